@@ -1,4 +1,4 @@
-"""Sequences' blocks: two allocators over one layout and one attention."""
+"""Selection of the block allocator. Both allocators use the same layout and the same attention."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def make_block_manager(
     prefix_caching: bool = False,
     window: Window | None = None,
 ) -> BlockManager:
-    """The allocator that `option.paged_attention` asks for; only the paged one has a prefix cache, and frees what has
-    left the window."""
+    """Create the allocator selected by `option.paged_attention`. Only the paged one has a prefix cache and frees
+    blocks that have left the window."""
     if paged:
         return PagedBlocks(num_blocks, block_size, prefix_caching, window)
     return ContiguousBlocks(num_blocks, block_size)

@@ -1,4 +1,4 @@
-"""Which blocks of the KV cache hold nothing. Numbers only: no tensor, no sequence."""
+"""The pool of free KV cache blocks. Numbers only: no tensors, no sequences."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 
 class BlockPool:
-    """Free blocks, the lowest first: so a lone sequence gets consecutive blocks, and its cache can be read as a view.
+    """Free blocks, allocated lowest first. A lone sequence then gets consecutive blocks, and its cache can be read as a
+    view.
 
-    A byte a block, searched by `bytearray.find`: some microseconds at worst for a hundred thousand blocks.
+    One byte per block, searched with `bytearray.find`: some microseconds at worst for a hundred thousand blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -16,13 +17,13 @@ class BlockPool:
         self.num_free = num_blocks
         self._is_free = bytearray(b"\x01" * num_blocks)
         self._lowest = 0
-        """No block below is free."""
+        """Lower bound of the free blocks."""
 
     def take(self, count: int) -> list[int]:
-        """The `count` lowest free blocks, in order.
+        """Take the `count` lowest free blocks, in ascending order.
 
         Raises:
-            ValueError: fewer are free. The caller has to know.
+            ValueError: fewer are free. Callers check `num_free` before.
         """
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} free")
@@ -36,7 +37,7 @@ class BlockPool:
         return blocks
 
     def take_run(self, count: int) -> range | None:
-        """The first `count` (at least 1) consecutive free blocks; None when no free run is that long."""
+        """Take the first run of `count` (at least 1) consecutive free blocks; None when no free run is that long."""
         first = self._is_free.find(b"\x01" * count, self._lowest)
         if first < 0:
             return None
@@ -48,7 +49,7 @@ class BlockPool:
         """Free blocks, in any order.
 
         Raises:
-            ValueError: a block is free already or does not exist. Those before it have become free.
+            ValueError: a block is free already or does not exist. The blocks before it are freed.
         """
         for block in blocks:
             if not 0 <= block < self.num_blocks or self._is_free[block]:
@@ -58,10 +59,10 @@ class BlockPool:
             self._lowest = min(self._lowest, block)
 
     def free_blocks(self) -> set[int]:
-        """All of them, for an audit. O(blocks).
+        """Return all free blocks, for an audit. O(blocks).
 
         Raises:
-            RuntimeError: the pool's own accounting does not agree.
+            RuntimeError: the pool's own accounting is inconsistent.
         """
         free = {block for block in range(self.num_blocks) if self._is_free[block]}
         if len(free) != self.num_free or min(free, default=self.num_blocks) < self._lowest:

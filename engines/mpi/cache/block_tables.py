@@ -1,4 +1,4 @@
-"""Each running sequence's blocks, as a rank remembers them from plan to plan."""
+"""Block tables of the running sequences, as a rank keeps them from plan to plan."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Numbers = npt.NDArray[np.int32]
 
 
 def table_triples(updates: Sequence[int]) -> Numbers:
-    """A plan's `table_updates` as [num_entries, 3]: row, index, block.
+    """Return a plan's `table_updates` as [num_entries, 3]: row, index, block.
 
     Raises:
-        ValueError: a group is cut short, or says that something stands before the table's begin.
+        ValueError: a group is cut short, or has a negative row, index or length.
     """
     numbers: list[int] = []
     at = 0
@@ -32,16 +32,16 @@ def table_triples(updates: Sequence[int]) -> Numbers:
 
 
 class BlockTables:
-    """One row a running sequence. What stands beyond a sequence's need is left from an earlier owner of its row, or
-    from no one: whoever reads a row knows how many of its entries count.
-    """
+    """One row per running sequence. Entries beyond a sequence's blocks are unused or left from an earlier owner of
+    the row. Readers know how many entries of a row count."""
 
     def __init__(self) -> None:
         self.entries: Numbers = np.zeros((8, 16), dtype=np.int32)
-        """[rows, columns]: at least as large as any update so far asked for."""
+        """[rows, columns]: at least as large as the largest update so far."""
 
     def apply(self, updates: Sequence[int]) -> Numbers:
-        """Take in a plan's `table_updates`; returns the rows that begin anew. Raises as `table_triples`."""
+        """Apply a plan's `table_updates`. Returns the rows that start anew. Raises the same errors as
+        `table_triples`."""
         rows, columns, blocks = table_triples(updates).T
         if len(rows):
             self._grow(int(rows.max()) + 1, int(columns.max()) + 1)
@@ -50,7 +50,7 @@ class BlockTables:
         return begun
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Doubling, so that growth costs little however often it comes."""
+        """Grow each axis at least to double its length, so that the amortized cost is low."""
         old = self.entries
         if rows <= old.shape[0] and columns <= old.shape[1]:
             return

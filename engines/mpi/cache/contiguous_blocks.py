@@ -1,4 +1,4 @@
-"""The allocator without paged attention: one run of consecutive blocks a sequence."""
+"""The allocator without paged attention: one run of consecutive blocks per sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class ContiguousBlocks(BlockManager):
-    """One consecutive run a sequence, for all that it may need; nothing is ever shared, promised or cached."""
+    """One consecutive run per sequence, large enough for its worst case. Nothing is shared, promised or cached."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -31,7 +31,7 @@ class ContiguousBlocks(BlockManager):
         return num_tokens <= len(sequence.block_table) * self.block_size
 
     def keep(self, sequence: Sequence) -> None:
-        """Nothing to do: there is no prefix cache."""
+        """Do nothing: there is no prefix cache."""
 
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
         self._check_fork(source, sequence, num_tokens)

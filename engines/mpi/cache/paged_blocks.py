@@ -1,4 +1,4 @@
-"""Paged attention's allocator: blocks as tokens come, shared where they are full."""
+"""The allocator for paged attention: blocks are allocated as tokens come, and full blocks are shared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class PagedBlocks(BlockManager):
-    """Counts who holds each block, and may keep full pages for others with the same prefix.
+    """Allocator that counts the holders of each block, and may keep full pages for other sequences with the same
+    prefix.
 
-    Promises are counted in blocks still to be taken. They never exceed the blocks that can be had, free or idle in
-    the prefix cache, so what was promised is always there.
+    Promises are counted in blocks still to be taken. They never exceed the available blocks, free or idle in the prefix
+    cache, so a promised block is always available.
 
-    With a window, a sequence with a reservation frees blocks and takes others for them. It may be the first of several
-    that give up a shared block, which then is not free. So each such sequence pays for every block that it holds;
-    all others together pay once for a block.
+    With a window, a sequence with a reservation frees blocks and takes others in their place. A block that it frees may
+    be shared and stay in use by other sequences. So each such sequence pays for every block that it holds. All other
+    sequences together pay once for a block.
     """
 
     def __init__(
@@ -27,11 +28,11 @@ class PagedBlocks(BlockManager):
         self.prefix_cache = PrefixCache(block_size, window) if prefix_caching else None
         self._pool = BlockPool(num_blocks)
         self._ref_counts = [0] * num_blocks
-        """Of each block: sequences that hold it, but for those in `_sliding`."""
+        """Number of sequences that hold each block, without those in `_sliding`."""
         self._sliding_counts = [0] * num_blocks
-        """Of each block: sequences in `_sliding` that hold it."""
+        """Number of sequences in `_sliding` that hold each block."""
         self._sliding: set[Sequence] = set()
-        """Sequences that have a reservation, and get a new promise for each block that leaves the window."""
+        """Sequences with a reservation and a window. They get a new promise for each block that leaves the window."""
         self._num_paid = 0
         """Blocks that sequences hold and pay for."""
         self._num_promised = 0
@@ -58,10 +59,10 @@ class PagedBlocks(BlockManager):
         found: list[int] = []
         if self.prefix_cache is not None and sequence.request.sampling.prompt_logprobs is None:
             if not slides and needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
-                return False  # Though all that may be found were found, and others held it.
+                return False  # Does not fit even if all its full pages are cached and held by others.
             found = self.prefix_cache.find(sequence)
             if self._window is None and needed - len(found) > room:
-                return False  # In any case, without a look at all of them.
+                return False  # Does not fit even if others hold all pages found. Saves a look at each page.
             found = list(found)
         num_hit_tokens = len(found) * self.block_size
         held = found[self._first_block(num_hit_tokens) :]
@@ -129,7 +130,7 @@ class PagedBlocks(BlockManager):
         if slides:
             self._renew(sequence)
         elif reserved:
-            # What it holds and what it may still ask for come to the same as before.
+            # Held and promised blocks add up to the same as before.
             self._settle(sequence, num_full - num_own)
         copied = (self._take(sequence, 1) or []) if num_copied else []
         sequence.block_table = shared + copied
@@ -191,12 +192,12 @@ class PagedBlocks(BlockManager):
 
     @property
     def _room(self) -> int:
-        """Blocks that can be had and are promised to nobody."""
+        """Available blocks that are not promised."""
         return self.num_blocks - self._num_paid - self._num_promised
 
     def _take(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Blocks out of what was promised to the sequence, then out of what was promised to nobody; None when that is
-        too little."""
+        """Take blocks, first those promised to the sequence, then unpromised ones. Returns None when there are too
+        few."""
         promised = min(count, self._promised[sequence])
         if count - promised > self._room:
             return None
@@ -209,7 +210,7 @@ class PagedBlocks(BlockManager):
         return blocks
 
     def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
-        """One sequence more holds them."""
+        """Add the sequence as a holder of the blocks."""
         if sequence in self._sliding:
             self._num_paid += len(blocks)
             for block in blocks:
@@ -220,29 +221,30 @@ class PagedBlocks(BlockManager):
             self._ref_counts[block] += 1
 
     def _due(self, sequence: Sequence) -> int:
-        """Return how many blocks a sequence in `_sliding` may still take without freeing one."""
+        """Return how many blocks a sequence in `_sliding` may still take before it frees one."""
         num_held = len(sequence.block_table) - sequence.num_freed_blocks
         num_missing = self.blocks_needed(sequence.max_num_tokens, whole=True) - len(sequence.block_table)
         return min(num_missing, self.blocks_needed(sequence.max_num_tokens) - num_held)
 
     def _renew(self, sequence: Sequence) -> None:
-        """Promise a sequence in `_sliding` others for the blocks that it has freed."""
+        """Promise a sequence in `_sliding` new blocks for those that it has freed."""
         if sequence in self._sliding:
             self._settle(sequence, self._promised[sequence] - self._due(sequence))
 
     def _settle(self, sequence: Sequence, count: int) -> None:
-        """So many of the blocks promised to the sequence are not due any more."""
+        """Reduce the number of blocks promised to the sequence by `count`, which may be negative."""
         self._promised[sequence] -= count
         self._num_promised -= count
 
     def _drop(self, sequence: Sequence) -> None:
-        """It holds none of its blocks any more."""
+        """Release all blocks that the sequence holds."""
         self._give_up(sequence, sequence.block_table[sequence.num_freed_blocks :][::-1])
         if self.prefix_cache is not None:
             self.prefix_cache.forget(sequence)
 
     def _give_up(self, sequence: Sequence, blocks: list[int]) -> None:
-        """One sequence less holds them."""
+        """Remove the sequence as a holder of the blocks. Blocks without a holder stay in the prefix cache or become
+        free."""
         slides = sequence in self._sliding
         counts = self._sliding_counts if slides else self._ref_counts
         idle = []
@@ -256,5 +258,5 @@ class PagedBlocks(BlockManager):
         self._pool.give_back(idle)
 
     def _first_block(self, position: int) -> int:
-        """Return the place in the block table of the first block that a token at this position sees."""
+        """Return the block-table index of the first block that a token at this position sees."""
         return 0 if self._window is None else self._window.first_token(position) // self.block_size

@@ -1,9 +1,9 @@
-"""Full pages of computed tokens that may serve again, found by what stands in them and before them.
+"""The prefix cache: full pages of computed tokens, found by their tokens and all tokens before them.
 
-A page's key is a hash of its tokens and of the key before it (of the tenant, for the first page), under a secret of
-this process. A key is only a way to find a page quickly: on every hit the tokens are compared, and that the page
-continues the very page object found before it. So by induction a hit has the same tenant and the same tokens from
-the first on, whatever two hashes have in common.
+A page's key is a hash of its tokens and the previous page's key (for the first page, the tenant), under a secret of
+this process. Keys only make lookups fast. Every hit compares the tokens, and checks that the page continues the very
+page object found before it. So by induction a hit has the same tenant and the same tokens from the first on, even if
+two hashes collide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class _Page:
-    """One page in the cache. Never changed until it is `gone`, and it does not come back then."""
+    """One page in the cache. Immutable until it is `gone`; a page that is gone never comes back."""
 
     __slots__ = ("block", "content", "gone", "index", "key", "parent")
 
@@ -27,21 +27,21 @@ class _Page:
         self.block = block
         self.key = key
         self.parent = parent
-        """The page before; None before the first."""
+        """The previous page; None for the first."""
         self.index: int = 0 if parent is None else parent.index + 1
-        """Its place in every prompt that it is found for."""
+        """Index of the page in every prompt that contains it."""
         self.content = content
-        """Its tokens; the tenant's name, then its tokens, for the first page."""
+        """Tokens of the page; for the first page, the tenant's name, then the tokens."""
         self.gone = False
-        """It can not be found any more."""
+        """True when lookups can no longer find the page."""
 
 
 class PrefixCache:
-    """Which block has which page. Who holds the blocks is the block manager's business.
+    """The cached pages and their blocks. The block manager tracks who holds the blocks.
 
-    When several sequences compute the same page at the same time, the one that offers it first stays in the cache;
-    the others' blocks are not in it, but their following pages chain to that one. A page whose predecessor has
-    gone is not found any more, and is replaced when its tokens are computed again.
+    When several sequences compute the same page at the same time, the first one offered is cached. The blocks of the
+    other sequences are not cached, but their following pages are chained to the cached page. A page whose predecessor
+    is gone is no longer found, and is replaced when its tokens are computed again.
     """
 
     def __init__(self, block_size: int, window: Window | None = None) -> None:
@@ -54,26 +54,28 @@ class PrefixCache:
         self._by_key: dict[bytes, _Page] = {}
         self._by_block: dict[int, _Page] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Blocks in the cache that no sequence holds, the next to be evicted first."""
+        """Cached blocks that no sequence holds, in the order of eviction."""
         self._kept: dict[Sequence, tuple[int, _Page | None]] = {}
-        """For sequences that hold blocks: how many of their first pages were found or offered, and the page in the
-        cache that equals the last of these, their own or another's. Where that has gone, or there is none, the
-        sequence adds no more."""
+        """For each sequence that holds blocks: how many of its first pages were found or offered, and the cached
+        page that equals the last of them, its own or another sequence's. When that page is gone or None, the
+        sequence adds no more pages."""
         self._looked_up: Sequence | None = None
-        """The sequence of the last look-up. While one waits for room it is looked up in every step."""
+        """Sequence of the last lookup. A sequence that waits for room is looked up in every step."""
         self._found: list[int] = []
-        """Blocks of its first pages. What goes is taken out at once, so only what may have come is looked for again."""
+        """Blocks of the first pages of `_looked_up`. Pages that are gone are removed at once, so the next lookup
+        only searches for further pages."""
 
     @property
     def num_idle(self) -> int:
-        """Blocks in the cache that no sequence holds."""
+        """Number of cached blocks that no sequence holds."""
         return len(self._idle)
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Find the blocks of the sequence's first pages, as many as there are; its last token is never in one of them.
+        """Return the blocks of the sequence's first pages, as many as are cached. Its last token is never in one of
+        them.
 
-        Looked up again, a sequence costs as much as has changed, not as it is long. The list is the cache's own, and
-        holds until the next call.
+        A repeated lookup costs as much as has changed, regardless of the sequence's length. The list belongs to the
+        cache and is valid until the next call.
         """
         if sequence is not self._looked_up:
             self._looked_up, self._found = sequence, []
@@ -89,14 +91,14 @@ class PrefixCache:
         return blocks
 
     def hold(self, sequence: Sequence, blocks: list[int], first: int = 0) -> None:
-        """The sequence holds from now on what `find` gave, at least one page, but for those before the first that its
-        next token sees."""
+        """Mark the blocks that `find` returned (at least one) as held by the sequence, from index `first` on. The
+        next token of the sequence does not see the blocks before `first`."""
         for block in blocks[first:]:
             self._idle.pop(block, None)
         self._kept[sequence] = len(blocks), self._by_block[blocks[-1]]
 
     def keep(self, sequence: Sequence) -> None:
-        """Add the sequence's pages whose tokens are all computed and that were not offered before."""
+        """Add the sequence's pages that are computed completely and were not offered before."""
         first, last = self._kept.get(sequence, (0, None))
         stop = sequence.num_settled_tokens // self._block_size
         if stop <= first:
@@ -106,7 +108,8 @@ class PrefixCache:
             return
         settled = sequence.num_settled_tokens
         if self._window is not None and first * self._block_size < self._window.first_token(settled):
-            # Finite logits say nothing about tokens that have left the window; their blocks may be others' by now.
+            # Finite logits say nothing about tokens that have left the window. Their blocks may belong to others by
+            # now.
             return
         for index in range(first, stop):
             content = self._content(sequence, index)
@@ -119,12 +122,12 @@ class PrefixCache:
                 block = sequence.block_table[index]
                 page = self._by_key[key] = self._by_block[block] = _Page(block, key, last, content)
             elif page.parent is not last or page.content != content:
-                return  # Two pages of one key: the one that is there stays.
+                return  # Another page has the same key: the cached page stays.
             last = page
         self._kept[sequence] = stop, last
 
     def share(self, source: Sequence, sequence: Sequence) -> None:
-        """The sequence has got the source's first pages, as far as its `num_computed_tokens` reaches."""
+        """Record that the sequence took over the source's first pages, up to its own `num_computed_tokens`."""
         count, page = self._kept.get(source, (0, None))
         num_pages = min(count, sequence.num_computed_tokens // self._block_size)
         for _ in range(count - num_pages):
@@ -132,7 +135,8 @@ class PrefixCache:
         self._kept[sequence] = num_pages, page
 
     def retain(self, blocks: Iterable[int]) -> list[int]:
-        """Keep those of the blocks that are in the cache and that nobody holds any more; return the others."""
+        """Keep the cached ones of these blocks as idle, and return the others. No sequence holds the blocks any
+        more."""
         strangers = []
         for block in blocks:
             if block in self._by_block:
@@ -142,8 +146,8 @@ class PrefixCache:
         return strangers
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has given up its blocks, the last page first. Its pages become the last to be evicted: suffixes
-        before prefixes, also where the prefix stands in blocks of another sequence that is gone."""
+        """Forget a sequence that has released its blocks, the last page first. Its pages become the last to be
+        evicted: suffixes before prefixes, even where the prefix is in blocks of another sequence that has ended."""
         _, page = self._kept.pop(sequence, (0, None))
         while page is not None and not page.gone:
             if page.block in self._idle:
@@ -151,10 +155,10 @@ class PrefixCache:
             page = page.parent
 
     def evict(self, count: int) -> list[int]:
-        """Drop the `count` least recently used idle pages; returns their blocks.
+        """Evict the `count` least recently used idle pages; return their blocks.
 
         Raises:
-            KeyError: there are fewer.
+            KeyError: there are fewer idle pages.
         """
         blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -162,10 +166,12 @@ class PrefixCache:
         return blocks
 
     def check(self, held: set[int]) -> None:
-        """`held`: the blocks that sequences hold. O(entries).
+        """Audit the cache. O(entries).
+
+        held: blocks that sequences hold.
 
         Raises:
-            RuntimeError: the accounting does not agree.
+            RuntimeError: the accounting is inconsistent.
         """
         if self._idle.keys() != self._by_block.keys() - held:
             raise RuntimeError("the idle pages are not those in the cache that nobody holds")
@@ -202,4 +208,4 @@ class PrefixCache:
         if page.index < len(self._found) and self._found[page.index] == page.block:
             del self._found[page.index :]
         page.gone = True
-        page.parent = None  # So that no chain of pages that have gone is kept in memory.
+        page.parent = None  # Chains of pages that are gone must not stay in memory.

@@ -1,6 +1,6 @@
-"""How many blocks a sequence holds at once, with a sliding window and without.
+"""Number of blocks that a sequence holds at once, with and without a sliding window.
 
-Where every layer has a window, pages are freed when all their tokens have left it.
+When every layer has a window, pages are freed once all their tokens have left it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from engines.config import CacheConfig
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The sliding window of a model in which every layer has one."""
+    """Sliding window of a model in which every layer has one."""
 
     num_tokens: int
-    """Latest tokens that a token sees, itself included, in the layer that sees the most."""
+    """Number of latest tokens that a token sees, including itself, in the layer with the largest window."""
     max_chunk: int
-    """Most tokens of one sequence in a step."""
+    """Maximum number of tokens of one sequence in a step."""
 
     @classmethod
     def of(cls, num_tokens: int | None, max_chunk: int) -> Window | None:
-        """num_tokens: as in `ModelConfig.window`."""
+        """Create the window; None for a model without one.
+
+        num_tokens: as in `ModelConfig.window`.
+        """
         return None if num_tokens is None else cls(num_tokens, max_chunk)
 
     def first_token(self, position: int) -> int:
@@ -29,20 +32,20 @@ class Window:
         return max(0, position + 1 - self.num_tokens)
 
     def most_blocks(self, block_size: int) -> int:
-        """Return how many blocks a sequence holds at most: those that the first token of a chunk sees, wherever in a
-        page it begins, and the chunk's."""
+        """Return the maximum number of blocks that a sequence holds: the blocks that the first token of a chunk
+        sees, at any offset in its page, and the blocks of the chunk."""
         return -(-(self.num_tokens + self.max_chunk - 2) // block_size) + 1
 
 
 def blocks_needed(num_tokens: int, block_size: int, window: Window | None) -> int:
-    """Return how many blocks a sequence of `num_tokens` at its end, whose last token is never computed, holds at most
-    at once. window: None if it frees no block before its end."""
+    """Return the maximum number of blocks that a sequence of `num_tokens` at its end holds at once. Its last token
+    is never computed. window: None if it frees no block before its end."""
     whole = -(-max(num_tokens - 1, 1) // block_size)
     return whole if window is None else min(whole, window.most_blocks(block_size))
 
 
 def request_blocks(num_tokens: int, cache: CacheConfig, window: int | None, max_chunk: int) -> int:
-    """Return how many blocks a request of `num_tokens` holds at most at once, with a slot for each token.
+    """Return the maximum number of blocks that a request of `num_tokens` holds at once, with a slot for each token.
 
     window, max_chunk: as in `Window`.
     """

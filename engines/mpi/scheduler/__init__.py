@@ -1,1 +1,1 @@
-"""Decides what runs next. Plain Python: no torch."""
+"""Scheduling: selects what runs in the next step. Plain Python: no torch."""

@@ -1,7 +1,7 @@
-"""The sequences of one request with beam search: they go on in lockstep, and share what was computed.
+"""The sequences of one request with beam search. They advance in lockstep and share computed pages.
 
-To the scheduler the first of them stands for the request; the others are its `companions`, admitted and removed with
-it. A beam that has nothing to compute, as its others are not computed yet, is in no step.
+The first sequence represents the request in the scheduler. The others are its `companions`, admitted and removed with
+it. A beam that has nothing to compute until the others are computed is in no step.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class BeamGroup:
-    """Changed by the scheduler only."""
+    """The beams of one request. Owned by the scheduler; nothing else modifies it."""
 
     def __init__(self, sequence: Sequence) -> None:
-        """sequence: the request's; it gets its companions here."""
+        """sequence: the request's sequence; its companions are created here."""
         sampling = sequence.request.sampling
         for number in range(2, sampling.num_beams + 1):
             companion = Sequence(sequence.request, sequence.number, f"{sequence.id}/beam-{number}")
             companion.token_ids.clear()
             sequence.companions.append(companion)
         self._sequences = [sequence, *sequence.companions]
-        """By place: the live hypotheses are those of the first few."""
+        """Sequences by place. The first `num_live` places hold the live hypotheses."""
         self._search = BeamSearch(sampling)
         self._candidates: dict[Sequence, TokenLogprobs] = {}
-        """Of the live hypotheses whose next tokens are known already: a step may have held only some of them."""
+        """Next-token candidates of the live hypotheses, as far as they are known: a step may compute only some of
+        them."""
 
     def take(
         self, sequence: Sequence, candidates: TokenLogprobs, planner: StepPlanner
     ) -> RequestOutput | None:
-        """One of the sequences was computed to its end. Returns the request's output when that was all it took."""
+        """Process the candidates of a sequence that is computed to its end. Returns the output when the search is
+        over."""
         self._candidates[sequence] = candidates
         live = self._sequences[: self._search.num_live]
         if len(self._candidates) < len(live):

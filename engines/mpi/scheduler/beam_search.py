@@ -1,8 +1,9 @@
-"""Beam search of one request: which hypotheses go on, which are finished, when it is over, and which is the best.
+"""Beam search of one request: which hypotheses continue, which are finished, when the search ends, and which is the
+best.
 
-The numbers alone: whoever runs the hypotheses as sequences (`beam_group.py`) asks here what becomes of them. Follows
-transformers' `generate(num_beams=..., do_sample=False)` to the letter, its stopping rule included; where totals are
-exactly equal, which transformers leaves to chance, the better parent and then the smaller token id come first.
+Only numbers: `beam_group.py` runs the hypotheses as sequences. Follows transformers' `generate(num_beams=...,
+do_sample=False)` exactly, including its stopping rule. For exactly equal totals, where transformers leaves the order to
+chance, the better parent comes first, then the smaller token id.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from engines.core import FinishReason, SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class _Hypothesis:
-    """One way to go on. Each knows only its last token and what it grew from, so that growing copies nothing."""
+    """One hypothesis. It stores only its last token and its parent, so that extending it copies nothing."""
 
     parent: _Hypothesis | None
     token_id: int
@@ -25,14 +26,14 @@ class _Hypothesis:
     total: float
     """Sum of the log-probabilities."""
     rank: int
-    """Its place among those of equal length, the best first."""
+    """Rank among the hypotheses of equal length, the best first."""
 
 
 class Continuation(NamedTuple):
-    """A live hypothesis, as one token more after a former one."""
+    """A live hypothesis: one of the previous step's, and the token added to it."""
 
     parent: int
-    """Place of the former one among the live ones before this step."""
+    """Place of the extended hypothesis among those live before this step."""
     token_id: int
 
 
@@ -40,9 +41,9 @@ class BeamResult(NamedTuple):
     """The best hypothesis at the end."""
 
     token_ids: tuple[int, ...]
-    """The stop token too, where one ended it."""
+    """Output tokens, including the stop token if one ended the hypothesis."""
     logprobs: tuple[float, ...]
-    """Of each token, after penalties and bans, as the candidates brought it."""
+    """Log-probability of each token after penalties and bans, as given in the candidates."""
     finish_reason: FinishReason
     """`EOS_TOKEN` or `LENGTH`."""
     score: float
@@ -50,31 +51,32 @@ class BeamResult(NamedTuple):
 
 
 class BeamSearch:
-    """The hypotheses of one request. At first a single one is live, the prompt.
+    """The hypotheses of one request. At first only the prompt is live.
 
-    A hypothesis that ends scores its sum of log-probabilities / number of its tokens ** length_penalty, the stop
-    token counted; the `num_beams` best of these are kept. As in transformers a stop token ends a hypothesis only where
-    it is among the `num_beams` best continuations of the step, and the search is over as soon as so many are kept and
+    The score of a finished hypothesis is its sum of log-probabilities / number of its tokens ** length_penalty,
+    including the stop token. The `num_beams` best finished hypotheses are kept. As in transformers, a stop token ends a
+    hypothesis only if it is among the `num_beams` best continuations of the step. Once `num_beams` finished hypotheses
+    are kept, the search ends
 
-    - early_stopping: at once;
-    - else: when the best live hypothesis, scored as if it ended here, is not better than the worst that is kept.
+    - with early_stopping: at once;
+    - otherwise: when the best live hypothesis, scored as if it ended here, is not better than the worst that is kept.
 
-    What is live after `max_new_tokens` ends there.
+    Hypotheses that are live after `max_new_tokens` end there.
     """
 
     def __init__(self, params: SamplingParams) -> None:
-        """params: length_penalty any that leaves max_new_tokens ** length_penalty a float above 0."""
+        """params: max_new_tokens ** length_penalty must be a float above 0."""
         self._params = params
         self._num_beams = params.num_beams
         self._stop_token_ids = frozenset(params.stop_token_ids)
         self._live = [_Hypothesis(None, -1, 0.0, 0.0, 0)]
         self._finished: list[tuple[float, _Hypothesis]] = []
-        """With their scores, the best first."""
+        """Finished hypotheses with their scores, the best first."""
         self._num_steps = 0
 
     @property
     def num_live(self) -> int:
-        """How many hypotheses go on: 1 at first, `num_beams` after the first step, 0 when the search is over."""
+        """Number of live hypotheses: 1 at first, `num_beams` after the first step, 0 when the search is over."""
         return len(self._live)
 
     @property
@@ -82,18 +84,18 @@ class BeamSearch:
         return not self._live
 
     def advance(self, candidates: Sequence[TokenLogprobs]) -> list[Continuation]:
-        """Take each live hypothesis a token further.
+        """Extend each live hypothesis by one token.
 
-        candidates: for each live hypothesis, in their order, its likeliest next tokens with their log-probabilities
-        after penalties and bans: at least num_beams + max(num_beams, number of stop tokens), or all that there are,
-        so that enough remain when stop tokens are among them. Those of probability 0 do not count.
+        candidates: for each live hypothesis, in order, its most likely next tokens with their log-probabilities after
+        penalties and bans. At least num_beams + max(num_beams, number of stop tokens), or all that there are, so that
+        enough remain when stop tokens are among them. Candidates of probability 0 are ignored.
 
-        Returns the hypotheses that are live from now on; none when the search is over. `num_beams`, but for a step
-        with fewer possible continuations. Their order means nothing; where one of the former hypotheses has a
-        continuation, its first stands in its place, so that as few sequences as possible have to be copied.
+        Returns the hypotheses that are live from now on; none when the search is over. There are `num_beams` of them,
+        unless the step has fewer possible continuations. Their order has no meaning, but the first continuation of a
+        hypothesis takes its place, so that as few sequences as possible are copied.
 
         Raises:
-            ValueError: there is no candidate of a probability above 0, and nothing has finished yet.
+            ValueError: no candidate has a probability above 0, and nothing has finished yet.
         """
         self._num_steps += 1
         at_the_end = self._num_steps >= self._params.max_new_tokens
@@ -122,7 +124,7 @@ class BeamSearch:
         return [Continuation(places[hypothesis.rank], hypothesis.token_id) for hypothesis in self._live]
 
     def best(self) -> BeamResult:
-        """The outcome; only asked when the search is over."""
+        """Return the best hypothesis. The search must be over."""
         score, last = self._finished[0]
         token_ids, logprobs = [], []
         hypothesis = last
@@ -135,7 +137,8 @@ class BeamSearch:
         return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason, score)
 
     def _ranked(self, candidates: Sequence[TokenLogprobs]) -> list[tuple[float, int, int, int, float]]:
-        """(negated total, parent's rank, token id, parent's place, log-probability) of each, the best first."""
+        """Return (negated total, parent's rank, token id, parent's place, log-probability) of each candidate, the
+        best first."""
         return sorted(
             (-(parent.total + logprob), parent.rank, token_id, place, logprob)
             for place, (parent, continuations) in enumerate(zip(self._live, candidates, strict=True))
@@ -144,7 +147,7 @@ class BeamSearch:
         )
 
     def _score(self, total: float) -> float:
-        """What a hypothesis with this sum is worth if it ends in this step."""
+        """Return the score of a hypothesis with this sum of log-probabilities if it ends in this step."""
         return total / float(self._num_steps**self._params.length_penalty)
 
     def _is_over(self, going_on: list[_Hypothesis]) -> bool:
@@ -156,9 +159,9 @@ class BeamSearch:
 
 
 def _kept_in_place(going_on: list[_Hypothesis], places: dict[int, int]) -> list[_Hypothesis]:
-    """Put the first child of each parent where the parent stood; the others fill what is left.
+    """Put the first child of each parent in the parent's place. The others fill the remaining places.
 
-    places: by the rank of a hypothesis, the place of its parent.
+    places: place of the parent, by the rank of the hypothesis.
     """
     order: list[_Hypothesis | None] = [None] * len(going_on)
     others = []

@@ -1,8 +1,9 @@
-"""Who computes what in the next step: continuous (rolling) batching after Orca (Yu et al., OSDI 2022).
+"""Step planning: select the sequences and tokens of the next step. Continuous (rolling) batching after Orca (Yu et al.,
+OSDI 2022).
 
-One rule: `num_computed_tokens` catches up with `num_tokens`. There is no prefill and no decode phase. Whether prompts
-ride with decodes or make them wait is the prefill mode's decision, who is next the policy's, when there is room the
-admission mode's, and which blocks a sequence gets the block manager's.
+One rule: `num_computed_tokens` catches up with `num_tokens`. There are no separate prefill and decode phases. The
+prefill mode decides whether prompts share steps with decodes or pause them. The policy decides which sequence is next,
+the admission mode when there is room for it, and the block manager which blocks it gets.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from engines.mpi.scheduler.step import Step, StepDraft
 from engines.mpi.scheduler.waiting_queue import WaitingQueue
 
 _WATERMARK = 0.01
-"""Share of the blocks that an optimistic admission leaves free for the growth of those that run."""
+"""Share of the blocks that optimistic admission leaves free for the growth of running sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionMode:
-    """When a waiting sequence may run."""
+    """Conditions for the admission of a waiting sequence."""
 
     reserves: bool
-    """Once all is free that it may need at worst, which is then promised; else once what it has now fits."""
+    """True: the blocks for its worst case must be free, and are promised. False: only its current tokens must fit."""
     joins: bool
-    """While others run; else only as one of a batch that begins together."""
+    """True: it may join running sequences. False: it only starts as part of a batch that starts together."""
 
 
 ADMISSION_MODES = {
@@ -38,19 +39,19 @@ ADMISSION_MODES = {
     "guaranteed_no_evict": AdmissionMode(reserves=True, joins=True),
     "static_batch": AdmissionMode(reserves=True, joins=False),
 }
-"""By the names of `option.batch_scheduler_policy`."""
+"""Admission modes by the names of `option.batch_scheduler_policy`."""
 
 
 class StepPlanner:
-    """The running sequences. `schedule` is a step's way from top to bottom."""
+    """The waiting and running sequences, and the plan of each step. Start reading at `schedule`."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
         self.settings = config.settings
         self.waiting = WaitingQueue(POLICIES[config.settings.scheduling_policy]())
         self.running: dict[str, Sequence] = {}
-        """By id, in the order of admission."""
+        """Running sequences by id, in the order of admission."""
         self.started: list[Sequence] = []
-        """Sequences admitted for the first time; whoever reads them clears the list."""
+        """Sequences admitted for the first time. The reader clears the list."""
         self.num_preemptions = 0
         self.num_prefix_hit_tokens = 0
         self.num_recomputed_tokens = 0
@@ -58,17 +59,18 @@ class StepPlanner:
         self._prefill = make_prefill_mode(config.settings.chunked_prefill)
         self._blocks = blocks
         self._generating: dict[Sequence, None] = {}
-        """Running sequences with only their newest token to compute, beams apart."""
+        """Running sequences that have only their newest token to compute, without beams."""
         self._free_rows: list[int] = []
-        """A heap of rows that were used before."""
+        """Heap of free rows that were used before."""
         self._copies: list[int] = []
-        """Pairs of blocks, source and destination, to be copied before the next step."""
+        """Blocks to copy before the next step: source, destination, source, destination, ..."""
         self._num_turns = 0
         self._num_decode_steps = 0
-        """Since the last step with prompts."""
+        """Steps since the last one with prefills."""
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
-        """From the next step on. Nobody is sent away: a smaller limit only lets nobody in until it holds."""
+        """Apply new settings from the next step on. Running sequences are not evicted: a smaller limit only stops
+        admission until it is met."""
         if settings.scheduling_policy != self.settings.scheduling_policy:
             self.waiting.change_policy(POLICIES[settings.scheduling_policy]())
         if settings.chunked_prefill != self.settings.chunked_prefill:
@@ -77,7 +79,7 @@ class StepPlanner:
         self.settings = settings
 
     def schedule(self) -> Step | None:
-        """Plan the next step; None when there is nothing to compute."""
+        """Plan the next step. Returns None when there is nothing to compute."""
         draft = StepDraft()
         settings, mode = self.settings, self._prefill
         others = self._not_generating()
@@ -100,8 +102,8 @@ class StepPlanner:
         return self._finish(draft)
 
     def _not_generating(self) -> list[Sequence]:
-        """Running sequences that have something to compute and are not in `_generating`: those that catch up, beams,
-        and sequences that were preempted and found all but their newest token in the cache."""
+        """Return the running sequences that have tokens to compute and are not in `_generating`: prefills, beams,
+        and preempted sequences that found all but their newest token in the prefix cache."""
         generating = self._generating
         if len(generating) == len(self.running):
             return []
@@ -112,11 +114,12 @@ class StepPlanner:
         ]
 
     def _decode(self, others: list[Sequence], draft: StepDraft) -> None:
-        """Plan the newest token of every generating sequence. The step holds as many tokens as sequences run."""
+        """Plan the newest token of every decoding sequence. The step has room for one token of each running
+        sequence."""
         block_size = self._blocks.block_size
         decodes = list(self._generating)
         for sequence in [s for s in decodes if not s.num_computed_tokens % block_size]:
-            # Its token is the first of a page.
+            # The newest token is the first of a page.
             if not sequence.waits:
                 self._make_room(sequence, len(sequence.token_ids), draft)
             draft.grown.append(sequence)
@@ -135,8 +138,8 @@ class StepPlanner:
                 self.generates(sequence)
 
     def _take_turns(self, draft: StepDraft) -> None:
-        """Plan a step that holds fewer tokens than sequences run. The policy's precedence decides who is served, and
-        among equals those that were not served for the longest time, so that none stands still."""
+        """Plan a step that has room for fewer tokens than there are running sequences. The policy's precedence
+        decides which sequences are served. Among equals, the longest unserved go first, so that none starves."""
         precedence = self.waiting.policy.precedence
         for sequence in sorted(self.running.values(), key=lambda s: (precedence(s), s.last_turn, s.number)):
             if sequence.waits or sequence.is_complete:
@@ -152,7 +155,7 @@ class StepPlanner:
             sequence.last_turn = self._num_turns
 
     def _catch_up(self, behind: list[Sequence], draft: StepDraft) -> None:
-        """Plan chunks of sequences that have more to compute than their newest token, as far as the budgets go."""
+        """Plan prefill chunks of the sequences in `behind`, as far as the budgets allow."""
         for sequence in behind:
             if sequence.waits or not self._is_ready(sequence):
                 continue
@@ -165,7 +168,8 @@ class StepPlanner:
         return self._prefill.chunk(num_missing, draft.num_prefill_tokens, draft.num_tokens, self.settings)
 
     def _is_ready(self, sequence: Sequence) -> bool:
-        """Whether it can compute now. A sequence with a sibling first waits for what it can take over from it."""
+        """Return whether the sequence can compute now. A sequence with a sibling waits until it can take over the
+        sibling's pages."""
         sibling, last = sequence.sibling, sequence.num_prompt_tokens - 1
         if sibling is None:
             return True
@@ -179,7 +183,7 @@ class StepPlanner:
         return True
 
     def _admit_newcomers(self, draft: StepDraft) -> None:
-        """Let waiting sequences in, as long as there are places, blocks and budget, and plan their first chunks."""
+        """Admit waiting sequences while there are places, blocks and budget, and plan their first chunks."""
         while not draft.preempted and self._chunk(1, draft):
             candidate = self._candidate()
             if candidate is None or not self._chunk(candidate.num_tokens, draft):
@@ -191,7 +195,7 @@ class StepPlanner:
             self._catch_up([candidate], draft)
 
     def _candidate(self) -> Sequence | None:
-        """The sequence to be admitted next; None when nobody may be, whatever is free."""
+        """Return the sequence to admit next; None when none may be admitted, regardless of free blocks."""
         num_running, limit = len(self.running), self.settings.max_num_seqs
         if num_running >= limit:
             return None
@@ -207,7 +211,8 @@ class StepPlanner:
             self.waiting.close_batch()
 
     def _take_blocks(self, sequence: Sequence) -> bool:
-        """For a newcomer and its companions, all or none."""
+        """Allocate blocks for a newcomer and its companions. Returns False, with nothing allocated, when they do not
+        all fit."""
         watermark = int(_WATERMARK * self._blocks.num_blocks) if self.running else 0
         reserve = self._admission.reserves or sequence.is_beam
         admitted: list[Sequence] = []
@@ -220,7 +225,7 @@ class StepPlanner:
         return True
 
     def _start(self, sequence: Sequence) -> None:
-        """It has its blocks, and runs from now on."""
+        """Move a sequence that got its blocks from the waiting to the running ones."""
         self.waiting.remove(sequence)
         self.waiting.policy.admitted(sequence)
         hits = sequence.num_computed_tokens
@@ -229,13 +234,13 @@ class StepPlanner:
             sequence.num_cached_tokens = hits
             self.started.append(sequence)
         for one in (sequence, *sequence.companions):
-            # Without a free row all below are in use.
+            # Without a free row, all rows below this one are in use.
             one.row = heapq.heappop(self._free_rows) if self._free_rows else len(self.running)
             self.running[one.id] = one
 
     def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
-        """Get blocks for its first `num_tokens` tokens. Where there are none the policy's last is preempted, again and
-        again; False when that is the sequence itself."""
+        """Allocate blocks for the first `num_tokens` tokens of the sequence, preempting the policy's victims until
+        they fit. Returns False when the sequence itself was preempted."""
         while not self._blocks.extend(sequence, num_tokens):
             victim = self.waiting.policy.victim(s for s in self.running.values() if not s.is_beam)
             draft.drop(victim)
@@ -265,16 +270,16 @@ class StepPlanner:
         return draft.finish(copies)
 
     def generates(self, sequence: Sequence) -> None:
-        """All of its tokens but the newest are computed, and from now on it gains one in each step."""
+        """Mark a sequence as decoding: all its tokens but the newest are computed, and each step adds one."""
         self._generating[sequence] = None
         self._blocks.free_unseen(sequence)
 
     def completes(self, sequence: Sequence) -> None:
-        """Its last token is on its way: there is nothing more to compute."""
+        """Mark that the last token of a sequence is in flight, so nothing is left to compute."""
         self._generating.pop(sequence, None)
 
     def replace(self, source: Sequence, sequence: Sequence) -> None:
-        """A beam gives up what it holds and takes over all that is computed of the source."""
+        """Free what a beam holds, and take over all computed tokens of the source."""
         former = sequence.block_table[: sequence.num_reported_blocks]
         self._fork(source, sequence, source.num_computed_tokens)
         sequence.num_reported_blocks = 0
@@ -290,13 +295,14 @@ class StepPlanner:
         return copies is not None
 
     def share_prompt(self, sequence: Sequence) -> None:
-        """It ends with its first token: those that wait for its prompt take that over before its blocks are free."""
+        """Let sequences that wait for this sibling's prompt take it over. Called for a sequence that ends with its
+        first token, before its blocks are freed."""
         for one in self.running.values():
             if one.sibling is sequence:
                 self._is_ready(one)
 
     def remove(self, sequence: Sequence) -> None:
-        """Free what it holds, running or waiting."""
+        """Remove a sequence, running or waiting, and free everything it holds."""
         if sequence.waits:
             self.waiting.remove(sequence)
             return
@@ -313,7 +319,7 @@ class StepPlanner:
         sequence.num_in_flight = 0
 
     def check(self) -> None:
-        """Raises RuntimeError when rows and running sequences do not agree."""
+        """Raise RuntimeError when rows and running sequences do not agree."""
         rows = [sequence.row for sequence in self.running.values()]
         if sorted((*rows, *self._free_rows)) != list(range(len(rows) + len(self._free_rows))):
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""How prompts share steps with running sequences, by `option.enable_chunked_prefill`."""
+"""Prefill modes, selected by `option.enable_chunked_prefill`: how prompts share steps with running sequences."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from engines.core import SchedulerSettings
 
 
 class Overlay:
-    """Chunks of prompts ride with others' single tokens (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310)."""
+    """Chunked prefill: prompt chunks share steps with decodes (Sarathi-Serve, Agrawal et al. 2024,
+    arXiv:2403.02310)."""
 
     pauses_decodes = False
-    """A step has prompts or single tokens of generating sequences, never both."""
+    """Whether a step has either prefills or decodes, never both."""
 
     def is_due(
         self, num_running: int, num_waiting: int, num_decode_steps: int, settings: SchedulerSettings
     ) -> bool:
-        """Whether decodes wait now for prompts of newcomers.
+        """Return whether decodes pause now for the prompts of newcomers.
 
-        num_decode_steps: since the last step with prompts.
+        num_decode_steps: steps since the last one with prefills.
         """
         return False
 
     def chunk(
         self, num_missing: int, num_prefill_tokens: int, num_tokens: int, settings: SchedulerSettings
     ) -> int:
-        """How many of a sequence's missing tokens fit into a step that has so many already; 0: none.
+        """Return how many of a sequence's missing tokens fit into the step; 0 if none.
 
-        num_prefill_tokens: of sequences that catch up; num_tokens: of all.
+        num_prefill_tokens: prefill tokens in the step so far; num_tokens: all tokens in the step so far.
         """
         room = min(
             settings.max_prefill_tokens - num_prefill_tokens, settings.max_num_batched_tokens - num_tokens
@@ -34,7 +35,7 @@ class Overlay:
 
 
 class Pause(Overlay):
-    """Decodes wait while whole prompts run: what Hugging Face's TGI does, and the AWS post on LMI describes."""
+    """Decodes pause while whole prompts run, as in Hugging Face's TGI and as the AWS post on LMI describes."""
 
     pauses_decodes = True
 
@@ -52,7 +53,7 @@ class Pause(Overlay):
     def chunk(
         self, num_missing: int, num_prefill_tokens: int, num_tokens: int, settings: SchedulerSettings
     ) -> int:
-        """A prompt longer than the limit runs in a step of its own."""
+        """Return all missing tokens or 0. A prompt longer than the limit runs in a step of its own."""
         limit = min(settings.max_prefill_tokens, settings.max_num_batched_tokens)
         return num_missing if not num_tokens or num_tokens + num_missing <= limit else 0
 

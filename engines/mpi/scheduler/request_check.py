@@ -1,4 +1,4 @@
-"""The checks of a new request: whether it can ever run, and whether the queue has room for it."""
+"""Checks of a new request: whether it can ever run, and whether the queue has room for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engines.vocabulary import check_token_ids
 def check_request(
     sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int, vocab_size: int
 ) -> None:
-    """Check that a request can run, if only alone.
+    """Check that a request can run, at least alone.
 
-    Biases, bad words and stop tokens are not looked at: sampling passes over ids that have no logit.
+    Biases, bad words and stop tokens are not checked: sampling ignores ids that have no logit.
 
     Raises:
-        InvalidRequest: it does not fit, or the model lacks one of its prompt's tokens.
+        InvalidRequest: the request does not fit, or a prompt token is not in the model's vocabulary.
     """
     sampling = sequence.request.sampling
     if not sequence.token_ids or sampling.max_new_tokens < 1:
@@ -47,11 +47,12 @@ def check_queue(
 ) -> None:
     """Check that the queue has room for a request.
 
-    Neither limit counts what has a free place, so that a burst on an idle server is no full queue, nor preempted
-    sequences, which were accepted before and get their places back. Places go by arrival here, whatever the policy.
+    Requests that have a free place do not count, so that a burst on an idle server does not fill the queue. Preempted
+    sequences do not count either: they were accepted before and get their places back. Here places are assigned by
+    arrival, regardless of the policy.
 
     Raises:
-        Overloaded: one of the limits is reached.
+        Overloaded: a limit is reached.
     """
     places = max(0, settings.max_num_seqs - num_running - waiting.num_preempted)
     if waiting.num_newcomers - places >= settings.max_waiting:

@@ -1,6 +1,7 @@
-"""Requests in, results out. Which of them the next step computes is the planner's business (`planner.py`).
+"""The scheduler: accepts requests, and turns the results of steps into outputs.
 
-Knows neither tensors nor a clock: the time is an argument.
+The planner (`planner.py`) selects what each step computes. Nothing here knows tensors or reads a clock: callers pass
+the time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _new = tuple.__new__
 
 
 class Scheduler:
-    """All requests, waiting and running."""
+    """All requests of the engine, waiting and running."""
 
     def __init__(
         self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int, vocab_size: int
@@ -41,7 +42,7 @@ class Scheduler:
         self._planner = StepPlanner(config, blocks)
         self._by_id: dict[str, Sequence] = {}
         self._beams: dict[str, BeamGroup] = {}
-        """By id, of the requests with beam search."""
+        """Beam groups of the requests with beam search, by request id."""
         self._num_added = 0
         self._answered: list[Sequence] = []
         self._deadlines: list[tuple[float, int, str]] = []
@@ -81,18 +82,19 @@ class Scheduler:
         return bool(self._by_id)
 
     def request_ids(self) -> list[str]:
-        """All requests, waiting or running, in the order of arrival."""
+        """Return the ids of all requests, waiting or running, in the order of arrival."""
         return list(self._by_id)
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
-        """From the next step on. Nobody is sent away: a smaller limit only lets nobody in until it holds."""
+        """Apply new settings from the next step on. Running sequences are not evicted: a smaller limit only stops
+        admission until it is met."""
         self._planner.reconfigure(settings)
 
     def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
-            InvalidRequest: it can never run, or its id is in use.
+            InvalidRequest: the request can never run, or its id is in use.
             Overloaded: the queue is full.
         """
         sequence = Sequence(request, self._num_added)
@@ -112,7 +114,7 @@ class Scheduler:
             heapq.heappush(self._deadlines, (request.deadline, sequence.number, sequence.id))
 
     def abort(self, request_id: str) -> Sequence | None:
-        """Forget a request and free its blocks. Returns what it was; None when it is not known (any more)."""
+        """Remove a request and free its blocks. Returns its sequence; None when the request is unknown or has ended."""
         sequence = self._by_id.get(request_id)
         if sequence is not None:
             self._remove(sequence)
@@ -146,12 +148,12 @@ class Scheduler:
         return self._planner.schedule() if self._by_id else None
 
     def take_started(self) -> list[Sequence]:
-        """Those admitted for the first time since the last call."""
+        """Return the sequences admitted for the first time since the last call."""
         started, self._planner.started = self._planner.started, []
         return started
 
     def take_answered(self) -> list[Sequence]:
-        """Those that gave their clients a first token since the last call."""
+        """Return the sequences that produced their first token since the last call."""
         answered, self._answered = self._answered, []
         return answered
 
@@ -162,20 +164,20 @@ class Scheduler:
         now: float,
         prompt_logprobs: Iterable[list[PromptLogprob]] = (),
     ) -> list[RequestOutput]:
-        """`begin` and `finish`, for a step that is done already."""
+        """Call `begin` and `finish` for a step that was already executed."""
         self.begin(step)
         return self.finish(step, tokens, now, prompt_logprobs)
 
     def begin(self, step: Step) -> None:
-        """The step is in flight, and the next one is planned before its tokens are known: what it computes counts as
-        computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
+        """Mark a step as in flight, so that the next one can be planned before its tokens are known. The step's
+        tokens count as computed, and an `UNKNOWN_TOKEN` stands for each sampled token until `finish` replaces it."""
         planner, decodes = self._planner, step.num_decodes
         for sequence, start in zip(step.sequences[:decodes], step.plan.starts[:decodes], strict=True):
             if sequence.done:
                 continue
             sequence.num_computed_tokens = start + 1
             sequence.num_in_flight += 1
-            # Beams do not run ahead: which of them go on is decided by all of a step's results.
+            # Beams do not run ahead: all results of a step are needed to select the beams that continue.
             if not sequence.is_beam:
                 sequence.num_pending += 1
                 sequence.token_ids.append(UNKNOWN_TOKEN)
@@ -199,8 +201,8 @@ class Scheduler:
         now: float,
         prompt_logprobs: Iterable[list[PromptLogprob]] = (),
     ) -> list[RequestOutput]:
-        """Take in what a step that has begun computed. Returns the outputs of all sequences that gained a token or
-        ended. By now some of them may have ended already, or been preempted.
+        """Process the results of a step in flight. Returns the outputs of all sequences that gained a token or ended.
+        Some sequences of the step may have ended or been preempted since it began.
 
         tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
         """
@@ -218,7 +220,7 @@ class Scheduler:
         return outputs
 
     def _take_decodes(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
-        """The next tokens of generating sequences. In few words, for there are hundreds in every step."""
+        """Process the next tokens of decoding sequences. Written for speed: a step may have hundreds of them."""
         outputs: list[RequestOutput] = []
         block_size = self._blocks.block_size
         sequences, starts = step.sequences[: len(tokens)], step.plan.starts[: len(tokens)]
@@ -228,7 +230,7 @@ class Scheduler:
                 start < sequence.last_plain_start
                 and token_id not in sequence.stop_token_ids
                 and token.finite
-                and sequence.row >= 0  # it has not ended since, nor been preempted
+                and sequence.row >= 0  # neither ended nor preempted since
             ):
                 sequence.num_pending -= 1
                 sequence.num_in_flight = in_flight = sequence.num_in_flight - 1
@@ -242,15 +244,16 @@ class Scheduler:
         return outputs
 
     def _take(self, sequence: Sequence, token: SampledToken, now: float, place: int) -> list[RequestOutput]:
-        """A token that is a first or a last one, or comes with something to report, or too late."""
-        # By a token that came before a late step's, or its beam search has ended in this very step.
+        """Process a token outside the fast path: a first or last token, one with more than its id to report, or one
+        that comes after its sequence ended or was preempted."""
+        # An earlier token ended the sequence while this step was in flight, or its beam search ended in this step.
         if sequence.done:
             return []
         if not sequence.is_beam:
             sequence.num_pending -= 1
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
-        if not sequence.waits:  # it may have been preempted since a late step began
+        if not sequence.waits:  # it may have been preempted while the step was in flight
             self._blocks.keep(sequence)
         if sequence.is_beam:
             return self._take_beam(sequence, token)
@@ -279,7 +282,7 @@ class Scheduler:
         return [output]
 
     def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
-        """What can follow in one sequence of a beam search."""
+        """Pass the candidates of one beam to its beam search."""
         output = self._beams[sequence.request.id].take(sequence, token.top, self._planner)
         if output is None:
             return []
@@ -298,7 +301,7 @@ class Scheduler:
         """Audit all accounting, between two steps.
 
         Raises:
-            RuntimeError: something does not agree.
+            RuntimeError: the accounting is inconsistent.
         """
         self._blocks.check()
         self._planner.check()
@@ -308,7 +311,7 @@ class Scheduler:
 
 
 def _settle(sequence: Sequence, count: int) -> None:
-    """So many of its tokens are computed, unless it has been preempted since."""
+    """Count `count` tokens of an ended step as settled, unless the sequence was preempted since."""
     if not sequence.waits:
         sequence.num_in_flight -= count
 
@@ -317,6 +320,6 @@ def _shares_prompt(sequence: Sequence, other: Sequence) -> bool:
     return (
         other.request.prompt_token_ids == sequence.request.prompt_token_ids
         and other.request.tenant == sequence.request.tenant
-        # What is taken over is not computed, and gives no log-probabilities.
+        # Tokens that are taken over are not computed, so they have no log-probabilities.
         and sequence.request.sampling.prompt_logprobs is None
     )

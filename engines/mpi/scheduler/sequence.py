@@ -1,4 +1,4 @@
-"""A request on its way through the scheduler."""
+"""The state of a request, or of one of its beams, in the scheduler."""
 
 from __future__ import annotations
 
@@ -11,63 +11,67 @@ from engines.sampling.batch import SamplingRow
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens, and how far they are computed. Changed by the scheduler; the allocator changes
-    `block_table` and `num_computed_tokens`. `check` holds after every step.
+    """The tokens of one request, and how many of them are computed.
+
+    Owned by the scheduler; nothing else modifies it, except that the block manager sets `block_table`,
+    `num_freed_blocks` and `num_computed_tokens`. The invariants in `check` hold after every step.
     """
 
     request: Request
     number: int = 0
-    """Order of arrival."""
+    """Number in the order of arrival."""
     id: str = ""
-    """The request's; a beam's own."""
+    """Id of the request, or a beam's own id."""
     stop_token_ids: tuple[int, ...] = field(init=False)
     token_ids: list[int] = field(init=False)
-    """Prompt, then output. One list from beginning to end."""
+    """Prompt tokens, then output tokens. The list object is never replaced."""
     num_prompt_tokens: int = field(init=False)
     max_num_tokens: int = field(init=False)
-    """What the sequence may come to at worst."""
+    """Maximum number of tokens: the prompt plus `max_new_tokens`."""
     is_beam: bool = field(init=False)
-    """Beams go on in lockstep and share pages, so they reserve what they need in every mode and are never preempted."""
+    """True for beams of a beam search. Beams advance in lockstep and share pages, so they reserve their blocks in
+    every admission mode and are never preempted."""
     sampling_row: SamplingRow = field(init=False)
-    """The same in every step."""
+    """Input of the sampler, the same object in every step."""
 
     num_computed_tokens: int = 0
-    """Tokens whose keys and values are in the cache, or will be when the steps in flight have ended."""
+    """Tokens whose keys and values are in the KV cache, or will be when the steps in flight have ended."""
     num_in_flight: int = 0
-    """Of the computed tokens, those of steps in flight."""
+    """Computed tokens that belong to steps still in flight."""
     num_pending: int = 0
-    """Tokens at the end of `token_ids` that steps in flight will give: `UNKNOWN_TOKEN` each."""
+    """Trailing `UNKNOWN_TOKEN` entries of `token_ids`. The results of steps in flight replace them."""
     block_table: list[int] = field(default_factory=list)
-    """One block for each page of its tokens, in order."""
+    """One block for each page of tokens, in order."""
     num_freed_blocks: int = 0
-    """Leading entries of the block table whose blocks were given back: their tokens have left every window. What these
-    entries name is another's by now, and is not read."""
+    """Leading block-table entries whose blocks were freed because their tokens have left every window. The entries
+    are not read: their blocks may belong to other sequences by now."""
     num_reported_blocks: int = 0
-    """Entries of the block table that the ranks know."""
+    """Block-table entries that the ranks already know."""
     row: int = -1
-    """Its place among the running sequences; -1 while it waits."""
+    """Row among the running sequences; -1 while the sequence waits."""
     done: bool = False
-    """It has had its last output: what a late step still gives is nobody's."""
+    """True once the last output was sent. Tokens from a step that was still in flight are dropped."""
     sibling: Sequence | None = None
-    """A sequence with the same prompt. Once that is computed, its pages are taken over."""
+    """Sequence with the same prompt. Once its prompt is computed, its pages are taken over."""
     companions: list[Sequence] = field(default_factory=list)
     """The other beams of a beam search, admitted and removed with this one (`beam_group.py`)."""
 
     num_cached_tokens: int = 0
-    """Tokens that the prefix cache or a sibling gave when it was first admitted."""
+    """Tokens that the prefix cache or a sibling provided at the first admission."""
     num_ever_computed: int = 0
-    """`num_computed_tokens` at most so far: what lies below is computed again after a preemption."""
+    """Highest `num_computed_tokens` so far. Tokens below it are recomputed after a preemption."""
     num_preemptions: int = 0
     last_turn: int = 0
-    """Number of its last turn, where the running sequences take turns."""
+    """Number of the sequence's last turn, when running sequences take turns."""
     first_token_time: float | None = None
     last_plain_start: int = -1
-    """A token computed before this place gives one that is not the last, with nothing to report but itself."""
+    """Limit of the fast path: computing a position below it samples a token that is not the last one and has only
+    its id to report."""
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
-    """Those computed so far, where the request wants them."""
+    """Prompt log-probabilities computed so far, if the request wants them."""
 
     def __post_init__(self) -> None:
-        # Copies of what every step looks at.
+        # Copies of fields that every step reads.
         sampling = self.request.sampling
         self.id = self.id or self.request.id
         self.stop_token_ids = sampling.stop_token_ids
@@ -79,7 +83,7 @@ class Sequence:
 
     @property
     def waits(self) -> bool:
-        """It does not run, and holds nothing."""
+        """True while the sequence does not run and holds nothing."""
         return self.row < 0
 
     @property
@@ -89,12 +93,12 @@ class Sequence:
 
     @property
     def is_complete(self) -> bool:
-        """It has all the tokens that it may come to. The last one, known or not, is never computed."""
+        """True when no further token can be added. The last possible token, known or not, is never computed."""
         return len(self.token_ids) >= self.max_num_tokens
 
     @property
     def is_decoding(self) -> bool:
-        """All but its newest output token is computed."""
+        """True when all tokens but the newest output token are computed."""
         num_tokens = len(self.token_ids)
         return self.num_computed_tokens == num_tokens - 1 and num_tokens > self.num_prompt_tokens
 
@@ -104,14 +108,14 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Those that are known."""
+        """Output tokens that are known."""
         return len(self.token_ids) - self.num_pending - self.num_prompt_tokens
 
     def check(self) -> None:
-        """Check what holds between two steps, waiting or running.
+        """Check the invariants that hold between two steps, waiting or running.
 
         Raises:
-            RuntimeError: the counters do not fit together.
+            RuntimeError: the counters are inconsistent.
         """
         computed, known = self.num_computed_tokens, len(self.token_ids) - self.num_pending
         rules = {

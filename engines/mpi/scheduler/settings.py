@@ -1,4 +1,4 @@
-"""Changes of the scheduler's settings while it runs, checked as a whole."""
+"""Changes of the scheduler's settings at run time. All changes are applied, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST: dict[str, int] = {
 
 
 class BadSettings(Exception):
-    """Nothing was changed. `refused`: by field, why."""
+    """Rejected changes; none was applied. `refused`: the reason for each rejected field."""
 
     def __init__(self, refused: dict[str, str]) -> None:
         super().__init__("; ".join(f"{name}: {why}" for name, why in refused.items()))
@@ -35,10 +35,10 @@ def change(
 ) -> SchedulerSettings:
     """Return the settings with these changes.
 
-    measured: the step that memory was measured for at the start; no step may become larger. None: no bound.
+    measured: the step that memory was measured for at startup; no step may become larger. None: no limit.
 
     Raises:
-        BadSettings: one of the values is not accepted, or no such setting exists.
+        BadSettings: a value is not accepted, or a setting does not exist.
     """
     refused = {name: why for name, value in changes.items() if (why := _problem(name, value))}
     if measured is not None:
@@ -49,9 +49,9 @@ def change(
 
 
 def _too_large(changes: Mapping[str, Value], measured: LargestStep) -> dict[str, str]:
-    """Changes that would allow steps which the measurement does not cover.
+    """Return the changes that would allow steps larger than the measured one, with the reasons.
 
-    `max_prefill_tokens` is none of them: prompts are bounded by `max_num_batched_tokens` too.
+    `max_prefill_tokens` needs no check: `max_num_batched_tokens` limits prefills too.
     """
     refused: dict[str, str] = {}
     for name, limit in (
@@ -73,7 +73,7 @@ def _too_large(changes: Mapping[str, Value], measured: LargestStep) -> dict[str,
 
 
 def _problem(name: str, value: Value) -> str:
-    """Say why a value is not accepted; empty when it is."""
+    """Return why a value is not accepted; empty when it is accepted."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "scheduling_policy":
         accepted, good = ", ".join(POLICIES), value in POLICIES

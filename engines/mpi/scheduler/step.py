@@ -1,4 +1,4 @@
-"""A step: while it is put together, and when it is ready to be run."""
+"""A step: the draft that the planner fills, and the finished step that the ranks run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from engines.mpi.scheduler.step_plan import (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan, and whose it is: `sequences[i]` is the owner of `plan.rows[i]`."""
+    """A plan and its sequences: `sequences[i]` owns `plan.rows[i]`."""
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
     num_decodes: int
-    """So many of the first sequences are generating: one token each, and each gains the next."""
+    """Number of leading sequences that decode: each computes one token and gains the next."""
 
     @property
     def prefills(self) -> Iterable[tuple[Sequence, int, int, int]]:
-        """Those that do not generate yet: each with its first token's place, number of tokens and what is wanted."""
+        """The remaining sequences (prefills), each with its start position, number of tokens and `WANT_*` flags."""
         plan, decodes = self.plan, self.num_decodes
         return zip(
             self.sequences[decodes:],
@@ -47,8 +47,8 @@ class Step:
 
     @property
     def scored(self) -> list[tuple[Sequence, int, int]]:
-        """Sequences whose prompt's log-probabilities are wanted, each with the first and the last of its tokens in
-        this step (half-open)."""
+        """Sequences whose prompt log-probabilities are wanted, each with the half-open range of its positions in
+        this step."""
         return [
             (sequence, start, start + count)
             for sequence, start, count, want in self.prefills
@@ -56,7 +56,7 @@ class Step:
         ]
 
     def with_known_tokens(self) -> Step:
-        """The same step, after those before it have ended: tokens that were unknown when it was planned are in it."""
+        """Return the step with its unknown tokens filled in. The steps before it must have ended."""
         tokens, at = list(self.plan.token_ids), 0
         for sequence, start, count in zip(
             self.sequences, self.plan.starts, self.plan.query_lens, strict=True
@@ -67,7 +67,8 @@ class Step:
         return replace(self, plan=replace(self.plan, token_ids=tokens))
 
     def halves(self) -> tuple[Step, Step]:
-        """The same tokens as two steps. What else a plan does was done when the whole was tried."""
+        """Split the step into two with the same tokens. Table updates and copies were applied when the whole step
+        was tried."""
         middle, end = len(self.sequences) // 2, len(self.sequences)
         decodes = min(self.num_decodes, middle)
         return (
@@ -77,18 +78,18 @@ class Step:
 
 
 class StepDraft:
-    """Who computes how many tokens, so far. Belongs to one call of `StepPlanner.schedule`."""
+    """Number of tokens planned for each sequence so far. Lives for one call of `StepPlanner.schedule`."""
 
     def __init__(self) -> None:
         self.decodes: dict[Sequence, int] = {}
-        """Generating sequences, each with 1: their newest token."""
+        """Decoding sequences, each with 1 token: its newest."""
         self.prefills: dict[Sequence, int] = {}
-        """Sequences that catch up, each with so many tokens."""
+        """Prefilling sequences and their numbers of tokens."""
         self.num_prefill_tokens = 0
         self.grown: list[Sequence] = []
-        """Of the generating ones, those whose block tables may have new entries."""
+        """Decoding sequences whose block tables may have new entries."""
         self.preempted = False
-        """A sequence had to be preempted."""
+        """True when a sequence had to be preempted."""
 
     @property
     def num_tokens(self) -> int:
@@ -99,14 +100,14 @@ class StepDraft:
         self.num_prefill_tokens += count
 
     def drop(self, sequence: Sequence) -> None:
-        """It is preempted, and its tokens are not computed."""
+        """Remove a preempted sequence from the step."""
         self.preempted = True
         self.decodes.pop(sequence, None)
         self.num_prefill_tokens -= self.prefills.pop(sequence, 0)
 
     def finish(self, copies: list[int]) -> Step:
-        """The step. Reports to the ranks what they do not know of the block tables."""
-        # Comprehensions, for this is done for hundreds of sequences in every step.
+        """Build the step, with the block-table entries that the ranks do not know yet."""
+        # Comprehensions for speed: this runs for hundreds of sequences in every step.
         decodes, prefills = self.decodes, self.prefills
         sequences = (*decodes, *prefills)
         starts = [s.num_computed_tokens for s in sequences]

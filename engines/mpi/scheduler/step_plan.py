@@ -1,8 +1,8 @@
-"""What rank 0 has all ranks compute: plain numbers, and of what the ranks know already only what is new.
+"""The plan of one step, as rank 0 sends it to all ranks: plain numbers, and only what has changed since the last plan.
 
-Each running sequence has a *row*. Ranks keep one thing for it, its block table (`block_tables.py`); a plan brings the
-entries that were added since the last one, and names the tokens to be computed by row and position. So a step of
-decodes costs a handful of numbers a sequence, however long it is, and computing a part of a step again is harmless.
+Each running sequence has a *row*. Ranks keep only its block table (`block_tables.py`). A plan brings the entries that
+were added since the last plan, and names the tokens to compute by row and position. So a decode costs a handful of
+numbers per sequence, regardless of its length, and recomputing a part of a step is harmless.
 """
 
 from __future__ import annotations
@@ -16,42 +16,43 @@ from itertools import chain
 
 WANT_NOTHING = 0
 WANT_LOGITS = 1
-"""These tokens reach the sequence's last, whose logits give the next."""
+"""The tokens include the sequence's last one, whose logits give the next token."""
 WANT_PROMPT_LOGPROBS = 2
-"""How likely each token made the prompt's next; may be added to `WANT_LOGITS`."""
+"""The log-probability of the next prompt token is wanted for each token; may be added to `WANT_LOGITS`."""
 
 
 UNKNOWN_TOKEN = -1
-"""As a token id: the one that the device sampled for this row last. Rank 0 plans a step before it knows the tokens of
-the step before."""
+"""Token id that stands for the token that the device sampled last for this row. Rank 0 plans a step before it knows
+the tokens of the previous step."""
 
 
 class PlanKind(IntEnum):
     STEP = 0
     BEAT = 1
-    """Compute nothing; show that every rank is alive."""
+    """Heartbeat: compute nothing, and show that every rank is alive."""
     STOP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of all ranks. All numbers fit 32 bits."""
+    """One step, the same for all ranks. All numbers fit into 32 bits."""
 
     kind: PlanKind
     rows: Sequence[int] = ()
-    """[num_seqs]: which sequences, each once."""
+    """[num_seqs]: row of each sequence; no row occurs twice."""
     starts: Sequence[int] = ()
-    """[num_seqs]: position of the first token to be computed."""
+    """[num_seqs]: position of the first token to compute."""
     query_lens: Sequence[int] = ()
-    """[num_seqs]: how many tokens, at least 1."""
+    """[num_seqs]: number of tokens to compute, at least 1."""
     wants: Sequence[int] = ()
-    """[num_seqs]: a sum of `WANT_*`."""
+    """[num_seqs]: sum of `WANT_*` flags."""
     token_ids: Sequence[int] = ()
-    """[sum of query_lens]: the tokens, sequence by sequence; `UNKNOWN_TOKEN` stands for one that only devices know."""
+    """[sum of query_lens]: tokens, sequence by sequence. `UNKNOWN_TOKEN` stands for a token that only the devices
+    know."""
     table_updates: Sequence[int] = ()
-    """Groups of: row, index of the first entry, number of entries, then these entries (blocks)."""
+    """Groups of: row, index of the first entry, number of entries, then the entries (blocks)."""
     copies: Sequence[int] = ()
-    """Pairs of blocks: source, destination; copied before the step, in order."""
+    """Pairs of blocks: source, destination. Copied in order, before the step."""
 
     @property
     def num_sequences(self) -> int:
@@ -63,12 +64,12 @@ class StepPlan:
 
     @property
     def num_sampled(self) -> int:
-        """Sequences whose next token is wanted."""
+        """Number of sequences whose next token is wanted."""
         return sum(want & WANT_LOGITS for want in self.wants)
 
     @property
     def scored_lens(self) -> list[int]:
-        """Tokens of each sequence whose prompt's log-probabilities are wanted."""
+        """Number of tokens of each sequence whose prompt log-probabilities are wanted."""
         return [
             count
             for count, want in zip(self.query_lens, self.wants, strict=True)
@@ -107,8 +108,8 @@ class StepPlan:
         wants: Sequence[int],
         tables: Sequence[Sequence[int]],
     ) -> StepPlan:
-        """A step of sequences that nobody asked for: rows 0, 1, ... with these block tables, of each the last
-        `query_lens[i]` of `ends[i]` tokens."""
+        """Build a step for warm-up and measurement: rows 0, 1, ... with these block tables. Row i has `ends[i]`
+        tokens, and the step computes the last `query_lens[i]` of them."""
         updates: list[int] = []
         for row, table in enumerate(tables):
             updates += (row, 0, len(table), *table)
@@ -117,7 +118,8 @@ class StepPlan:
         return cls(PlanKind.STEP, range(len(starts)), starts, query_lens, wants, token_ids, updates)
 
     def part(self, first: int, last: int) -> StepPlan:
-        """Sequences [first, last) alone, without what changes the ranks' state: that was done by the whole plan."""
+        """Return the plan for sequences [first, last) only, without table updates and copies: the whole plan has
+        applied them."""
         token_first = sum(self.query_lens[:first])
         token_last = token_first + sum(self.query_lens[first:last])
         return StepPlan(

@@ -1,4 +1,4 @@
-"""The waiting sequences: the policy's queue, and the static batch that is being filled from it."""
+"""The waiting sequences: the policy's queue, and the static batch that is filled from it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class WaitingQueue:
-    """Counts what waits; its order is the policy's."""
+    """Waiting sequences, with counts of sequences and tokens. The policy decides the order."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self.policy = policy
         self.num_tokens = 0
         """Tokens of all waiting sequences."""
         self._newcomers: dict[Sequence, int] = {}
-        """Tokens of each that has not run yet, in the order of arrival."""
+        """Sequences that have not run yet and their numbers of tokens, in the order of arrival."""
         self._num_newcomer_tokens = 0
         self._batch: deque[Sequence] = deque()
-        """Sequences that are still to join the static batch that began last."""
+        """Sequences still to join the static batch that started last."""
 
     def __len__(self) -> int:
         return len(self.policy) + len(self._batch)
@@ -35,7 +35,7 @@ class WaitingQueue:
         return len(self) - len(self._newcomers)
 
     def num_queued_tokens(self, num_places: int) -> int:
-        """Tokens of the newcomers behind the first `num_places`. O(num_places)."""
+        """Return the tokens of the newcomers behind the first `num_places`. O(num_places)."""
         return self._num_newcomer_tokens - sum(islice(self._newcomers.values(), num_places))
 
     def add(self, sequence: Sequence) -> None:
@@ -54,11 +54,15 @@ class WaitingQueue:
             self.policy.remove(sequence)
 
     def head(self) -> Sequence | None:
-        """The next sequence to be admitted, whatever runs."""
+        """Return the next sequence to admit, regardless of what runs; None when there is none."""
         return self.policy.head() if len(self.policy) else None
 
     def batch_head(self, max_num_seqs: int, begin: bool) -> Sequence | None:
-        """The next sequence of the static batch. begin: where none is left, a batch begins of all that wait now."""
+        """Return the next sequence of the static batch.
+
+        begin: when no sequence of the batch is left, start a new batch with all sequences that wait now, up to
+        `max_num_seqs`.
+        """
         if begin and not self._batch:
             for _ in range(min(len(self.policy), max_num_seqs)):
                 sequence = self.policy.head()
@@ -67,12 +71,12 @@ class WaitingQueue:
         return self._batch[0] if self._batch else None
 
     def close_batch(self) -> None:
-        """The batch is as large as it gets; the others wait for the next one."""
+        """Close the batch: its remaining sequences go back to the queue and wait for the next batch."""
         while self._batch:
             self.policy.add(self._batch.popleft())
 
     def change_policy(self, policy: SchedulingPolicy) -> None:
-        """All that wait move, in the order of arrival."""
+        """Move all waiting sequences to another policy, in the order of arrival."""
         for sequence in sorted(self.policy, key=lambda sequence: sequence.number):
             policy.add(sequence)
         self.policy = policy

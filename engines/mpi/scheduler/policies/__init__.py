@@ -1,4 +1,4 @@
-"""Who is next, by the names of `option.scheduling_policy`."""
+"""Scheduling policies, by the names of `option.scheduling_policy`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Every tenant the same share of tokens: the Virtual Token Counter of Sheng et al., OSDI 2024 (arXiv:2401.00588).
+"""Equal shares of tokens for all tenants: the Virtual Token Counter of Sheng et al., OSDI 2024 (arXiv:2401.00588).
 
-Each tenant has a counter of its tokens, weighted: of a prompt when it is admitted, of an output as they are computed.
-The waiting tenant with the least is next, and inside a tenant the first that came. A tenant that had nothing waiting
-and sends again starts at no less than the *floor*, the least counter of those that wait: being idle earns no credit,
-having had much is remembered.
+Each tenant has a counter of weighted tokens. Prompt tokens count at admission, output tokens when they are computed.
+The waiting tenant with the smallest counter is next; within a tenant, sequences go by arrival. A tenant that had
+nothing waiting and sends again starts at the *floor* or above. The floor is the smallest counter of the waiting
+tenants. So idle time earns no credit, and past usage is remembered.
 
-What is computed again after a preemption is not counted. It would charge a tenant for being preempted; and as the
-counters rest while nothing new is computed, the order among running sequences rests too: the first in it is never
-preempted, so somebody always gets on.
+Tokens recomputed after a preemption are not counted, because that would charge a tenant for being preempted. Counters
+also stay the same while nothing new is computed, and with them the order among running sequences. The first sequence in
+that order is never preempted, so at least one sequence always makes progress.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from engines.mpi.scheduler.sequence import Sequence
 
 PROMPT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
-"""The paper's: a token of output costs about twice a token of prompt."""
+"""Weights from the paper: an output token costs about twice as much as a prompt token."""
 
 MAX_IDLE_TENANTS = 4096
-"""Tenants remembered with nothing waiting; beyond it, those that are the least ahead of the floor are forgotten."""
+"""Maximum number of tenants remembered with nothing waiting. Beyond it, the tenants least ahead of the floor are
+forgotten."""
 
 _SLACK = 64
 
 _Place = tuple[int, int, str]
-"""A tenant's counter, the number of its first waiting sequence, its name. What the heap holds may lag behind: counters
-only grow, so an entry is at worst too early, which shows when it comes to the top."""
+"""A tenant's counter, the number of its first waiting sequence, and its name. Heap entries may be outdated: counters
+only grow, so an entry is at worst too early, which is corrected when it reaches the top."""
 
 
 class _Tenant:
-    """Changed by `Fair` only."""
+    """State of one tenant. Owned by `Fair`; nothing else modifies it."""
 
     __slots__ = ("counter", "name", "place", "waiting")
 
@@ -42,23 +43,24 @@ class _Tenant:
         self.counter = counter
         self.waiting = FirstComeFirstServed()
         self.place: _Place | None = None
-        """Its entry in the heap that counts; others of this tenant are left over."""
+        """The valid heap entry of the tenant; its other entries are stale."""
 
 
 class Fair:
-    """Token-weighted shares among the tenants that wait."""
+    """Token-weighted shares among the waiting tenants."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        """Those that wait, and the others until the floor is seen to have reached them."""
+        """Waiting tenants, and idle tenants until the floor is seen to have reached their counters."""
         self._num_waiting = 0
         self._heap: list[_Place] = []
-        """Of the tenants that wait."""
+        """Heap of places of the waiting tenants."""
         self._most_tenants = _SLACK
-        """When there are more, those that need not be remembered are forgotten."""
+        """Number of tenants above which tenants that need not be remembered are forgotten."""
         self._floor = 0
         self._last = ""
-        """Who was the last to have nothing waiting any more: while nobody waits, the floor is its counter."""
+        """Name of the last tenant that ran out of waiting sequences. While no tenant waits, the floor is its
+        counter."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -68,7 +70,8 @@ class Fair:
             yield from tenant.waiting
 
     def served(self, tenant: str) -> int:
-        """Weighted tokens of a tenant, no less than the floor: whoever is below it may be forgotten at any time."""
+        """Return the weighted tokens of a tenant, at least the floor. A tenant below the floor may be forgotten at
+        any time."""
         known = self._tenants.get(tenant)
         return max(known.counter, self._floor) if known else self._floor
 
@@ -100,20 +103,20 @@ class Fair:
         return self._first().waiting.head()
 
     def admitted(self, sequence: Sequence) -> None:
-        """Its prompt is counted, at once: who is admitted next in the same step depends on it. Neither what the
-        prefix cache had of it is counted, nor what it is going to take over from a sibling."""
+        """Charge the prompt at once: the next admission in the same step depends on it. Tokens found in the prefix
+        cache and tokens to be taken over from a sibling are not charged."""
         if sequence.num_preemptions or (sequence.sibling is not None and not sequence.sibling.waits):
             return
         num_tokens = sequence.num_prompt_tokens - sequence.num_computed_tokens
         self._charge(sequence.request.tenant, PROMPT_WEIGHT * num_tokens)
 
     def computed(self, counts: Mapping[Sequence, int]) -> None:
-        """Tokens of output are counted, each once."""
+        """Charge output tokens, each once."""
         costs: dict[str, int] = {}
         for sequence, num_tokens in counts.items():
             start = sequence.num_computed_tokens
             stop = start + num_tokens
-            # Not `max`: this is done for hundreds of sequences in every step.
+            # Not `max`: this runs for hundreds of sequences in every step.
             first = sequence.num_prompt_tokens
             if first < sequence.num_ever_computed:
                 first = sequence.num_ever_computed
@@ -126,11 +129,12 @@ class Fair:
             self._charge(tenant, cost)
 
     def precedence(self, sequence: Sequence) -> int:
-        """Its tenant's counter, so that tenants are served alike, however many sequences each has."""
+        """Return the counter of the sequence's tenant, so that tenants get equal service regardless of their number
+        of sequences."""
         return self.served(sequence.request.tenant)
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
-        """The latest of the tenant with the largest counter."""
+        """Return the latest sequence of the tenant with the largest counter."""
         return max(candidates, key=lambda one: (self.served(one.request.tenant), one.number))
 
     def _charge(self, name: str, cost: int) -> None:
@@ -144,7 +148,7 @@ class Fair:
         return tenant
 
     def _first(self) -> _Tenant:
-        """The tenant that is next; somebody waits."""
+        """Return the tenant that is next. At least one tenant must be waiting."""
         heap = self._heap
         while True:
             place = heap[0]
@@ -159,13 +163,14 @@ class Fair:
             heapreplace(heap, now)
 
     def _raise_floor(self) -> None:
-        """To the least counter of those that wait, else to that of the last that waited."""
+        """Raise the floor to the smallest counter of the waiting tenants, or else to the counter of the last tenant
+        that waited."""
         least = self._first().counter if self._num_waiting else self.served(self._last)
         self._floor = max(self._floor, least)
 
     def _forget(self) -> None:
-        """Drop idle tenants that would be lifted to the floor anyway, and more where there are too many. Done again
-        when there are twice as many: O(log tenants) for each that comes."""
+        """Drop idle tenants that would be raised to the floor anyway, and more when there are too many. Repeated
+        when the number of tenants has doubled, so the amortized cost is O(log tenants) for each new tenant."""
         idle = [one for one in self._tenants.values() if not one.waiting]
         ahead = sorted((one for one in idle if one.counter > self._floor), key=lambda one: -one.counter)
         for tenant in {*idle} - {*ahead[:MAX_IDLE_TENANTS]}:

@@ -8,17 +8,17 @@ from heapq import heapify, heappop, heappush
 from engines.mpi.scheduler.sequence import Sequence
 
 _SLACK = 64
-"""Entries of sequences that have left, beyond as many as wait, before the heap is made anew."""
+"""Stale heap entries, beyond the number of waiting sequences, that are allowed before the heap is rebuilt."""
 
 
 class FirstComeFirstServed:
-    """By arrival. A preempted sequence came before all that have not run yet.
+    """Order of arrival. A preempted sequence arrived before all sequences that have not run yet.
 
-    Arrival decides who is admitted and who is preempted. Those that run take turns where a step cannot hold them all:
-    if the oldest were served alone, an admitted answer would stand still, its blocks held, for as long as theirs take.
+    Arrival decides admission and preemption. Running sequences take turns when a step cannot hold them all. If the
+    oldest were always served first, other admitted requests would stall, with their blocks held, until it ends.
 
-    A binary heap: who leaves from the middle stays in it as a stale entry until that comes to the top. Adding costs
-    O(log waiting); removing and `head`, spread over all calls, too.
+    A binary heap. A sequence removed from the middle leaves a stale entry in the heap until the entry reaches the top.
+    Adding costs O(log waiting); so do removing and `head`, amortized.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,8 @@ class FirstComeFirstServed:
         self._by_number: dict[int, Sequence] = {}
 
     def rank(self, sequence: Sequence) -> tuple[int, int]:
-        """Smaller is earlier; the second is its `number`, so that no two are equal. Stays the same while it waits."""
+        """Return the sort key; smaller is earlier. It ends with `number`, so no two are equal. It is constant while
+        the sequence waits."""
         return 0, sequence.number
 
     def __len__(self) -> int:
@@ -36,14 +37,14 @@ class FirstComeFirstServed:
         return iter(self._by_number.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Raises ValueError when one of its number is there already."""
+        """Add a waiting sequence. Raises ValueError when a sequence with its number already waits."""
         if sequence.number in self._by_number:
             raise ValueError(f"sequence {sequence.id!r}: number {sequence.number} waits already")
         self._by_number[sequence.number] = sequence
         heappush(self._heap, self.rank(sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """Raises KeyError when it does not wait."""
+        """Remove a waiting sequence. Raises KeyError when it does not wait."""
         if self._by_number.get(sequence.number) is not sequence:
             raise KeyError(f"sequence {sequence.id!r} does not wait")
         del self._by_number[sequence.number]
@@ -52,7 +53,7 @@ class FirstComeFirstServed:
             heapify(self._heap)
 
     def head(self) -> Sequence:
-        """Raises IndexError when nobody waits."""
+        """Return the first waiting sequence. Raises IndexError when none waits."""
         while True:
             sequence = self._by_number.get(self._heap[0][1])
             if sequence is not None:
@@ -60,10 +61,10 @@ class FirstComeFirstServed:
             heappop(self._heap)
 
     def admitted(self, sequence: Sequence) -> None:
-        """Nothing: who runs does not change who is next."""
+        """Do nothing: running sequences do not change the order."""
 
     def computed(self, counts: Mapping[Sequence, int]) -> None:
-        """Nothing, likewise."""
+        """Do nothing: computed tokens do not change the order."""
 
     def precedence(self, sequence: Sequence) -> int:
         return self.rank(sequence)[0]

@@ -1,4 +1,4 @@
-"""By the requests' own `priority`, smaller first; equals by arrival."""
+"""Order by the `priority` of the requests, smaller first; equal priorities by arrival."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class Priority(FirstComeFirstServed):
-    """Strict: as long as somebody of a smaller value waits, nobody of a larger one is admitted; likewise where a step
-    cannot hold all that run. Those of equal priority take turns."""
+    """Strict priority: no sequence is admitted while one with a smaller value waits. The same order holds for a step
+    that cannot hold all running sequences; there, equal priorities take turns."""
 
     def rank(self, sequence: Sequence) -> tuple[int, int]:
         return sequence.request.priority, sequence.number
