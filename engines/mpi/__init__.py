@@ -1,1 +1,1 @@
-"""engine=MPI: rolling batching over ranks. `worker.py` is the program; its scheduler imports no torch."""
+"""engine=MPI: rolling batching over ranks. `worker.py` is the program of a rank; the scheduler imports no torch."""

@@ -1,4 +1,4 @@
-"""Scheduler, model and sampler put together: requests in, outputs out, one step at a time. No sockets."""
+"""The engine without sockets: scheduler, model and sampler. Takes requests, and returns outputs one step at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AUDIT_BEAT = 2
 
 
 class EngineCore:
-    """What rank 0 does in a step. Broad excepts stand at the step's edge alone."""
+    """The step loop of rank 0. Broad excepts are only at the edge of a step."""
 
     def __init__(
         self,
@@ -53,9 +53,8 @@ class EngineCore:
         measured: LargestStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        measured: the step that memory was measured for; settings that allow a larger one are refused.
-        clock: that of the requests' arrivals and deadlines, in seconds.
+        """measured: the step that memory was measured for; settings that allow a larger one are refused.
+        clock: clock of the requests' arrival times and deadlines, in seconds.
         """
         self.metrics = EngineMetrics()
         self._scheduler = scheduler
@@ -67,7 +66,7 @@ class EngineCore:
         self._measured = measured
         self._clock = clock
         self._num_beats = 0
-        """Since the last step."""
+        """Heartbeats since the last step."""
         self._in_flight: _InFlight | None = None
         """The step whose tokens are not known yet."""
 
@@ -80,12 +79,12 @@ class EngineCore:
         return self._scheduler.settings
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises `EngineError`: it is refused."""
+        """Queue a request. Raises `EngineError` when the request is refused."""
         self._scheduler.add(request)
         self._trace.arrived(request)
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
-        """Forget a request. Idempotent."""
+        """Abort a request. Idempotent."""
         sequence = self._scheduler.abort(request_id)
         if sequence is not None:
             self.metrics.observe_abort(reason)
@@ -95,7 +94,7 @@ class EngineCore:
         self._sampler.forget(request_id)
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
-        """Change settings from the next step on; returns those in force. Raises `BadSettings`: nothing was changed."""
+        """Change settings from the next step on; return those in force. Raises `BadSettings`, with nothing changed."""
         settings = change(self._scheduler.settings, changes, self._measured)
         if changes:
             self._scheduler.reconfigure(settings)
@@ -103,11 +102,12 @@ class EngineCore:
         return settings
 
     def request_ids(self) -> list[str]:
-        """All requests, in the order of arrival."""
+        """Return the ids of all requests, in the order of arrival."""
         return self._scheduler.request_ids()
 
     def step(self) -> list[RequestOutput]:
-        """Plan and compute one step; with nothing to compute, only beat. Returns what its requests got."""
+        """Plan and compute one step; with nothing to compute, only send a heartbeat. Returns the outputs of the
+        requests."""
         now = self._clock()
         self._stopwatch.start()
         outputs = self._scheduler.expire(now)
@@ -130,14 +130,14 @@ class EngineCore:
         return outputs + computed if outputs else computed
 
     def stop(self) -> None:
-        """End all ranks' loops. Nothing may be waiting or running; the results of a step in flight are dropped."""
+        """Stop all ranks. No request may be waiting or running. The results of a step in flight are dropped."""
         self._collect()
         self._audit("at the end")
         self._executor.lead(StepPlan(PlanKind.STOP))
         self._trace.close()
 
     def stats(self, info: EngineInfo) -> EngineStats:
-        """A snapshot of all counters and of the state at this moment."""
+        """Return a snapshot of all counters and of the current state."""
         stats = self.metrics.snapshot(info, self._gauges())
         scheduler = self._scheduler
         counters = {
@@ -148,24 +148,24 @@ class EngineCore:
         return dataclasses.replace(stats, counters={**stats.counters, **counters})
 
     def _audit_when_idle(self) -> None:
-        """Audit the KV cache at the second beat: an audit takes a while where there are many blocks, and a request may
-        come right after the last one's end."""
+        """Audit the KV cache at the second idle heartbeat. An audit of many blocks takes a while, and a new request
+        may come right after the last one has ended."""
         self._num_beats += 1
         if self._num_beats == _AUDIT_BEAT and not self._scheduler.has_work:
             self._audit("requests go on, but memory is lost")
 
     def _audit(self, outlook: str) -> None:
-        """Log a fault in the accounting of KV blocks. Nothing runs, so no block may be held."""
+        """Log an error in the accounting of KV blocks. Called when nothing runs, so no block may be held."""
         try:
             self._scheduler.check()
             if self._blocks.num_used:
                 raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nothing runs")
-        except Exception:  # what is wrong with the accounting may trip the audit itself
+        except Exception:  # broken accounting may also break the audit
             logger.exception("the audit of the KV cache failed; %s", outlook)
 
     def _run(self, step: Step, started: float) -> list[RequestOutput]:
-        """Have a step computed. One whose tokens the device chooses is left to itself until the next one runs; what
-        is returned then is of the step before."""
+        """Run a step. If the device samples all its tokens, leave the step in flight and return the outputs of the
+        step before."""
         rows = _rows(step)
         try:
             result = self._lead(step, rows)
@@ -180,7 +180,7 @@ class EngineCore:
         return [*outputs, *self._complete(step, rows, result, started)]
 
     def _collect(self) -> list[RequestOutput]:
-        """The end of the step that was left to itself, if there is one."""
+        """Finish the step in flight, if there is one."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None:
             return []
@@ -199,11 +199,11 @@ class EngineCore:
     def _complete(
         self, step: Step, rows: list[SamplingRow], result: StepResult, started: float
     ) -> list[RequestOutput]:
-        """Choose the tokens that the device does not, and take all of them in."""
+        """Sample the tokens that the device does not sample, and process all tokens."""
         self._stopwatch.start()
         try:
             tokens = self._choose(rows, result)
-        except Exception:  # the step's edge: whatever a request can break, it breaks for itself
+        except Exception:  # edge of the step: an error may only affect the request that causes it
             logger.exception("sampling failed")
             return self._halve(step, started)
         self._stopwatch.stop("sample")
@@ -225,9 +225,10 @@ class EngineCore:
         return tokens
 
     def _halve(self, step: Step, started: float) -> list[RequestOutput]:
-        """A step that fails is halved until the culprit is alone, and only that one ends with an error: computing a
-        sequence's tokens again does not change it."""
-        # Devices may have gone on to later tokens than those which the step was planned with; by now all are known.
+        """Halve a failed step until the request that fails is alone; only that request ends with an error. Computing
+        the tokens of a sequence again does not change it."""
+        # The step may have been planned with unknown tokens. By now all are known, and the devices may have sampled
+        # later ones.
         step = step.with_known_tokens()
         if len(step.sequences) == 1:
             outputs = self._scheduler.fail(step.sequences, RequestFailed("this request failed in the engine"))
@@ -299,7 +300,7 @@ class EngineCore:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that runs by itself."""
+    """A step in flight."""
 
     step: Step
     choices: Choices
@@ -311,13 +312,13 @@ def _rows(step: Step) -> list[SamplingRow]:
 
 
 def ended_outputs(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
-    """Those that are their requests' last."""
-    # As `finished`, without hundreds of calls in every step.
+    """Return the outputs that are the last of their requests."""
+    # Same as `finished`, without hundreds of calls in every step.
     return [output for output in outputs if output.finish_reason is not None or output.error_kind]
 
 
 def _targets(sequence: Sequence, first: int, last: int) -> PromptTargets:
-    """Which tokens followed those of a prompt's chunk [first, last)."""
+    """Return the prompt tokens that follow those of the chunk [first, last)."""
     sampling = sequence.request.sampling
     return PromptTargets(
         sequence.request.prompt_token_ids[first + 1 : last + 1], sampling.prompt_logprobs or 0

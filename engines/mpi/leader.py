@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 _PAUSE_SECONDS = 0.0015
-"""For each output of a step: so long a web process is left alone. To wake all its streams costs it some 0.05 ms each,
-on cores that compute the next step."""
+"""Minimum time between two messages to a web process, per output of a step. Waking a stream costs the web process
+about 0.05 ms, on the cores that compute the next step."""
 _LONGEST_PAUSE_SECONDS = 0.05
-"""Readers see text come without a break."""
+"""Upper limit of that time, so that readers see text arrive without a break."""
 
 
 class Leader:
-    """Which client asked for what, when it is sent, and when to end."""
+    """The clients and their requests, the sending of outputs, and the end of the loop."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Leader:
         stopwatch: Stopwatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """clock: as the core's."""
+        """clock: the same as the core's."""
         self._core = core
         self._clock = clock
         self._board = board
         self._stopwatch = stopwatch
         self._clients: dict[str, bytes] = {}
         self._unanswered: set[str] = set()
-        """Requests that have had no output yet."""
+        """Requests without an output so far."""
         self._held: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
-        """Outputs that are still to be sent, by client."""
+        """Outputs still to be sent, by client."""
         self._sent_at = 0.0
         self._deadline: float | None = None
 
@@ -63,7 +63,7 @@ class Leader:
         """Run one request to its end, so that 'ready' means that the loaded model has computed.
 
         Raises:
-            RequestFailed: it does not compute.
+            RequestFailed: the request failed.
         """
         self._core.add(request)
         while self._core.has_work:
@@ -73,7 +73,7 @@ class Leader:
         self._core.metrics = EngineMetrics()
 
     def serve(self, front: Front, info: EngineInfo) -> None:
-        """Loop until a `Drain` has been carried out."""
+        """Run the loop until a `Drain` is complete."""
         core = self._core
         while self._deadline is None or (core.has_work and self._clock() < self._deadline):
             timeout = 0.0 if core.has_work else IDLE_BEAT_SECONDS
@@ -122,8 +122,9 @@ class Leader:
         self._unanswered.discard(request_id)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
-        """Send a step's outputs, or hold them until there are more: a message for several steps costs a web process
-        little more than one for each. First and last tokens, and what comes with them, are never held."""
+        """Send the outputs of a step, or hold them for a later message: one message for several steps costs a web
+        process little more than a message for one. First and last tokens are never held, and what is held is sent
+        with them."""
         held, clients, unanswered = self._held, self._clients, self._unanswered
         urgent = False
         for output in outputs:
@@ -151,7 +152,7 @@ class Leader:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
-        """Report to clients what could not be finished, then stop the other ranks."""
+        """Fail the requests that are not finished in time, then stop the other ranks."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         rest = self._core.request_ids()
         self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])

@@ -1,6 +1,6 @@
-"""Every step as a line of JSON (`option.step_trace`): what came, what was planned, how long it took.
+"""The step trace (`option.step_trace`): one line of JSON per step, with arrivals, plan and duration.
 
-Raw material for tests, simulators and anybody who asks why a request waited.
+For tests, simulators, and for finding out why a request waited.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ _BUFFER_BYTES = 1 << 20
 
 
 class StepTrace:
-    """Writes the file anew. One thread. Without a path it writes nothing, at next to no cost."""
+    """Writer of the trace file, which is overwritten. One thread. Without a path it writes nothing, at almost no
+    cost."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError: the file cannot be written."""
+        """Raises OSError when the file cannot be written."""
         self._file = None
         if path:
-            # Closed by `close`: it lives as long as the engine.
+            # Closed by `close`: the file stays open as long as the engine runs.
             self._file = Path(path).open("w", encoding="utf-8", buffering=_BUFFER_BYTES)  # noqa: SIM115
         self._arrivals: list[dict[str, Any]] = []
         self._ends: list[dict[str, Any]] = []
         self._number = 0
 
     def arrived(self, request: Request) -> None:
-        """A request was accepted."""
+        """Record an accepted request."""
         if self._file is not None:
             self._arrivals.append(
                 {
@@ -44,16 +45,16 @@ class StepTrace:
             )
 
     def ended(self, request_id: str, reason: str) -> None:
-        """A request has its last output, or nobody wants one any more."""
+        """Record the end of a request: its last output or its abort."""
         if self._file is not None:
             self._ends.append({"id": request_id, "reason": reason})
 
     def step(
         self, step: Step, start: float, seconds: Mapping[str, float], state: Callable[[], Mapping[str, int]]
     ) -> None:
-        """A step was done.
+        """Record a completed step.
 
-        start: on the clock of the arrivals, in seconds; seconds: by part; state: tells that of queue and cache.
+        start: in seconds, on the clock of the arrivals; seconds: by part; state: returns the state of queue and cache.
         """
         if self._file is None:
             return
@@ -75,7 +76,7 @@ class StepTrace:
         self._number += 1
 
     def flush(self) -> None:
-        """Write out what is kept: whenever the engine has nothing to do."""
+        """Flush the file. Called whenever the engine is idle."""
         if self._file is not None:
             self._file.flush()
 

@@ -1,7 +1,7 @@
 """`python -m engines.mpi.worker`: one rank of engine=MPI. Rank 0 leads, the others follow.
 
-Started by the supervisor, under mpirun when there are several ranks. Ends with 0 after a drain, else with the cause
-on stderr and on the status board.
+Started by the supervisor, under mpirun when there are several ranks. Exits with 0 after a drain, otherwise with the
+cause on stderr and on the status board.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What every rank has."""
+    """The parts of every rank."""
 
     config: MpiEngineConfig
     device: torch.device
@@ -48,11 +48,11 @@ class _Rank:
     executor: StepExecutor
     stopwatch: Stopwatch
     seconds: dict[str, float]
-    """Where the start-up time went."""
+    """Seconds of the startup, by part."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one rank to its end; the exit code."""
+    """Run one rank to its end; return the exit code."""
     arguments = _parser().parse_args(argv)
     die_with_parent()
     board = StatusBoard.open(arguments.status)
@@ -64,14 +64,14 @@ def main(argv: list[str] | None = None) -> int:
         else:
             while rank.executor.follow():
                 pass
-        # Graphs hold the group's communicator, which waits for them when it is destroyed.
+        # CUDA graphs hold the group's communicator, whose destruction waits for them.
         rank.model.close()
         rank.comm.close()
-    except Exception as error:  # the process edge: the cause must reach the board before we end
+    except Exception as error:  # edge of the process: the cause must be on the board before the exit
         logger.exception("the engine failed")
         board.set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")
         sys.stderr.flush()
-        # Not `return`: finalising MPI would wait for ranks that wait for this one.
+        # Not `return`: finalizing MPI would wait for ranks that wait for this one.
         os._exit(1)
     return 0
 
@@ -125,7 +125,7 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     prompt = tuple(range(min(8, config.model.max_model_len - 2, vocab_size)))
     leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
     seconds = {**rank.seconds, "warm-up": process_age() - before}
-    # What is loaded stays: the garbage collector need not look at it again and again while steps wait.
+    # Loaded objects stay alive. Without the freeze, the garbage collector would scan them repeatedly while steps wait.
     gc.collect()
     gc.freeze()
     front = Front(address)

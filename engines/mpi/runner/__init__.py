@@ -1,1 +1,1 @@
-"""Runs the steps that the scheduler planned, on CPUs and GPUs."""
+"""Execution of planned steps on CPUs and GPUs."""

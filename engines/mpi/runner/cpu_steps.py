@@ -1,4 +1,4 @@
-"""Steps on a CPU without native kernels: by torch, logits for the host to choose from."""
+"""Steps on a CPU without native kernels: torch computes logits that the host samples from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lmi_kernels import SequenceRows
 
 @dataclass(frozen=True, slots=True)
 class CpuBatch:
-    """One step's input, flattened."""
+    """Input of one step, flattened."""
 
     layout: StepLayout
     input_ids: torch.Tensor
@@ -32,7 +32,7 @@ class CpuBatch:
 
 
 class CpuSteps:
-    """A `StepRunner`."""
+    """`StepRunner` for CPUs without native kernels."""
 
     def __init__(
         self,
@@ -42,9 +42,8 @@ class CpuSteps:
         leads: bool,
         num_layers: int | None = None,
     ) -> None:
-        """
-        leads: this is rank 0.
-        num_layers: compute only so many, to see what does not depend on how many there are.
+        """leads: True on rank 0.
+        num_layers: compute only this many layers, to measure costs that do not depend on their number.
         """
         self._model = model
         self._cache = cache
@@ -60,7 +59,7 @@ class CpuSteps:
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> CpuBatch:
-        """Raises ValueError: the plan does not hold as many tokens as it says."""
+        """Lay out a step as tensors. Raises ValueError when the number of tokens in the plan is inconsistent."""
         layout = lay_out(plan)
         positions = torch.from_numpy(layout.positions.astype(np.int64))
         attention = TorchStepAttention(
@@ -89,6 +88,6 @@ class CpuSteps:
         return host_result(batch.layout, mine, lambda places: self._model.logits(hidden[places]))
 
     def _blocks(self, row: int, num_keys: int) -> torch.Tensor:
-        """Only those of the sequence: what stands behind them in the row is another's."""
+        """Return the blocks of the sequence only: later entries of the row may belong to other sequences."""
         blocks = self._tables.entries[row, : -(-num_keys // self._cache.block_size)]
         return torch.from_numpy(blocks.astype(np.int64))

@@ -1,6 +1,6 @@
-"""Decodes as CUDA graphs, one for each of some batch sizes: a step is then one launch, whatever the model.
+"""Decodes as CUDA graphs, one for each captured batch size: a step is then one launch, whatever the model.
 
-What a graph reads and writes keeps its place; a batch is padded to the next size that there is.
+The inputs and outputs of a graph have fixed addresses. A batch is padded to the next captured size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """int32 on the device."""
+    """Inputs of a graph, int32 on the device."""
 
     numbers: torch.Tensor
-    """[3, batch size]. Rows of the tables, the padding row for padding; positions of the tokens, -1 for padding; token
-    ids, -1 for the one chosen last."""
+    """[3, batch size]. Row of the tables, or the padding row; position of the token, -1 for padding; token id, -1
+    for the token sampled last."""
     counting: torch.Tensor
     """[batch size + 1]: 0, 1, ...; never changes."""
 
@@ -29,30 +29,32 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutputs:
-    """On the device. A graph's are overwritten when it is replayed."""
+    """Outputs of decodes, on the device. Replaying a graph overwrites its outputs."""
 
     tokens: torch.Tensor
     """[n], int64."""
     finite: torch.Tensor
-    """[n], bool: the row's logits were numbers."""
+    """[n], bool: whether the row's logits are finite."""
     logits: torch.Tensor | None
-    """[n, vocab_size] on rank 0; of all graphs in one place."""
+    """[n, vocab_size] on rank 0; all graphs share one buffer."""
     logprobs: torch.Tensor | None = None
-    """[n], fp32, on rank 0: of the tokens, where they are asked for."""
+    """[n], fp32, on rank 0: log-probabilities of the tokens, where requested."""
 
 
 def batch_sizes(largest: int) -> list[int]:
-    """Those that are captured, ascending: closer where a sequence more is a larger share of the step."""
+    """Return the batch sizes to capture, ascending. Small sizes are closer together: there, one more sequence is a
+    larger share of the step."""
     sizes = [*range(1, 3), 4, *range(8, 257, 8), *range(272, largest + 16, 16)]
     below = [size for size in sizes if size < largest]
     return [*below, largest] if largest > 0 else []
 
 
 def graphs_bytes(sizes: Sequence[int], held: Callable[[int], int]) -> int:
-    """Bytes of the device that graphs of these sizes will hold together. The largest one's memory serves all of them;
-    beside it each has some of its own, the driver's and NCCL's, and that of the second largest stands for all.
+    """Return the device memory in bytes that graphs of these sizes will hold together. All graphs share the memory of
+    the largest. Each also has some of its own, from the driver and NCCL; the second largest is measured and stands for
+    all.
 
-    held: captures the graph of a size beside those there are, and returns how many bytes the device has less.
+    held: captures the graph of a size in addition to the existing ones, and returns the bytes that the device lost.
     """
     largest, *others = sorted(sizes, reverse=True)
     shared = held(largest)
@@ -60,17 +62,17 @@ def graphs_bytes(sizes: Sequence[int], held: Callable[[int], int]) -> int:
 
 
 Record = Callable[[Callable[[], DecodeOutputs]], tuple[Callable[[], None], DecodeOutputs]]
-"""Records the launches that a call makes: returns what launches them again, and what the call returned, which is
-written anew each time."""
+"""Recorder of the launches that a call makes. Returns a function that launches them again, and the outputs of the
+call, which each launch overwrites."""
 
 
 def graph_recorder(device: torch.device) -> Record | None:
-    """None: the device has no graphs."""
+    """Return the recorder; None if the device has no graphs."""
     return _CudaRecorder() if device.type == "cuda" else None
 
 
 class _CudaRecorder:
-    """All graphs share one pool of memory."""
+    """Recorder of CUDA graphs that share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -83,7 +85,7 @@ class _CudaRecorder:
 
 
 class DecodeGraphs:
-    """Recorded once, before the first request."""
+    """Graphs of decodes, recorded once before the first request."""
 
     def __init__(
         self,
@@ -91,31 +93,32 @@ class DecodeGraphs:
         device: torch.device,
         record: Record | None = None,
     ) -> None:
-        """decode: launches kernels only, and allocates only with torch. record: None: there are no graphs."""
+        """decode: may only launch kernels, and allocate only with torch. record: None if there are no graphs."""
         self._decode = decode
         self._device = device
         self._record = record
         self._graphs: dict[int, tuple[DecodeInputs, Callable[[], None], DecodeOutputs]] = {}
-        """By batch size: what a graph reads, what launches it, and what it writes."""
+        """Input, launch function and output of each graph, by batch size."""
         self._logits: torch.Tensor | None = None
-        """Of the largest batch. Copying costs little, but a place for each graph's logits would be gigabytes."""
+        """Logits of the largest batch, shared by all graphs. Copying costs little, but separate logits for each
+        graph would take gigabytes."""
 
     def capture(self, sizes: Sequence[int], padding_row: int) -> None:
-        """The largest first: smaller ones then fit into the memory that it took."""
+        """Capture graphs, the largest first, so that smaller ones fit into its memory."""
         if self._record is None:
             return
         for size in sorted(sizes, reverse=True):
             numbers = torch.full((3, size), -1, dtype=torch.int32, device=self._device)
             numbers[0] = padding_row
             inputs = DecodeInputs.of(numbers)
-            # Compiles what is not compiled yet, and has libraries take their scratch memory: neither may be recorded.
+            # Compile kernels and let libraries allocate scratch memory first: neither may be recorded.
             logits = self._decode(inputs).logits
             if self._logits is None and logits is not None:
                 self._logits = torch.empty_like(logits)
             self._graphs[size] = inputs, *self._record(partial(self._decode_in_place, inputs))
 
     def drop(self) -> None:
-        """Free all graphs and what they hold; later batches have none."""
+        """Free all graphs and their memory. Later batches run without graphs."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
@@ -130,11 +133,11 @@ class DecodeGraphs:
         return replace(outputs, logits=logits)
 
     def bucket(self, num_seqs: int) -> int:
-        """The size of the graph for so many sequences; 0: there is none."""
+        """Return the size of the graph for this number of sequences; 0 if there is none."""
         return min((size for size in self._graphs if size >= num_seqs), default=0)
 
     def replay(self, size: int, numbers: torch.Tensor) -> DecodeOutputs:
-        """numbers: as `DecodeInputs` has them."""
+        """Replay a graph. numbers: as in `DecodeInputs`."""
         inputs, launch, outputs = self._graphs[size]
         inputs.numbers.copy_(numbers)
         launch()

@@ -1,4 +1,4 @@
-"""Tokens that a GPU has chosen, on their way to the host."""
+"""Tokens sampled on a GPU, on their way to the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _new = tuple.__new__
 
 
 class DeviceChoices:
-    """A step's (`step_runner.Choices`)."""
+    """The sampled tokens of one step (a `step_runner.Choices`)."""
 
     def __init__(
         self,
@@ -23,14 +23,13 @@ class DeviceChoices:
         host_rows: Sequence[int],
         with_logprobs: Sequence[int],
     ) -> None:
-        """
-        places: rows of the outputs, one for each sampled sequence.
-        with_logprobs: which of the sampled sequences get their tokens' log-probabilities.
+        """places: rows of the outputs, one for each sampled sequence.
+        with_logprobs: indices of the sampled sequences whose log-probabilities are reported.
         """
         self.host_rows = host_rows
         self._places = places
         self._with_logprobs = with_logprobs
-        # One copy: finite rows' tokens as they are, others' as -1.
+        # One copy for both: rows that are not finite have -1 as their token.
         self._tokens = _to_host(torch.where(outputs.finite, outputs.tokens, -1))
         self._logprobs: torch.Tensor | None = None
         if with_logprobs and outputs.logprobs is not None:
@@ -45,7 +44,7 @@ class DeviceChoices:
             self._event.synchronize()
         tokens, places = self._tokens.tolist(), self._places
         if self._logprobs is None and min(tokens) >= 0:
-            # Nearly all steps; a call for each of hundreds of tokens would take four times as long.
+            # The fast path of nearly all steps. One call for each of hundreds of tokens would take four times as long.
             chosen = map(tokens.__getitem__, places)
             return [*map(_new, repeat(SampledToken), zip(chosen, repeat(None), repeat(True), repeat(())))]
         logprobs: list[float | None] = [None] * len(places)
@@ -60,7 +59,7 @@ class DeviceChoices:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that arrives later; what happens to the tensor after this call does not change it."""
+    """Start an asynchronous copy to the host. Later changes of the tensor do not affect it."""
     if not tensor.is_cuda:
         return tensor.clone()
     there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

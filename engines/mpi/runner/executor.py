@@ -1,4 +1,4 @@
-"""One step on all ranks: rank 0 leads, the others follow, all beat when it is done."""
+"""Execution of a step on all ranks: rank 0 leads, the others follow, and each beats when the step is done."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 class StepFailed(Exception):
-    """A step could not be computed; all ranks know it and are ready for the next one."""
+    """A step could not be computed. All ranks know this and are ready for the next one."""
 
 
 class RankBroken(Exception):
-    """A rank's cache or block tables are not what the plans made of them: no later step can be right. Ends the
-    engine."""
+    """The cache or block tables of a rank do not match the plans, so no later step can be right. Ends the engine."""
 
 
 class StepExecutor:
-    """Runs plans. With several ranks an error inside the model ends all of them: the others wait in a sum that the
-    failed one will never join.
-    """
+    """Runner of plans. With several ranks, an error inside the model ends all of them: the other ranks wait in an
+    all-reduce that the failed rank never joins."""
 
     def __init__(
         self, runner: StepRunner, comm: Communicator, board: StatusBoard, stopwatch: Stopwatch
@@ -43,13 +41,13 @@ class StepExecutor:
     def lead(
         self, plan: StepPlan, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
-        """Rank 0: have all ranks run a plan.
+        """Run a plan on all ranks. Called on rank 0.
 
         targets: one for each sequence of the plan with WANT_PROMPT_LOGPROBS, in its order.
         rows: one for each sequence of the plan that samples, in its order.
 
         Raises:
-            StepFailed: the step, not the engine, is at fault.
+            StepFailed: the step failed; the engine can go on.
             RankBroken: the engine cannot go on.
         """
         self._stopwatch.start()
@@ -59,7 +57,8 @@ class StepExecutor:
         return self._run(plan, targets, rows)
 
     def follow(self) -> bool:
-        """Other ranks: run the next plan; False when it says stop. Raises RankBroken: this rank cannot go on."""
+        """Run the next plan. Called on the other ranks. Returns False when the plan is to stop. Raises RankBroken
+        when this rank cannot go on."""
         plan = StepPlan.decode(self._comm.broadcast_plan(None))
         if plan.kind is PlanKind.STOP:
             return False
@@ -112,7 +111,7 @@ class StepExecutor:
         return result
 
     def _end_all(self, error: Exception) -> None:
-        """Among several ranks: report why, and end them. They wait for this one, which will not come."""
+        """With several ranks: report the cause and end all ranks, since the others would wait for this one forever."""
         if self._comm.world_size > 1:
             cause = "".join(traceback.format_exception_only(error)).strip()
             self._board.set_state(EngineState.FAILED, f"rank {self._comm.rank}: {cause}")

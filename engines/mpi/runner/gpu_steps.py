@@ -1,9 +1,9 @@
-"""Steps on a GPU: inputs built there from tables that stay there, tokens chosen and fed back there.
+"""Steps on a GPU: inputs are built from tables on the device, and tokens are sampled and fed back there.
 
-The host sends a step's numbers in one pinned buffer and goes on; nothing here waits for the device but
-`DeviceChoices.take`, and a step with rows that the host samples. Decodes are replayed as CUDA graphs
-(`decode_graphs.py`). All work is on one stream, so what a later step writes to a block comes after all that earlier
-ones did there.
+The host sends the numbers of a step in one pinned buffer and goes on. It waits for the device only in
+`DeviceChoices.take`, and in a step with rows that the host samples. Decodes are replayed as CUDA graphs
+(`decode_graphs.py`). All work is on one stream, so a step writes to a block only after everything that earlier steps
+did there.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from lmi_kernels import PagedSequences, ScoreRules
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A step, laid out and on its way to the device."""
+    """A step that is laid out and on its way to the device."""
 
     layout: StepLayout
     table_rows: Sequence[int]
-    """[num_sampled]: the sampling sequences' rows of the tables, in the plan's order."""
+    """[num_sampled]: table rows of the sequences that sample, in the plan's order."""
     numbers: torch.Tensor
-    """int32, on the device: the layout's arrays one behind the other, or what a graph takes."""
+    """int32, on the device: the layout's arrays, concatenated, or the input of a graph."""
     lengths: Sequence[tuple[int, int]]
-    """Of each of these arrays, with and without what fills it up."""
+    """Lengths of these arrays, with and without padding."""
     bucket: int
-    """Of the graph that computes it; 0: none does."""
+    """Batch size of the graph that computes the step; 0 if none does."""
     scored_rows: torch.Tensor | None
-    """As the layout's, int64, on the device; None where nobody asks."""
+    """The layout's `scored_rows`, int64, on the device; None if no sequence is scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """How much the device's tables hold."""
+    """Capacity of the device's tables."""
 
     num_rows: int
-    """Sequences that run at once."""
+    """Maximum number of running sequences."""
     max_model_len: int
 
 
 class GpuSteps:
-    """A `StepRunner`."""
+    """`StepRunner` for GPUs."""
 
     def __init__(
         self,
@@ -75,13 +75,12 @@ class GpuSteps:
         shape: TableShape,
         num_layers: int | None = None,
     ) -> None:
-        """
-        num_kv_heads: of this rank.
+        """num_kv_heads: KV heads of this rank.
         num_layers: as in `CpuSteps`.
         """
         device = cache.layers[0].device
         if device.type == "cuda":
-            # Sums are fp32 everywhere; the default lets parts of a product be added up in 16 bits.
+            # Sums are fp32 everywhere. The default would allow parts of a product to be added up in 16 bits.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._model = model
@@ -92,7 +91,7 @@ class GpuSteps:
         self._windows = {spec.window for spec in config.attention}
         self._comm = comm
         self._device = device
-        # The row behind the last is for padding: written, and read by nobody.
+        # The row after the last one is for padding: it is written but never read.
         self._padding_row = shape.num_rows
         columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
         self._block_tables = torch.zeros(shape.num_rows + 1, columns, dtype=torch.int32, device=device)
@@ -105,11 +104,11 @@ class GpuSteps:
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int]) -> None:
-        """Capture graphs for decodes of so many sequences, where the device has them; others run eagerly."""
+        """Capture graphs for decodes of these batch sizes, if the device has graphs. Other batches run eagerly."""
         self._graphs.capture(sizes, self._padding_row)
 
     def close(self) -> None:
-        """Drop the graphs. Ranks do so before they leave their group: a graph may hold its communicator."""
+        """Drop the graphs. Ranks call this before they leave their group: a graph may hold its communicator."""
         self._graphs.drop()
 
     @torch.inference_mode()
@@ -156,7 +155,7 @@ class GpuSteps:
             outputs = self._graphs.replay(batch.bucket, batch.numbers)
             places = batch.layout.sampled.tolist()
             if sampler is not None and len(places) < batch.layout.num_seqs:
-                # A graph chooses for all sequences, also where one token of a prompt is not its last.
+                # A graph samples for all sequences, including prompt chunks of one token that is not the prompt's last.
                 sampler.forget(np.delete(batch.layout.rows, places).tolist())
             scores: list[list[PromptLogprob]] = []
         else:
@@ -166,7 +165,7 @@ class GpuSteps:
             return StepResult(None, scores)
         logits, host_rows = None, sampler.of_host(table_rows)
         if host_rows and outputs.logits is not None:
-            # Not `[places]`: a list as an index is copied to the device while the host waits.
+            # Not `[places]`: indexing with a list would make the host wait for a copy to the device.
             logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
         return StepResult(
             logits, scores, DeviceChoices(outputs, places, host_rows, sampler.with_logprobs(table_rows))
@@ -199,12 +198,12 @@ class GpuSteps:
         if not len(last_rows):
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
         last = last_rows.long()
-        # A sequence's next token stands right behind its last one.
+        # The next token of a sequence directly follows its last one.
         outputs = self._choose(hidden[last], table_rows.long(), positions[last] + 1)
         return outputs, scores
 
     def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
-        """One token of each sequence; captured, so it only launches kernels."""
+        """Compute one token of each sequence. Captured in a graph, so it only launches kernels."""
         rows, starts, token_ids = inputs.numbers
         counting = inputs.counting
         input_ids, positions, slot_mapping, seq_lens = self._inputs(
@@ -222,7 +221,7 @@ class GpuSteps:
         rows: torch.Tensor,
         token_ids: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, positions, slots and lengths of sequences."""
+        """Return the token ids, positions, slots and lengths of sequences."""
         known = self._last_tokens, self._block_tables, self._cache.block_size
         return lmi_kernels.step_inputs(owners, cu_seqlens_q, starts, rows, token_ids, *known)
 
@@ -246,7 +245,8 @@ class GpuSteps:
     def _choose(
         self, hidden: torch.Tensor, table_rows: torch.Tensor, positions: torch.Tensor
     ) -> DecodeOutputs:
-        """hidden: [n, hidden], table_rows, positions: [n], int64. Every rank keeps the tokens that rank 0 chose."""
+        """Sample tokens, and keep rank 0's tokens on every rank. hidden: [n, hidden]; table_rows, positions: [n],
+        int64."""
         logits = self._model.logits(hidden)
         logprobs = None
         if logits is not None and self._sampler is not None:
@@ -258,7 +258,7 @@ class GpuSteps:
         return DecodeOutputs(tokens, finite, logits, logprobs)
 
     def _padded(self, layout: StepLayout, bucket: int) -> npt.NDArray[np.int32]:
-        """As `DecodeInputs` has them: [3, bucket]."""
+        """Return the numbers of `DecodeInputs`, padded: [3, bucket]."""
         numbers = np.empty((3, bucket), dtype=np.int32)
         count = layout.num_seqs
         numbers[0, :count], numbers[0, count:] = layout.rows, self._padding_row
@@ -267,7 +267,7 @@ class GpuSteps:
         return numbers
 
     def _send(self, numbers: npt.NDArray[np.generic]) -> torch.Tensor:
-        """To the device, without waiting for it. The pinned copy is torch's to keep until it has arrived."""
+        """Copy to the device without waiting. Torch keeps the pinned copy until it has arrived."""
         tensor = torch.from_numpy(numbers)
         if self._device.type != "cuda":
             return tensor
@@ -275,7 +275,7 @@ class GpuSteps:
 
 
 def _pieces(numbers: torch.Tensor, lengths: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """The arrays that `aligned` put behind each other."""
+    """Split the concatenated arrays of `aligned` again."""
     found, at = [], 0
     for padded, length in lengths:
         found.append(numbers[at : at + length])

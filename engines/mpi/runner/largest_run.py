@@ -1,4 +1,4 @@
-"""One pass of the largest step, which shows what it takes."""
+"""One run of the largest step, to measure its memory."""
 
 from __future__ import annotations
 
@@ -41,4 +41,5 @@ _PARAMS = SamplingParams(
     logprobs=True,
     top_logprobs=1,
 )
-"""With everything on that holds a copy of the logits, and `top_k` off, which would make the others' work small."""
+"""Sampling parameters with everything on that copies the logits, and without `top_k`, which would reduce the work of
+the others."""

@@ -1,4 +1,4 @@
-"""The step that takes the most memory. Plain Python: `lmi check` predicts what it takes."""
+"""The step that takes the most memory. Plain Python: `lmi check` uses it to predict memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from engines.mpi.scheduler.step_plan import (
 )
 
 NUM_BLOCKS = 2
-"""Of the cache that it is computed on: its tables name these again and again, for nobody reads what is computed."""
+"""Blocks of the cache that the step is computed on. Its block tables repeat these blocks, since the results are not
+used."""
 SCORED_TOKENS = 128
-"""Of a prompt, scored at once."""
+"""Prompt tokens scored at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """What no step exceeds."""
+    """Limits that no step exceeds."""
 
     num_tokens: int
     num_seqs: int
@@ -28,7 +29,7 @@ class LargestStep:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences that gain a token, at most."""
+        """Maximum number of sequences that gain a token."""
         return min(self.num_seqs, self.num_tokens)
 
     @classmethod
@@ -39,14 +40,15 @@ class LargestStep:
         return cls(tokens, settings.max_num_seqs, max_model_len)
 
     def plans(self, block_size: int) -> list[StepPlan]:
-        """Steps of which one is the largest: prompts' ends, all scored, and sequences that all sample."""
+        """Return plans of which one takes the most memory: one of long prompt chunks, one of sequences that all
+        sample."""
         seqs = self.num_decodes
         chunks: list[int] = []
         left = self.num_tokens
-        # A whole prompt needs no mask, one that has a token behind it does.
+        # A whole prompt needs no mask; a prompt with a token before it does.
         longest = max(1, self.max_model_len - 1)
         while left and len(chunks) < self.num_seqs:
-            # One that is scored, as long as scoring looks at at once; then the rest.
+            # One prompt that is scored, as long as one slice of scoring, then the rest.
             size = SCORED_TOKENS if not chunks and self.num_seqs > 1 else longest
             chunks.append(min(size, longest, left))
             left -= chunks[-1]
@@ -57,8 +59,8 @@ class LargestStep:
         ]
 
     def _plan(self, query_lens: list[int], wants: list[int], block_size: int) -> StepPlan:
-        """Sequences of the greatest length, of which the last `query_lens[i]` tokens are computed."""
-        # Never two consecutive blocks: what is gathered takes more than what is viewed.
+        """Build a plan of sequences of the maximum length that computes the last `query_lens[i]` tokens of each."""
+        # Never two consecutive blocks: gathering blocks takes more memory than viewing them.
         table = [1 - i % NUM_BLOCKS for i in range(-(-self.max_model_len // block_size))]
         count = len(query_lens)
         return StepPlan.of_rows([self.max_model_len] * count, query_lens, wants, [table] * count)

@@ -1,4 +1,4 @@
-"""A plan's numbers in the order in which steps compute them: plain arrays, no tensors."""
+"""The layout of a step: a plan's numbers in the order of computation, as plain arrays without tensors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, S
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Sequences of one token first, then chunks; token rows in the same order."""
+    """Layout of a step: sequences of one token first, then chunks. Token rows are in the same order."""
 
     rows: Numbers
-    """[num_seqs]: of the block tables."""
+    """[num_seqs]: rows of the block tables."""
     starts: Numbers
-    """[num_seqs]: position of each one's first token."""
+    """[num_seqs]: position of each sequence's first token."""
     cu_seqlens_q: Numbers
-    """[num_seqs + 1]: its token rows."""
+    """[num_seqs + 1]: bounds of each sequence's token rows."""
     owners: Numbers
-    """[num_tokens]: whose each token row is."""
+    """[num_tokens]: index of the sequence of each token row."""
     token_ids: Numbers
-    """[num_tokens]: or `UNKNOWN_TOKEN`."""
+    """[num_tokens]: token ids, or `UNKNOWN_TOKEN`."""
     num_singles: int
     sampled: Numbers
-    """[num_sampled]: which sequences sample, in the plan's order."""
+    """[num_sampled]: indices of the sequences that sample, in the plan's order."""
     scored: Numbers
-    """[num_scored]: whose prompts' log-probabilities are wanted, in the plan's order."""
+    """[num_scored]: indices of the sequences whose prompt log-probabilities are wanted, in the plan's order."""
 
     @property
     def num_seqs(self) -> int:
@@ -42,7 +42,7 @@ class StepLayout:
 
     @property
     def max_query_len(self) -> int:
-        """Of the chunks; 0 without any."""
+        """Maximum length of the chunks; 0 without any."""
         return int(self.query_lens[self.num_singles :].max(initial=0))
 
     @property
@@ -58,7 +58,7 @@ class StepLayout:
 
     @property
     def scored_rows(self) -> Numbers:
-        """[sum of scored_lens]: token rows whose next tokens' log-probabilities are wanted."""
+        """[sum of scored_lens]: token rows for which the log-probability of the next token is wanted."""
         bounds = [(self.cu_seqlens_q[i], self.cu_seqlens_q[i + 1]) for i in self.scored]
         return np.concatenate([np.arange(0), *(np.arange(*pair) for pair in bounds)]).astype(np.int32)
 
@@ -68,15 +68,15 @@ class StepLayout:
         return tuple(self.query_lens[self.scored].tolist())
 
     def slots(self, tables: Numbers, block_size: int) -> Numbers:
-        """[num_tokens]: places in the KV cache, by block tables of [rows, columns]."""
+        """[num_tokens]: slots in the KV cache. tables: block tables, [rows, columns]."""
         positions = self.positions
         return tables[self.rows[self.owners], positions // block_size] * block_size + positions % block_size
 
 
 def lay_out(plan: StepPlan) -> StepLayout:
-    """Single tokens come first, otherwise the order is the plan's.
+    """Lay out a plan. Single tokens come first; otherwise the order is the plan's.
 
-    Raises ValueError: the plan does not hold as many tokens as it says.
+    Raises ValueError: the number of tokens in the plan is inconsistent.
     """
     num_tokens = sum(plan.query_lens)
     if plan.num_tokens != num_tokens:
@@ -118,7 +118,8 @@ def lay_out(plan: StepPlan) -> StepLayout:
 
 
 def aligned(arrays: Sequence[Numbers]) -> tuple[Numbers, list[tuple[int, int]]]:
-    """One behind the other, each at a multiple of 16 bytes: kernels are compiled for that."""
+    """Concatenate arrays, each starting at a multiple of 16 bytes, as the kernels require. Returns the numbers and,
+    for each array, its length with and without padding."""
     lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]
     numbers = np.zeros(sum(padded for padded, _ in lengths), dtype=np.int32)
     at = 0
@@ -129,7 +130,7 @@ def aligned(arrays: Sequence[Numbers]) -> tuple[Numbers, list[tuple[int, int]]]:
 
 
 def _numbers(values: Sequence[int]) -> Numbers:
-    """Twice as fast as numpy reads a list."""
+    """Convert to int32, twice as fast as numpy converts a list."""
     packed = bytearray(4 * len(values))
     struct.pack_into(f"{len(values)}i", packed, 0, *values)
     return np.frombuffer(packed, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""One rank's model and cache, loaded and measured, ready for steps."""
+"""Loading of one rank's model and cache, measured and ready for steps."""
 
 from __future__ import annotations
 
@@ -41,44 +41,44 @@ logger = logging.getLogger(__name__)
 _KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PROFILED_LAYERS = 2
-"""On a CPU the largest step's memory is measured with so many layers: each takes what the one before gave back."""
+"""Number of layers with which the memory of the largest step is measured on a CPU: each layer reuses the memory of
+the previous one."""
 
 
 @dataclass(slots=True)
 class LoadReport:
-    """What loading took."""
+    """Statistics of loading."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """By part."""
+    """Seconds by part."""
     owned_bytes: int = 0
-    """Of this rank's parameters as stored."""
+    """Bytes of this rank's parameters, as stored."""
     bytes_read: int = 0
-    """Bytes that were read for them."""
+    """Bytes read from the model's files for these parameters."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of `weights`, of `activations`, which the largest step takes beside them while it runs, and of the `KV
-    cache`."""
+    """Bytes by use: `weights`, `activations` (taken by the largest step while it runs) and `KV cache`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One rank's model, with the steps and the cache that were made for it."""
+    """One rank's model, with its steps and its cache."""
 
     config: ModelConfig
     steps: StepRunner
     cache: KvCache | NativeKvCache
     kv_bytes_per_token: int
-    """Of the KV cache, over all ranks."""
+    """Bytes per token of the KV cache, over all ranks."""
     largest_step: LargestStep
-    """The step that memory was measured for: no later setting may allow a larger one."""
+    """Step that memory was measured for. No later setting may allow a larger one."""
     report: LoadReport
 
     @property
     def window(self) -> Window | None:
-        """None: a layer sees all tokens."""
+        """Sliding window of the model; None if a layer sees all tokens."""
         return Window.of(self.config.window, self.largest_step.num_tokens)
 
     def close(self) -> None:
-        """Give back what must be gone before the ranks' group is: see `GpuSteps.close`."""
+        """Free everything that must be gone before the ranks' group is: see `GpuSteps.close`."""
         if isinstance(self.steps, GpuSteps):
             self.steps.close()
 
@@ -86,11 +86,11 @@ class LoadedModel:
 def load_model(
     config: MpiEngineConfig, comm: Communicator, device: torch.device, stopwatch: Stopwatch
 ) -> LoadedModel:
-    """Load this rank's part of the model, measure the largest step, and make the cache of what that leaves.
+    """Load this rank's part of the model, measure the largest step, and create the cache in the remaining memory.
 
     Raises:
-        BadCheckpoint, UnsupportedModel: the model's files are not what they should be.
-        ValueError: the KV cache does not fit what was asked for, or what is free.
+        BadCheckpoint, UnsupportedModel: the model's files are invalid or not supported.
+        ValueError: the KV cache does not fit the configuration or the free memory.
     """
     report = LoadReport()
     with _timed(report, "weights"):
@@ -128,7 +128,7 @@ def _load_part(
 ) -> _ModelPart:
     model_config = describe(config.model)
     storage = DTYPES[config.model.dtype]
-    # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
+    # No bf16 or fp16 product on a CPU, which lacks a hardware path: see `lmi_kernels.linear`.
     dtype = torch.float32 if device.type == "cpu" else storage
     team = None if runs_triton(device) else shared_team()
     kv_dtype = config.cache.dtype
@@ -159,7 +159,7 @@ def _load_part(
 
 @dataclass(slots=True)
 class _ModelPart:
-    """One rank's part of a model, from which cache and steps are made."""
+    """One rank's part of a model, from which cache and steps are created."""
 
     config: MpiEngineConfig
     model_config: ModelConfig
@@ -172,9 +172,9 @@ class _ModelPart:
     kv_dtype: str
     kv_heads: int
     team: Team | None
-    """Of native kernels; None: there are none, or the model is not for them."""
+    """Threads of native kernels; None if there are no native kernels, or the model does not use them."""
     recorded: bool = False
-    """Whether native kernels run the model as programs."""
+    """Whether native kernels run the model as recorded programs."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -219,7 +219,7 @@ class _ModelPart:
 
     @torch.inference_mode()
     def measure(self, step: LargestStep) -> int:
-        """Bytes that the largest step takes on this rank while it runs."""
+        """Return the bytes that the largest step takes on this rank while it runs."""
         num_layers, block_size = self.model_config.num_layers, self.config.cache.block_size
         if self.device.type == "cpu":
             num_layers = min(num_layers, _PROFILED_LAYERS)
@@ -233,13 +233,13 @@ class _ModelPart:
         computing = memory.measure_peak(self.device, compute)
         if self.device.type != "cuda" or self.config.parallel.enforce_eager:
             return computing
-        # Graphs keep theirs while other steps compute.
+        # Graphs keep their memory while other steps compute.
         graphs = self._measure_graphs(steps(), batch_sizes(step.num_decodes))
         memory.give_back()
         return computing + graphs
 
     def _measure_graphs(self, steps: StepRunner, sizes: Sequence[int]) -> int:
-        """Bytes that graphs of these sizes hold."""
+        """Return the bytes that graphs of these sizes hold."""
         if not isinstance(steps, GpuSteps):
             return 0
         held = graphs_bytes(
@@ -269,9 +269,12 @@ class _ModelPart:
         return self._new_cache(num_blocks, cache.block_size, self.model_config.num_layers)
 
     def _require_fit(self, cache: int, activations: int, weights: int, step: LargestStep) -> None:
-        """cache: over all ranks. Ranks on CPUs share one memory, those on GPUs have each their own."""
-        # Asking for the largest of all also waits for all: then everybody's weights are where they stay. And all
-        # come to the same end.
+        """Check that the cache fits. Ranks on CPUs share one memory, ranks on GPUs have one each.
+
+        cache: bytes over all ranks.
+        """
+        # Taking the maximum over all ranks also waits until every rank has loaded its weights, and gives all ranks the
+        # same result.
         activations, weights = -self.comm.smallest(-activations), -self.comm.smallest(-weights)
         free = self.comm.smallest(memory.free_bytes(self.device))
         ranks = self.comm.world_size
@@ -280,7 +283,7 @@ class _ModelPart:
         memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
 
     def _local(self, cache: int) -> int:
-        """This rank's part of bytes of the cache over all ranks."""
+        """Return this rank's part of `cache` bytes over all ranks."""
         return budget.local_bytes(cache, self.model_config.num_kv_heads, self.comm.world_size, self.kv_heads)
 
     def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache | NativeKvCache:

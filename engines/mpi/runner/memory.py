@@ -1,4 +1,4 @@
-"""What a rank's memory goes into: measured before the KV cache is made, so that nothing runs out later."""
+"""Memory of a rank, measured before the KV cache is created, so that it does not run out later."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from engines.mpi.runner import budget
 
 _GIB = 1024**3
 _MOST_OUTSIDE = 256 * 1024**2
-"""Bytes that one CUDA graph may take outside of torch's allocator: one of 600 kernels takes some 10 MB."""
+"""Maximum bytes that a CUDA graph may take outside of torch's allocator. A graph of 600 kernels takes about 10 MB."""
 
 
 def in_use(device: torch.device) -> int:
-    """Bytes that this process holds on the device: of tensors on a GPU, else resident."""
+    """Return the bytes that this process holds on the device: in tensors on a GPU, otherwise resident."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     _trim()
@@ -27,10 +27,10 @@ def in_use(device: torch.device) -> int:
 
 
 def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
-    """Bytes that `work` takes at its peak beyond what is in use before it.
+    """Return the bytes that `work` takes at its peak, beyond what was in use before.
 
-    On a GPU: what the allocator holds, which is more than what its tensors fill. On a CPU: resident bytes; where the
-    kernel cannot forget an earlier peak, that one counts, so the result may be too large but not too small.
+    On a GPU: memory held by the allocator, which is more than its tensors fill. On a CPU: resident bytes. If the kernel
+    cannot reset an earlier peak, that peak counts, so the result may be too large but not too small.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -50,8 +50,8 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def measure_held(device: torch.device, work: Callable[[], None]) -> int:
-    """Bytes that a GPU has less when `work` is done: what torch's allocator holds, and what the driver and NCCL have
-    taken, of which it knows nothing."""
+    """Return the bytes that a GPU has lost after `work`: memory held by torch's allocator, and memory that the
+    driver and NCCL took without its knowledge."""
 
     def taken() -> tuple[int, int]:
         torch.cuda.synchronize(device)
@@ -63,18 +63,18 @@ def measure_held(device: torch.device, work: Callable[[], None]) -> int:
     before, others_before = taken()
     work()
     after, others_after = taken()
-    # Another process may come or go meanwhile: that is not ours.
+    # Another process may start or end meanwhile, so the change outside of the allocator is limited.
     return max(0, after - before) + min(max(0, others_after - others_before), _MOST_OUTSIDE)
 
 
 def give_back() -> None:
-    """Give the GPU back what nobody holds any more."""
-    gc.collect()  # graphs and what they call hold each other
+    """Return unused memory to the GPU."""
+    gc.collect()  # graphs and the functions that they call reference each other
     torch.cuda.empty_cache()
 
 
 def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) -> int:
-    """Measure what one GPU's KV cache may take beside this process's tensors, the largest step and everything else."""
+    """Return the bytes that one GPU's KV cache may take, after weights, the largest step and everything else."""
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
     weights = torch.cuda.memory_allocated(device)
@@ -82,14 +82,14 @@ def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be taken now: of the GPU, or of the machine within the limits of this process's cgroups."""
+    """Return the available bytes: of the GPU, or of the machine within the limits of this process's cgroups."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return host_free_bytes()
 
 
 def host_free_bytes(root: Path = Path("/")) -> int:
-    """`root` is where /proc and /sys are."""
+    """Return the available bytes of the host. root: folder with /proc and /sys."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     free = int(match[1]) * 1024 if match else 0
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -97,7 +97,7 @@ def host_free_bytes(root: Path = Path("/")) -> int:
         for controller in controllers.split(",") if controllers else [""]:
             top = root / "sys/fs/cgroup" / controller
             own = top / path.lstrip("/")
-            # In a container the path of the host's view may not be there; the top then is the own group.
+            # In a container, the path as the host sees it may not exist; the top folder is then the own group.
             for folder in (own, *own.parents):
                 if folder.is_relative_to(top):
                     free = min(free, _cgroup_free(folder, free))
@@ -105,10 +105,13 @@ def host_free_bytes(root: Path = Path("/")) -> int:
 
 
 def require_fit(kv_cache: int, activations: int, weights: int, free: int, num_tokens: int) -> None:
-    """Bytes over all ranks that share the memory, the weights among them loaded already; `free` beside them.
+    """Check that KV cache and largest step fit into the free memory.
+
+    All arguments but `num_tokens` are bytes, over all ranks that share the memory. The weights are loaded already;
+    `free` is available besides them.
 
     Raises:
-        ValueError: KV cache and largest step together are more than what is free.
+        ValueError: KV cache and largest step together take more than `free`.
     """
     if kv_cache + activations <= free:
         return
@@ -132,14 +135,14 @@ def _floor(count: int) -> str:
 
 
 def _cgroup_free(folder: Path, free: int) -> int:
-    """What the limit of one cgroup leaves; `free` where it has none."""
+    """Return the bytes that the limit of one cgroup leaves; `free` if it has no limit."""
     for limit_file, usage_file, cache_key in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         limit, usage = _read(folder / limit_file), _read(folder / usage_file)
         if limit.isdecimal() and usage.isdecimal():
-            # Pages of files that nobody has touched lately are given back before anything fails.
+            # The kernel reclaims inactive file pages before anything fails.
             cache = re.search(rf"^{cache_key} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
             return max(0, int(limit) - int(usage) + (int(cache[1]) if cache else 0))
     return free
@@ -153,18 +156,18 @@ def _read(path: Path) -> str:
 
 
 def _status_bytes(name: str) -> int:
-    """A line of /proc/self/status; 0 where there is none."""
+    """Return a value of /proc/self/status in bytes; 0 if it is missing."""
     match = re.search(rf"^{name}:\s+(\d+) kB", _read(Path("/proc/self/status")), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
 def _largest_resident() -> int:
-    """Of this process's whole life."""
+    """Return the peak resident bytes over the whole life of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _forget_peak() -> bool:
-    """Have the kernel take the resident set's peak from now on; False where it does not."""
+    """Reset the kernel's peak of the resident set. Returns False if the kernel does not support it."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -173,7 +176,7 @@ def _forget_peak() -> bool:
 
 
 def _trim() -> None:
-    """Give freed memory back to the kernel, so that what is resident is what is used."""
+    """Return freed memory to the kernel, so that resident memory equals used memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

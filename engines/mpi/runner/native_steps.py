@@ -1,4 +1,4 @@
-"""Steps on a CPU by native kernels: a model's programs, logits for the host to choose from."""
+"""Steps on a CPU with native kernels: a model's programs, and logits that the host samples from."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SEQUENCE = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class NativeBatch:
-    """A step as native kernels take it."""
+    """Input of a step for native kernels."""
 
     layout: StepLayout
     given: NativeInput
 
 
 class NativeSteps:
-    """A `StepRunner`."""
+    """`StepRunner` for CPUs with native kernels."""
 
     def __init__(
         self,
@@ -45,10 +45,9 @@ class NativeSteps:
         leads: bool,
         stopwatch: Stopwatch,
     ) -> None:
-        """
-        num_positions: of the model.
-        max_tokens: of a step; max_sampled: sequences of a step that sample.
-        leads: this is rank 0.
+        """num_positions: positions of the model.
+        max_tokens: maximum tokens of a step; max_sampled: maximum sequences of a step that sample.
+        leads: True on rank 0.
         """
         self._model = model
         self._cache = cache
@@ -60,14 +59,15 @@ class NativeSteps:
         self._tables = BlockTables()
 
     def update(self, plan: StepPlan) -> None:
-        # Native attention does not read what stands behind a sequence's keys, so no block has to be zeroed.
+        # Native attention does not read beyond a sequence's keys, so blocks need not be zeroed.
         self._cache.copy_blocks(plan.copies)
         self._tables.apply(plan.table_updates)
 
     def prepare(self, plan: StepPlan) -> NativeBatch:
-        """
+        """Lay out a step for native kernels.
+
         Raises:
-            ValueError: the plan does not hold as many tokens as it says, or asks for more than there is room for.
+            ValueError: the number of tokens in the plan is inconsistent, or the step is too large.
         """
         layout = lay_out(plan)
         ids, positions, table = layout.token_ids, layout.positions, self._tables.entries
@@ -94,6 +94,6 @@ class NativeSteps:
     def compute(
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
-        """The logits of a result are overwritten by the next step's."""
+        """Run the model. The logits of a result are overwritten by the next step."""
         self._model.forward(batch.given, self._stopwatch)
         return host_result(batch.layout, targets if self._leads else None, self._model.logits)

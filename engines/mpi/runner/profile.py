@@ -1,4 +1,4 @@
-"""`python -m engines.mpi.runner.profile`: the time of steps by part, on one rank. What `lmi profile` runs."""
+"""`python -m engines.mpi.runner.profile`: the time of steps by part, on one rank. Used by `lmi profile`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sequences of a step, each with so many keys, of which the last `query_len` are computed."""
+    """Shape of a step: its sequences, their number of keys, and the number of last tokens that are computed."""
 
     num_seqs: int
     query_len: int
@@ -38,13 +38,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Milliseconds of a step, medians."""
+    """Median times of a step in milliseconds."""
 
     shape: Shape
     total: float
-    """Everything: laying out, model, choice of greedy tokens."""
+    """Total time: layout, model, and greedy sampling."""
     parts: dict[str, float]
-    """By part: native operations by kind, `head` being the vocabulary's; what is left is `python`."""
+    """Time by part: native operations by kind (`head` is the vocabulary's); `python` is the rest."""
 
 
 def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Iterator[Profile]:
@@ -62,7 +62,7 @@ def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Itera
 
 
 def _step(runner: StepRunner, sampler: Sampler, plan: StepPlan) -> dict[str, float]:
-    """Seconds by part."""
+    """Run a step; return its seconds by part."""
     before, started = _seconds(), time.perf_counter()
     runner.update(plan)
     batch = runner.prepare(plan)
@@ -92,7 +92,7 @@ def _plan(shape: Shape, block_size: int) -> StepPlan:
     tables = [range(row * num_blocks, (row + 1) * num_blocks) for row in range(count)]
     lens = [shape.query_len] * count
     plan = StepPlan.of_rows([shape.kv_len] * count, lens, [WANT_LOGITS] * count, tables)
-    # Tokens of all kinds, as experts are chosen by them.
+    # Various tokens, because the choice of experts depends on them.
     return replace(plan, token_ids=[i % 1000 for i in range(plan.num_tokens)])
 
 

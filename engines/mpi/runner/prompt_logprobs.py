@@ -1,4 +1,4 @@
-"""How likely the model finds a prompt's own tokens."""
+"""Log-probabilities of prompt tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from engines.core import PromptLogprob
 
 SLICE_ROWS = 128
-"""Rows whose logits are made at once: a long prompt's, over a large vocabulary, would be gigabytes."""
+"""Rows whose logits are computed at once. All logits of a long prompt over a large vocabulary would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTargets:
-    """Of a sequence whose plan says WANT_PROMPT_LOGPROBS."""
+    """Targets of a sequence whose plan has WANT_PROMPT_LOGPROBS."""
 
     next_token_ids: tuple[int, ...]
-    """The prompt tokens that follow the chunk's: as many as the chunk has, or one less when it ends the prompt."""
+    """Prompt tokens that follow those of the chunk: as many as the chunk has, or one less when it ends the prompt."""
     num_top: int
-    """How many of the likeliest come with each."""
+    """Number of most likely tokens to report with each token."""
 
 
 def score_prompts(
@@ -29,12 +29,12 @@ def score_prompts(
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> list[list[PromptLogprob]]:
-    """Log-probabilities of each chunk's next tokens, log-softmax in fp32 of the model's logits.
+    """Return the log-probabilities of each chunk's next tokens: log-softmax of the model's logits in fp32.
 
     Args:
-        rows, lens: as in `Batch`.
+        rows, lens: `scored_rows` and `scored_lens` of `StepLayout`.
         targets: one for each of `lens`, on rank 0; None on the others, which compute their part of the head.
-        head: numbers of rows, [n] -> their logits, [n, vocab_size], on rank 0, None on the others.
+        head: maps row indices, [n], to their logits: [n, vocab_size] on rank 0, None on the others.
     """
     found: list[PromptLogprob | None] = []
     wanted = None if targets is None else _by_row(lens, targets)
@@ -51,7 +51,7 @@ def score_prompts(
 
 
 def _by_row(lens: Sequence[int], targets: Sequence[PromptTargets]) -> list[tuple[int, int] | None]:
-    """(next token, how many of the likeliest) of each row; None where no prompt token follows."""
+    """Return (next token, number of most likely tokens) for each row; None where no prompt token follows."""
     wanted: list[tuple[int, int] | None] = []
     for count, target in zip(lens, targets, strict=True):
         known = [(token, target.num_top) for token in target.next_token_ids]
@@ -60,7 +60,7 @@ def _by_row(lens: Sequence[int], targets: Sequence[PromptTargets]) -> list[tuple
 
 
 def _score(logits: torch.Tensor, wanted: Sequence[tuple[int, int] | None]) -> list[PromptLogprob | None]:
-    """logits: [n, vocab_size], any float dtype; one result for each of `wanted`."""
+    """Return one result for each of `wanted`. logits: [n, vocab_size], any float dtype."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     next_ids = torch.tensor([want[0] if want else 0 for want in wanted], device=logits.device)
     own = logprobs.gather(1, next_ids[:, None])[:, 0].tolist()

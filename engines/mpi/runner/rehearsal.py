@@ -1,7 +1,7 @@
-"""Steps of every kind before the first request, so that no kernel is compiled while somebody waits for it.
+"""Warm-up steps of every kind before the first request, so that no kernel is compiled while a request waits.
 
-Triton compiles a kernel, which takes seconds, when it is first launched with some set of constants; which of them a
-step needs depends on how many tokens it has and on how they are dealt out.
+Triton compiles a kernel, which takes seconds, at its first launch with a given set of constants. The constants of a
+step depend on its number of tokens and on how they are distributed over sequences.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PARAMS = SamplingParams(max_new_tokens=1)
 
 
 def rehearse(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
-    """Compute steps up to the largest, on a cache that holds nothing yet."""
+    """Compute steps up to the largest, on an empty cache."""
     for query_lens in _shapes(largest):
-        # Sequences' first tokens. All are written to block 0, for nobody reads what is computed.
+        # The first tokens of sequences. All are written to block 0, since the results are not used.
         tables = [[0] * -(-length // block_size) for length in query_lens]
         plan = StepPlan.of_rows(query_lens, query_lens, [WANT_LOGITS] * len(query_lens), tables)
         steps.update(plan)
@@ -32,7 +32,8 @@ def rehearse(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
 
 
 def _shapes(largest: LargestStep) -> Iterator[list[int]]:
-    """Query lengths. Of each number of tokens, doubling: as few chunks as can be; and half in one, the rest in many."""
+    """Yield query lengths. For token counts that double: as few chunks as possible, then half of the tokens in one
+    chunk and the rest in short ones."""
     longest = max(1, largest.max_model_len - 1)
     sizes = [2**i for i in range(largest.num_tokens.bit_length()) if 2**i < largest.num_tokens]
     for tokens in (*sizes, largest.num_tokens):

@@ -1,4 +1,5 @@
-"""What lays plans out as tensors and computes them: one implementation for each kind of device."""
+"""The interface of step runners, which lay plans out as tensors and compute them. One implementation per kind of
+device."""
 
 from __future__ import annotations
 
@@ -16,45 +17,46 @@ from engines.sampling.batch import SamplingRow
 
 
 class Choices(Protocol):
-    """Tokens that a device chooses while the host goes on."""
+    """Tokens that the device samples while the host goes on."""
 
     @property
     def host_rows(self) -> Sequence[int]:
-        """Of the sampled sequences those that the host has to choose for, from the logits."""
+        """Indices of the sampled sequences that the host has to sample from the logits."""
 
     def take(self) -> list[SampledToken]:
-        """Wait for them: one for each sampled sequence, of which those of `host_rows` mean nothing."""
+        """Wait for the tokens: one for each sampled sequence. Those of `host_rows` are meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave, on rank 0; other ranks' are empty."""
+    """Result of a step on rank 0; empty on other ranks."""
 
     logits: torch.Tensor | None = None
-    """[num_sampled, vocab_size], in the plan's order; None when the host chooses for no sequence."""
+    """[num_sampled, vocab_size], in the plan's order; None when the host samples for no sequence."""
     prompt_logprobs: list[list[PromptLogprob]] = field(default_factory=list)
-    """One list for each sequence that asked, in the plan's order."""
+    """One list for each sequence that wants them, in the plan's order."""
     choices: Choices | None = None
-    """Tokens that the device chooses; None where it chooses none."""
+    """Tokens that the device samples; None if it samples none."""
 
 
 class StepRunner(Protocol):
-    """One rank's. A step is one call of each, in this order; the last two may be repeated for parts of it."""
+    """Step runner of one rank. A step is one call of each method, in this order; the last two may be repeated for
+    parts of it."""
 
     def update(self, plan: StepPlan) -> None:
-        """Carry out what a plan changes for good: blocks copied, then block tables. Once a plan; when it fails, this
-        rank's state is not that of the others any more."""
+        """Apply the permanent changes of a plan: block copies, then block tables. Called once per plan. After an
+        error, the state of this rank differs from the others'."""
 
     def prepare(self, plan: StepPlan) -> Any:
-        """Lay a step, whose updates are done, out as tensors. Changes nothing and says nothing to other ranks: what
-        goes wrong here can be agreed on before `compute`."""
+        """Lay out a step as tensors, after `update`. Changes nothing and does not communicate, so ranks can agree on
+        a failure before `compute`."""
 
     def compute(
         self, batch: Any, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """Run the model. Computing a step again is harmless: the same keys and values go to the same slots.
 
-        targets: on rank 0, one for each sequence whose prompt's log-probabilities are wanted.
+        targets: on rank 0, one for each sequence whose prompt log-probabilities are wanted.
         rows: on rank 0, one for each sequence that samples.
         """
 
@@ -64,10 +66,10 @@ def host_result(
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> StepResult:
-    """What a step gives whose tokens the host chooses.
+    """Return the result of a step whose tokens the host samples.
 
     targets: None on other ranks than 0.
-    head: numbers of token rows, int32 [n] -> their logits, [n, vocab_size], on rank 0, None on the others.
+    head: maps token row indices, int32 [n], to their logits: [n, vocab_size] on rank 0, None on the others.
     """
     scores: list[list[PromptLogprob]] = []
     if len(layout.scored):
