@@ -1,1 +1,1 @@
-"""Runs a server: the processes, their start, watch and end."""
+"""Run a server: start, supervise and stop its processes."""

@@ -1,4 +1,4 @@
-"""What a ready server prints: a working curl command, the parts of the start-up time, and one line of facts."""
+"""Output of a ready server: a working curl command, the parts of the start-up time, and a one-line summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _QUESTION = "What is the capital of France?"
 
 
 def has_chat_template(model_path: Path) -> bool:
-    """Whether the model's folder has a chat template. The web server reports files that are not valid."""
+    """Return whether the model's folder has a chat template. The web server reports invalid files."""
     try:
         return DEFAULT in read_templates(model_path)
     except ValueError:
@@ -21,7 +21,7 @@ def has_chat_template(model_path: Path) -> bool:
 
 
 def curl_line(port: int, chat: bool) -> str:
-    """A request with the same answer every time, to paste into a shell on this machine."""
+    """Return a curl command to paste into a shell on this machine. The response is the same every time."""
     body: dict[str, object] = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 32, "temperature": 0}}
     if chat:
         body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 64, "temperature": 0}
@@ -33,12 +33,12 @@ def _seconds(parts: Mapping[str, float]) -> str:
 
 
 def time_line(total: float, before: Mapping[str, float], engine: Mapping[str, float]) -> str:
-    """The parts of the start-up time. before: parts of the supervisor; engine: parts of the engine."""
+    """Format the parts of the start-up time. before: parts in the supervisor; engine: parts in the engine."""
     return f"start-up took {total:.1f} s: {_seconds(before)}; in the engine: {_seconds(engine)}"
 
 
 def ready_line(info: EngineInfo, address: str, copies: int = 1) -> str:
-    """The facts about a ready server. info: of the first copy."""
+    """Return the one-line summary of a ready server. info: of the first copy."""
     if info.engine == "Handler":
         calls = "one request at a time" if info.max_num_seqs == 1 else f"batches of up to {info.max_num_seqs}"
         return f"ready: handler {info.model} with {info.world_size} worker(s), {calls}, at {address}"

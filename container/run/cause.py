@@ -20,15 +20,15 @@ def signal_name(number: int) -> str:
 
 
 def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
-    """One line on what ended the process `name`; for MPI ranks, which one ended first.
+    """Return in one line why the process `name` ended; for MPI ranks, which rank ended first.
 
-    code: as from `subprocess`; negative for a signal.
+    code: exit code as from `subprocess`; negative for a signal.
     """
     text = "\n".join(last_lines)
     if match := _MPI_SIGNAL.search(text):
         return f"{name}: rank {match[1]} was ended by {signal_name(int(match[2]))}"
     if code < 0:
-        return f"{name} ended by {signal_name(-code)}"  # killed from outside: its last output is about something else
+        return f"{name} ended by {signal_name(-code)}"  # killed from outside, so the last output is unrelated
     what = f"{name} ended with exit code {code}"
     if match := _MPI_EXIT.search(text):
         what = f"{name}: rank {match[1]} ended with exit code {match[2]}"

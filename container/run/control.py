@@ -1,4 +1,4 @@
-"""The supervisor's connection to the engine: statistics, settings of the scheduler, and the command to drain."""
+"""The supervisor's connection to the engine: statistics, scheduler settings, and the drain command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOK_MS = 100
 
 
 class EngineControl:
-    """A ZeroMQ DEALER on the engine's address. A context manager; one thread."""
+    """A ZeroMQ DEALER socket on the engine's address. A context manager; not thread-safe."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -38,8 +38,9 @@ class EngineControl:
         self._socket.send(encode(Drain(seconds)))
 
     def stats(self, timeout: float, worth_waiting: Callable[[], bool]) -> EngineStats | None:
-        """The engine's statistics; None without an answer within `timeout` seconds, or when `worth_waiting` returns
-        False: a dead engine must not delay the supervisor.
+        """Return the engine's statistics; None if the engine does not reply within `timeout` seconds.
+
+        Also returns None when `worth_waiting` returns False: a dead engine must not delay the supervisor.
         """
         self._token += 1
         reply = self._ask(GetStats(self._token), timeout, worth_waiting)
@@ -48,8 +49,9 @@ class EngineControl:
     def scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float, worth_waiting: Callable[[], bool]
     ) -> SchedulerSettings | None:
-        """Change settings of the scheduler, or none of them, and return those in force; None without a scheduler, and
-        as `stats`.
+        """Change scheduler settings, all or none, and return the settings in force. `changes` may be empty.
+
+        Returns None if the engine has no scheduler, or does not reply (see `stats`).
         """
         self._token += 1
         reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, worth_waiting)

@@ -1,4 +1,4 @@
-"""One copy of the model: its engine, which is restarted when it ends, and the connection to it."""
+"""One copy of the model: its engine, which is restarted when it ends, and the connection to the engine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _FAILED_ENGINE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RestartRule:
-    """When an engine that has ended is restarted."""
+    """Rules for restarting an engine that has ended."""
 
     max_deaths: int = 3
-    """Number of deaths in a row after which the engine is not restarted."""
+    """Number of consecutive deaths after which the engine is not restarted."""
     delay: float = 1.0
-    """Seconds until the first restart; doubled for each death in a row."""
+    """Seconds until the first restart; doubled for each further consecutive death."""
     long_service: float = 60.0
-    """Seconds of service that end a row of deaths."""
+    """Seconds of service after which the count of consecutive deaths restarts."""
     stuck_looks: int = 300
-    """Number of looks in a row at a ready engine without progress after which it is replaced, some 60 s. It is no time
-    limit, because nobody looks while a container is paused."""
+    """Number of consecutive checks without progress after which a ready engine is replaced, about 60 s. The limit is
+    not a time, because no checks happen while a container is paused."""
 
 
 class EngineCopy:
-    """An engine and its successors. Owned by the main thread."""
+    """An engine and its restarts. Used by the main thread only."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class EngineCopy:
         rule: RestartRule = RestartRule(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """name: for messages; start: start an engine with a new status board."""
+        """name: the copy's name in messages; start: starts an engine with a new status board."""
         self.name = name
         self.control = control
         self._start = start
@@ -56,12 +56,12 @@ class EngineCopy:
 
     @property
     def alive(self) -> bool:
-        """Whether there is an engine, and not only a planned restart."""
+        """True unless the engine has ended and its restart is scheduled."""
         return self._restart_at is None
 
     @property
     def was_ready(self) -> bool:
-        """Whether the engine has been ready since it was started."""
+        """Whether the engine has become ready since its start."""
         return self._ready_at is not None
 
     def failure(self, loading_timeout: float) -> str | None:
@@ -79,7 +79,7 @@ class EngineCopy:
         return None
 
     def stuck(self) -> str | None:
-        """Return the cause in one line if a ready engine makes no progress any more; else None. Counts as one look."""
+        """Return the cause in one line if a ready engine makes no more progress; else None. Each call is one check."""
         health = self.board.read()
         hangs = self.alive and health.state is EngineState.READY and not health.ready
         self._looks_without_progress = self._looks_without_progress + 1 if hangs else 0
@@ -88,7 +88,7 @@ class EngineCopy:
         return f"{self.name} made no progress for {health.heartbeat_age:.0f} s"
 
     def bury(self, cause: str) -> float | None:
-        """Remove a failed engine. Returns the seconds until its restart; None if it has failed too often."""
+        """Kill a failed engine and schedule its restart. Returns seconds until then; None if it has died too often."""
         self.child.kill_all()
         self.board.set_state(EngineState.FAILED, cause)
         now, rule = self._clock(), self._rule
@@ -104,7 +104,7 @@ class EngineCopy:
         return delay
 
     def advance(self) -> bool:
-        """Restart the engine when its time has come. Returns whether it has become ready since the last call."""
+        """Restart the engine if a restart is due. Returns whether the engine has become ready since the last call."""
         now = self._clock()
         if self._restart_at is not None:
             if now >= self._restart_at:

@@ -1,7 +1,7 @@
 """`python exec_bound.py PARENT NICE COMMAND...`: run COMMAND, and have the kernel kill it when the process PARENT ends.
 
-A script of its own, because code between fork and exec is not safe in a process with threads. Imports as little as
-possible: it runs before every child.
+A separate script, because code between fork and exec is not safe in a process with threads. Imports as little as
+possible, because it runs before every child process.
 """
 
 import ctypes

@@ -14,9 +14,9 @@ worker_class = "lmi_server.http.gevent_worker.Worker"
 keepalive = 75
 """Seconds that an idle connection is kept, longer than load balancers keep theirs."""
 timeout = 120
-"""Seconds without a heartbeat after which a worker is replaced; the model may keep the machine busy."""
+"""Seconds without a heartbeat after which a worker is replaced. Long, because the model may keep the machine busy."""
 graceful_timeout = 1
-"""Seconds for answers in flight at shutdown; by then the engine has ended every request."""
+"""Seconds for responses in flight at shutdown; by then the engine has ended every request."""
 backlog = 4096
 limit_request_line = 8190
 limit_request_fields = 100
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """Have the kernel kill a worker when gunicorn's master ends, even if that was killed."""
+    """Have the kernel kill a worker when gunicorn's master ends, even if the master is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -3,7 +3,7 @@
 Pure functions except `environment` and `server_environment`, the only places of this package that read the process
 environment.
 
-Every Python is started with `-P`: without it, it would import modules from the current folder, which may be a model's.
+Every Python is started with `-P`. Otherwise it would import modules from the current folder, which may be a model's.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ SEGMENT_BYTES = 4 << 20
 _CORES_PER_WEB_WORKER = 16
 _MAX_WEB_WORKERS = 4
 _MAX_CONNECTIONS = 8192
-"""Of one web worker; an idle connection takes about 50 kB."""
+"""Maximum connections of one web worker. An idle connection takes about 50 kB."""
 _OTHER_OPEN_FILES = 256
-"""Most open files of a web worker besides its connections."""
+"""Maximum open files of a web worker besides its connections."""
 
 
 def environment() -> Mapping[str, str]:
-    """The environment of this process."""
+    """Return a copy of this process's environment."""
     return dict(os.environ)
 
 
 def server_environment() -> Mapping[str, str]:
-    """As `environment`; removes the admin token from what processes inherit that this one starts."""
+    """Like `environment`, but also remove the admin token from the environment that child processes inherit."""
     environ = environment()
     os.environ.pop(ADMIN_TOKEN, None)
     return environ
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of prepared models: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`."""
+    """Return the folder of prepared models: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`."""
     if environ.get("LMI_CACHE_DIR"):
         return Path(environ["LMI_CACHE_DIR"]).expanduser().absolute()
     if environ.get("XDG_CACHE_HOME"):
@@ -57,11 +57,11 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 class BadVariable(Exception):
-    """An environment variable has a wrong value. The text is for users."""
+    """An environment variable has an invalid value. The message is for users."""
 
 
 def default_port(environ: Mapping[str, str]) -> int:
-    """`SAGEMAKER_BIND_TO_PORT`, else 8080. Raises BadVariable when it is not a port."""
+    """Return `SAGEMAKER_BIND_TO_PORT`, which defaults to 8080. Raises BadVariable if it is not a port."""
     text = environ.get(BIND_TO_PORT) or str(DEFAULT_PORT)
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise BadVariable(f"{BIND_TO_PORT}={text!r} is not a port; allowed: 1 to 65535")
@@ -69,14 +69,14 @@ def default_port(environ: Mapping[str, str]) -> int:
 
 
 def remote_code_allowed(environ: Mapping[str, str]) -> bool:
-    """`LMI_ALLOW_REMOTE_CODE=true`: the operator allows code that comes with a model."""
+    """Return whether the operator allows code that comes with a model (`LMI_ALLOW_REMOTE_CODE=true`)."""
     return environ.get("LMI_ALLOW_REMOTE_CODE", "").strip().lower() == "true"
 
 
 def admin_token_digest(environ: Mapping[str, str]) -> str:
-    """Digest of `LMI_ADMIN_TOKEN` for the web processes; empty without a token.
+    """Return the digest of `LMI_ADMIN_TOKEN` for the web processes; empty without a token.
 
-    Raises BadVariable when no client could send it; the text does not quote it.
+    Raises BadVariable if no client could send the token. The message does not contain the token.
     """
     token = environ.get(ADMIN_TOKEN, "")
     if not token:
@@ -87,14 +87,14 @@ def admin_token_digest(environ: Mapping[str, str]) -> str:
 
 
 def without_admin_token(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment for child processes."""
+    """Return the environment for child processes, without the admin token."""
     return {name: value for name, value in environ.items() if name != ADMIN_TOKEN}
 
 
 class RuntimePaths:
     """The files of one run, in a folder that only its owner can enter.
 
-    The folder's name is short: the address of a UNIX socket is limited to 107 bytes.
+    The folder's name is short, because the address of a UNIX socket is limited to 107 bytes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,17 +108,17 @@ class RuntimePaths:
 
     @property
     def formatter(self) -> RuntimePaths:
-        """Those of the processes that run a user's formatters, in a folder in this one."""
+        """Files of the processes that run a user's formatters, in a subfolder."""
         return RuntimePaths(self.folder / "formatter")
 
     def copies(self, count: int) -> list[RuntimePaths]:
-        """Those of each copy's engine: the only one's files are here, those of several in folders in this one."""
+        """Return the files of each copy's engine: in this folder for one copy, in subfolders for several copies."""
         if count == 1:
             return [self]
         return [RuntimePaths(self.folder / f"copy{number}") for number in range(1, count + 1)]
 
     def clear(self) -> None:
-        """Remove the sockets and the shared memory that an engine left."""
+        """Remove the sockets and the shared memory that a dead engine left behind."""
         for path in self.folder.iterdir():
             if path not in (self.engine_config, self.status):
                 if path.is_dir():
@@ -127,7 +127,7 @@ class RuntimePaths:
                     path.unlink(missing_ok=True)
 
     def new_board(self, num_heartbeats: int) -> StatusBoard:
-        """Create a status board, in place of one that clients may have open."""
+        """Create a status board that replaces one that clients may have open."""
         new = self.status.with_suffix(".new")
         board = StatusBoard.create(new, num_heartbeats)
         new.replace(self.status)
@@ -136,7 +136,7 @@ class RuntimePaths:
 
 @dataclass(frozen=True, slots=True)
 class MpiRun:
-    """An mpirun of Open MPI."""
+    """An mpirun executable of Open MPI."""
 
     path: Path
     major_version: int
@@ -150,7 +150,7 @@ _ENGINE_MODULES = {
 
 
 def engine_command(engine: str, paths: RuntimePaths) -> list[str]:
-    """One rank of engine=MPI, or a dispatcher of engine=Python, which starts the processes that compute."""
+    """Return the command of one rank (engine=MPI), or of a dispatcher, which starts the processes that compute."""
     return [
         *(sys.executable, "-P", "-m", _ENGINE_MODULES[engine]),
         *("--config", str(paths.engine_config)),
@@ -160,10 +160,10 @@ def engine_command(engine: str, paths: RuntimePaths) -> list[str]:
 
 
 def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]) -> list[str]:
-    """Run `command` as `ranks` ranks on this machine.
+    """Return the command that runs `command` as `ranks` ranks on this machine.
 
-    Ranks communicate through shared memory only, are not bound to cores (their threads would share one), and may
-    outnumber the cores, which tests need.
+    Ranks communicate through shared memory only. They are not bound to cores, because a rank's threads would then
+    share one core. They may outnumber the cores, which tests need.
     """
     shared_memory = "sm" if mpirun.major_version >= 5 else "vader"
     root = ["--allow-run-as-root"] if as_root else []
@@ -174,13 +174,13 @@ def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]
 
 
 def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: RuntimePaths) -> dict[str, str]:
-    """The environment of the engine. mpirun passes its own environment to the ranks."""
+    """Return the environment of the engine. mpirun passes its own environment on to the ranks."""
     parallel = config.parallel
     gpus: dict[str, str] = {}
     if parallel.copy and parallel.device == "cuda":
         gpus = {VISIBLE_GPUS: _gpus_of_copy(base.get(VISIBLE_GPUS), parallel.copy, parallel.tp_size)}
     return {
-        # Steps of many sizes would otherwise fragment the GPU memory of torch.
+        # Otherwise steps of many sizes would fragment torch's GPU memory.
         "PYTORCH_ALLOC_CONF": base.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         **base,
         **gpus,
@@ -190,7 +190,7 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
         "GOMP_SPINCOUNT": base.get("GOMP_SPINCOUNT", "10000"),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Files that a killed Open MPI leaves are in the folder that is removed at the end.
+        # Files that a killed Open MPI leaves behind are removed with the run's folder.
         "OMPI_MCA_btl_sm_backing_directory": str(paths.folder),
         "OMPI_MCA_btl_vader_backing_directory": str(paths.folder),
         "OMPI_MCA_btl_sm_segment_size": str(SEGMENT_BYTES),
@@ -201,15 +201,17 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
 
 
 def _gpus_of_copy(visible: str | None, copy: int, count: int) -> str:
-    """The `count` GPUs of a copy, of those that CUDA_VISIBLE_DEVICES selects. copy: its number, from 1."""
+    """Select a copy's `count` GPUs from those in CUDA_VISIBLE_DEVICES. copy: the copy's number, from 1."""
     every = [word.strip() for word in visible.split(",")] if visible is not None else None
     mine = range((copy - 1) * count, copy * count)
     return ",".join(every[index] if every is not None else str(index) for index in mine)
 
 
 def worker_gpus(visible: str | None, num_gpus: int, degree: int | str, most_workers: int) -> tuple[str, ...]:
-    """The GPUs of each worker of a handler: as many as the tensor-parallel degree. If that is no number, the only
-    worker has all GPUs, and each of several has one. visible, num_gpus: what the server itself sees.
+    """Return the GPUs of each worker of a handler; their number is the tensor-parallel degree.
+
+    If the degree is not a number, a single worker gets all GPUs, and each of several workers gets one.
+    visible, num_gpus: CUDA_VISIBLE_DEVICES and the number of GPUs of the server itself.
     """
     size = degree if isinstance(degree, int) else num_gpus if most_workers == 1 else 1
     groups = range(1, num_gpus // size + 1) if num_gpus else ()
@@ -217,7 +219,7 @@ def worker_gpus(visible: str | None, num_gpus: int, degree: int | str, most_work
 
 
 def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str, str]:
-    """The environment of mpirun: the library `loopback` keeps its listening ports off the network."""
+    """Return the environment of mpirun. The library `loopback` keeps mpirun's listening ports off the network."""
     if loopback is None:
         return dict(base)
     preloaded = " ".join(filter(None, [str(loopback), base.get("LD_PRELOAD", "")]))
@@ -225,24 +227,24 @@ def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str,
 
 
 def web_workers(cores: int) -> int:
-    """Number of gunicorn workers. One gevent worker serves a thousand streams; the engine needs the other cores."""
+    """Return the number of gunicorn workers: few, as one serves 1000 streams and the engine needs the cores."""
     return max(1, min(_MAX_WEB_WORKERS, cores // _CORES_PER_WEB_WORKER))
 
 
 def web_connections(open_files: int) -> int:
-    """Most connections of one web worker, each an open file. open_files: the limit of a process."""
+    """Return the maximum connections of one web worker, each an open file. open_files: the limit per process."""
     return max(1, min(_MAX_CONNECTIONS, open_files - _OTHER_OPEN_FILES))
 
 
 def web_app(paths: RuntimePaths) -> str:
-    """The application of a single model, as gunicorn names it."""
+    """Return gunicorn's name for the application of a single model."""
     return f"lmi_server.wsgi:make_app({str(paths.web_config)!r})"
 
 
 def web_command(
     app: str, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
 ) -> list[str]:
-    """gunicorn on the listening socket with file descriptor `listener`, with at most `connections` for each worker."""
+    """Return the gunicorn command. listener: file descriptor of the listening socket; connections: limit per worker."""
     return [
         *(sys.executable, "-P", "-m", "lmi_server.http.gunicorn_main", "--config", f"file:{conf}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
@@ -252,9 +254,9 @@ def web_command(
 
 
 def web_environment(base: Mapping[str, str], paths: RuntimePaths, workers: int) -> dict[str, str]:
-    """The environment of gunicorn, without GUNICORN_CMD_ARGS, which would change settings that the server needs.
+    """Return the environment of gunicorn, without GUNICORN_CMD_ARGS, which could override settings that are required.
 
-    Several workers keep their metrics in files, so that each can report all of them.
+    Several workers keep their metrics in files, so that each worker can report the metrics of all.
     """
     left_out = {"GUNICORN_CMD_ARGS", "PROMETHEUS_MULTIPROC_DIR"}
     env = {key: value for key, value in base.items() if key not in left_out}

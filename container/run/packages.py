@@ -1,6 +1,7 @@
-"""The packages of a handler's requirements.txt: installed once, into a virtual environment of their own.
+"""Install the packages of a handler's requirements.txt, once, into a separate virtual environment.
 
-It sees the server's packages, which stay as they are: pip adds what is missing or of another version.
+The environment sees the server's packages, which are not changed: pip adds packages that are missing or have another
+version.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from lmi_server.config import UserHandler
 _COMPLETE = "complete"
 _MAX_ERROR = 600
 _WORD = re.compile(r"(?:^|[\s=])(?:-[rcef]|file://)?([^\s=\[;]+)")
-"""A word of a requirements file that may be a path, without the option that it follows and the extras behind it."""
+"""A word of a requirements file that may be a path, without the option before it and the extras after it."""
 _MADE = re.compile(r"build|__pycache__|.+\.egg-info")
-"""What installing a package leaves in its folder."""
+"""Names of files and folders that installing a package leaves in its source folder."""
 
 
 def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], view: ProgressView) -> str:
-    """The Python of a handler's workers: the server's own, or that of an environment with the handler's packages.
+    """Return the Python of a handler's workers: the server's own, or that of an environment with its packages.
 
     environ: environment of pip. Raises CannotServe.
     """
@@ -57,7 +58,7 @@ def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], v
 
 
 def _key(requirements: Path, wheels: Path) -> str:
-    """A hash of what an installation depends on: the requirements, the local files that they name, and the wheels."""
+    """Return a hash of everything an installation depends on: requirements, local files that they name, and wheels."""
     digest = hashlib.sha256(f"{sys.version} {sys.prefix}".encode())
     for path in (*_named(requirements), wheels):
         digest.update(f"\0{path.name}\0".encode())
@@ -73,7 +74,7 @@ def _key(requirements: Path, wheels: Path) -> str:
 
 
 def _named(requirements: Path) -> list[Path]:
-    """The requirements, and the files and folders that they name, directly or in lists that they include."""
+    """Return the requirements file, and the files and folders it names, directly or in lists that it includes."""
     found = [requirements.resolve()]
     for file in filter(_is_list, found):
         for word in _WORD.findall(file.read_text(encoding="utf-8", errors="replace")):
@@ -90,7 +91,7 @@ def _is_list(path: Path) -> bool:
 
 
 def _create(folder: Path) -> None:
-    """Create an environment that sees the packages of this one after its own."""
+    """Create a virtual environment that also sees this environment's packages, after its own."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
     (own,) = folder.glob("lib/python*/site-packages")
@@ -98,7 +99,7 @@ def _create(folder: Path) -> None:
 
 
 def _install(python: Path, requirements: Path, wheels: Path, environ: Mapping[str, str]) -> None:
-    """Raises CannotServe."""
+    """Install the requirements with pip. Raises CannotServe."""
     command = [sys.executable, "-P", "-m", "pip", "--python", str(python), "install", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--requirement", str(requirements)]
     if wheels.is_dir():

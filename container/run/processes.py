@@ -1,4 +1,4 @@
-"""Child processes with all their descendants: each child has a session of its own, by which they are found."""
+"""Child processes and their descendants. Each child has its own session, by which its descendants are found."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 _LAST_LINES_SECONDS = 10.0
 _OPEN_PIPE_SECONDS = 0.5
-"""Time for the last lines of a process that has left others behind, which keep its stderr open."""
+"""Time to read the last lines of a process whose stderr is kept open by descendants that still run."""
 
 
 def _processes() -> dict[int, list[str]]:
-    """/proc/PID/stat of each process from the third field on: state, parent, process group, session, ..."""
+    """Return the fields of /proc/PID/stat by PID, from the third on: state, parent, process group, session, ..."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -32,14 +32,14 @@ def _processes() -> dict[int, list[str]]:
 
 
 def session_members(session: int) -> set[int]:
-    """The living processes of a session, without zombies."""
+    """Return the PIDs of a session's living processes, without zombies."""
     return {
         pid for pid, fields in _processes().items() if int(fields[3]) == session and fields[0] not in "ZX"
     }
 
 
 def process_tree(root: int) -> set[int]:
-    """`root` and its living descendants."""
+    """Return the PIDs of `root` and its living descendants."""
     children: dict[int, list[int]] = {}
     for pid, fields in _processes().items():
         children.setdefault(int(fields[1]), []).append(pid)
@@ -53,7 +53,7 @@ def process_tree(root: int) -> set[int]:
 
 
 def reap_adopted(own: set[int]) -> None:
-    """Reap ended processes that the kernel made our children, as it does for the first process of a container."""
+    """Reap orphans that the kernel gave to this process, the first one of a container. own: PIDs to leave alone."""
     for pid, fields in _processes().items():
         if int(fields[1]) == os.getpid() and fields[0] == "Z" and pid not in own:
             with contextlib.suppress(ChildProcessError):
@@ -63,7 +63,7 @@ def reap_adopted(own: set[int]) -> None:
 class Child:
     """A child process, its session, and the last lines of its stderr.
 
-    Start it from the main thread: the kernel kills it when the thread that started it ends.
+    Start it from the main thread, because the kernel kills a child when the thread that started it ends.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Child:
         pass_fds: Sequence[int] = (),
         log: IO[bytes] | None = None,
     ) -> Self:
-        """Start `command` at a niceness of `nice`. It inherits stdout; its stderr is copied to ours.
+        """Start `command` with niceness `nice`. It inherits stdout; its stderr is copied to this process's stderr.
 
-        log: gets both instead; open it unbuffered and for appending, because both write to it.
+        log: gets both instead. Open it unbuffered and for appending, because both processes write to it.
         """
         bound = [sys.executable, "-I", "-S", str(_EXEC_BOUND), str(os.getpid()), str(nice), *command]
         process = subprocess.Popen(
@@ -109,7 +109,7 @@ class Child:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, minus the number of the signal that ended it, or None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def terminate(self) -> None:
@@ -118,14 +118,14 @@ class Child:
             self._process.terminate()
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for at most `timeout` seconds; returns as `poll`."""
+        """Wait at most `timeout` seconds for the end of the process. Returns the same as `poll`."""
         try:
             return self._process.wait(max(timeout, 0.0))
         except subprocess.TimeoutExpired:
             return None
 
     def kill_all(self, timeout: float = 3.0) -> bool:
-        """Send SIGKILL to every process of the session until none is left. False if one is left after `timeout`."""
+        """Send SIGKILL to the session's processes until none is left. Returns False if any is left after `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
             members = session_members(self.pid)
@@ -138,7 +138,7 @@ class Child:
             time.sleep(0.01)
 
     def last_lines(self) -> list[str]:
-        """The last lines of its stderr; complete once the process has ended."""
+        """Return the last lines of the child's stderr; complete once the process has ended."""
         if self.poll() is not None:
             self._pump.join(_OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS)
         return list(self._lines)

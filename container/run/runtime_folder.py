@@ -17,11 +17,11 @@ _LOCK = "lock"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a private folder is made in it)
 _YOUNG_SECONDS = 60.0
 _LONGEST_BASE = 80
-"""The address of a UNIX socket in the folder must stay below 108 bytes."""
+"""Maximum bytes of the base folder's path: a socket's address in a run's folder must stay below 108 bytes."""
 
 
 def _base() -> Path:
-    """Shared memory if it can be written: the status board is written every step, too often for a disk."""
+    """Return /dev/shm if it is writable, because the status board is written every step, too often for a disk."""
     if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
         return _SHARED_MEMORY
     temporary = Path(tempfile.gettempdir())
@@ -29,7 +29,7 @@ def _base() -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None when a living process has it."""
+    """Lock the folder. Returns the descriptor that holds the lock; None if a living process has the lock."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,11 +40,11 @@ def _lock(folder: Path) -> int | None:
 
 
 def remove_dead(base: Path) -> None:
-    """Remove the folders of killed runs of this user."""
+    """Remove the folders that killed runs of this user left behind."""
     for folder in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
-            # The owner of a new one may not have locked it yet.
+            # The owner of a new folder may not have locked it yet.
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:
                 continue
             if (folder / _LOCK).is_file() and (descriptor := _lock(folder)) is not None:
@@ -54,7 +54,7 @@ def remove_dead(base: Path) -> None:
 
 @contextmanager
 def runtime_folder(base: Path | None = None) -> Iterator[Path]:
-    """A new folder with mode 0700 and a short name. Its lock is held until the end of the run."""
+    """Create a folder with mode 0700 and a short name. It is locked until the end of the run, then removed."""
     base = base or _base()
     remove_dead(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))

@@ -1,4 +1,4 @@
-"""`lmi serve`, top to bottom.
+"""`lmi serve`, from start to shutdown.
 
 properties -> model files -> decisions for this machine -> listening socket -> engine -> gunicorn -> ready -> shutdown.
 """
@@ -35,30 +35,30 @@ from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
 
 _WEB_NICE = 5
-"""The engine's steps have priority; a web process needs little time, and gets it."""
+"""Niceness of the web processes: the engine's steps have priority, and a web process needs little CPU time."""
 _OPEN_FILES = 65536
 _STATS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The command line."""
+    """Options of the command line."""
 
     path: Path
     host: str
     port: int
-    """0 is any free port."""
+    """TCP port; 0 selects any free port."""
     lenient: bool = False
     allow_remote_code: bool = False
-    """Whether code that comes with a model may be run if the file needs it."""
+    """Whether code that comes with a model may run if the configuration requires it."""
 
 
 class CannotListen(Exception):
-    """The server cannot listen on the address. The text is for users."""
+    """The server cannot listen on the address. The message is for users."""
 
 
 def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView) -> int:
-    """Serve until a signal to stop. Returns the exit code.
+    """Serve until a stop signal. Returns the exit code.
 
     Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable.
     """
@@ -124,18 +124,18 @@ def _serve(
 def with_worker_settings(
     config: HandlerEngineConfig, python: str, gpus: tuple[str, ...] = ()
 ) -> HandlerEngineConfig:
-    """The configuration with an interpreter for its workers, and a group of GPUs for each."""
+    """Return the configuration with the interpreter of its workers and the GPUs of each worker."""
     handler = dataclasses.replace(config.handler, python=python, worker_gpus=gpus)
     return dataclasses.replace(config, handler=handler)
 
 
 def _needs_model(config: LmiConfig) -> bool:
-    """Whether the model has to be on this disk: handlers load theirs, but from S3."""
+    """Return whether the server needs the model on this disk. Handlers load their own models, except from S3."""
     return config.handler is None or (config.source.model_id or "").startswith("s3://")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, made before the model is loaded to detect a used port early. Raises CannotListen."""
+    """Open the listening socket, before the model is loaded, to detect a port in use early. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=4096)
@@ -180,7 +180,7 @@ def _write_configs(
 
 
 def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
-    """The configuration of one of several copies: with its number, also in the name of its trace."""
+    """Return the configuration of one of several copies, with the copy's number also in the step trace's name."""
     config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, copy=number))
     if not isinstance(config, MpiEngineConfig) or not config.scheduler.step_trace:
         return config
@@ -191,11 +191,11 @@ def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Mpirun:
-    """Starts the ranks of one copy."""
+    """An mpirun that starts the ranks of one copy."""
 
     run: launch.MpiRun
     loopback: Path | None
-    """The library that keeps its ports off the network."""
+    """Library that keeps mpirun's ports off the network; None if it could not be compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class _Run:
     def until_end(
         self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
     ) -> int:
-        """Start and supervise both. Returns the exit code."""
+        """Start and supervise the engine and the web server. Returns the exit code."""
         open_files = raise_open_files()
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -255,13 +255,13 @@ class _Run:
             return supervisor.run(loading_timeout, announce_ready)
 
     def _num_heartbeats(self) -> int:
-        """Those of the ranks, of the dispatcher and the generating process, or of a handler's dispatcher alone."""
+        """Return the number of heartbeats: one per rank, or dispatcher and generating process, or a dispatcher only."""
         return {"MPI": self.config.parallel.tp_size, "Python": 2}.get(self.config.engine, 1)
 
     def _start_engine(
         self, number: int, paths: RuntimePaths, mpirun: _Mpirun | None
     ) -> tuple[Child, StatusBoard]:
-        """Start a copy's engine, or its successor."""
+        """Start a copy's engine, or restart it."""
         if self.copies > 1:
             paths.clear()
         board = paths.new_board(self._num_heartbeats())
@@ -276,7 +276,7 @@ class _Run:
         return Child.start(name if self.copies == 1 else f"copy {number}", command, env), board
 
     def _mpirun(self) -> _Mpirun | None:
-        """What starts several ranks; None for one rank. Raises NoMpiRun."""
+        """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""
         if self.config.parallel.tp_size == 1 or self.config.engine != "MPI":
             return None
         library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
@@ -300,8 +300,9 @@ class _Run:
 
 
 def raise_open_files() -> int:
-    """Raise the limit of open files of this process and its children to `_OPEN_FILES` if possible, and return it: each
-    connection of the web process is an open file.
+    """Raise the limit of open files of this process and its children to `_OPEN_FILES` if possible, and return it.
+
+    Each connection of the web process is an open file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)

@@ -1,4 +1,4 @@
-"""Wait for SIGTERM and SIGINT; SIGCHLD ends the waiting too."""
+"""Wait for SIGTERM and SIGINT. SIGCHLD ends a wait, too."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Self
 
 
 class StopRequested(BaseException):
-    """Stop at once: nothing is being served. No `Exception`, which boto3 would take for a failed request."""
+    """A stop signal before anything is served. Not an `Exception`, which boto3 would treat as a failed request."""
 
 
 class StopSignals:
-    """Counts signals to stop. A context manager for the main thread.
+    """Counts stop signals. A context manager for the main thread.
 
-    Signals within `burst_seconds` count as one: `make` repeats a SIGTERM that its whole process group got already.
+    Signals within `burst_seconds` count as one: `make` repeats a SIGTERM that its process group has already received.
     """
 
     def __init__(self, burst_seconds: float = 1.0) -> None:
@@ -26,14 +26,14 @@ class StopSignals:
         self._burst_seconds = burst_seconds
         self._last = -math.inf
         self.raising = True
-        """Whether a signal raises StopRequested, because nothing is being served yet."""
+        """Whether a stop signal raises StopRequested. True as long as nothing is served."""
         self._previous: dict[signal.Signals, Any] = {}
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
 
     def wait(self, timeout: float) -> None:
-        """Return after `timeout` seconds, or at a signal: to stop, or of a child's end."""
+        """Wait for a stop signal or the end of a child, at most `timeout` seconds."""
         if select.select([self._read], [], [], max(timeout, 0.0))[0]:
             os.read(self._read, 4096)
 

@@ -1,8 +1,8 @@
-"""Supervise the engine, or several copies of it, and the web server: they become ready, serve, and stop together.
+"""Supervise the engine, or several copies of it, and the web server. They become ready, serve, and stop together.
 
-The only engine's end is the server's end. One of several copies is started again, unless it ends again and again.
-The order of a shutdown is always the same: first the status board, so that new requests are refused and clients get
-an error; then the engine; then the web server, which by then has nothing left to send; then whatever remains.
+If a single engine ends, the server stops. If one of several copies ends, it is restarted, unless it dies repeatedly.
+A shutdown has a fixed order: first the status board, so that new requests are refused and clients get an error; then
+the engine; then the web server, which by then has nothing left to send; then all remaining processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engines.health import EngineState, StatusBoard
 
 _POLL_SECONDS = 0.2
 _SETTINGS_SECONDS = 5.0
-"""Time limit for the scheduler's settings of a copy."""
+"""Time limit for reading or changing the scheduler settings of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class ShutdownTimes:
     """Time limits of the steps of a shutdown, in seconds. SageMaker kills 30 s after SIGTERM."""
 
     drain: float = 25.0
-    """For running requests; the engine ends the others."""
+    """Time for running requests to finish. After this the engine ends the remaining ones."""
     engine_end: float = 27.0
     """After this the engine is killed."""
     report_errors: float = 1.5
-    """Between the death of the engine and the stop of the web server, which reports it to clients."""
+    """Time for the web server to report the engine's death to clients before it is stopped."""
     web_end: float = 2.5
     """After this the web server is killed."""
 
 
 class Failure(Exception):
-    """The server cannot continue. The text is the cause, in one line."""
+    """The server cannot continue. The message is the cause, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Helper:
 
 
 class Supervisor:
-    """Watches the copies of the engine and one web server. `signals` must be counting, no longer raising."""
+    """Supervises the copies of the engine and one web server. `signals` must be counting, no longer raising."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Supervisor:
         self._was_ready = False
 
     def run(self, loading_timeout: float, when_ready: Callable[[], None]) -> int:
-        """Wait until all copies are ready, call `when_ready`, serve until a stop. Returns the exit code.
+        """Wait until all copies are ready, call `when_ready`, and serve until stopped. Returns the exit code.
 
-        loading_timeout: seconds until an engine must be ready.
+        loading_timeout: seconds within which an engine must become ready.
         """
         deadline = time.monotonic() + loading_timeout
         try:
@@ -115,7 +115,7 @@ class Supervisor:
         return [copy.board for copy in self._copies] + [helper.board for helper in self._helpers]
 
     def _raise_if_broken(self, loading_timeout: float, wait: float = _POLL_SECONDS) -> None:
-        """Wait for a signal, then check all children. Raises Failure."""
+        """Wait at most `wait` seconds for a signal, then check all children. Raises Failure."""
         self._signals.wait(wait)
         others = [self._web, *(helper.child for helper in self._helpers)]
         if os.getpid() == 1:
@@ -135,7 +135,7 @@ class Supervisor:
                 raise Failure(cause_of_death(child.name, code, child.last_lines()))
 
     def _replace(self, copy: EngineCopy, cause: str) -> None:
-        """Plan the restart of one of several copies. Raises Failure: none is planned."""
+        """Schedule the restart of one of several copies. Raises Failure if the copy is not restarted."""
         if not self._was_ready or len(self._copies) == 1:
             raise Failure(cause)
         delay = copy.bury(cause)
@@ -144,7 +144,7 @@ class Supervisor:
         self._say(f"warning: {cause}; {copy.name} is started again in {delay:g} s, the others serve")
 
     def _welcome(self, copy: EngineCopy) -> None:
-        """Report that a copy serves again, once it has the settings of the others."""
+        """Give a restarted copy the settings of the others, then report that it serves again."""
         try:
             with settings_lock(self._settings_lock_file, _SETTINGS_SECONDS, self._signals.wait):
                 self._share_settings(copy)
@@ -153,7 +153,7 @@ class Supervisor:
         self._say(f"{copy.name} serves again")
 
     def _share_settings(self, copy: EngineCopy) -> None:
-        """Give a copy that was started again the settings of the others' schedulers, which may have changed."""
+        """Apply the scheduler settings of the other copies, which may have changed, to a restarted copy."""
 
         def settings(of: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
             def lives() -> bool:
@@ -166,9 +166,9 @@ class Supervisor:
             settings(copy, asdict(in_force))
 
     def _stop(self) -> int:
-        """Let running requests finish, then stop. At once after a second signal, or if an engine is too slow."""
+        """Let running requests finish, then stop. A second signal stops at once; a slow engine is killed."""
         for copy in self._copies:
-            if copy.alive:  # else its clients may not have read yet that it has failed
+            if copy.alive:  # otherwise the board says FAILED, which clients may not have read yet
                 copy.board.set_state(EngineState.DRAINING)
         broken = []
         if self._was_ready:
@@ -189,7 +189,7 @@ class Supervisor:
         return 1 if broken else 0
 
     def _drain(self, copies: Sequence[EngineCopy]) -> list[tuple[Child, int]]:
-        """Returns the engines that ended with another exit code than 0; not those that were too slow and still run."""
+        """Drain the engines. Return those with a nonzero exit code, without those that still run at the time limit."""
         for copy in copies:
             copy.control.drain(self._times.drain)
         deadline = time.monotonic() + self._times.engine_end
