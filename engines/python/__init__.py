@@ -1,1 +1,1 @@
-"""engine=Python: requests are collected into batches, each of which is one `generate` of transformers to its end."""
+"""engine=Python: dynamic batching. Each batch is one call of transformers' `generate`, which runs to its end."""

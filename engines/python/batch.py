@@ -1,4 +1,4 @@
-"""One batch: its rows, who receives their outputs, and what it computed in vain."""
+"""One batch: its rows, the callback that receives their outputs, and the tokens it wasted."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from engines.python.running import Delivered
 from engines.sampling.batch import SamplingRow
 
 Deliver = Callable[[list[RequestOutput]], Collection[str]]
-"""Takes the outputs of one step, perhaps none; returns the ids of requests that want no more."""
+"""Callback that takes the outputs of one step, possibly none, and returns the ids of requests no longer wanted."""
 
 
 class BatchRow:
-    """Lives as long as its batch, through several calls of `generate` when one fails.
+    """One request of a batch. Lives as long as the batch, across several calls of `generate` if one fails.
 
-    A later call generates from the prompt again. Tokens that were delivered are not delivered twice, but they must come
-    out the same: greedy tokens do, and sampled ones, which depend on seed and position alone.
+    A later call generates from the prompt again. Tokens that were already delivered are not delivered again, but must
+    be reproduced. Greedy decoding reproduces them; so does sampling, which depends only on seed and position.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.ended = False
         self.plain = request.sampling.plain
-        """Whether its tokens are those with the largest logit, and nothing else is requested."""
+        """Whether each token is the one with the largest logit, and nothing else is requested."""
         self._delivered = Delivered()
         self._context: list[int] = []
         self._num_start = 0
@@ -39,7 +39,7 @@ class BatchRow:
         return len(self._delivered.tokens)
 
     def begin(self, context: Sequence[int]) -> None:
-        """Start a call of `generate`. context: tokens before the first new one: the prompt, or a decoder's start."""
+        """Start a call of `generate`. context: the tokens before the first new one (prompt or decoder start)."""
         self._delivered.restart()
         self._context = list(context)
         self._num_start = len(self._context)
@@ -48,7 +48,7 @@ class BatchRow:
         return SamplingRow(self.id, self.request.sampling, self._context, self._num_start)
 
     def take(self, token: SampledToken) -> RequestOutput | None:
-        """Append the next token. Returns the output; None for a token that was delivered before."""
+        """Append the next token. Return its output, or None if the token was already delivered."""
         if not token.finite:
             return self.fail(RequestFailed("the model's output for this request is not finite"))
         self._context.append(token.token_id)
@@ -80,16 +80,16 @@ class BatchRow:
 
 @dataclass(slots=True)
 class BatchWaste:
-    """Tokens computed in vain. Counted by `Steps` and `BatchRunner` while a batch runs."""
+    """Wasted tokens. Counted by `Steps` and `BatchRunner` while the batch runs."""
 
     prompt_padding: int = 0
     """Tokens added to pad prompts to the length of the longest."""
     ended_row_tokens: int = 0
-    """Tokens computed for rows that had ended while others went on."""
+    """Tokens computed for rows that had ended while other rows continued."""
 
 
 class DynamicBatch:
-    """All rows of a batch, whichever call of `generate` they are in."""
+    """All rows of a batch, across all calls of `generate`."""
 
     def __init__(self, rows: Sequence[BatchRow], deliver: Deliver) -> None:
         self.rows = rows
@@ -98,7 +98,7 @@ class DynamicBatch:
         self._deliver = deliver
 
     def deliver(self, outputs: list[RequestOutput]) -> None:
-        """Pass outputs on, and end the rows that nobody wants any more."""
+        """Deliver outputs, and end the rows that are no longer wanted."""
         for request_id in self._deliver(outputs):
             if request_id in self._by_id:
                 self._by_id[request_id].ended = True

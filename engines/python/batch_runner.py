@@ -1,7 +1,7 @@
-"""Runs a batch of requests through one `generate` of transformers, each row with its own parameters.
+"""Run a batch of requests through one call of transformers' `generate`, each row with its own parameters.
 
-`generate` itself is greedy. A logits processor chooses the token of each row that samples or penalises, and leaves the
-row no other; a stopping criterion reads each row's new token and says which rows have ended (`steps.py`).
+`generate` itself is greedy. For rows that sample or use penalties, a logits processor chooses the token and masks all
+others. A stopping criterion reads each row's new token and reports which rows have ended (`steps.py`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Runs batches, one after another."""
+    """Runs one batch at a time."""
 
     def __init__(self, model: LoadedModel, pulse: Pulse, batch_timeout: float) -> None:
-        """Compute a little, so that a model that is reported ready has computed.
+        """Test whether padding is harmless, which also runs the model before it is reported as ready.
 
-        batch_timeout: seconds, quoted in an error.
+        batch_timeout: seconds, for error messages.
 
-        Raises: whatever the model raises.
+        Raises: any error of the model.
         """
         self._model = model
         self._pulse = pulse
@@ -46,9 +46,9 @@ class BatchRunner:
             )
 
     def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> BatchWaste:
-        """Generate until each request has had its last output, or nobody wants more of it.
+        """Generate until every request has had its last output or is no longer wanted.
 
-        deadline: by the pulse's clock; requests that are unfinished then end with an error.
+        deadline: by the pulse's clock. Requests unfinished by then end with an error.
         """
         batch = DynamicBatch([BatchRow(request) for request in requests], deliver)
         refusals = [output for row in batch.rows if (output := self._check(row)) is not None]
@@ -63,7 +63,7 @@ class BatchRunner:
         return batch.waste
 
     def _check(self, row: BatchRow) -> RequestOutput | None:
-        """Refuse a prompt with a token that the model lacks."""
+        """End the row if its prompt has a token id outside the vocabulary. Return the error output, or None."""
         try:
             check_token_ids(row.request.prompt_token_ids, self._model.num_embeddings)
         except InvalidRequest as error:
@@ -71,7 +71,7 @@ class BatchRunner:
         return None
 
     def _groups(self, rows: Sequence[BatchRow]) -> list[list[BatchRow]]:
-        """Return the rows that can share a call: all of them, unless padding changes what the model computes."""
+        """Group the rows that can share a call: all rows, or rows of equal length if padding changes the output."""
         if self._pads:
             return [list(rows)]
         by_length: defaultdict[int, list[BatchRow]] = defaultdict(list)
@@ -80,7 +80,7 @@ class BatchRunner:
         return list(by_length.values())
 
     def _run(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> None:
-        """Generate for rows; if the call fails, halve them until the culprit is alone, and fail only that one."""
+        """Generate for rows. If the call fails, retry in halves, so that only the request at fault fails."""
         rows = [row for row in rows if not row.ended]
         if not rows or self._try(batch, rows):
             return
@@ -95,7 +95,7 @@ class BatchRunner:
         self._run(batch, remaining[middle:])
 
     def _try(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> bool:
-        """Call `generate` once; return False when it failed, perhaps because of one of its rows."""
+        """Call `generate` once. Return False if it failed, possibly because of a single row."""
         steps = Steps(batch, rows, self._pulse, self._model.is_encoder_decoder)
         try:
             self._pulse.beat()
@@ -103,13 +103,13 @@ class BatchRunner:
         except TimeIsOver:
             late = [row for row in rows if not row.ended]
             batch.deliver([row.fail(batch_timed_out(self._batch_timeout, row.num_delivered)) for row in late])
-        except Exception:  # the batch's edge: whatever a request can break, it breaks for itself
+        except Exception:  # one request's error must not fail the others
             logger.exception("a batch of %d failed", len(rows))
             return False
         return True
 
     def _generate(self, rows: Sequence[BatchRow], steps: Steps) -> None:
-        """Raises: whatever the model or sampling raises; `TimeIsOver`."""
+        """Call `generate` for rows. Raises: `TimeIsOver`; any error of the model or the sampler."""
         prompts = [row.request.prompt_token_ids for row in rows]
         for row, prompt in zip(rows, prompts, strict=True):
             row.begin(prompt)
@@ -118,7 +118,7 @@ class BatchRunner:
         generate(self._model, prompts, longest, steps.choose, steps.advance)
 
     def _free_memory(self) -> None:
-        """Free memory after a failure, which may have been out of memory. Raises when the GPU itself has failed."""
+        """Free memory after a failure, perhaps an out-of-memory error. Raises if the GPU itself has failed."""
         gc.collect()
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)

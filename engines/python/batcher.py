@@ -1,4 +1,4 @@
-"""Dynamic batching: which requests form the next batch, and when it starts. The time is an argument."""
+"""Dynamic batching: which requests form the next batch, and when it starts. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engines.errors import Overloaded
 
 
 class HasId(Protocol):
-    """A request, or a part of the answer to one."""
+    """An object with a request id: a request, or a part of its response."""
 
     @property
     def id(self) -> str: ...
@@ -20,16 +20,16 @@ Item = TypeVar("Item", bound=HasId)
 
 
 class DynamicBatcher(Generic[Item]):
-    """The queue of requests that wait for a batch, first come, first served.
+    """First-come, first-served queue of the requests that wait for a batch.
 
-    A batch starts when it is full, or `max_batch_delay` after its oldest request arrived or the batch before it ended,
-    whichever is later. So requests that arrived while a batch ran wait for others, too.
+    A batch starts when it is full, or `max_batch_delay` after its oldest request arrived or the previous batch ended,
+    whichever is later. Requests that arrived while a batch ran therefore also wait for more requests.
     """
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
         self._waiting: OrderedDict[str, tuple[Item, float]] = OrderedDict()
-        """Requests and the times of their arrival here, by id."""
+        """Requests and the times at which they were queued, by id."""
         self._free_since: float | None = None
 
     @property
@@ -38,15 +38,15 @@ class DynamicBatcher(Generic[Item]):
 
     @property
     def is_free(self) -> bool:
-        """Whether a batch could start now: none runs."""
+        """Whether no batch is running, so that one could start."""
         return self._free_since is not None
 
     def add(self, request: Item, now: float) -> None:
         """Queue a request.
 
         Raises:
-            Overloaded: `max_waiting` requests wait already. While no batch runs, those that fill the next batch do not
-                count: a burst on an idle server is not a full queue.
+            Overloaded: `max_waiting` requests are waiting already. While no batch runs, the requests that fit into the
+                next batch do not count, so that a burst on an idle server does not fill the queue.
         """
         places = self._config.batch_size if self._free_since is not None else 0
         if len(self._waiting) - places >= self._config.max_waiting:
@@ -56,19 +56,19 @@ class DynamicBatcher(Generic[Item]):
         self._waiting[request.id] = request, now
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request; return False when it is not in the queue."""
+        """Remove a request from the queue; return False if it is not there."""
         return self._waiting.pop(request_id, None) is not None
 
     def set_free(self, now: float) -> None:
-        """A batch has ended, and another may start."""
+        """Record that the running batch has ended, so that another may start."""
         self._free_since = now
 
     def set_busy(self) -> None:
-        """No batch may start until `set_free`. `take` calls this itself."""
+        """Start no batch until `set_free` is called. `take` calls `set_busy` itself."""
         self._free_since = None
 
     def seconds_until_due(self, now: float) -> float | None:
-        """Return the seconds until the next batch starts if no request arrives; None while one runs or none waits."""
+        """Return the seconds until the next batch starts if no request arrives; None if one runs or nothing waits."""
         if self._free_since is None or not self._waiting:
             return None
         if len(self._waiting) >= self._config.batch_size:
@@ -77,7 +77,7 @@ class DynamicBatcher(Generic[Item]):
         return max(0.0, max(oldest, self._free_since) + self._config.max_batch_delay - now)
 
     def take(self, now: float) -> list[Item] | None:
-        """Return the batch that starts now, 1 to `batch_size` requests, or None."""
+        """Return the batch that starts now (1 to `batch_size` requests), or None."""
         if self.seconds_until_due(now) != 0.0:
             return None
         self.set_busy()

@@ -1,4 +1,4 @@
-"""Requests that ended the generating process: requests like them are not run again."""
+"""Requests that crashed the generating process. Requests like them are not run again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_KNOWN = 1024
 
 
 class Culprits:
-    """The latest such requests, by prompt and parameters. The seed is ignored: clients that retry draw another."""
+    """The latest of these requests, by prompt and parameters. The seed is ignored: retries usually change it."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The dispatcher's loop: receive requests, run them in batches in the generating process, pass its outputs on."""
+"""The dispatcher's loop: receive requests, run them in batches in the generating process, forward its outputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from engines.wire import Submit, ToEngine
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_DEATHS = 2
-"""Ends of the generating process that make a request the cause: it ran alone when the second one happened."""
+"""Number of crashes after which a running request is blamed. At the second crash the request ran alone."""
 
 
 class Dispatch(RequestLoop[Request, RequestOutput]):
-    """Runs one batch at a time. One thread; `clock` is `time.monotonic` except in tests."""
+    """Runs one batch at a time. Single-threaded. `clock` is `time.monotonic` except in tests."""
 
     _metrics: BatchMetrics
 
@@ -42,25 +42,25 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         load_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """The generating process is ready. load_seconds: time that its start took, which bounds that of a restart."""
+        """generator: is ready already; load_seconds: duration of its start, from which a restart's limit follows."""
         super().__init__(info, batcher, BatchMetrics(), board, clock)
         self._config = config
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
         self._running: dict[str, Running] = {}
         self._suspects: deque[Running] = deque()
-        """Requests that ran when the generating process ended: each runs again, alone, before all others."""
+        """Requests that ran when the generating process crashed. Each is retried alone, before all others."""
         self._culprits = Culprits()
         self._act_at: float | None = None
-        """Time at which the generating process is stuck: it has not stopped its batch, or not loaded its model."""
+        """Time at which the generating process counts as stuck, in a batch or while it loads the model."""
         self._loading = False
         self._deaths = 0
 
     def serve(self, front: Front) -> None:
-        """Serve requests until a `Drain` has been carried out.
+        """Serve requests until a `Drain` is complete.
 
         Raises:
-            EngineFailed: the generating process ends again and again.
+            EngineFailed: the generating process crashes repeatedly.
         """
         self._board.beat(DISPATCHER)
         self._batcher.set_free(self._clock())
@@ -76,7 +76,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._end(front)
         front.unwatch(self._generator.fileno())
 
-    # Messages of web processes and the supervisor
+    # Messages from web processes and the supervisor
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -107,7 +107,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         elif not self._batcher.abort(request_id):
             self._suspects = deque(each for each in self._suspects if each.request.id != request_id)
 
-    # The generating process: its messages and its ends
+    # The generating process: messages, crashes and restarts
 
     def _read_generator(self, front: Front) -> None:
         try:
@@ -147,16 +147,16 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
 
     def _restart(self, front: Front, how: str) -> None:
-        """Restart the generating process, and run the requests of its batch again, except one that was the cause.
+        """Restart the generating process and retry the requests of its batch, except one that is to blame.
 
         Raises:
-            EngineFailed: it has ended too often, and no request is the cause.
+            EngineFailed: the process has crashed too often, and no request is to blame.
         """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
         had_batch = self._act_at is not None and not self._loading
-        if self._running or not had_batch:  # else the cause may be a request whose client has left
+        if self._running or not had_batch:  # otherwise a request whose client has left may be to blame
             self._deaths += 1
-        # Before any answer is sent: a client that retries at once must not find the server ready.
+        # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         for running in self._running.values():
             running.deaths += 1
@@ -181,7 +181,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._loading = True
         self._act_at = self._clock() + self._reload_timeout
 
-    # Batches and answers
+    # Batches and outputs
 
     def _start_batch(self) -> None:
         now = self._clock()
@@ -203,7 +203,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._generator.run([each.request for each in batch], deadline)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
-        """Count outputs and send them. Drop those of forgotten requests."""
+        """Count and send outputs. Outputs of aborted requests are dropped."""
         now = self._clock()
         sent, finished = [], []
         for output in outputs:

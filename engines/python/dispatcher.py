@@ -1,7 +1,7 @@
-"""`python -m engines.python.dispatcher`: the process of engine=Python that batches requests and passes outputs on.
+"""`python -m engines.python.dispatcher`: the process of engine=Python that batches requests and forwards outputs.
 
-The supervisor starts it; it starts and restarts the generating process. Loads no torch. Exits with 0 after a drain,
-else with 1 and the cause on stderr and on the status board.
+Started by the supervisor. Starts and restarts the generating process. Does not import torch. Exits with 0 after a
+drain, otherwise with 1 and the cause on stderr and on the status board.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(serve: Callable[[argparse.Namespace, StatusBoard], None], argv: list[str] | None = None) -> int:
-    """Run a dispatcher that serves until a drain, and report its end; return the exit code."""
+    """Run a dispatcher until it is drained or fails. Record the end on the status board; return the exit code."""
     arguments = _parser().parse_args(argv)
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine dispatcher %(levelname)s %(message)s")
@@ -43,7 +43,7 @@ def run(serve: Callable[[argparse.Namespace, StatusBoard], None], argv: list[str
         serve(arguments, board)
     except EngineFailed as failure:
         return _fail(board, str(failure))
-    except Exception as error:  # the process edge: the cause must reach the board before we end
+    except Exception as error:  # top level: the cause must reach the board before the process exits
         logger.exception("the dispatcher failed")
         return _fail(board, f"{type(error).__name__}: {error}")
     board.set_state(EngineState.STOPPED)
@@ -78,7 +78,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
 
 
 def _first_ready(generator: GeneratingProcess, board: StatusBoard, model_path: str) -> Ready:
-    """Wait until the model is loaded; the supervisor limits the time. Raises `EngineFailed`."""
+    """Wait until the model is loaded. The supervisor enforces a time limit. Raises `EngineFailed`."""
     while True:
         board.beat(DISPATCHER)
         try:

@@ -1,4 +1,4 @@
-"""The generating process as the dispatcher sees it."""
+"""The dispatcher's side of the generating process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class GeneratingProcess(WorkerProcess[FromGenerator]):
     """Runs batches of requests, one at a time."""
 
     def __init__(self, config: Path, status: Path) -> None:
-        """Start it. config: `PythonEngineConfig` as JSON; status: the status board."""
+        """Start the process. config: file with the `PythonEngineConfig` as JSON; status: file of the status board."""
         arguments = ["--config", str(config), "--status", str(status)]
         command = [sys.executable, "-P", "-m", _MODULE, *arguments]
         super().__init__("the generating process", command, msgspec.msgpack.Decoder(FromGenerator))
 
     def run(self, requests: list[Request], deadline: float) -> None:
-        """Start a batch, which ends with a `BatchDone`."""
+        """Start a batch. The process reports its end with a `BatchDone`."""
         self.send(Run(requests, deadline))

@@ -1,6 +1,6 @@
-"""Messages between dispatcher and generating process: msgpack over a socket pair, framed by `multiprocessing`.
+"""Messages between a dispatcher and its child: msgpack over a socket pair, framed by `multiprocessing`.
 
-Only bytes go over the connection; the pickling of `multiprocessing` is never used.
+Only bytes are sent; `multiprocessing` never pickles anything.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Link(Generic[Incoming]):
         return self._connection.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message, waiting for room. Drop it when the other end is gone: `receive` reports that."""
+        """Send a message; block while the socket is full. Drop it if the other end is gone, which `receive` reports."""
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.msgpack.encode(message))
 
     def receive(self, timeout: float | None) -> Incoming | None:
-        """Return the next message; None when there is none after `timeout` seconds. A timeout of None waits for ever.
+        """Return the next message, or None after `timeout` seconds without one. A timeout of None waits forever.
 
         Raises:
-            LinkClosed: the other end is gone, and everything that it sent has been received; or it sent a message of
-                more than 256 MiB.
+            LinkClosed: the other end is gone and all its messages have been received, or it sent a message larger than
+                256 MiB.
         """
         try:
             if not self._connection.poll(timeout):
@@ -57,7 +57,7 @@ class Link(Generic[Incoming]):
 
 
 class Outbox:
-    """Sends messages from a thread of its own, so that an end that does not read them blocks nobody."""
+    """Sends messages from a thread of its own, so that a receiver that does not read never blocks the sender."""
 
     def __init__(self, link: Link[Incoming]) -> None:
         self._messages: SimpleQueue[msgspec.Struct | None] = SimpleQueue()
@@ -68,7 +68,7 @@ class Outbox:
         self._messages.put(message)
 
     def close(self) -> None:
-        """Stop the thread. The other end must be gone, or all messages read."""
+        """Stop the thread. Requires that the other end is gone or has read all messages."""
         self._messages.put(None)
         self._thread.join()
 

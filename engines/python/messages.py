@@ -1,4 +1,4 @@
-"""The messages between dispatcher and generating process; `link.py` carries them."""
+"""Messages between the dispatcher and the generating process, sent over `link.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from engines.core import Request, RequestOutput
 
 DISPATCHER, GENERATOR = 0, 1
-"""Places of the two processes' heartbeats on the status board."""
+"""Indices of the two processes' heartbeats on the status board."""
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
@@ -28,17 +28,17 @@ ToGenerator = Run | Forget
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From the generating process, once: the model is loaded and has computed."""
+    """From the generating process, once: the model is loaded and has run."""
 
     device: str
     load_seconds: dict[str, float]
-    """Seconds of the start, by part."""
+    """Duration of the start in seconds, by part."""
     takes_many: bool = False
-    """Whether it can be called again before a call is over: an asynchronous handler can."""
+    """Whether the process accepts concurrent calls, as with an asynchronous handler."""
 
 
 class CannotLoad(msgspec.Struct, frozen=True, tag=True):
-    """From the generating process, before it ends: why there is no model."""
+    """From the generating process, before it exits: why the model could not be loaded."""
 
     cause: str
 
@@ -55,7 +55,7 @@ class BatchDone(msgspec.Struct, frozen=True, tag=True):
     prompt_padding: int
     """Tokens added to pad prompts to the length of the longest."""
     ended_row_tokens: int
-    """Tokens computed for rows that had ended while others went on."""
+    """Tokens computed for rows that had ended while other rows continued."""
 
 
 FromGenerator = Ready | CannotLoad | StepDone | BatchDone

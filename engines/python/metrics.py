@@ -1,4 +1,4 @@
-"""The counters of dispatchers."""
+"""Metrics of the dispatchers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from engines.python.running import Running
 
 
 class DispatcherMetrics(EngineMetrics):
-    """The counters of every engine, and the restarts of a dispatcher's processes. One thread.
+    """The metrics of every engine, and the restarts of a dispatcher's child processes. Single-threaded.
 
     `lmi_batch_size` is observed once for each batch, when it starts.
     """
 
     def __init__(self, restarts_name: str) -> None:
-        """restarts_name: of the counter of restarts."""
+        """restarts_name: name of the counter of restarts."""
         super().__init__()
         self.restarts = 0
         self._restarts_name = restarts_name
@@ -34,7 +34,7 @@ class DispatcherMetrics(EngineMetrics):
 
 
 class BatchMetrics(DispatcherMetrics):
-    """The counters of text generation in batches."""
+    """Metrics of batched text generation."""
 
     def __init__(self) -> None:
         super().__init__("lmi_generator_restarts_total")
@@ -45,7 +45,7 @@ class BatchMetrics(DispatcherMetrics):
         self.prompt_tokens += sum(len(request.prompt_token_ids) for request in batch)
 
     def observe_output(self, running: Running, output: RequestOutput, now: float) -> None:
-        """Count an output whose tokens `running` has taken."""
+        """Count an output whose tokens have already been added to `running`."""
         self.tokens_generated += len(output.token_ids)
         if running.first_token_time is None and output.token_ids:
             running.first_token_time = now

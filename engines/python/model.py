@@ -1,4 +1,4 @@
-"""Loading a model with transformers: which class, which precision, on which devices."""
+"""Load a model with transformers: its class, its precision and its devices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LoadedModel:
     module: Any
     """A `PreTrainedModel` with `generate`."""
     device: torch.device
-    """Device of its inputs."""
+    """Device for the model's inputs."""
     num_embeddings: int
-    """Size of the embedding table: token ids are below it."""
+    """Size of the embedding table. Token ids must be smaller."""
     pad_token_id: int
     takes_mask: bool
     """Whether `forward` takes an attention mask."""
@@ -35,12 +35,12 @@ class LoadedModel:
 
 
 def load_model(config: PythonEngineConfig) -> LoadedModel:
-    """Load from the local folder. Nothing is downloaded, and the model's own code runs only if the config allows it.
+    """Load the model's local folder. Nothing is downloaded, and the model's own code runs only if the config allows it.
 
-    On a CPU weights are rounded to the configured dtype and computed in fp32.
+    On a CPU, weights are rounded to the configured dtype, and the model computes in fp32.
 
-    Raises: whatever transformers raises; `FileNotFoundError` where there is no model; `ValueError` when it does not fit
-        on the GPUs.
+    Raises: `FileNotFoundError` if there is no config.json; `ValueError` if the model does not fit on the GPUs; any
+        error of transformers.
     """
     path = config.model.path
     if not (Path(path) / "config.json").is_file():
@@ -67,7 +67,7 @@ def load_model(config: PythonEngineConfig) -> LoadedModel:
 
 
 def describe(module: Any) -> LoadedModel:
-    """Describe a model, and drop its own sampling defaults and processors: requests bring theirs.
+    """Describe a model, and remove its own sampling defaults and processors: each request sets its own.
 
     module: a `PreTrainedModel`; its `generation_config` is replaced.
     """
@@ -91,7 +91,7 @@ def describe(module: Any) -> LoadedModel:
 
 
 def placement(degree: int, free_bytes: Sequence[int]) -> dict[str, Any]:
-    """Return the placement of layers, as arguments of `from_pretrained`: one GPU, or spread evenly over the first ones.
+    """Return arguments of `from_pretrained` that place all layers on one GPU, or evenly on the first `degree` GPUs.
 
     degree: the tensor-parallel degree, here the number of GPUs; free_bytes: free memory of each GPU. No layer goes to
     the CPU or the disk.
@@ -116,7 +116,7 @@ def _require_gpus_only(module: Any) -> None:
 
 
 def _round_weights(module: Any, storage: torch.dtype) -> None:
-    """Round the weights to `storage`; they stay in fp32."""
+    """Round the weights to the precision of `storage`. The tensors stay fp32."""
     if storage is torch.float32:
         return
     for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""One call of transformers' `generate` for prompts of differing lengths, and whether a model can take such a call."""
+"""Call transformers' `generate` for prompts of different lengths, and test whether a model supports padding."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engines.errors import RequestFailed
 from engines.python.model import LoadedModel
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Takes ids, [num_rows, length], and logits, [num_rows, vocab_size], fp32; returns the logits to take the argmax of."""
+"""Takes ids [num_rows, length] and logits [num_rows, vocab_size] (fp32); returns the logits to take the argmax of."""
 Advance = Callable[[torch.Tensor], torch.Tensor]
-"""Takes ids, the new token last; returns which rows have ended, [num_rows], bool."""
+"""Takes ids [num_rows, length], new tokens last; returns which rows have ended: [num_rows], bool."""
 
 _SHORT, _LONG = (1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)
-"""Prompts that show whether padding changes anything."""
+"""Token ids of the two prompts with which `padding_is_harmless` tests a model."""
 
 
 @torch.inference_mode()
@@ -28,16 +28,17 @@ def generate(
     choose: Choose,
     advance: Advance,
 ) -> None:
-    """Run `generate` greedily on the logits that `choose` returns, until `advance` says that all rows have ended.
+    """Run `generate` greedily on the logits that `choose` returns, until `advance` reports that all rows have ended.
 
-    Raises: whatever model, `choose` or `advance` raises.
+    Raises: any error of the model, `choose` or `advance`.
     """
     width = max(map(len, prompts))
     ids, mask = [], []
     for prompt in prompts:
         padding = width - len(prompt)
         pads, ones, zeros = [model.pad_token_id] * padding, [1] * len(prompt), [0] * padding
-        # A decoder continues at the end. An encoder's positions count from the start, padding included.
+        # Decoders are padded on the left, because they continue at the end. Encoders are padded on the right, because
+        # their positions count padding.
         ids.append([*prompt, *pads] if model.is_encoder_decoder else [*pads, *prompt])
         mask.append(ones + zeros if model.is_encoder_decoder else zeros + ones)
     inputs = {"input_ids": torch.tensor(ids, device=model.device)}
@@ -63,12 +64,12 @@ def generate(
 
 
 def padding_is_harmless(model: LoadedModel) -> bool:
-    """Whether a prompt gets the same logits alone and padded beside a longer one.
+    """Return whether a prompt has the same logits alone and padded next to a longer one.
 
-    Some architectures take a mask and ignore it, RWKV for one.
+    Some architectures, such as RWKV, accept an attention mask and ignore it.
 
     Raises:
-        RequestFailed: the model gives no numbers.
+        RequestFailed: the model's logits are not finite.
     """
     top = model.num_embeddings - 1
     short, long = ([min(i, top) for i in prompt] for prompt in (_SHORT, _LONG))
@@ -76,7 +77,7 @@ def padding_is_harmless(model: LoadedModel) -> bool:
     if not alone.amax().isfinite():
         raise RequestFailed("the model's output for a first try is not finite")
     padded = _logits(model, [short, long])[0]
-    seen = alone.isfinite()  # a model may rule tokens out by logits of -inf
+    seen = alone.isfinite()  # a model may mask tokens with logits of -inf
     spread = (alone[seen] - alone[seen].mean()).abs().max()
     difference = (alone[seen] - padded[seen]).abs().max()
     tolerance = 1e-3 if model.module.dtype is torch.float32 else 0.15
@@ -84,13 +85,13 @@ def padding_is_harmless(model: LoadedModel) -> bool:
 
 
 def _logits(model: LoadedModel, prompts: list[list[int]]) -> torch.Tensor:
-    """Return the logits of the second new token, which rest on a cache: [num_prompts, vocab_size], fp32."""
+    """Return the logits of the second new token, which is computed with a KV cache: [num_prompts, vocab_size], fp32."""
     latest = torch.empty(0)
 
     def choose(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         nonlocal latest
         latest = logits
-        # The same first token for all, so that the second one's logits can be compared.
+        # Force the same first token in all rows, so that the logits of the second one can be compared.
         forced = torch.full_like(logits, -torch.inf)
         forced[:, 0] = 0.0
         return forced

@@ -1,4 +1,4 @@
-"""transformers' logits processors for one row of a batch, as its `generate` sets them up for that prompt alone."""
+"""transformers' logits processors for one row of a batch, set up as `generate` does for that prompt alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engines.core import GenerateParams, Request
 def row_processors(
     params: GenerateParams, request: Request, num_start: int, device: torch.device
 ) -> LogitsProcessorList:
-    """Make the processors that a request's `GenerateParams` ask for, for one run of the request.
+    """Return the processors that a request's `GenerateParams` require, for one run of the request.
 
-    num_start: number of tokens before the first new one: the prompt's, or those that a decoder starts with.
+    num_start: number of tokens before the first new one (prompt or decoder start).
     """
     prompt = torch.tensor([request.prompt_token_ids], device=device)
     length = num_start + request.sampling.max_new_tokens

@@ -1,4 +1,4 @@
-"""Heartbeats and deadlines inside of a transformers model: a hook before every layer."""
+"""Heartbeats and deadlines inside a transformers model, through a hook before every layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pulse:
             raise TimeIsOver
 
     def attach(self, module: torch.nn.Module) -> int:
-        """Beat before each layer of a model. Returns the number of layers found."""
+        """Call `beat` before each layer of a model. Return the number of layers found."""
         layers = list(_layers(module))
         for layer in layers:
             layer.register_forward_pre_hook(lambda module, arguments: self.beat())
@@ -36,7 +36,7 @@ class Pulse:
 
 
 def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the members of the outermost module lists: layers, but not the experts or blocks inside of them."""
+    """Yield the members of the outermost module lists: the layers, not the experts or blocks inside them."""
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList):
             yield from child
@@ -45,9 +45,9 @@ def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def keep_positions_inside(module: torch.nn.Module, max_positions: int) -> None:
-    """Clamp the positions that a model is called with to the size of its position table.
+    """Clamp the `position_ids` that a model is called with to the size of its position table.
 
-    A row that has ended continues as padding until its batch ends, and may pass the end of the table.
+    A row that has ended continues with padding until its batch ends, and may exceed the table.
     """
 
     def clamp(

@@ -1,4 +1,4 @@
-"""The part that the loops of all dispatchers share: the client of each request, clients that leave, the drain."""
+"""Base class of the dispatchers' loops: the client of each request, clients that disconnect, and draining."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, SchedulerSt
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
-"""Ends of a worker process in a row, without a request found to be the cause, after which it is not restarted."""
+"""Consecutive crashes of a worker process, with no request to blame, after which it is not restarted."""
 
 
 REACTION_SECONDS = 5.0
-"""Time that a call may take to stop after its deadline; then its process is stuck, and killed."""
+"""Seconds that a call may take to stop after its deadline. After that its process counts as stuck and is killed."""
 
 
 class EngineFailed(Exception):
-    """The engine cannot continue. The text is the cause, one line."""
+    """The engine cannot continue. The message is the cause, on one line."""
 
 
 RequestT = TypeVar("RequestT", bound=HasId)
@@ -36,7 +36,7 @@ OutputT = TypeVar("OutputT", bound=HasId)
 
 
 class RequestLoop(ABC, Generic[RequestT, OutputT]):
-    """The requests of a dispatcher by client. One thread; `clock` is `time.monotonic` except in tests."""
+    """Tracks the client of each request. Single-threaded. `clock` is `time.monotonic` except in tests."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
 
     @abstractmethod
     def _check(self, request: RequestT) -> None:
-        """Raises `EngineError` when the request cannot be accepted."""
+        """Raise `EngineError` if the request cannot be accepted."""
 
     @abstractmethod
     def _forget(self, request_id: str, reason: AbortReason) -> None:
-        """Drop a request whose client no longer wants it, whether it waits or runs."""
+        """Drop a waiting or running request that its client no longer wants."""
 
     @abstractmethod
     def _failure(self, request_id: str, error: EngineError) -> OutputT:
@@ -72,7 +72,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
 
     @abstractmethod
     def _gauges(self) -> dict[str, float]:
-        """Return the metrics that are read and not counted."""
+        """Return the current values of the gauges."""
 
     def _drained(self) -> bool:
         if self._drain_deadline is None:
@@ -80,7 +80,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         return not self._clients or self._clock() >= self._drain_deadline
 
     def _wait_seconds(self, moments: Iterable[float | None]) -> float:
-        """Return the seconds until there is work even if no message comes: at one of the moments, or for a batch."""
+        """Return how long to wait for messages: until the next heartbeat, batch, drain deadline or one of `moments`."""
         now = self._clock()
         due = self._batcher.seconds_until_due(now)
         waits = [moment - now for moment in (*moments, self._drain_deadline) if moment is not None]
@@ -101,7 +101,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         self._clients[request.id] = client
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
-        """Act on any message of a web process or the supervisor but a request."""
+        """Handle any message from a web process or the supervisor except a new request."""
         match message:
             case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
@@ -125,16 +125,16 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             self._board.set_state(state, reason)
 
     def _restart_process(self, front: Front, process: WorkerProcess[Any]) -> None:
-        """Replace a process that is gone."""
+        """Restart a process that is gone, and watch its new socket."""
         front.unwatch(process.fileno())
         process.restart()
         front.watch(process.fileno())
         self._metrics.restarts += 1
 
     def _send_all(self, front: Front, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
-        """Send outputs, one message for each client, and drop requests of clients that are gone.
+        """Send outputs as one message per client, and abort the requests of clients that are gone.
 
-        finished: ids of those requests that these outputs end.
+        finished: ids of the requests that these outputs complete.
         """
         by_client: defaultdict[bytes, list[OutputT]] = defaultdict(list)
         for output in outputs:
@@ -148,7 +148,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
-        """Fail the requests that could not be finished."""
+        """Fail the requests that are unfinished at the end of the drain."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         logger.info("drained: %d requests could not be finished", len(self._clients))
         for request_id, client in self._clients.items():

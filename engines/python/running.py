@@ -1,4 +1,4 @@
-"""Requests that may run more than once, and deliver each token once."""
+"""Requests that may run more than once but deliver each token only once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from engines.errors import DeadlineExceeded, RequestFailed
 
 
 def batch_timed_out(limit: float, num_tokens: int) -> DeadlineExceeded:
-    """Make the error of a request that had `num_tokens` tokens when its batch had run for `limit` seconds."""
+    """Return the error of a request with `num_tokens` tokens whose batch took longer than `limit` seconds."""
     return DeadlineExceeded(
         f"the batch took longer than {limit:g} s (option.predict_timeout); {num_tokens} tokens were generated"
     )
 
 
 class Delivered:
-    """The tokens that a request has delivered. A later run from its prompt must repeat them."""
+    """The tokens that a request has delivered. Another run of the request must reproduce them."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._num_repeated = 0
 
     def restart(self) -> None:
-        """Prepare for another run."""
+        """Prepare for another run of the request."""
         self._num_repeated = 0
 
     def take(self, tokens: Sequence[int]) -> bool:
-        """Take a run's next tokens. Returns whether they are new.
+        """Record a run's next tokens. Return whether they are new.
 
         Raises:
-            RequestFailed: an earlier run delivered others at this place.
+            RequestFailed: an earlier run delivered different tokens at these positions.
         """
         place, self._num_repeated = self._num_repeated, self._num_repeated + len(tokens)
         if place == len(self.tokens):
@@ -44,11 +44,11 @@ class Delivered:
 
 @dataclass(slots=True)
 class Running:
-    """A request of the running batch, as the dispatcher sees it."""
+    """The dispatcher's record of a request in the running batch."""
 
     request: Request
     deaths: int = 0
-    """Number of times that the generating process ended while it ran this request."""
+    """Number of times that the generating process crashed while it ran this request."""
     first_token_time: float | None = None
     delivered: Delivered = field(default_factory=Delivered)
 

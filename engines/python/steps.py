@@ -1,4 +1,4 @@
-"""The steps of one call of `generate`: each row chooses its token and ends by its own conditions."""
+"""The steps of one call of `generate`: each row samples and stops by its own parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Steps:
     def __init__(
         self, batch: DynamicBatch, rows: Sequence[BatchRow], pulse: Pulse, from_decoder: bool
     ) -> None:
-        """from_decoder: rows continue the decoder's start, not their prompts."""
+        """from_decoder: whether rows continue the decoder's start tokens instead of their prompts."""
         self.waste = batch.waste
         self._batch = batch
         self._rows = rows
@@ -32,13 +32,13 @@ class Steps:
         self._logits = torch.empty(0)
         self._sampled: dict[int, SampledToken] = {}
         self._processors: dict[int, LogitsProcessorList] = {}
-        """The processors of each row that asks for any; made with its first token."""
+        """Logits processors by row index, for rows that use any. Created with the row's first token."""
 
     def choose(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Choose a token for each row that is not plain, and leave the row no other.
+        """Sample a token for each row that is not plain, and mask the row's other tokens.
 
-        input_ids: [num_rows, length], int64; logits: [num_rows, vocab_size], fp32, a copy made for processors
-        -> the same, changed in place.
+        input_ids: [num_rows, length], int64; logits: [num_rows, vocab_size], fp32, a copy made for processors.
+        Returns `logits`, modified in place.
         """
         if self._from_decoder:
             self._from_decoder = False
@@ -52,12 +52,12 @@ class Steps:
         return logits
 
     def advance(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Take each row's new token and deliver the outputs.
+        """Record each row's new token and deliver the outputs.
 
-        input_ids: [num_rows, length], int64, new tokens last -> [num_rows], bool: true for rows that have ended.
+        input_ids: [num_rows, length], int64, new tokens last. Returns [num_rows], bool: true for rows that have ended.
         """
         tokens = input_ids[:, -1]
-        # The largest logit is NaN or infinite when anything is wrong: NaN counts as larger than every number.
+        # Checking the largest logit is enough: torch's argmax treats NaN as larger than every number.
         finite = self._logits.gather(1, tokens[:, None])[:, 0].isfinite().tolist()
         outputs = []
         for i, (row, token) in enumerate(zip(self._rows, tokens.tolist(), strict=True)):
@@ -72,7 +72,7 @@ class Steps:
         return torch.tensor([row.ended for row in self._rows], device=input_ids.device)
 
     def _sample(self, logits: torch.Tensor, places: list[int]) -> None:
-        """Sample a token for each of these rows; it becomes the row's only token."""
+        """Sample a token for each row in `places`, and mask the row's other tokens."""
         if self._sampler is None:
             self._sampler = Sampler(logits.shape[-1], logits.device)
         index = torch.tensor(places, device=logits.device)
@@ -80,7 +80,7 @@ class Steps:
         processed = self._process(logits[index], places, rows)
         sampled = self._sampler.sample(logits[index] if processed is None else processed, rows)
         chosen = torch.tensor([each.token_id for each in sampled], device=logits.device)
-        if processed is not None:  # log-probabilities are those of the model itself
+        if processed is not None:  # log-probabilities are the model's own, before processing
             logprobs, tops = report(logits[index], chosen, rows)
             sampled = [
                 each._replace(logprob=logprobs.get(i), top=tops.get(i, ())) for i, each in enumerate(sampled)
@@ -92,10 +92,10 @@ class Steps:
     def _process(
         self, logits: torch.Tensor, places: list[int], rows: Sequence[SamplingRow]
     ) -> torch.Tensor | None:
-        """Apply the processors of rows that ask for any.
+        """Apply the logits processors of the rows that use any.
 
-        logits: [num_places, vocab_size], fp32, row i for `rows[i]`, changed in place -> the same; None where no row
-        asks.
+        logits: [num_places, vocab_size], fp32, row i for `rows[i]`, modified in place. Returns `logits`, or None if no
+        row uses processors.
         """
         asking = [(i, row.params.generate) for i, row in enumerate(rows) if row.params.generate is not None]
         for i, params in asking:

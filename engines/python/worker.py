@@ -1,6 +1,6 @@
-"""`python -m engines.python.worker`: the generating process of engine=Python. Loads the model, runs batches.
+"""`python -m engines.python.worker`: the generating process of engine=Python. Loads the model and runs batches.
 
-It keeps nothing between batches.
+The process keeps no state between batches.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve the dispatcher until it goes; return the exit code."""
+    """Serve the dispatcher until it exits; return the exit code."""
     return run_worker("engine generator", ToGenerator, _load, argv)
 
 
 def _load(arguments: argparse.Namespace, link: Link[ToGenerator]) -> Serve:
-    """Raises: whatever keeps the model from loading or from computing."""
+    """Load the model, report it as ready, and return the serving loop. Raises: any error of loading or running it."""
     imported = process_age()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -56,7 +56,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToGenerator]) -> Serve:
 
 
 def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> None:
-    """Raises `LinkClosed` when the dispatcher goes."""
+    """Run batches until the dispatcher exits. Raises `LinkClosed`."""
 
     def deliver(outputs: list[RequestOutput]) -> Collection[str]:
         if outputs:
@@ -66,7 +66,7 @@ def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> 
     while True:
         board.beat(GENERATOR)
         message = link.receive(IDLE_BEAT_SECONDS)
-        # A `Forget` that comes now is for a batch that is over.
+        # A `Forget` that arrives here is for a batch that has ended.
         if isinstance(message, Run):
             waste = runner.run(message.requests, message.deadline, deliver)
             link.send(BatchDone(waste.prompt_padding, waste.ended_row_tokens))

@@ -1,6 +1,6 @@
-"""The life of a dispatcher's child: load, report that or why not, serve the dispatcher until it goes.
+"""The life of a dispatcher's child process: load, report success or the cause of failure, serve the dispatcher.
 
-The dispatcher starts it with one end of a socket pair, and kills it.
+The dispatcher starts the child with one end of a socket pair, and stops it by killing it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from engines.python.messages import CannotLoad, Forget
 logger = logging.getLogger(__name__)
 
 Serve = Callable[[], None]
-"""Serves the dispatcher. Raises `LinkClosed`."""
+"""Serving loop of a worker. Raises `LinkClosed` when the dispatcher is gone."""
 
 
 def run_worker(
     name: str, incoming: Any, load: Callable[[argparse.Namespace, Link[Any]], Serve], argv: list[str] | None
 ) -> int:
-    """Run a worker to its end; return the exit code.
+    """Run a worker until the dispatcher exits; return the exit code.
 
     Args:
-        name: for the log.
+        name: the worker's name in the log.
         incoming: type of the dispatcher's messages.
-        load: prepares to serve, and reports that to the dispatcher. May raise anything.
+        load: loads the model or handler, sends `Ready`, and returns the serving loop. May raise anything.
     """
     arguments = _parser().parse_args(argv)
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
     link: Link[Any] = Link(Connection(arguments.socket), msgspec.msgpack.Decoder(incoming))
-    # The dispatcher learns of our end by the socket's: no process that the handler starts may keep it open.
+    # The dispatcher detects our exit by the closed socket, so no process that the handler starts may keep it open.
     os.set_inheritable(arguments.socket, False)
     os.register_at_fork(after_in_child=link.close)
     try:
         serve = load(arguments, link)
-    except Exception as error:  # the process edge: the cause must reach the dispatcher before we end
+    except Exception as error:  # top level: the cause must reach the dispatcher before we exit
         logger.exception("loading failed")
         link.send(CannotLoad(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         return 1
@@ -56,14 +56,14 @@ def run_worker(
 
 
 def forgotten(link: Link[Any]) -> list[str]:
-    """Return the requests that nobody wants any more, of those that run. Ends the process if the dispatcher is gone."""
+    """Return the ids of running requests that are no longer wanted. Exits the process if the dispatcher is gone."""
     found = []
     try:
         while (message := link.receive(0.0)) is not None:
             if isinstance(message, Forget):
                 found.append(message.request_id)
     except LinkClosed:
-        raise SystemExit(0) from None  # not an `Exception`: a failed call must not swallow it
+        raise SystemExit(0) from None  # not an `Exception`: a failed call must not catch it
     return found
 
 

@@ -1,4 +1,4 @@
-"""A child of a dispatcher: started, sent messages, read, killed and restarted."""
+"""A child process of a dispatcher: start, message, kill and restart it."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from engines.python.messages import Forget
 logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0
-"""Time between the end of a process's socket and its exit, at most."""
+"""Maximum seconds between a process closing its socket and exiting."""
 
 
 class WorkerProcessEnded(Exception):
-    """The process is gone. The text says how, in a few words."""
+    """The process is gone. The message says how it ended."""
 
 
 class WorkerProcess(Generic[Incoming]):
-    """One process after the other. One thread: the kernel binds a child's life to its parent's thread."""
+    """A restartable child process. Use it from one thread: the kernel binds the child's life to the parent's thread."""
 
     def __init__(self, name: str, command: Sequence[str], decoder: msgspec.msgpack.Decoder[Incoming]) -> None:
-        """Start the first one. name: for the log; command: gets `--socket` with the number of its end of the link."""
+        """Start the process. name: for the log; command: gets `--socket` and the descriptor of its end of the link."""
         self._name = name
         self._command = command
         self._decoder = decoder
         self._start()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is something to receive. `restart` changes it."""
+        """Return the descriptor that is readable when a message has arrived. `restart` changes the descriptor."""
         return self._link.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message without waiting."""
+        """Queue a message for sending. Never blocks."""
         self._outbox.put(message)
 
     def receive(self, timeout: float) -> Iterator[Incoming]:
         """Yield all messages that have arrived; wait at most `timeout` seconds for the first.
 
         Raises:
-            WorkerProcessEnded: after the last message of a process that is gone.
+            WorkerProcessEnded: the process is gone, and its last message has been yielded.
         """
         try:
             while (message := self._link.receive(timeout)) is not None:
@@ -58,17 +58,17 @@ class WorkerProcess(Generic[Incoming]):
             raise WorkerProcessEnded(self._describe_end()) from None
 
     def forget(self, request_id: str) -> None:
-        """Ask for no further output of this request."""
+        """Tell the process to send no further output for a request."""
         self.send(Forget(request_id))
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and to those that it has started. It keeps nothing. Idempotent."""
+        """Send SIGKILL to the process and to those that it has started. No state is lost. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def restart(self) -> None:
-        """Replace a process that is gone."""
+        """Start a new process in place of one that is gone."""
         self.close()
         self._start()
 
@@ -86,7 +86,7 @@ class WorkerProcess(Generic[Incoming]):
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 close_fds=True,
-                process_group=0,  # not a session: the supervisor finds all processes of the engine by theirs
+                process_group=0,  # not a new session: the supervisor finds all engine processes by theirs
             )
         self._link: Link[Incoming] = Link(ours, self._decoder)
         self._outbox = Outbox(self._link)
