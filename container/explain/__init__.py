@@ -1,1 +1,1 @@
-"""Explains a configuration: what it means and what it decides."""
+"""Explain a configuration: what it means, how open values are resolved, and what it needs."""

@@ -1,7 +1,7 @@
 """`lmi check PATH`: explain a configuration, its effective values, and whether this or named hardware can serve it.
 
-Opens no connection and imports no torch. `lmi serve` does what is printed: both read the configuration by
-`lmi_server.properties.loader` and decide by `container.explain.resolve`.
+Opens no connection and does not import torch. `lmi serve` agrees with the output, because both read the configuration
+with `lmi_server.properties.loader` and resolve it with `container.explain.resolve`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
 
 _MOST_DIFFERENCE = 1.5
-"""Of the numbers in the files from those that config.json describes; some tensors are stored twice or not used."""
+"""Accepted ratio between parameter counts of files and config.json. Some tensors are stored twice or unused."""
 Locate = Callable[[ModelSource], Path | None]
 
 
 def without_weights(source: ModelSource) -> ModelSource:
-    """The source without the content of its weights: with their headers where the location has ranges, S3."""
+    """Return the source without the content of its weights. From S3 the weight headers are kept, read as ranges."""
     in_s3 = (source.model_id or "").startswith("s3://")
     return replace(source, load_format="stream" if in_s3 else "dummy")
 
 
 def described_in_cache(source: ModelSource) -> Path | None:
-    """A copy in the cache without weights, if there is one."""
+    """Return the cached copy without weights, or None."""
     return model_files.locate(without_weights(source)) if model_files.is_fetched(source) else None
 
 
@@ -55,11 +55,11 @@ def check(
     describe: Locate = described_in_cache,
     length: int | None = None,
 ) -> CheckReport:
-    """Examine PATH (a folder with a serving.properties, or such a file) for this machine, or for `target`.
+    """Examine `path`, a serving.properties or its folder, for this machine or for `target`.
 
-    locate: finds a model's files on this disk, without work and without a connection.
-    describe: finds config.json, and perhaps headers of weights, of a model that is not on this disk.
-    length: tokens of the requests whose number is predicted; None: option.max_model_len.
+    locate: finds a model's files on this disk; cheap, and opens no connection.
+    describe: finds config.json, and possibly weight headers, of a model that is not on this disk.
+    length: tokens per request, to predict the number of concurrent requests; defaults to option.max_model_len.
     """
     target = target or this_machine(machine)
     found = examine(path, environ, lenient)
@@ -84,7 +84,7 @@ def check(
         if basis is not None and plan is not None:
             _predict(report, plan.config, config, basis, target.divided(plan.copies), length)
         _judge(report, plan, config, folder, basis, target)
-        # Sources are relative to the folder, which is at the head of the report.
+        # The head of the report names the folder, so sources are relative to it.
         report.values = tuple(
             decided(replace(value, source=value.source.removeprefix(f"{found.folder}/")), plan)
             for value in found.loaded.values
@@ -101,9 +101,9 @@ def _decide(
     machine: Machine,
     allow_remote_code: bool,
 ) -> Resolved | None:
-    """Return the decisions, even where the model lacks weights, and report why it cannot be served.
+    """Resolve the configuration, even without weights, and report why it cannot be served.
 
-    folder: has the whole model; basis: has config.json at least, and may be another folder.
+    folder: contains the whole model. basis: contains at least config.json, and may be another folder.
     """
     resolved, reasons = _resolve(config, folder, basis, machine, allow_remote_code)
     report.reasons += reasons
@@ -121,7 +121,7 @@ def _decide(
 def _resolve(
     config: LmiConfig, folder: Path | None, basis: Path | None, machine: Machine, allow_remote_code: bool
 ) -> tuple[Resolved | None, tuple[str, ...]]:
-    """The decisions, and why it cannot be served. Without any of the model's files there are no decisions."""
+    """Return the resolved configuration (None if it cannot be resolved) and the reasons why it cannot be served."""
     if folder is None and basis is None and config.handler is None:
         return None, obstacles(config, machine)
     if bare := folder is None and basis is not None and weights_problem(basis) is not None:
@@ -167,7 +167,7 @@ def _judge(
     basis: Path | None,
     target: ServingTarget,
 ) -> None:
-    """Compare what is needed with what the target has. Of this machine predictions only warn: the server measures."""
+    """Compare predicted needs with the target. On this machine a shortage only warns, since the server measures."""
     report.advice = tuple(platform_advice(config, report.start, target))
     if report.memory is not None and report.memory.shortage:
         shortage = f"it does not fit: {report.memory.shortage}"
@@ -193,7 +193,7 @@ def _judge(
 
 
 def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
-    """(where the model is, why it is not available); the second is empty if it is."""
+    """Return where the model is, and why it is not available (empty if it is)."""
     name = source.model_id or source.model_dir
     if folder is not None:
         where = "" if str(folder) == name else f" in {folder}"

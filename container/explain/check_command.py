@@ -1,4 +1,4 @@
-"""`lmi check`: explain a configuration, and predict what it needs, here or on named hardware."""
+"""`lmi check`: explain a configuration and predict what it needs, on this machine or on named hardware."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def check(
 ) -> None:
     """Explain a configuration and check it on this machine, or on an instance or devices.
 
-    Prints all effective values, where they come from, whether the configuration can be served, and predictions of
-    memory, requests at once and start-up.
-    A folder of several models: each is checked as if it were alone.
-    Exit codes: 0 the file is valid; 1 it is not; 2 the command line is not; 3 the named hardware cannot serve it, or
-    the model is not here to tell. Of several models: 1 if any file is not valid, else 3 if any cannot be served.
+    Prints all effective values and their sources, whether the configuration can be served, and predictions of memory,
+    concurrent requests and start-up time.
+    In a folder of several models, each model is checked as if it were alone.
+    Exit codes: 0 the file is valid; 1 it is not; 2 the command line is not; 3 the named hardware cannot serve the
+    model, or the model is not on this disk. Several models: 1 if any file is not valid, else 3 if any cannot be served.
     """
     environ = launch.environment()
     examine = partial(
@@ -76,7 +76,7 @@ def check(
 
 
 def named_target(instance: str | None, device: str | None, count: int | None) -> ServingTarget | None:
-    """Return the hardware that a command line names; None: this machine. Raises click.UsageError."""
+    """Return the hardware named on the command line, or None for this machine. Raises click.UsageError."""
     if instance and (device or count):
         raise click.UsageError("--instance has its own devices: leave out --device and --count")
     if count and not device:
@@ -90,7 +90,7 @@ def named_target(instance: str | None, device: str | None, count: int | None) ->
 
 
 def _fetched(source: ModelSource) -> Path | None:
-    """Fetch the model without its weights into the cache."""
+    """Fetch the model without its weights into the cache; None if the model is not remote."""
     if not model_files.is_fetched(source):
         return None
     try:

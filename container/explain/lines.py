@@ -1,4 +1,4 @@
-"""The lines of a serving.properties and its effective values, in sentences."""
+"""Explain the lines of a serving.properties and its effective values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DEPRECATED = {
     "option.s3url": "deprecated: LMI no longer reads it",
     "option.enable_streaming": "deprecated by LMI since 0.25",
 }
-"""Keys that a file should no longer have."""
+"""Deprecated keys and what to print for them."""
 
 
 def explain_lines(found: Examination, plan: Resolved | None) -> Iterator[LineExplained]:
-    """Explain each line of the file. plan: the decisions, if they could be made."""
+    """Explain each line of the file. plan: the resolved configuration, or None."""
     for entry in found.entries:
         option = by_name().get(entry.key)
         text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
@@ -54,14 +54,14 @@ def _explanation(entry: Entry, option: Option | None, found: Examination, plan: 
 
 
 def _decision(name: str, plan: Resolved | None) -> str:
-    """What became of an open value."""
+    """Return a sentence with the resolved value of an open option; empty if there is none."""
     if plan is None or not plan.values.get(name):
         return ""
     return f" Becomes {plan.values[name]} ({plan.origins[name].removeprefix('computed: ')})."
 
 
 def decided(value: EffectiveValue, plan: Resolved | None) -> EffectiveValue:
-    """The value as decided, with the reason; open values say so."""
+    """Return the value as resolved, with the reason. A value that is still open says so."""
     if plan is not None and value.key in plan.origins:
         setting = f" ({value.source} says {value.value})" if value.value and value.source != "default" else ""
         text = plan.values[value.key] or "(at start)"

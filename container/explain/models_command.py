@@ -1,4 +1,4 @@
-"""`lmi models`: which architectures are served, in which way, with what."""
+"""`lmi models`: list the supported architectures, and how each is served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """An architecture of config.json, and what it can do."""
+    """An architecture named in config.json, and how it is served."""
 
     architecture: str
     way: str
@@ -31,11 +31,11 @@ class KnownModel:
     degrees: str = ""
     """Tensor-parallel degrees under engine=MPI."""
     note: str = ""
-    """Why not more."""
+    """Reason for a restriction."""
 
 
 def known_models() -> Iterator[KnownModel]:
-    """Yield all architectures that this server or transformers has."""
+    """Yield all architectures that this server or transformers implements."""
     for name in sorted(ARCHITECTURES):
         yield KnownModel(name, "lmi", "any")
     for name in sorted(generating_architectures().difference(ARCHITECTURES)):
@@ -57,9 +57,9 @@ def _foreign(name: str) -> KnownModel:
 
 @click.command()
 def models() -> None:
-    """Print the architectures that are served, by which way, with which tensor-parallel degrees.
+    """List the supported architectures, how each is served, and with which tensor-parallel degrees.
 
-    Under engine=MPI all can be quantised (option.quantize).
+    Under engine=MPI all can be quantized (option.quantize).
     """
     found = list(known_models())
     for way, title in _WAYS.items():

@@ -1,4 +1,4 @@
-"""`lmi options`."""
+"""`lmi options`: list all configuration keys."""
 
 from __future__ import annotations
 

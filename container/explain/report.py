@@ -16,12 +16,12 @@ from lmi_server.values.show import one_line
 _WIDTH = 110
 _INDENT = " " * 9
 FINE, WRONG_FILE, CANNOT_SERVE = 0, 1, 3
-"""Exit codes; 2 is the command line's own."""
+"""Exit codes. Click exits with 2 when the command line is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineExplained:
-    """One line of the file."""
+    """One line of the file and its explanation."""
 
     line: int
     text: str
@@ -34,26 +34,26 @@ class CheckReport:
 
     path: str
     target: str
-    """`this machine`, or the hardware that was named."""
+    """`this machine`, or the named hardware."""
     machine: str
-    """What the target has, in one line."""
+    """One-line description of the target."""
     lines: tuple[LineExplained, ...] = ()
     values: tuple[EffectiveValue, ...] = ()
     """Empty if the file is not valid."""
     model: str = ""
     """Where the model is, and whether it is available; empty if the file is not valid."""
     memory: MemoryPrediction | None = None
-    """None where the model or the memory is unknown."""
+    """None if the model or the memory is unknown."""
     start: StartPrediction | None = None
     advice: tuple[str, ...] = ()
-    """Settings of the platform that match, for an instance."""
+    """Recommended SageMaker settings, for an instance only."""
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why the target cannot serve it; empty if it can."""
+    """Reasons why the target cannot serve the model; empty if it can."""
     named: bool = False
-    """Whether the hardware was named."""
+    """Whether the command line names the hardware."""
 
     @property
     def can_serve(self) -> bool:
@@ -61,21 +61,21 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """0 for a correct configuration, even if this machine cannot serve it; named hardware must be able to."""
+        """0 for a valid configuration, even if this machine cannot serve it. Named hardware must be able to."""
         if self.problems:
             return WRONG_FILE
         return CANNOT_SERVE if self.named and self.reasons else FINE
 
     def as_object(self) -> dict[str, Any]:
-        """The fields of this class, with `can_serve` and `exit_code`."""
+        """Return all fields, `can_serve` and `exit_code`."""
         return dataclasses.asdict(self) | {"can_serve": self.can_serve, "exit_code": self.exit_code}
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return one JSON object."""
         return json.dumps(self.as_object(), indent=2)
 
     def render(self) -> str:
-        """Plain text; its last line is `can serve here: yes` or `can serve here: no: why`."""
+        """Return plain text that ends with a line such as `can serve here: yes` or `can serve here: no: why`."""
         parts = [self.path, f"{self.target}: {self.machine}"]
         if self.lines:
             parts += ["", "The file, line by line"]
@@ -97,7 +97,7 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """Whether it can be served, and if not, why, in one line."""
+        """One line: whether the target can serve the model, and if not, why."""
         where = f"on {self.target}" if self.named else "here"
         return f"can serve {where}: " + (f"no: {'; '.join(self.reasons)}" if self.reasons else "yes")
 
@@ -107,7 +107,7 @@ class SeveralReports:
     """The result of `lmi check` for a folder of several models."""
 
     models: dict[str, CheckReport]
-    """By name; each is checked as if it were alone."""
+    """Reports by model name. Each model is checked as if it were alone."""
 
     @property
     def exit_code(self) -> int:
@@ -115,12 +115,12 @@ class SeveralReports:
         return next((code for code in (WRONG_FILE, CANNOT_SERVE) if code in codes), FINE)
 
     def to_json(self) -> str:
-        """One JSON object: `models` by name, and `exit_code`."""
+        """Return one JSON object: `models` by name, and `exit_code`."""
         models = {name: report.as_object() for name, report in self.models.items()}
         return json.dumps({"models": models, "exit_code": self.exit_code}, indent=2)
 
     def render(self) -> str:
-        """Plain text; it ends with the verdict of each model, a line each."""
+        """Return plain text that ends with one line for each model's verdict."""
         parts = [f"{name}\n{'=' * len(name)}\n{report.render()}\n" for name, report in self.models.items()]
         return "\n".join([*parts, *(f"{name}: {report.verdict}" for name, report in self.models.items())])
 

@@ -1,4 +1,4 @@
-"""What a configuration is checked for: this machine, an instance that can be rented, or some devices."""
+"""Hardware that a configuration is checked for: this machine, a cloud instance, or a number of devices."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from container.explain.hardware import Device, Instance
 from container.machine import Machine, describe
 
 _CPU_CORES = 2
-"""Of the device CPU, as measured."""
+"""Cores of the catalogue's CPU, on which its figures were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingTarget:
-    """A machine, and the catalogue's figures of it."""
+    """A machine and its figures in the hardware catalogue."""
 
     machine: Machine
-    """What `resolve` decides for."""
+    """Machine for which `resolve` resolves the configuration."""
     description: str
-    """One line."""
+    """One-line description."""
     device: Device | None
-    """Its accelerator; None without one, or where it is unknown."""
+    """Accelerator; None if there is none or it is unknown."""
     instance: Instance | None = None
     named: bool = False
-    """Whether the user named it: then it is not this machine."""
+    """Whether the user named the hardware; False for this machine."""
 
     @property
     def device_bytes(self) -> int | None:
-        """Memory of each GPU, or of all ranks on a CPU; None where it is unknown."""
+        """Memory of each GPU, or of all ranks on a CPU; None if unknown."""
         if not self.machine.gpu_count:
             return self.machine.memory_available_bytes
         return self.device.memory_bytes if self.device else None
 
     def divided(self, copies: int) -> ServingTarget:
-        """What each of several copies of the model has of the memory; GPUs are not shared."""
+        """Return the target with one copy's share of main memory. GPUs are not shared."""
         memory = self.machine.memory_available_bytes // copies
         return replace(self, machine=replace(self.machine, memory_available_bytes=memory))
 
 
 def this_machine(machine: Machine) -> ServingTarget:
-    """The machine that runs this, with the catalogue's device of its GPUs' name."""
+    """Return this machine, with the catalogue's device that matches the name of its GPUs."""
     known = [
         device
         for device in hardware.devices().values()
@@ -51,7 +51,7 @@ def this_machine(machine: Machine) -> ServingTarget:
 
 
 def instance_target(name: str) -> ServingTarget:
-    """An instance. Raises: NoSuchHardwareError."""
+    """Return the instance as a target. Raises NoSuchHardwareError."""
     instance = hardware.instance(name)
     device = hardware.device(instance.device)
     host = f"{instance.vcpus} vCPUs, {instance.memory_bytes / 1024**3:.0f} GiB"
@@ -66,7 +66,7 @@ def instance_target(name: str) -> ServingTarget:
 
 
 def device_target(name: str, count: int) -> ServingTarget:
-    """So many devices of a kind. Raises: NoSuchHardwareError."""
+    """Return `count` devices as a target. Raises NoSuchHardwareError."""
     device = hardware.device(name)
     accelerated = device.name != hardware.CPU
     machine = Machine(

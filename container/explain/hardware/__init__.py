@@ -1,4 +1,4 @@
-"""Devices and instances, with the figures that predictions need. Data: devices.json and instances.json beside this."""
+"""Devices and instances, with the figures that predictions need, from devices.json and instances.json."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ class Device:
 
     name: str
     memory_bytes: int
-    """As published, in powers of ten where the source says GB; what a driver reports differs by some percent."""
+    """Published size, in powers of ten where the source says GB. A driver's number differs by a few percent."""
     bandwidth: float
-    """Bytes a second between the device and its memory."""
+    """Bytes per second between the device and its memory."""
     flops: Mapping[str, float]
-    """Operations a second of matrix products by number format: fp32, fp16, bf16, fp8, int8; what it lacks is absent."""
+    """Matrix-product operations per second by dtype: fp32, fp16, bf16, fp8, int8. Unsupported dtypes are absent."""
     link: float
-    """Bytes a second, one way, from one device to the others of an instance."""
+    """Bytes per second, one way, from one device to the others of an instance."""
     source: str
     """Where the figures are published."""
     compute_capability: str = ""
-    """Of NVIDIA's GPUs; empty: this server's GPU kernels do not run on it."""
+    """NVIDIA's compute capability; empty if this server's GPU kernels do not run on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A machine that can be rented, such as ml.g5.48xlarge."""
+    """A cloud instance, such as ml.g5.48xlarge."""
 
     name: str
     device: str
     count: int
-    """Number of its devices."""
+    """Number of devices."""
     vcpus: int
     memory_bytes: int
     """Main memory."""
     disk_bytes: int
-    """Local storage; 0 where there is none."""
+    """Local storage; 0 if there is none."""
     network: float
-    """Sustained bytes a second to storage such as S3. Capped at 100 Gbit/s, assumed for one network card."""
+    """Sustained bytes per second to storage such as S3. Capped at 100 Gbit/s, assumed for one network card."""
     source: str
 
 
 CPU = "CPU"
-"""The device that is no accelerator."""
+"""Name of the device that is not an accelerator."""
 _LEAST_CAPABILITY = 7.5
-"""Of CUDA 13."""
+"""Lowest compute capability that CUDA 13 supports."""
 
 
 class NoSuchHardwareError(ValueError):
-    """No device or instance has this name. The message says which name is nearest."""
+    """No device or instance has this name. The message suggests the nearest names."""
 
 
 def device(name: str) -> Device:
-    """Raises: NoSuchHardwareError."""
+    """Return the device with this name. Raises NoSuchHardwareError."""
     return _found("device", name, devices())
 
 
 def instance(name: str) -> Instance:
-    """Raises: NoSuchHardwareError."""
+    """Return the instance with this name. Raises NoSuchHardwareError."""
     return _found("instance", name, instances())
 
 
@@ -83,7 +83,7 @@ def instances() -> Mapping[str, Instance]:
 
 
 def image_obstacle(device: Device) -> str:
-    """Why this server's images do not run on a device; empty where one does."""
+    """Return why this server's images do not run on a device; empty if one does."""
     capability = device.compute_capability
     if not capability:
         return "" if device.name == CPU else f"this server runs on CPUs and NVIDIA GPUs, not on {device.name}"

@@ -1,1 +1,1 @@
-"""What a configuration will need, from config.json and the headers of weights alone. Imports no torch."""
+"""Predict what a configuration needs, from config.json and weight headers alone. Does not import torch."""

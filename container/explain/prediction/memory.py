@@ -1,7 +1,7 @@
-"""Memory of weights, the largest step and the KV cache, and how many requests it holds.
+"""Predict the memory of weights, largest step and KV cache, and the number of concurrent requests.
 
-Weights and KV cache are computed by the code that the engine uses. The largest step, which the engine measures when it
-starts, is estimated.
+Weights and KV cache are computed with the engine's own code. The largest step is an estimate; the engine measures it
+when it starts.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
 
 CONTEXT_BYTES = 1 << 29
-"""Assumed for the driver's context on a GPU, beside all tensors."""
+"""Assumed size of the driver's context on a GPU, in addition to all tensors."""
 _SAMPLED_COPIES = 30
 _SCORED_COPIES = 1.5
-"""fp32 copies of a row of logits at once, with every sampling parameter set, beside the row itself. Fitted to a CPU's
-measurements of one vocabulary with 1 to 128 rows, which the estimate meets within 15 %; not checked on a GPU."""
+"""Simultaneous fp32 copies of a row of logits, besides the row itself, with every sampling parameter set. Fitted to
+CPU measurements of one vocabulary with 1 to 128 rows, within 15 %. Not checked on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrediction:
-    """Bytes on each rank, which has a GPU of its own or shares the CPU's memory; under engine=Python on each GPU."""
+    """Predicted bytes per rank, or per GPU under engine=Python. Ranks have a GPU each, or share the CPU's memory."""
 
     ranks: int
     available: int
-    """Memory of each GPU; on a CPU what is free, for all ranks."""
+    """Memory of each GPU; on a CPU, the free memory for all ranks."""
     weights: int
     weights_in_all: int
-    """Without what several ranks hold."""
+    """Weights of the whole model, each counted once."""
     activations: int
-    """While the largest step runs."""
+    """Temporary memory of the largest step."""
     step_tokens: int
-    """Of the largest step."""
+    """Tokens in the largest step."""
     kv_cache: int
     kv_bytes_per_token: int
-    """Over all ranks."""
+    """KV cache of one token over all ranks."""
     kv_tokens: int
-    """That the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     length: int
-    """Tokens of each request, prompt and answer."""
+    """Tokens of each request, prompt and output."""
     kv_wanted: int
-    """KV cache over all ranks for as many requests of this length as the configuration allows at once."""
+    """KV cache over all ranks for the configured maximum of concurrent requests of this length."""
     requests_at_once: int
     limited_by: str
-    """What keeps more requests from running at once."""
+    """The limit that determines `requests_at_once`."""
     shortage: str = ""
-    """Why it does not fit; empty if it does."""
+    """Why the model does not fit; empty if it does."""
 
 
 def read_model(folder: Path) -> ModelConfig | None:
-    """The model's shape, if it is of a known architecture."""
+    """Return the model's shape, or None if its architecture is unknown."""
     for read in (read_config, describe):
         try:
             return read(folder)
@@ -70,9 +70,9 @@ def read_model(folder: Path) -> ModelConfig | None:
 
 
 def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, element: int) -> int:
-    """Estimate what the largest step takes beside weights and KV cache on rank 0.
+    """Estimate the memory of the largest step on rank 0, besides weights and KV cache.
 
-    tokens, sampled: of the step, and sequences that gain a token; element: bytes of a number in products.
+    tokens: in the step. sampled: sequences that gain a token. element: bytes per element of matrix products.
     """
     share = split_heads(model.num_heads, model.num_kv_heads, ranks, 0)
     attention = (2 * share.queries.size + 2 * share.keys_values.size) * model.head_dim
@@ -91,7 +91,7 @@ def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, 
 def predict_rolling(
     engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None = None
 ) -> MemoryPrediction | None:
-    """Predict for engine=MPI; None where the memory of the GPUs is unknown. length: None: option.max_model_len."""
+    """Predict for engine=MPI; None if the GPUs' memory is unknown. length: defaults to option.max_model_len."""
     found = _predict_rolling(engine, model, target, length)
     if found is None or not found.shortage:
         return found
@@ -147,7 +147,7 @@ def _predict_rolling(
 
 
 def _shortage(needed: int, available: int, on_gpu: bool) -> str:
-    """Why tensors of so many bytes do not fit; empty if they do."""
+    """Return why tensors of `needed` bytes do not fit; empty if they do."""
     needed += CONTEXT_BYTES if on_gpu else 0
     if needed <= available:
         return ""
@@ -155,7 +155,7 @@ def _shortage(needed: int, available: int, on_gpu: bool) -> str:
 
 
 def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:
-    """Name the smallest larger tensor-parallel degree that fits, else the options to change."""
+    """Name the next larger tensor-parallel degree that fits, else the options to change."""
     most = min(target.machine.gpu_count, model.num_kv_heads)
     if isinstance(model, ForeignConfig) and model.one_rank_only:
         most = 1
@@ -174,7 +174,7 @@ def predict_dynamic(
     target: ServingTarget,
     length: int | None = None,
 ) -> MemoryPrediction | None:
-    """Predict for engine=Python, whose layers are spread over the GPUs; None where their memory is unknown."""
+    """Predict for engine=Python, which spreads layers over the GPUs; None if their memory is unknown."""
     available = target.device_bytes
     if available is None:
         return None
@@ -206,5 +206,5 @@ def predict_dynamic(
 
 
 def gigabytes(count: int) -> str:
-    """A number of bytes for people, in powers of ten."""
+    """Format a number of bytes in MB or GB, which are powers of ten."""
     return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

@@ -1,4 +1,4 @@
-"""How long a start takes, and the platform's time-outs that match it."""
+"""Predict how long a start takes, and recommend SageMaker time-outs for it."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from engines.models.gguf_index import read_index
 from lmi_server.config import LmiConfig
 
 DISK_RATE = 1e9
-"""Bytes a second assumed for a local disk, written by a download or read by all ranks together."""
+"""Assumed bytes per second of a local disk, written by a download or read by all ranks together."""
 _MARGIN = 2
-"""Time-outs are so many times the predicted time."""
+"""Ratio of a recommended time-out to the predicted time."""
 _LEAST_TIMEOUT, LONGEST_TIMEOUT = 60, 3600
-"""Of the platform, in seconds."""
+"""Limits of SageMaker's time-outs, in seconds."""
 _INVOCATION_SECONDS = 60
-"""The platform ends a response after so long."""
+"""Time after which SageMaker cuts off a response."""
 _VOLUME_MARGIN = 1.2
 HOST_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"
-"""`InferenceAmiVersion` of hosts with driver 580, which the CUDA image needs."""
+"""`InferenceAmiVersion` of hosts with NVIDIA driver 580, which the CUDA image requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPrediction:
-    """Seconds for bytes at the network's rate and the disk's, an assumed 1 GB/s."""
+    """Start-up time, from the network's rate and an assumed disk rate of 1 GB/s."""
 
     file_bytes: int
-    """Of the files of weights."""
+    """Size of the weight files."""
     download_seconds: float | None
-    """By the server itself or by the platform; None where the network's rate is unknown."""
+    """Download by the server or by SageMaker; None if the network's rate is unknown."""
     load_seconds: float
-    """From the disk, or from S3 with option.load_format=stream, into memory."""
+    """Load into memory from the disk, or from S3 with option.load_format=stream."""
 
 
 def predict_start(
     config: LmiConfig, folder: Path, model: ModelConfig, target: ServingTarget
 ) -> StartPrediction | None:
-    """Predict the start; None for random weights. folder: has weights, their index or headers, or config.json."""
+    """Predict the start; None for random weights. folder: contains weights, a GGUF index, headers or config.json."""
     if config.source.load_format == "dummy":
         return None
     gguf = read_index(folder)
@@ -56,13 +56,13 @@ def predict_start(
 
 
 def start_from_files(num_bytes: int, network: float | None) -> StartPrediction:
-    """Predict the start of a model whose files are downloaded and then read. network: bytes a second."""
+    """Predict the start of a model whose files are downloaded and then read. network: bytes per second."""
     download = num_bytes / min(network, DISK_RATE) if network else None
     return StartPrediction(num_bytes, download, num_bytes / DISK_RATE)
 
 
 def platform_advice(config: LmiConfig, start: StartPrediction | None, target: ServingTarget) -> Iterator[str]:
-    """What an endpoint on SageMaker must be given, one sentence for each setting."""
+    """Yield one sentence for each setting that a SageMaker endpoint needs."""
     if target.instance is None:
         return
     limit, needed = config.options.model_loading_timeout, 0.0
@@ -107,17 +107,17 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
 
 
 def volume_gb(num_bytes: int) -> int:
-    """The volume for files of this size on an instance without a disk of its own, in GB."""
+    """Return the volume size in GB for files of this size, on an instance without local storage."""
     return math.ceil(_VOLUME_MARGIN * num_bytes / 1e9)
 
 
 def health_check_timeout(seconds: float, loading_timeout: float) -> int:
-    """The platform's time-out for a start that takes so long: no less than `option.model_loading_timeout`."""
+    """Return SageMaker's time-out for a start of this duration: at least `option.model_loading_timeout`."""
     return max(platform_timeout(seconds), min(LONGEST_TIMEOUT, math.ceil(loading_timeout)))
 
 
 def platform_timeout(seconds: float) -> int:
-    """The time-out for work that takes so long, in whole minutes."""
+    """Return SageMaker's time-out for work of this duration: seconds, in whole minutes."""
     minutes = math.ceil(seconds * _MARGIN / 60)
     return max(_LEAST_TIMEOUT, min(LONGEST_TIMEOUT, 60 * minutes))
 

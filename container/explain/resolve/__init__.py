@@ -1,4 +1,4 @@
-"""Decide open values of a configuration ('auto', 'max', unset) for one model on one machine. Imports no torch.
+"""Resolve open values of a configuration ('auto', 'max', unset) for one model on one machine. Does not import torch.
 
 `lmi serve` starts the engine with the result, and `lmi check` prints it.
 """
@@ -17,14 +17,14 @@ __all__ = ["CannotServe", "Resolved", "obstacles", "resolve"]
 
 
 def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
-    """Why this configuration cannot be served here, judged without the model's files."""
+    """Return the reasons why `machine` cannot serve this configuration, without looking at the model's files."""
     if config.handler is not None:
         return tuple(handler.obstacles(config, machine))
     options, rolls = config.options, config.engine == "MPI"
     engine = rolling if rolls else dynamic
     count, degree = copies.number(options, machine), options.tensor_parallel_degree
     found = [*engine.obstacles(options, machine)]
-    if not found:  # for one copy alone
+    if not found:  # one copy fits
         found += copies.obstacles(options, machine, rolling.most_ranks(machine))
         share = copies.share(options, machine)
         found += (_do_not_fit(count, reason) for reason in engine.obstacles(options, share))
@@ -41,10 +41,9 @@ def _do_not_fit(count: int, reason: str) -> str:
 def resolve(
     config: LmiConfig, model_path: Path | None, machine: Machine, allow_remote_code: bool = False
 ) -> Resolved:
-    """Decide everything for the model in `model_path`; a handler may do without one.
+    """Resolve all open values for the model in `model_path`. Only a handler may have no model. Raises CannotServe.
 
     allow_remote_code: whether the operator allows code that comes with a model, and packages for a handler.
-    Raises: CannotServe.
     """
     if reasons := obstacles(config, machine):
         raise CannotServe("; ".join(reasons))
@@ -74,7 +73,7 @@ def resolve(
             engine, capacity = decide(share, decisions)
         except CannotServe as error:
             if count > 1:
-                decide(machine, Decisions())  # raises where one copy alone cannot be served either
+                decide(machine, Decisions())  # raises if a single copy cannot be served either
                 raise CannotServe(_do_not_fit(count, str(error))) from error
             raise
         copies.explain(config.options, machine, engine.parallel.tp_size, decisions)

@@ -1,4 +1,4 @@
-"""How many copies of the model are served, and what each has of the machine."""
+"""Number of copies of the model, and each copy's share of the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPTION = "option.data_parallel_size"
 
 
 def number(options: EngineOptions, machine: Machine) -> int:
-    """The number of copies: as the options say, else as many as fit on the GPUs; 1 on a CPU."""
+    """Return the configured number of copies. Defaults to as many as fit on the GPUs, or 1 on a CPU."""
     if options.data_parallel_size is not None:
         return options.data_parallel_size
     degree = options.tensor_parallel_degree
@@ -24,7 +24,7 @@ def number(options: EngineOptions, machine: Machine) -> int:
 
 
 def share(options: EngineOptions, machine: Machine) -> Machine:
-    """What one of the copies may use."""
+    """Return one copy's share of the machine."""
     count = number(options, machine)
     if count == 1:
         return machine
@@ -40,7 +40,7 @@ def share(options: EngineOptions, machine: Machine) -> Machine:
 
 
 def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> Iterator[str]:
-    """Why so many copies do not fit. most_processes: those that the cores of a CPU can run at once."""
+    """Yield the reason why the copies do not fit. most_processes: the limit on a CPU."""
     count, degree = number(options, machine), options.tensor_parallel_degree
     each = degree if isinstance(degree, int) else 1
     available = machine.gpu_count or most_processes
@@ -56,7 +56,7 @@ def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> 
 
 
 def explain(options: EngineOptions, machine: Machine, degree: int, decisions: Decisions) -> None:
-    """Note how many copies there are, why, and what each has. degree: GPUs or ranks of one copy."""
+    """Record the number of copies, the reason for it, and each copy's share. degree: GPUs or ranks of one copy."""
     count = number(options, machine)
     if options.data_parallel_size is None:
         why = f"{machine.gpu_count} GPUs, {degree} for each" if machine.gpu_count else "minWorkers"

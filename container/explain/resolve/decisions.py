@@ -1,4 +1,4 @@
-"""Decisions for one model on one machine, with their reasons."""
+"""Resolved configuration of one model on one machine, with the reason for each value."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ T = TypeVar("T")
 
 
 class CannotServe(Exception):
-    """This configuration cannot be served here; the text says why and what would help."""
+    """The machine cannot serve this configuration. The message says why and how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Everything decided."""
+    """A configuration without open values."""
 
     config: EngineConfig
-    """Of each copy."""
+    """Configuration of each copy's engine."""
     notes: tuple[str, ...]
     origins: dict[str, str]
-    """How each open value was decided (`computed: ...`), by option name; values from the file have no entry."""
+    """How each open value was resolved (`computed: ...`), by option name. Values from the file have no entry."""
     values: dict[str, str]
-    """Each decided value as written in a file, by option name."""
+    """Resolved values as written in a file, by option name."""
     kv_capacity_tokens: int | None
     """Capacity of the KV cache in tokens; None on a GPU, where it is known after loading, and under engine=Python."""
     copies: int = 1
-    """Engines with this configuration."""
+    """Number of engines with this configuration."""
     formatter: HandlerEngineConfig | None = None
-    """The processes that run a user's formatters."""
+    """Configuration of the processes that run a user's formatters."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Decisions:
 
 
 def batching(config: LmiConfig) -> BatchConfig:
-    """The batches of engine=Python, as the options say."""
+    """Return the batching configuration of engine=Python."""
     options = config.options
     delay = options.max_batch_delay / 1000
     return BatchConfig(options.batch_size, delay, options.job_queue_size, config.server.predict_timeout)

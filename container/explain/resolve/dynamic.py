@@ -1,4 +1,4 @@
-"""Decisions for engine=Python: any architecture that transformers supports, on a CPU or split over GPUs by layers."""
+"""Resolve the options of engine=Python: any architecture of transformers, on a CPU or split over GPUs by layers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lmi_server.config import EngineOptions, LmiConfig
 _CONTEXT_NAMES = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length"),
 )
-"""Names of the longest sequence in config.json."""
+"""Keys in config.json that hold the context length."""
 _UNKNOWN_CONTEXT = 2048
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
-    """Why it cannot be served here, judged without the model's files."""
+    """Yield the reasons why `machine` cannot serve these options, without looking at the model's files."""
     degree = options.tensor_parallel_degree
     if isinstance(degree, int) and degree > max(1, machine.gpu_count):
         has = f"{machine.name} has {machine.gpu_count or 'none'}"
@@ -34,7 +34,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
 def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, decisions: Decisions, allow_remote_code: bool
 ) -> PythonEngineConfig:
-    """The engine's configuration. Raises CannotServe."""
+    """Return the engine's configuration. Raises CannotServe."""
     data = weights.read_config(model_path)
     remote_code = _remote_code(config, data, allow_remote_code, decisions)
     if config.source.load_format != "dummy":
@@ -62,7 +62,7 @@ def resolve(
 
 
 def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisions: Decisions) -> bool:
-    """Whether the model's own code runs: only if transformers has none, and file and operator both allow it."""
+    """Return whether the model's own code runs. Only if transformers has none, and file and operator allow it."""
     requested = config.source.trust_remote_code
     names = data.get("architectures")
     architecture = class_name(str(names[0])) if isinstance(names, list) and names else ""

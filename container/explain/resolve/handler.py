@@ -1,4 +1,4 @@
-"""Decisions for a user's handler under engine=Python."""
+"""Resolve the options of a user's handler under engine=Python."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engines.config import HandlerEngineConfig, HandlerSettings, ModelSettings, 
 from lmi_server.config import LmiConfig, UserHandler
 
 _MAX_BODY_BYTES = 128 * 1024 * 1024
-"""A request goes between processes in one message."""
+"""Limit of a request's body, which is sent between processes as one message."""
 
 
 def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
-    """Why it cannot be served here."""
+    """Yield the reasons why `machine` cannot serve the handler."""
     degree = config.options.tensor_parallel_degree
     if isinstance(degree, int) and degree > max(1, machine.gpu_count):
         has = machine.gpu_count or "none"
@@ -26,7 +26,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
 
 
 def body_obstacles(config: LmiConfig, receiver: str) -> Iterator[str]:
-    """Why bodies cannot be passed to the receiver."""
+    """Yield the reason why request bodies cannot be passed to `receiver`."""
     if (size := config.server.max_request_size) > _MAX_BODY_BYTES:
         yield f"max_request_size={size} is more than {receiver} can be given; allowed: at most {_MAX_BODY_BYTES}"
 
@@ -39,10 +39,10 @@ def resolve(
     decisions: Decisions,
     allow_code: bool,
 ) -> HandlerEngineConfig:
-    """The engine's configuration; with a requirements.txt another interpreter is set once its packages are installed.
+    """Return the engine's configuration. Raises CannotServe.
 
-    model_path: the folder of a fetched model; allow_code: whether the operator allows packages to be installed.
-    Raises CannotServe.
+    If there is a requirements.txt, the caller replaces the interpreter after installing the packages.
+    model_path: the folder of a fetched model. allow_code: whether the operator allows packages to be installed.
     """
     require_permission(handler, allow_code)
     degree = config.options.tensor_parallel_degree
@@ -64,7 +64,7 @@ def resolve(
 
 
 def require_permission(handler: UserHandler, allow_code: bool) -> None:
-    """Raises CannotServe when packages would have to be installed without permission."""
+    """Raise CannotServe if packages would have to be installed without permission."""
     if handler.requirements and not allow_code:
         raise CannotServe(
             f"{handler.requirements}: its packages are installed, and so code of others is run, only where the server"
@@ -74,7 +74,7 @@ def require_permission(handler: UserHandler, allow_code: bool) -> None:
 
 
 def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> HandlerEngineConfig:
-    """The configuration of the processes that run a user's formatters, one request at a time."""
+    """Return the configuration of the processes that run a user's formatters, one request at a time."""
     properties = {**user.options, "model_path": str(model_path)}
     return HandlerEngineConfig(
         model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),

@@ -1,4 +1,4 @@
-"""The longest sequence under engine=MPI: what the model allows and the KV cache holds."""
+"""Maximum sequence length under engine=MPI: limited by the model and by the KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def max_model_len(
     settings: SchedulerSettings,
     decisions: Decisions,
 ) -> int:
-    """Decide `option.max_model_len`. capacity: of the KV cache, tokens; None: not known yet. Raises CannotServe."""
+    """Resolve `option.max_model_len`. capacity: of the KV cache in tokens, None if unknown. Raises CannotServe."""
 
     def fits(length: int) -> bool:
         step = LargestStep.of(settings, length).num_tokens

@@ -1,4 +1,4 @@
-"""Decisions for engine=MPI: ranks, KV cache, limits of a step."""
+"""Resolve the options of engine=MPI: ranks, KV cache, limits of a step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LEAST_RANKS = 4
 
 
 def most_ranks(machine: Machine) -> int:
-    """Ranks of a CPU, which wait for each other actively."""
+    """Return the maximum number of ranks on a CPU. Ranks busy-wait for each other."""
     return max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
-    """Why it cannot be served here, judged without the model's files."""
+    """Yield the reasons why `machine` cannot serve these options, without looking at the model's files."""
     degree, name = options.tensor_parallel_degree, "option.tensor_parallel_degree"
     ranks = most_ranks(machine)
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
@@ -48,7 +48,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
 def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, decisions: Decisions
 ) -> tuple[MpiEngineConfig, int | None]:
-    """The engine's configuration, and the capacity of its KV cache in tokens. Raises CannotServe."""
+    """Return the engine's configuration and its KV cache's capacity in tokens, if known. Raises CannotServe."""
     model = _describe(config, model_path, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
@@ -99,7 +99,7 @@ def resolve(
 
 
 def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfig:
-    """Describe the model, as our own or as transformers', and note which. Raises CannotServe."""
+    """Describe the model as implemented here or by transformers, and record which. Raises CannotServe."""
     name, impl, refusal = "option.model_impl", config.options.model_impl, ""
     architecture = _architecture(path)
     unknown = architecture and architecture not in ARCHITECTURES
@@ -127,7 +127,7 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
 
 
 def _architecture(path: Path) -> str:
-    """The architecture in config.json; empty if it cannot be read, as `read_config` will report."""
+    """Return the architecture in config.json; empty if it cannot be read, which `read_config` reports later."""
     try:
         return class_name(str(weights.read_config(path)["architectures"][0]))
     except (CannotServe, LookupError, TypeError):
@@ -161,7 +161,7 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisi
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
-    """Raises CannotServe for options that only native CPU kernels support, if those are not used."""
+    """Raise CannotServe for options that need native CPU kernels, if those are not used."""
     for name, value, usual in (
         ("option.quantize", options.quantize, ("none",)),
         ("option.kv_cache_dtype", options.kv_cache_dtype, ("auto", "fp32" if device == "cpu" else "")),
@@ -222,12 +222,12 @@ def _paging(options: EngineOptions) -> str:
 
 
 def stored_kv_dtype(cache: CacheConfig, device: str, dtype: str) -> str:
-    """The dtype of keys and values. dtype: the model's."""
+    """Return the dtype in which keys and values are stored. dtype: the model's."""
     return cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
 
 
 def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
-    """Capacity in tokens of whole blocks."""
+    """Return the capacity in tokens, in whole blocks; None if unknown. Raises CannotServe."""
     if cache.kv_cache_bytes is None:
         return None
     bytes_per_token = model.kv_bytes_per_token(stored_kv_dtype(cache, device, dtype), degree)
@@ -265,7 +265,7 @@ def _scheduler(options: EngineOptions, device: str, decisions: Decisions) -> Sch
 
 
 def _budgets(options: EngineOptions, device: str, decisions: Decisions) -> tuple[int, int]:
-    """Limits of a step: prompt tokens, and all tokens."""
+    """Return the limits of a step: prompt tokens, and all tokens."""
     prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
     default, where = (256, "on a CPU") if device == "cpu" else (2048, "on a GPU")
     own_prefill, own_total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
@@ -284,7 +284,7 @@ def _budgets(options: EngineOptions, device: str, decisions: Decisions) -> tuple
 
 
 def _step_trace(options: EngineOptions) -> str:
-    """The absolute path. Raises CannotServe when it would overwrite something else, or its folder does not exist."""
+    """Return the absolute path. Raises CannotServe if it is no .jsonl file or its folder does not exist."""
     if options.step_trace is None:
         return ""
     path = Path(options.step_trace).absolute()

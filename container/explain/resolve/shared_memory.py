@@ -7,21 +7,21 @@ from container.run.launch import SEGMENT_BYTES
 
 _MIB = 1 << 20
 _OWN_FILES = 4 * _MIB
-"""Status board, metrics of several web workers, configurations; about a quarter of it is used."""
+"""Room for status board, metrics of several web workers and configurations. About a quarter of it is used."""
 _RANK_FILES = _MIB
-"""Files of mpirun for each rank."""
+"""Room for mpirun's files of each rank."""
 _DOCKER_STEP = 64 * _MIB
 
 
 def needed_bytes(ranks: int, copies: int = 1) -> int:
-    """Bytes that a run may take at most. ranks: of each copy; a single rank has no segment."""
+    """Return the maximum bytes that a run takes. ranks: per copy; a single rank has no segment."""
     return _OWN_FILES + (copies * ranks * (SEGMENT_BYTES + _RANK_FILES) if ranks > 1 else 0)
 
 
 def shortage(ranks: int, machine: Machine, copies: int = 1) -> str | None:
-    """Why a run does not fit into /dev/shm, with a sufficient size; None if it fits.
+    """Return why a run does not fit into /dev/shm, with a sufficient size, or None if it fits.
 
-    Segments grow as they are used: ranks that start may be killed by SIGBUS much later.
+    Segments grow as they are used, so ranks that start could be killed by SIGBUS much later.
     """
     free, needed = machine.shared_memory_bytes, needed_bytes(ranks, copies)
     if free is None or free >= needed:

@@ -1,4 +1,4 @@
-"""Decisions on a model's weights that both engines share."""
+"""Checks of a model's weights and their dtype, shared by both engines."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def require_safetensors(path: Path) -> None:
-    """Raises CannotServe when the folder has no safetensors, or not all of them."""
+    """Raise CannotServe if safetensors files are missing from the folder or incomplete."""
     if sentence := weights_problem(path):
         raise CannotServe(sentence)
 
 
 def count_numbers(path: Path) -> int:
-    """How many numbers the weights in a folder are, by the headers of its files."""
+    """Return the number of parameters in a folder, from the headers of its files."""
     count = 0
     for file in path.glob("*.safetensors"):
-        with contextlib.suppress(DamagedFile):  # not the model's own: those are checked
+        with contextlib.suppress(DamagedFile):  # a stray file: weights_problem checks the model's
             count += require_complete(file)
     return count
 
 
 def require_free(num_bytes: int, machine: Machine) -> None:
-    """Raises CannotServe when weights of so many bytes exceed the free memory."""
+    """Raise CannotServe if weights of this size exceed the free memory."""
     if num_bytes > machine.memory_available_bytes:
         raise CannotServe(
             f"the weights take {num_bytes / _GIB:.1f} GiB in memory, and only"
@@ -42,14 +42,14 @@ def require_free(num_bytes: int, machine: Machine) -> None:
 
 
 def element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
-    """Bytes of each number of a matrix under engine=MPI, at most."""
+    """Return the bytes per element of a weight matrix under engine=MPI, at most."""
     if machine.gpu_count:
         return 4 if dtype == "fp32" else 2
     return element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of config.json. Raises CannotServe."""
+    """Return the content of config.json. Raises CannotServe."""
     try:
         data = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -60,7 +60,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def dtype(option: str, checkpoint: str, device: str, decisions: Decisions) -> str:
-    """The dtype of the weights. option: `option.dtype`; checkpoint: the model's own, in torch's words."""
+    """Resolve the dtype of the weights. option: `option.dtype`; checkpoint: the model's own, named as in torch."""
     if option != "auto":
         if device == "cpu" and option != "fp32":
             decisions.notes.append(
