@@ -1,1 +1,1 @@
-"""The models of engine=MPI: descriptions of architectures, and one decoder that is built from them."""
+"""Models of engine=MPI: one description per architecture, and the decoder that is built from a description."""

@@ -1,7 +1,7 @@
-"""Named files that are read in ranges of bytes: the files of a folder here; others are registered by name.
+"""Read byte ranges of a model's files. This module reads local files.
 
-`ModelSettings.byte_ranges` names another implementation, as "module:class": the container has one for files that stay
-in S3 (`container/models/files/s3/ranges.py`). It is called with the model's folder.
+`ModelSettings.byte_ranges` selects another implementation as "module:class", for example the container's reader for
+files that stay in S3 (`container/models/files/s3/ranges.py`). The class is called with the model's folder.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from pathlib import Path
 
 
 class ByteRanges(ABC):
-    """Files of a model by name. `read` is called by several threads."""
+    """The files of a model by name. `read` must be thread-safe."""
 
     num_threads = 1
-    """Ranges that are worth reading at the same time."""
+    """Number of ranges to read concurrently."""
     block_bytes = 1 << 20
-    """Bytes of one range, about."""
+    """Approximate size of a range in bytes."""
 
     @abstractmethod
     def read(self, file: str, offset: int, out: memoryview) -> None:
-        """Fill `out` with the bytes of a file from `offset` on.
+        """Fill `out` with the bytes of a file, starting at `offset`.
 
         Raises:
-            EOFError: the file ends before.
-            OSError, or what the implementation raises: they cannot be read.
+            EOFError: the file ends before `out` is full.
+            OSError, or another error of the implementation: the file cannot be read.
         """
 
-    def close(self) -> None:  # noqa: B027  others hold nothing
-        """Release files and connections."""
+    def close(self) -> None:  # noqa: B027  optional to override
+        """Close files and connections."""
 
 
 class FolderRanges(ByteRanges):
-    """The files of a folder. They are opened once, and stay open until `close`."""
+    """The files of a folder. Each file is opened on first use and stays open until `close`."""
 
     num_threads = 4
-    """With small blocks: a disk is fastest when what is read at the same time lies side by side."""
+    """The blocks are small because a disk is fastest when concurrent reads are close to each other."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class FolderRanges(ByteRanges):
             opened = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
             descriptor = self._descriptors.setdefault(file, opened)
             if descriptor != opened:
-                os.close(opened)  # another thread was faster
+                os.close(opened)  # another thread opened the file first
         done = 0
         while done < len(out):
             count = os.preadv(descriptor, [out[done:]], offset + done)

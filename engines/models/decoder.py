@@ -1,4 +1,4 @@
-"""The structure of all models: an embedding, layers over one residual stream, a last norm and a head."""
+"""The decoder that all models share: embedding, layers over one residual stream, final norm and output head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engines.models.parts import Parts
 
 
 class Model(Protocol):
-    """What a step needs of one rank's part of a model: `Decoder`, or a module of transformers."""
+    """One rank's part of a model, as a step uses it: a `Decoder`, or a module of transformers."""
 
     def forward(
         self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
@@ -34,10 +34,11 @@ class Layer(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a layer.
 
-        x: [num_rows, hidden], to be added to the residual stream: the result of the layer before, or the embedding.
-        residual: the stream; None in the first layer.
+        x: [num_rows, hidden]: the output of the previous layer, or the embedding. The layer adds it to the residual
+            stream.
+        residual: the residual stream; None in the first layer.
 
-        Returns: this layer's last result, not yet added to the stream, and the stream.
+        Returns: this layer's output, which is not yet added to the residual stream, and the residual stream.
         """
 
 
@@ -57,9 +58,10 @@ class Decoder:
         step: StepAttention,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden] before the last norm.
+        """Compute hidden states before the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
 
-        num_layers: compute only so many layers, to measure what does not depend on their number.
+        num_layers: compute only the first num_layers layers. Measurements use it to find the cost that does not depend
+            on the number of layers.
         """
         x, residual = self.embedding(input_ids, step.positions), None
         for layer in self.layers[:num_layers]:
@@ -67,12 +69,12 @@ class Decoder:
         return x if residual is None else residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden: [num_rows, hidden], of rows that need logits -> [num_rows, vocab_size] on rank 0, else None."""
+        """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""
         return self.head(self.norm(hidden))
 
 
 def build_decoder(parts: Parts) -> Decoder:
-    """Build this rank's part of a model, as its configuration describes it.
+    """Build this rank's part of the model that `parts.config` describes.
 
     Raises:
         BadCheckpoint: the weights do not match the configuration.

@@ -1,8 +1,8 @@
-"""Random weights (`option.load_format=dummy`): any part of any tensor, made on the device that computes with it.
+"""Random weights (`option.load_format=dummy`), generated on the device that computes with them.
 
-Number i of a tensor depends on i and the tensor's name alone. It is a hash of both (SplitMix64, Steele et al. 2014,
-doi:10.1145/2660193.2660195), whose four parts are summed to approximate a normal distribution. So the parts of all
-ranks fit together, every start and every device has the same bits, and each rank makes only its part.
+Element i of a tensor depends only on i and the tensor's name. It is a hash of both (SplitMix64, Steele et al. 2014,
+doi:10.1145/2660193.2660195); the four 16-bit parts of the hash are summed to approximate a normal distribution. So each
+rank generates only its own shard, the shards fit together, and weights have the same bits on every start and device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engines.partition import Shard
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _GPU_BLOCK, _CPU_BLOCK = 1 << 21, 1 << 16
-"""Numbers made at once: two such blocks of int64 stay in the device's cache."""
+"""Numbers generated at a time. Two int64 blocks of this size fit in the device's cache."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -30,11 +30,11 @@ _HALVES = 0x0000FFFF0000FFFF
 _SUM_OF_TWO = 0x0000000100000001
 _MIDDLE = 4 * 0xFFFF // 2
 _STEP = 0.02 / (0x10000 / math.sqrt(3.0))
-"""The sum of four 16-bit numbers, less its mean, times this: standard deviation 0.02, largest 0.069."""
+"""Factor for the centred sum of four 16-bit numbers. It gives a standard deviation of 0.02 and a maximum of 0.069."""
 
 
 class DummyWeights(WeightSource):
-    """Weights without files. Matrices and biases have mean 0, weights of norms mean 1, both standard deviation 0.02."""
+    """Weights without files. The mean is 0 for matrices and biases and 1 for norms; the standard deviation is 0.02."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class DummyWeights(WeightSource):
         device: torch.device,
         pack: Pack = lmi_kernels.pack,
     ) -> None:
-        """Round numbers as those of a checkpoint are: to `stored`, to `storage`, to `compute`.
+        """Round numbers as for a checkpoint: first to `stored`, then to `storage`, then to `compute`.
 
-        stored: `dtype` of config.json; an unknown one counts as float32.
+        stored: `dtype` of config.json. An unknown dtype counts as float32.
         """
         super().__init__(storage, compute, device, pack)
         self._stored = _DTYPES.get(stored, torch.float32)
@@ -81,7 +81,7 @@ class DummyWeights(WeightSource):
         return out
 
     def _fill(self, out: torch.Tensor, name: str, first: int, stride: int) -> None:
-        """Fill `out`, [rows, columns], a view: row r is the tensor's numbers from `first + r * stride` on."""
+        """Fill `out`, a view [rows, columns]. Row r holds the tensor's numbers from index `first + r * stride` on."""
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
         mean = 1.0 if _scales(name) else 0.0
         block = _GPU_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
@@ -100,27 +100,27 @@ def _numbers(
 ) -> torch.Tensor:
     """Return the tensor's numbers `first + row * stride + column`: [rows, columns], fp32."""
     rows, columns = (torch.arange(length, device=device) for length in shape)
-    # SplitMix64, in int64 that wraps: its bits are those of uint64.
+    # SplitMix64 in int64. Overflow wraps, so the bits are the same as in uint64.
     z = (rows[:, None] * stride + columns + (first + 1)) * _signed(_GOLDEN) + _signed(seed)
     for shift, factor in _ROUNDS:
         z.bitwise_xor_(_logical_shift(z, shift)).mul_(_signed(factor))
     z.bitwise_xor_(_logical_shift(z, _LAST_SHIFT))
-    # Two sums of two parts, 32 bits apart; the product holds the sum of both in its upper half.
+    # Add the 16-bit parts in pairs; the two sums are 32 bits apart. The upper half of the product is their sum.
     total = (z & _HALVES).add_((z >> 16).bitwise_and_(_HALVES)).mul_(_SUM_OF_TWO).bitwise_right_shift_(32)
     return total.sub_(_MIDDLE).float().mul_(_STEP).add_(mean)
 
 
 def _logical_shift(z: torch.Tensor, count: int) -> torch.Tensor:
-    """z >> count as if z had no sign."""
+    """Return z >> count as an unsigned shift."""
     return (z >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _scales(name: str) -> bool:
-    """Whether the tensor is the weight of a norm, whose mean is 1."""
+    """Return whether the tensor is the weight of a norm, which has a mean of 1."""
     *_, owner, kind = ("", *name.split("."))
     return kind == "weight" and ("norm" in owner or owner.startswith("ln_"))
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as a number with a sign."""
+    """Return the same 64 bits as a signed number."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,7 +1,7 @@
-"""Read parts of tensors from GGUF files under the names of a Hugging Face checkpoint, dequantised.
+"""Read and dequantise parts of tensors in GGUF files, by the names of a Hugging Face checkpoint.
 
-Quantised blocks lie along rows, so rows are read apart from each other, and columns only with their whole rows. Experts
-are one tensor, one after the other.
+Quantised blocks run along rows. Rows are therefore read independently, and columns are cut from whole rows. GGUF stores
+all experts of a layer in one tensor, one after the other.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class GgufFiles(TensorFiles):
-    """All tensors of a model in GGUF files."""
+    """The tensors of a model in GGUF files."""
 
     def __init__(self, index: GgufIndex) -> None:
         """
         Raises:
-            BadCheckpoint: the files are not those of the index.
+            BadCheckpoint: the files differ from those in the index.
         """
         if index.problem:
             raise BadCheckpoint(index.problem)
@@ -65,7 +65,7 @@ class GgufFiles(TensorFiles):
         return num_bytes
 
     def _rows(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int]:
-        """Return rows [start, stop) in fp32, and the bytes that were read."""
+        """Return rows [start, stop) in fp32, and the number of bytes read."""
         tensor, own, offset = self._tensor(name), self._own_name(name), self._index.norm_offset
         num_heads = self._index.interleaved_heads.get(own.split(".")[-2])
         if num_heads is not None:
@@ -99,20 +99,22 @@ class GgufFiles(TensorFiles):
         return replace(tensor, shape=shape, offset=tensor.offset + number * _num_bytes(tensor.kind, shape))
 
     def _own_name(self, name: str) -> str:
-        """Return GGUF's name of a checkpoint's tensor, or of all experts'; empty if it has none."""
+        """Return the GGUF name of a checkpoint tensor. All experts share one name. Empty if GGUF has no such tensor."""
         return self._names.get_name(_EXPERT.sub(".experts.", name), (".weight", ".bias")) or ""
 
 
 def _num_bytes(kind: int, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor of whole blocks."""
+    """Return the size in bytes of a tensor that consists of whole blocks."""
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     size: int = math.prod(shape) // block * block_bytes
     return size
 
 
 def _interleaved(start: int, stop: int, head_dim: int) -> npt.NDArray[np.int64]:
-    """Return where the rows [start, stop) of queries or keys are in the file: there feature 2i turns with 2i + 1, here
-    feature i with i + head_dim / 2."""
+    """Return the file's row numbers for the rows [start, stop) of a query or key projection.
+
+    RoPE pairs feature 2i with 2i + 1 in the file, and feature i with i + head_dim / 2 in this engine.
+    """
     head, feature = np.divmod(np.arange(start, stop), head_dim)
     half, pair = np.divmod(feature, head_dim // 2)
     places: npt.NDArray[np.int64] = head * head_dim + 2 * pair + half

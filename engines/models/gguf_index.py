@@ -1,7 +1,6 @@
-"""Where the tensors of a model in GGUF files are, and in what form: written once beside a config.json, read by every
-rank.
+"""Index of the tensors in a model's GGUF files: their places, shapes and formats.
 
-Plain Python. `container/models/gguf_describe.py` writes it.
+`container/models/gguf_describe.py` writes the index once, next to config.json. Every rank reads it. Plain Python.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "gguf.json"
-"""Of the index in a model's folder."""
+"""File name of the index in a model's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +21,28 @@ class GgufTensor:
     """A value of `gguf.GGMLQuantizationType`."""
     shape: tuple[int, ...]
     offset: int
-    """Of the first byte in the file."""
+    """Offset of the first byte in the file."""
     file: str
-    """A name in `GgufIndex.sizes`."""
+    """File name, a key of `GgufIndex.sizes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufIndex:
-    """One GGUF file, or several with parts of a model."""
+    """Index of a model in one or several GGUF files."""
 
     folder: str
-    """Absolute path of the files."""
+    """Absolute path of the folder with the files."""
     sizes: Mapping[str, int]
-    """Bytes of each file by its name."""
+    """Size of each file in bytes, by file name."""
     architecture: str
-    """Value of `general.architecture`, by which the package gguf knows its names of tensors."""
+    """Value of `general.architecture`. The gguf package has a table of tensor names for each architecture."""
     num_layers: int
     dtype: str
-    """In which matrices are read, in torch's words: their own, or float32 where they are quantised."""
+    """Dtype (torch's name) of matrices after reading: their own, or float32 if they are quantised."""
     interleaved_heads: Mapping[str, int]
-    """Number of heads of projections whose rotary pairs lie side by side, by names like `attn_q`."""
+    """Number of heads of each projection with interleaved rotary pairs, by names like `attn_q`."""
     norm_offset: float
-    """Added to the weights of norms in the file."""
+    """Number that the file adds to the weights of norms. Reading subtracts it."""
     tensors: Mapping[str, GgufTensor]
 
     def save(self, folder: Path) -> None:
@@ -51,7 +50,7 @@ class GgufIndex:
 
     @property
     def problem(self) -> str:
-        """Why the files are not those that were described, in one sentence; empty if they are."""
+        """Difference between the files and this index, in one sentence. Empty if there is none."""
         for name, described in self.sizes.items():
             file = Path(self.folder, name)
             try:
@@ -64,7 +63,7 @@ class GgufIndex:
 
 
 def read_index(folder: Path) -> GgufIndex | None:
-    """Return the index in a model's folder; None: its weights are not in a GGUF file."""
+    """Return the index in a model's folder, or None if the weights are not in GGUF files."""
     if not (folder / NAME).is_file():
         return None
     data = json.loads((folder / NAME).read_text(encoding="utf-8"))

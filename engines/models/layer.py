@@ -1,6 +1,6 @@
-"""Layers of a decoder: attention and MLP one after the other, or beside each other. See `decoder.Layer`.
+"""Decoder layers with attention and MLP in sequence or in parallel. See `decoder.Layer`.
 
-Each rank owns whole groups of query heads with their KV head, and a share of the MLP's middle.
+Each rank owns whole groups of query heads with their KV head, and a shard of the MLP's intermediate features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engines.models.parts import Parts
 
 
 class SequentialLayer:
-    """Attention, then the MLP: two sums over ranks. Gemma 2 and 3 normalise both results, too."""
+    """Attention followed by the MLP, with two all-reduces. Gemma 2 and 3 also normalise both outputs."""
 
     def __init__(self, parts: Parts, index: int) -> None:
         names, prefix = parts.config.names, parts.layer_prefix(index)
@@ -43,7 +43,7 @@ class SequentialLayer:
 
 
 class ParallelLayer:
-    """Attention beside the MLP: one sum over ranks. Both get the same normalised input, or each has its norm."""
+    """Attention and MLP in parallel, with one all-reduce. They share one input norm or have one each."""
 
     def __init__(self, parts: Parts, index: int) -> None:
         names, prefix = parts.config.names, parts.layer_prefix(index)

@@ -1,4 +1,4 @@
-"""A model's description, the source of its weights, and the model, as its settings say."""
+"""Make a model's description, the source of its weights, and the model itself from `ModelSettings`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from engines.registry import Registry
 from lmi_kernels.cpu import Storage
 
 _STORAGES = {"none": None, "int8": Storage.INT8}
-"""Storage of matrices, by `option.quantize`."""
+"""Storage of matrices for each value of `option.quantize`."""
 
 
 def describe(model: ModelSettings) -> ModelConfig:
     """Describe the model in the settings' folder.
 
     Raises:
-        UnsupportedModel: it cannot run in the way that the settings name.
+        UnsupportedModel: the implementation that the settings select does not support the model.
     """
     folder = Path(model.path)
     return describe_foreign(folder) if model.impl == "transformers" else read_config(folder)
 
 
 def make_model(parts: Parts) -> Model:
-    """Raises BadCheckpoint: the weights are not what the description says."""
+    """Build the model. Raises `BadCheckpoint` if the weights do not match the description."""
     if isinstance(parts.config, ForeignConfig):
-        # Our own models need nothing of transformers, whose import takes seconds.
+        # Imported here because importing transformers takes seconds, and other models do not need it.
         from engines.models.foreign.build import build
 
         return build(parts)
@@ -54,12 +54,12 @@ def weight_source(
     device: torch.device,
     comm: Communicator,
 ) -> WeightSource:
-    """Make the source that `model.load_format` names.
+    """Make the weight source that `model.load_format` selects.
 
-    stored: `dtype` of config.json; storage, compute, device: as in `WeightSource`.
+    stored: `dtype` of config.json; storage, compute, device: see `WeightSource`.
 
     Raises:
-        BadCheckpoint: the folder has no weights that can be read.
+        BadCheckpoint: the folder has no readable weights.
     """
     pack = partial(lmi_kernels.pack, storage=_STORAGES[model.quantize])
     if model.load_format == "dummy":
@@ -68,6 +68,6 @@ def weight_source(
     ranges = (
         Registry({"class": model.byte_ranges})["class"](folder) if model.load_format == "stream" else None
     )
-    # Ranks share what comes over a network or is dequantised; of safetensors on a disk each reads its own part.
+    # Ranks share reads from a network and dequantised tensors. From safetensors on disk each rank reads its own part.
     shared = ranges is not None or (folder / gguf_index.NAME).is_file()
     return WeightReader(folder, storage, compute, device, pack, ranges, comm if shared else None)

@@ -1,5 +1,8 @@
-"""A model on native kernels: as two programs, from token ids to hidden states and from these to logits, or (what
-cannot be recorded) operation by operation."""
+"""A model on native CPU kernels.
+
+A model is recorded as two programs: token ids to hidden states, and hidden states to logits. A model that cannot be
+recorded runs operation by operation.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import NotRecorded, OpKind, Recorder, Recording, Rows, Step, Team, bind
 
 _LEAST_OPS_A_CALL = 16
-"""Native operations between two signs of life: two layers of a large model's prompt may take seconds."""
+"""Minimum number of operations between two heartbeats. Two layers of a large model can take seconds in prefill."""
 _ROWS_A_CALL = 2048
-"""Where rows are few a call has more operations, up to so many times rows: each call ends with all threads waiting, and
-takes the interpreter's lock."""
+"""Operations times rows of one native call. Calls with few rows have more operations, because at the end of each call
+all threads wait and the caller takes the GIL."""
 _ATTENTION = (OpKind.ROPE_AND_STORE, OpKind.ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeInput:
-    """A step as native kernels take it, and the arrays that it points to, int32."""
+    """A step for native kernels, and the int32 arrays that its struct points to."""
 
     step: Step
     ids: NDArray[np.int32]
@@ -38,18 +41,20 @@ class NativeInput:
 
 
 class NativeModel(Protocol):
-    """A model whose steps end in two parts."""
+    """A model that computes a step in two parts: hidden states, then logits."""
 
     def forward(self, given: NativeInput, stopwatch: Stopwatch) -> None:
-        """Compute hidden states, and add the time of attention to the stopwatch."""
+        """Compute hidden states, and add the time spent in attention to the stopwatch."""
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
-        """Return logits of rows of the step, int32 -> [len(places), vocab_size] on rank 0, None on the others; valid
-        until the next call."""
+        """Return the logits of selected rows on rank 0, None on the other ranks. They are valid until the next call.
+
+        places: row numbers in the step, int32 -> [len(places), vocab_size].
+        """
 
 
 class RecordedModel:
-    """A `NativeModel` of two programs."""
+    """A `NativeModel` that runs two recorded programs."""
 
     def __init__(
         self,
@@ -62,10 +67,10 @@ class RecordedModel:
         num_layers: int | None,
     ) -> None:
         """
-        max_tokens: of a step; max_logits: rows whose logits are computed at once.
+        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`.
 
         Raises:
-            NotRecorded: the model does what no native operation does.
+            NotRecorded: the model needs an operation that is not native.
         """
         self._team = team
         self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
@@ -88,7 +93,7 @@ class RecordedModel:
 
 
 class EagerModel:
-    """A `NativeModel` whose linears and attention are native, one call each; torch computes the rest."""
+    """A `NativeModel` that calls native linear layers and attention one by one. Torch computes the rest."""
 
     def __init__(self, model: Model, cache: Any, team: Team, num_layers: int | None) -> None:
         self._model = model
@@ -99,7 +104,7 @@ class EagerModel:
 
     @torch.inference_mode()
     def forward(self, given: NativeInput, stopwatch: Stopwatch) -> None:
-        """The model's layers have the stopwatch themselves."""
+        """Compute hidden states. The model's layers measure attention themselves."""
         ids, positions = (torch.from_numpy(each.astype(np.int64)) for each in (given.ids, given.positions))
         slots = torch.from_numpy(given.slots)
         attention = NativeStepAttention(self._layers, given.step, positions, slots)
@@ -113,7 +118,7 @@ class EagerModel:
 def record_forward(
     model: Model, cache: Any, tables: RotaryTables, team: Team, max_rows: int, num_layers: int | None
 ) -> Recording:
-    """Record the layers. The result of a run is the hidden states before the last norm, [num_rows, hidden].
+    """Record the layers. A run returns the hidden states before the final norm, [num_rows, hidden].
 
     cache: a `NativeKvCache`.
 
@@ -126,12 +131,12 @@ def record_forward(
 
 
 def record_logits(model: Model, hidden: torch.Tensor, team: Team, max_rows: int) -> Recording:
-    """Record norm and head, for the rows of `hidden`, [max_rows, hidden], that a step's `places` select.
+    """Record final norm and head for the rows of `hidden`, [max_rows, hidden], that a step's `places` select.
 
-    A run returns their logits on rank 0, [num_rows, vocab_size], which the next run overwrites; None on other ranks.
+    A run returns the logits, [num_rows, vocab_size], on rank 0 and None on other ranks. The next run overwrites them.
 
     Raises:
-        NotRecorded: as `record_forward`.
+        NotRecorded: see `record_forward`.
     """
     recorder = Recorder(team, max_rows)
     logits = model.logits(recorder.gathered(hidden, hidden.shape[1]))

@@ -1,4 +1,4 @@
-"""The parts of a decoder, made from this rank's weights under the names that the configuration gives."""
+"""Build the parts of a decoder from this rank's weights, by the tensor names in the configuration."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from engines.stopwatch import Stopwatch
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a rank's part of a model is made from.
+    """Inputs for building one rank's part of a model.
 
-    Methods raise `BadCheckpoint` where the weights do not match the configuration.
+    Methods raise `BadCheckpoint` if the weights do not match the configuration.
     """
 
     config: ModelConfig
@@ -45,8 +45,10 @@ class Parts:
 
     @property
     def prefix(self) -> str:
-        """Of the names of all tensors but the head's. Checkpoints that were made without a head leave out all of it or
-        its first parts."""
+        """Prefix of all tensor names except the head's.
+
+        Checkpoints without a head omit the whole prefix or its first parts.
+        """
         names = self.config.names
         parts = names.prefix.split(".")
         prefixes = (".".join(parts[left_out:]) for left_out in range(len(parts)))
@@ -57,7 +59,7 @@ class Parts:
         return self.prefix + self.config.names.layer.format(layer)
 
     def share_of(self, middle: int) -> Shard:
-        """Return this rank's share of an MLP's middle."""
+        """Return this rank's shard of an MLP's intermediate features."""
         return split_evenly(middle, self.comm.world_size, self.comm.rank)
 
     def norm(self, *names: str) -> Norm:
@@ -76,11 +78,11 @@ class Parts:
         return weight.float() + offset if offset else weight
 
     def attention_rule(self, layer: int) -> AttentionRule:
-        """Make a layer's rule from its description and this rank's share."""
+        """Make a layer's rule from its description and this rank's heads."""
         share, config, spec = self.head_share, self.config, self.config.attention[layer]
         norms = slopes = None
         if spec.query_key_norms:
-            # One weight for all heads, which every rank has.
+            # All heads share one weight, and every rank has it.
             names = (
                 self.layer_prefix(layer) + name for name in (config.names.query_norm, config.names.key_norm)
             )
@@ -101,11 +103,11 @@ class Parts:
         biased: bool,
         gated: lmi_kernels.Activation | None = None,
     ) -> lmi_kernels.LinearWeight:
-        """Fuse rows of several projections of the same input, or several ranges of rows of one.
+        """Fuse rows of several projections with the same input, or several row ranges of one projection.
 
-        names: of the tensor of each shard, or of the one tensor of all.
-        shape: of all these projections, whole, one below the other.
-        gated: the activation of the first half, which gates the second.
+        names: tensor names without `.weight`, one for each shard or one for all shards.
+        shape: shape of all these projections stacked, before sharding.
+        gated: activation of the first half of the rows, which gates the second half. None: no gate.
         """
         if len(names) == 1:
             weight = self._pieces(names[0], shards, shape)
@@ -118,9 +120,9 @@ class Parts:
         return self.weights.pack(weight, bias, gated)
 
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> lmi_kernels.LinearWeight:
-        """Make the projection to the hidden size from `inputs` features, of which `shard` are this rank's.
+        """Make the projection from `inputs` features to the hidden size. This rank has the input features in `shard`.
 
-        The results of all ranks are to be summed. Rank 0 alone adds a bias.
+        The caller sums the results over ranks. Only rank 0 adds the bias.
         """
         hidden = self.config.hidden_size
         if self.config.transposed:
@@ -139,7 +141,7 @@ class Parts:
 
 
 def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
-    """Make embedding and head; from one table where they are tied."""
+    """Make the embedding and the head. Tied ones share one table."""
     config, comm, names = parts.config, parts.comm, parts.config.names
     shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
     shape = (config.vocab_size, config.hidden_size)
@@ -187,14 +189,14 @@ def attention(parts: Parts, layer: int) -> SelfAttention:
 
 
 def _stacked_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
-    """Return the places of this rank's query, key and value heads, counted in heads: see `FusedQkv`."""
+    """Return the ranges of this rank's heads in a `FusedQkv.STACKED` projection, in units of heads."""
     keys, values = config.num_heads, config.num_heads + config.num_kv_heads
     start, stop = mine.keys_values.start, mine.keys_values.stop
     return [mine.queries, Shard(keys + start, keys + stop), Shard(values + start, values + stop)]
 
 
 def _grouped_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
-    """Return the places of this rank's query, key and value heads, counted in heads: see `FusedQkv`."""
+    """Return the ranges of this rank's heads in a `FusedQkv.GROUPED` projection, in units of heads."""
     share = config.num_heads // config.num_kv_heads
     queries, keys_values = [], []
     for group in range(mine.keys_values.start, mine.keys_values.stop):
@@ -227,7 +229,7 @@ def _experts(parts: Parts, prefix: str) -> MoeMlp:
     if spec is None:
         raise ValueError(f"{config.architecture} has no experts")
     hidden, width, middle = config.hidden_size, spec.intermediate_size, parts.share_of(spec.intermediate_size)
-    # Never quantised: a router with small errors chooses other experts.
+    # Routers are never quantised, because small errors in the scores change which experts are chosen.
     router = lmi_kernels.pack(weights.whole(f"{prefix}{spec.router}.weight", (spec.num_experts, hidden)))
     prefixes = [prefix + spec.expert.format(index) for index in range(spec.num_experts)]
     gate, up, down = spec.projections

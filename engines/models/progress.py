@@ -1,4 +1,4 @@
-"""How far the loading of weights is, as a few lines in the log."""
+"""Log the progress of loading weights."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ logger = logging.getLogger(__name__)
 
 _LEAST_SECONDS = 5.0
 _FACTOR = 1.25
-"""A line comes after so many times the seconds of the one before: an hour of loading takes 25 lines."""
+"""Ratio of the times of two consecutive log lines. An hour of loading logs 25 lines."""
 
 
 class LoadProgress:
-    """Logs bytes and rate of one loading."""
+    """Logs the bytes and the rate of loading one model."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: seconds."""
+        """clock: returns seconds."""
         self._clock = clock
         self._total = self._done = 0
         self._started = 0.0
         self._next = _LEAST_SECONDS
 
     def start(self, total: int) -> None:
-        """total: bytes to be read."""
+        """Start the clock. total: bytes to read."""
         self._total = total
         self._started = self._clock()
 
     def add(self, num_bytes: int) -> None:
-        """num_bytes: that have been read since the last call."""
+        """Count bytes, and log a line if one is due. num_bytes: bytes read since the last call."""
         self._done += num_bytes
         seconds = self._clock() - self._started
         if seconds < self._next and self._done < self._total:

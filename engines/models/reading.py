@@ -1,6 +1,6 @@
-"""Read tensors ahead: while one is packed, the next ones are on their way from the disk or the network.
+"""Prefetch tensors: while one is packed, the next ones are read from the disk or the network.
 
-What comes next is known: a model is built once without numbers, which records what it asks for.
+The order is known in advance because a model is first built without numbers, which records its requests.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engines.models.tensor_files import TensorFiles
 from engines.partition import Shard
 
 _AHEAD_BYTES = 256 << 20
-"""Bytes of tensors that are read ahead. They are part of what the rank will hold, so the peak of memory, when most is
-loaded, does not grow by them."""
+"""Bytes of tensors to prefetch. They do not increase peak memory, because they are part of the weights that the rank
+will hold when loading ends."""
 
 
 _SMALL_BYTES = 1 << 20
@@ -29,7 +29,7 @@ _SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a tensor, or some columns of them."""
+    """Rows of a tensor, optionally restricted to some columns."""
 
     name: str
     rows: Shard
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Pieces that are put one below the other into one tensor."""
+    """Pieces to stack into one tensor along the first dimension."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -57,15 +57,15 @@ class _Started:
 
 
 class _Staging:
-    """Memory for tensors, used again when a tensor is gone: the first touch of a page costs more than to fill it."""
+    """Memory for tensors, reused once a tensor is freed. The first touch of a page costs more than filling the page."""
 
     def __init__(self) -> None:
         self.needed = 0
-        """Bytes that are still to be read: memory beyond them is given back."""
+        """Bytes still to be read. Free memory beyond this is returned to the system."""
         self._free: list[mmap.mmap] = []
 
     def new_tensor(self, request: Request) -> torch.Tensor:
-        """An uninitialised tensor of the request's shape."""
+        """Return an uninitialised tensor of the request's shape."""
         if request.num_bytes < _SMALL_BYTES:
             return torch.empty(request.shape, dtype=request.dtype)
         fitting = [memory for memory in self._free if len(memory) >= request.num_bytes]
@@ -75,7 +75,7 @@ class _Staging:
         else:
             memory = mmap.mmap(-1, request.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
-        # The tensor's storage holds the view as long as any tensor uses it.
+        # The tensor's storage keeps the view alive as long as any tensor uses it.
         view = memoryview(memory)
         weakref.finalize(view, self._release, memory).atexit = False
         return torch.frombuffer(view, dtype=request.dtype, count=math.prod(request.shape)).view(request.shape)
@@ -86,7 +86,7 @@ class _Staging:
 
 
 class TensorReader:
-    """Reads tensors with several threads, in blocks, and ahead of the time when they are taken."""
+    """Reads tensors in blocks with several threads, and prefetches the expected ones."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files
@@ -95,18 +95,18 @@ class TensorReader:
         self._planned: deque[Request] = deque()
         self._started: deque[_Started] = deque()
         self._ahead_bytes = 0
-        """Of the tensors that were started before they were taken."""
+        """Bytes of the prefetched tensors that were not taken yet."""
         self.bytes_read = 0
-        """Bytes that were read for the tensors that have been taken."""
+        """Bytes read for the tensors that were taken."""
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """Start reading what will be taken, in this order."""
+        """Start to prefetch the tensors that will be taken, in this order."""
         self._planned.extend(requests)
         self._staging.needed = sum(request.num_bytes for request in self._planned)
         self._read_ahead()
 
     def take(self, request: Request) -> torch.Tensor:
-        """Return the tensor, in memory of its own. Raises `BadCheckpoint`, or what the files raise."""
+        """Return the tensor in memory of its own. Raises `BadCheckpoint`, or an error of the files."""
         if self._started and self._started[0].request == request:
             started = self._started.popleft()
             self._ahead_bytes -= request.num_bytes
@@ -134,7 +134,7 @@ class TensorReader:
         return _Started(request, tensor, parts)
 
     def _reads(self, request: Request, out: torch.Tensor) -> Iterator[partial[int]]:
-        """The reads of one block each that fill `out`."""
+        """Yield the reads that fill `out`, one for each block."""
         place = 0
         height = sum(piece.rows.size for piece in request.pieces)
         flat = out.view(height, -1) if out.numel() else out

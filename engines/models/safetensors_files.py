@@ -1,7 +1,7 @@
 """Read parts of tensors from a folder of safetensors files: exactly the requested bytes, never a whole file.
 
-The `safetensors` library validates headers. Tensors are not read with it: it maps files into memory, where reading a
-part reads more than that part, and a file that is cut meanwhile ends the process.
+The `safetensors` library only validates headers here. It maps files into memory, so reading a part would read more than
+that part, and a file that is truncated while it is mapped would kill the process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 class _Entry:
     file: Path
     kind: str
-    """The dtype in the words of the header."""
+    """Dtype as the header names it."""
     shape: tuple[int, ...]
     offset: int
-    """Of the first byte in the file."""
+    """Offset of the first byte in the file."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -37,10 +37,10 @@ class _Entry:
 
 
 class SafetensorsFiles(TensorFiles):
-    """All tensors of a folder. Those of a dtype that is not supported are refused when they are asked for."""
+    """The tensors of a folder. Reading a tensor with an unsupported dtype raises `BadCheckpoint`."""
 
     def __init__(self, folder: Path, ranges: ByteRanges | None = None) -> None:
-        """Read the headers in `folder`, and tensors from `ranges`; None: from the same files.
+        """Read the headers in `folder`. Tensors are read from `ranges`; None: from the files in `folder`.
 
         Raises:
             BadCheckpoint: no safetensors file, a header that does not match its file, or a tensor in two files.
@@ -73,7 +73,7 @@ class SafetensorsFiles(TensorFiles):
         return len(target)
 
     def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
-        """One read a row: what lies between is not ours to read."""
+        """Read row by row, because the bytes between the columns of two rows are not needed."""
         entry = self._entry(name)
         width = entry.shape[1]
         size = columns.size * entry.dtype.itemsize
@@ -94,7 +94,7 @@ class SafetensorsFiles(TensorFiles):
         return entry
 
     def _read(self, entry: _Entry, offset: int, target: memoryview) -> None:
-        """offset: in the tensor, bytes."""
+        """Fill `target`. offset: bytes from the start of the tensor."""
         try:
             self.ranges.read(entry.file.name, entry.offset + offset, target)
         except EOFError as error:
@@ -110,7 +110,7 @@ def _bytes_of(entry: _Entry, out: torch.Tensor) -> memoryview:
 def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:
     try:
         with safe_open(path, "pt"):
-            pass  # the header is whole, and its tensors cover the rest of the file
+            pass  # the header is complete, and its tensors cover the rest of the file
     except (SafetensorError, OSError) as error:
         raise BadCheckpoint(f"{path} is not a whole safetensors file: {error}") from None
     with path.open("rb") as raw:

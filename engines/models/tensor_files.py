@@ -1,4 +1,4 @@
-"""What a rank reads tensors from: a folder of safetensors files, or a GGUF file."""
+"""Interface for reading tensors from a folder of safetensors files or from GGUF files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from engines.partition import Shard
 
 
 class BadCheckpoint(ValueError):
-    """A file of weights, or the set of them, is damaged or does not match the model; the text names file or tensor."""
+    """The weight files are damaged, incomplete, or do not match the model. The message names the file or tensor."""
 
 
 class TensorFiles(ABC):
-    """All tensors of a model by name. Several threads may read.
+    """The tensors of a model by name. Reading is thread-safe.
 
-    Methods raise `BadCheckpoint` where there is no tensor of a name.
+    Methods raise `BadCheckpoint` if there is no tensor with the name.
     """
 
     ranges: ByteRanges
@@ -30,20 +30,20 @@ class TensorFiles(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read."""
+        """Return the dtype of a tensor after reading."""
 
     @abstractmethod
     def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> int:
         """Read rows [start, stop) of the first dimension into `out`, a contiguous tensor of that shape.
 
-        Returns: the bytes that were read.
+        Returns: the number of bytes read.
         """
 
     @abstractmethod
     def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
         """Read some columns of some rows of a matrix into `out`, a contiguous [rows.size, columns.size] tensor.
 
-        Returns: the bytes that were read.
+        Returns: the number of bytes read.
         """
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A rank's way to its weights: a layer asks for its part of a tensor, and only that part is read.
+"""Sources of weights. A layer requests its part of a tensor, and only that part is read.
 
 Rows are output features (column-parallel layers), columns are input features (row-parallel layers), as in Megatron-LM
-(Shoeybi et al. 2019, arXiv:1909.08053). Peak memory beyond the result: one weight.
+(Shoeybi et al. 2019, arXiv:1909.08053). Loading needs memory for one weight in addition to the result.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 
 Pack = Callable[..., lmi_kernels.LinearWeight]
-"""`lmi_kernels.pack`, or `lmi_kernels.pack` with a storage."""
+"""`lmi_kernels.pack`, optionally with its `storage` argument bound."""
 
 
 class WeightSource(ABC):
-    """One rank's weights. Methods return contiguous tensors in the dtype and on the device of the model's products.
+    """One rank's weights. Methods return contiguous tensors with the dtype and device that the model computes with.
 
-    Each method raises `BadCheckpoint` where a tensor is missing or does not have the given shape.
+    Each method raises `BadCheckpoint` if a tensor is missing or has another shape than the given one.
     """
 
     def __init__(
@@ -37,68 +37,71 @@ class WeightSource(ABC):
     ) -> None:
         """Round weights to `storage`, and return them in `compute`; None: matrices as stored, vectors in fp32.
 
-        pack: prepares a matrix for a linear layer, stored as the configuration says.
+        pack: prepares a matrix for a linear layer.
         """
         self.pack = pack
         self.owned_bytes = 0
-        """Bytes in the checkpoint of all parameters that were returned so far."""
+        """Checkpoint bytes of all parameters returned so far."""
         self.bytes_read = 0
-        """Bytes that were read so far, from wherever they come."""
+        """Bytes read so far, from any source."""
         self._storage = storage
         self._compute = compute
         self.device = device
 
     def has(self, name: str) -> bool:
-        """Whether a tensor of this name is stored."""
+        """Return whether a tensor of this name is stored."""
         return False
 
     @abstractmethod
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Return rows `shards[i]` of tensor `names[i]`, one below the other.
+        """Return rows `shards[i]` of tensor `names[i]`, stacked along the first dimension.
 
-        shape: of all these tensors, whole, one below the other.
+        shape: shape of all these tensors stacked, before sharding.
         """
 
     @abstractmethod
     def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Return several ranges of one tensor's rows, one below the other. shape: of the whole tensor."""
+        """Return several row ranges of one tensor, stacked. shape: shape of the whole tensor."""
 
     @abstractmethod
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Return the same columns of several matrices, each of `shape`: [len(names), shape[0], shard.size]."""
+        """Return the same columns of several matrices of `shape`, as [len(names), shape[0], shard.size]."""
 
     def expect(  # noqa: B027  most sources need no preparation
         self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None
     ) -> None:
-        """Prepare for what `build` is going to ask for, and for nothing else. It may be called, with another source.
+        """Prepare for exactly the tensors that `build` will request. `build` may be called here with another source.
 
-        progress: reports what is read from now on.
+        progress: reports all reads from now on.
         """
 
     def close(self) -> None:  # noqa: B027  most sources hold nothing
-        """Release files."""
+        """Close files."""
 
     def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a whole tensor, which every rank has."""
+        """Return a whole tensor. Every rank has its own copy."""
         return self.pieces(name, [Shard(0, shape[0])], shape)
 
     def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Return some columns of a matrix of `shape`: [shape[0], shard.size]."""
+        """Return some columns of a matrix of `shape`, as [shape[0], shard.size]."""
         return self.stacked_columns([name], shard, shape)[0]
 
     def tied_rows(
         self, embedding: str, head: str, shard: Shard, shape: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows of an embedding and of a head, each of `shape`, that the configuration ties: one tensor twice,
-        unless both are stored and these rows differ, as after training of the head alone."""
+        """Return rows of an embedding and of a head, each of `shape`, that the configuration ties.
+
+        They are the same tensor, unless the checkpoint stores both and the rows differ. This happens after training of
+        only the head.
+        """
         stored = [name for name in (embedding, head) if self.has(name)] or [embedding]
         tables = [self.rows([name], [shard], shape) for name in stored]
-        if tables[0].is_meta or torch.equal(tables[0], tables[-1]):  # a rehearsal has no numbers to compare
+        if tables[0].is_meta or torch.equal(tables[0], tables[-1]):  # meta tensors have no numbers to compare
             return tables[0], tables[0]
         return tables[0], tables[-1]
 
     def _given_dtype(self, stored: torch.dtype, num_dims: int) -> torch.dtype:
-        """Return the dtype in which a weight that is stored as `stored` is returned."""
+        """Return the dtype of returned weights for the checkpoint's dtype `stored`."""
         if self._compute is not None:
             return self._compute
         if num_dims < 2:
@@ -107,7 +110,7 @@ class WeightSource(ABC):
 
 
 class _Checkpoint(WeightSource):
-    """Weights in files. Checks what is asked for, and makes requests of it."""
+    """Weights in files. Validates names and shapes, and turns calls into `Request` objects."""
 
     def __init__(
         self,
@@ -118,20 +121,21 @@ class _Checkpoint(WeightSource):
         pack: Pack,
         peers: Communicator | None,
     ) -> None:
-        """peers: ranks that ask for the same matrices, each for its columns; None: each rank reads them itself."""
+        """peers: ranks that request the same matrices, each with its own columns. They share the reads. None: each rank
+        reads its columns itself."""
         super().__init__(storage, compute, device, pack)
         self._files = files
         self._peers = peers
 
     @abstractmethod
     def _take(self, request: Request) -> torch.Tensor:
-        """Return the requested tensor, as it is stored."""
+        """Return the requested tensor in the dtype of the checkpoint."""
 
     def has(self, name: str) -> bool:
         return name in self._files
 
     def _exchange(self, rows: torch.Tensor, columns: Shard, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return this rank's columns of matrices, of `shape`, of which each rank has some rows."""
+        """Exchange rows for columns: each rank has some rows of the matrices and returns its columns, of `shape`."""
         out = torch.empty(shape, dtype=rows.dtype)
         for matrix, target in zip(rows, out, strict=True):
             if self._peers is not None:
@@ -158,7 +162,7 @@ class _Checkpoint(WeightSource):
             columns = None if shard.size == shape[1] else shard
             pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
             return self._finish(self._take(Request(stacked, dtype, pieces)))
-        # Whole rows lie side by side in a file, columns do not: each rank reads some rows for all.
+        # Whole rows are contiguous in a file, columns are not. So each rank reads some rows for all ranks.
         rows = split_evenly(shape[0], self._peers.world_size, self._peers.rank)
         request = Request(
             (len(names), rows.size, shape[1]), dtype, tuple(Piece(name, rows) for name in names)
@@ -191,13 +195,13 @@ class _Checkpoint(WeightSource):
 
     def _finish(self, tensor: torch.Tensor) -> torch.Tensor:
         self.owned_bytes += tensor.numel() * tensor.element_size()
-        # Widening to fp32 changes no number.
+        # Converting to fp32 is exact, so fp32 storage needs no rounding.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
         return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))
 
 
 class _Rehearsal(_Checkpoint):
-    """Records requests, and returns tensors without numbers."""
+    """Records requests, and returns meta tensors."""
 
     def __init__(self, files: TensorFiles, pack: Pack, peers: Communicator | None) -> None:
         super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers)
@@ -212,7 +216,7 @@ class _Rehearsal(_Checkpoint):
 
 
 class WeightReader(_Checkpoint):
-    """Weights in a folder of safetensors files, in a GGUF file, or in files that are read elsewhere."""
+    """Weights in a folder of safetensors files, in GGUF files, or in files that `ranges` reads."""
 
     def __init__(
         self,
@@ -224,10 +228,10 @@ class WeightReader(_Checkpoint):
         ranges: ByteRanges | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        """folder, ranges: as in `SafetensorsFiles`; comm: the ranks, if they share what gaps would cost.
+        """folder, ranges: see `SafetensorsFiles`; comm: the ranks, if they share the reads of column shards.
 
         Raises:
-            BadCheckpoint: as `SafetensorsFiles` and `GgufFiles`.
+            BadCheckpoint: see `SafetensorsFiles` and `GgufFiles`.
         """
         peers = comm if comm is not None and comm.world_size > 1 else None
         super().__init__(_open(folder, ranges), storage, compute, device, pack, peers)
@@ -235,7 +239,7 @@ class WeightReader(_Checkpoint):
         self._progress: LoadProgress | None = None
 
     def expect(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
-        """Read ahead what `build` asks for. Raises `BadCheckpoint` before anything is read."""
+        """Prefetch the tensors that `build` requests. Raises `BadCheckpoint` before anything is read."""
         rehearsal = _Rehearsal(self._files, self.pack, self._peers)
         build(rehearsal)
         self._progress = progress
@@ -259,7 +263,7 @@ def _open(folder: Path, ranges: ByteRanges | None) -> TensorFiles:
     index = read_index(folder)
     if index is None:
         return SafetensorsFiles(folder, ranges)
-    # Other models need nothing of the package gguf.
+    # Imported here because other models do not need the gguf package.
     from engines.models.gguf_files import GgufFiles
 
     return GgufFiles(index)

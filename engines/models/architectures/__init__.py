@@ -1,6 +1,6 @@
-"""The architectures of engine=MPI: for each, the function that reads its config.json (`Fields` -> `ModelConfig`).
+"""Architectures of engine=MPI. Each has a function that reads its config.json (`Fields` -> `ModelConfig`).
 
-A new architecture is a file here and a line in this table.
+To add an architecture, add a file here and a line to this table.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ ARCHITECTURES = Registry(
         "Qwen3MoeForCausalLM": f"{_FOLDER}.qwen:read_qwen3_moe",
     }
 )
-"""By the name in `architectures` of config.json."""
+"""Readers by the name in the `architectures` field of config.json."""
 
 
 def read_config(folder: Path) -> ModelConfig:
     """Read `folder/config.json`.
 
     Raises:
-        UnsupportedModel: no such file, not JSON, an architecture that we do not know, or a field is missing or of
-            a kind that we do not know.
+        UnsupportedModel: the file is missing or not JSON, the architecture is unknown, or a field is missing or
+            has an unsupported value.
     """
     file = folder / "config.json"
     try:

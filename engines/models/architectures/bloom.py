@@ -1,4 +1,4 @@
-"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100): ALiBi, and a norm of the embeddings."""
+"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100), with ALiBi and a LayerNorm after the embedding."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NAMES = WeightNames(
     mlp_output="mlp.dense_4h_to_h",
 )
 _TRAINED_LENGTH = 2048
-"""The files do not say, or in `seq_length`."""
+"""Default context length. Only some files have it, as `seq_length`."""
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Defaults are those of transformers' `BloomConfig`."""
+    """Read a BLOOM config. Defaults are those of transformers' `BloomConfig`."""
     if fields.flag("apply_residual_connection_post_layernorm", False):
         raise UnsupportedModel("apply_residual_connection_post_layernorm is true; false is what we know")
     hidden_size = fields.count("hidden_size", fields.count("n_embed", 64))
-    # transformers writes n_head and n_layer; some files have the longer names.
+    # transformers writes n_head and n_layer, but some files use the longer names.
     heads = fields.count("n_head", fields.count("num_attention_heads", 8))
     num_layers = fields.count("n_layer", fields.count("num_hidden_layers", 2))
     head_dim = fields.head_dim(hidden_size, heads)

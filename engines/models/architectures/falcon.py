@@ -1,7 +1,7 @@
 """Falcon 7B, 40B and RW (Almazrouei et al. 2023, arXiv:2311.16867).
 
-7B has one KV head for all query heads, and attention beside the MLP with one norm; 40B has groups of heads and two
-norms; RW has ALiBi, and attention before the MLP.
+7B has multi-query attention, in parallel with the MLP and with one shared norm. 40B has grouped-query attention and two
+norms. RW has ALiBi, and attention before the MLP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engines.models.config.weight_names import FusedQkv, WeightNames
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Defaults are those of transformers' `FalconConfig`."""
+    """Read a Falcon config. Defaults are those of transformers' `FalconConfig`."""
     hidden_size = fields.count("hidden_size")
     grouped = fields.flag("new_decoder_architecture", False)
     heads, kv_heads = _heads(fields, grouped)
@@ -52,12 +52,12 @@ def _attention(fields: Fields, heads: int, head_dim: int) -> AttentionSpec:
     scale = head_dim**-0.5
     if not fields.flag("alibi", False):
         return AttentionSpec(scale, fields.rotary(head_dim))
-    # Falcon adds ALiBi before it scales.
+    # Falcon adds the ALiBi bias before scaling.
     return AttentionSpec(scale, None, alibi_slopes=tuple(scale * slope for slope in alibi_slopes(heads)))
 
 
 def _heads(fields: Fields, grouped: bool) -> tuple[int, int]:
-    """Return the number of query heads, and of KV heads: one (7B), `num_kv_heads` (40B), or as many (RW)."""
+    """Return the numbers of query heads and KV heads (7B: 1 KV head; 40B: `num_kv_heads`; RW: one per query head)."""
     if grouped:
         return fields.heads("num_kv_heads")
     heads = fields.count("num_attention_heads")

@@ -20,20 +20,20 @@ _SLIDING = "sliding_attention"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Gemma 1, whose first files say gelu and mean its approximation."""
+    """Read a Gemma 1 config. The first published files say `gelu` but mean its tanh approximation."""
     kind = activation(fields, "hidden_act", "gelu_pytorch_tanh")
     fields = fields.with_defaults(num_key_value_heads=16)
     return _read(fields, activation="gelu_tanh" if kind == "gelu" else kind)
 
 
 def read_gemma2(fields: Fields) -> ModelConfig:
-    """Every other layer has a sliding window; scores and logits are capped."""
+    """Read a Gemma 2 config. Every other layer has a sliding window, and scores and logits have soft caps."""
     fields = fields.with_defaults(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     return _with_windows(fields, pattern=2)
 
 
 def read_gemma3(fields: Fields) -> ModelConfig:
-    """Five of six layers have a sliding window and a rotary embedding of their own."""
+    """Read a Gemma 3 config. Five of six layers have a sliding window and a separate rotary embedding."""
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedModel(
             "use_bidirectional_attention is true; a model that generates text attends backwards"
@@ -49,7 +49,7 @@ def read_gemma3(fields: Fields) -> ModelConfig:
 
 
 def _read(fields: Fields, **changes: Any) -> ModelConfig:
-    """Llama with weights of norms less 1 and scaled embeddings."""
+    """Read a Llama config with scaled embeddings and an offset of 1 for norm weights."""
     return llama.read(
         fields,
         head_dim=256,
@@ -62,7 +62,7 @@ def _read(fields: Fields, **changes: Any) -> ModelConfig:
 
 
 def _with_windows(fields: Fields, pattern: int, **changes: Any) -> ModelConfig:
-    """pattern: each layer whose number, from 1 on, is a multiple of it attends to all tokens."""
+    """Read a config with sliding windows. pattern: every `pattern`-th layer attends to all tokens."""
     fields = fields.with_defaults(num_key_value_heads=4)
     config = _read(
         fields,

@@ -23,7 +23,7 @@ _NAMES = WeightNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Defaults are those of transformers' `GPT2Config`."""
+    """Read a GPT-2 config. Defaults are those of transformers' `GPT2Config`."""
     hidden_size, heads = fields.count("n_embd", 768), fields.count("n_head", 12)
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("n_layer", 12)
     num_positions = fields.count("n_positions", 1024)

@@ -22,7 +22,7 @@ _NAMES = WeightNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Defaults are those of transformers' `GPTNeoXConfig`."""
+    """Read a GPT-NeoX config. Defaults are those of transformers' `GPTNeoXConfig`."""
     hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("num_hidden_layers")
     theta = fields.positive("rotary_emb_base", 10000.0)

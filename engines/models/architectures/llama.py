@@ -1,5 +1,5 @@
-"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), whose field names most architectures use, Mistral, and
-Mixtral."""
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral and Mixtral. Most architectures share Llama's field
+names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def read(
     """Read the fields of Llama.
 
     Args:
-        head_dim: the default; None: hidden_size / heads.
-        layer_type: as in `Fields.rotary`.
-        changes: what another architecture has otherwise.
+        head_dim: default for a missing `head_dim`; None: hidden_size / heads.
+        layer_type: see `Fields.rotary`.
+        changes: fields of `ModelConfig` that another architecture overrides.
     """
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
@@ -53,12 +53,12 @@ def read(
 
 
 def read_mistral(fields: Fields) -> ModelConfig:
-    """Llama without biases; all layers have a sliding window, unless it is null."""
+    """Read a Mistral config: Llama without biases. All layers have a sliding window unless `sliding_window` is null."""
     return _read_mistral(fields, fields.count_or_none("sliding_window", 4096))
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:
-    """Mistral with experts. Defaults are those of transformers' `MixtralConfig`."""
+    """Read a Mixtral config: Mistral with experts. Defaults are those of transformers' `MixtralConfig`."""
     fields = fields.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
     count, top_k = fields.count("num_local_experts", 8), fields.count("num_experts_per_tok", 2)
     if top_k > count:
@@ -74,6 +74,6 @@ def _read_mistral(fields: Fields, window: int | None) -> ModelConfig:
 
 
 def with_windows(config: ModelConfig, windows: Iterable[int | None]) -> ModelConfig:
-    """windows: each layer's."""
+    """Return the config with these windows. windows: one for each layer; None: all tokens."""
     specs = zip(config.attention, windows, strict=True)
     return replace(config, attention=tuple(replace(spec, window=window) for spec, window in specs))

@@ -1,4 +1,4 @@
-"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, and no biases."""
+"""MPT (MosaicML 2023, Introducing MPT-7B), with ALiBi and without biases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = WeightNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Defaults are those of transformers' `MptConfig`, whose models always have ALiBi and no biases."""
+    """Read an MPT config. Defaults are those of transformers' `MptConfig`. It needs ALiBi and no biases."""
     attention = fields.part("attn_config")
     for name in ("clip_qkv", "qk_ln", "prefix_lm"):
         if attention.given(name):

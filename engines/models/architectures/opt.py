@@ -1,4 +1,4 @@
-"""OPT (Zhang et al. 2022, arXiv:2205.01068), but for the 350M model, whose norms come after its layers."""
+"""OPT (Zhang et al. 2022, arXiv:2205.01068), except the 350M model, which has post-layer norms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_POSITION = 2
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Defaults are those of transformers' `OPTConfig`."""
+    """Read an OPT config. Defaults are those of transformers' `OPTConfig`."""
     hidden_size, heads = fields.count("hidden_size", 768), fields.count("num_attention_heads", 12)
     width = fields.count("word_embed_proj_dim", hidden_size)
     if width != hidden_size:

@@ -11,7 +11,7 @@ _NAMES = WeightNames(qkv=("self_attn.qkv_proj",), mlp_inputs=("mlp.gate_up_proj"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Files that say yarn mean longrope, as in transformers' `Phi3Config`, whose defaults these are."""
+    """Read a Phi-3 config. Defaults are those of transformers' `Phi3Config`, which also reads `yarn` as `longrope`."""
     fields = fields.with_rope_type("longrope", old="yarn")
     fields = fields.with_defaults(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
     config = llama.read(fields, names=_NAMES, qkv_bias=False, output_bias=False, mlp_bias=False)

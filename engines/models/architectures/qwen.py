@@ -13,21 +13,21 @@ _QWEN3_HEAD_DIM = 128
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:
-    """Qwen2 and Qwen2.5: Llama with a bias of queries, keys and values."""
+    """Read a Qwen2 or Qwen2.5 config: Llama with qkv biases."""
     return _read(fields, qkv_bias=True, output_bias=False)
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:
-    """Llama with norms of query and key heads."""
+    """Read a Qwen3 config: Llama with RMSNorms of query and key heads."""
     config = _read(fields, head_dim=_QWEN3_HEAD_DIM)
     specs = tuple(replace(spec, query_key_norms=True) for spec in config.attention)
     return replace(config, attention=specs)
 
 
 def read_qwen3_moe(fields: Fields) -> ModelConfig:
-    """Qwen3 with experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`.
+    """Read a Qwen3 MoE config: Qwen3 with experts in every `decoder_sparse_step`-th layer except `mlp_only_layers`.
 
-    `use_sliding_window` is for all layers.
+    `use_sliding_window` applies to all layers.
     """
     config = read_qwen3(fields.with_defaults(num_key_value_heads=4))
     used = fields.flag("use_sliding_window", False)
@@ -53,7 +53,8 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
 
 
 def _read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:
-    """`use_sliding_window`, which is mostly off, is for some layers: by default from `max_window_layers` on."""
+    """Read a Qwen config. `use_sliding_window`, off by default, applies to the layers that `layer_types` names; without
+    `layer_types` it applies to the layers from `max_window_layers` on."""
     fields = fields.with_defaults(num_key_value_heads=32)
     config = llama.read(fields, head_dim, mlp_bias=False, **changes)
     window = fields.count_or_none("sliding_window", 4096)

@@ -1,4 +1,4 @@
-"""A model's shape, read from its config.json. Plain Python: `lmi check` needs no torch."""
+"""A model's shape, read from its config.json. Plain Python, because `lmi check` runs without torch."""
 
 from engines.models.config.attention import AttentionSpec, DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 from engines.models.config.description import ExpertsConfig, ModelConfig, NormSpec, element_bytes

@@ -1,4 +1,4 @@
-"""Names of activation functions in a config.json."""
+"""Map the activation names of config.json to those of the kernels."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ _KINDS = {
 
 
 def activation(fields: Fields, name: str, default: str) -> str:
-    """Return the kind that `lmi_kernels.activate` knows. Raises UnsupportedModel."""
+    """Return the activation's name in `lmi_kernels.activate`. Raises `UnsupportedModel` for unknown names."""
     return _KINDS[fields.one_of(name, default, tuple(_KINDS))]

@@ -1,4 +1,4 @@
-"""How a model's layers attend: one description for each layer, from which every backend computes."""
+"""Description of each layer's attention, for all backends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
+    """Scaling of rotary frequencies for sequences beyond the trained context.
 
-    `linear` divides all of them by `factor`; `llama3` only the slow ones (Llama 3.1 model card, section rope).
+    `linear` divides all frequencies by `factor`; `llama3` only the low ones (Llama 3.1 model card, section rope).
     """
 
     kind: str
@@ -21,36 +21,36 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071): features that turn slowly are stretched by `factor`."""
+    """YaRN scaling (Peng et al. 2023, arXiv:2309.00071): low rotary frequencies are divided by `factor`."""
 
     factor: float
     original_max_position_embeddings: int
     attention_factor: float
-    """Cosines and sines are multiplied by it."""
+    """Factor for cosines and sines."""
     beta_fast: float = 32.0
-    """Features that turn more often than this in the trained context keep their frequency."""
+    """Features with more rotations than this in the trained context keep their frequency."""
     beta_slow: float = 1.0
-    """Those that turn less often are stretched; between the two, partly."""
+    """Features with fewer rotations than this are fully scaled. Between the two bounds the scaling is interpolated."""
     truncate: bool = True
-    """Round the bounds of what is stretched partly to whole features."""
+    """Whether to round the bounds of the interpolated range to whole features."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongRope:
-    """LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each pair of features has its own factor."""
+    """LongRoPE scaling (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each pair of features has its own factor."""
 
     short_factors: tuple[float, ...]
-    """[dim / 2]: divisors of the frequencies where no sequence is longer than the trained context."""
+    """[dim / 2]: divisors of the frequencies if no sequence can be longer than the trained context."""
     long_factors: tuple[float, ...]
-    """[dim / 2]: divisors where one may be longer."""
+    """[dim / 2]: divisors of the frequencies if sequences can be longer."""
     original_max_position_embeddings: int
     attention_factor: float
-    """Cosines and sines are multiplied by it."""
+    """Factor for cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicRope:
-    """Dynamic NTK scaling: theta grows with the longest sequence, beyond the trained context."""
+    """Dynamic NTK scaling: beyond the trained context, theta grows with the longest sequence."""
 
     factor: float
     max_position_embeddings: int
@@ -59,29 +59,29 @@ class DynamicRope:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys: feature i turns with feature
-    i + dim / 2.
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys. Features i and i + dim / 2 are
+    rotated as a pair.
     """
 
     dim: int
-    """Features of each head that are turned, from the first one on; the others pass unchanged."""
+    """Number of rotated features, the first ones of each head. The others stay unchanged."""
     theta: float = 10000.0
     scaling: RopeScaling | Yarn | LongRope | DynamicRope | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """How one layer attends. Scores are `scale * q @ k`, then capped, then biased by ALiBi."""
+    """Attention of one layer. Scores are `scale * q @ k`; then the soft cap and the ALiBi bias apply."""
 
     scale: float
     rotary: Rotary | None
     query_key_norms: bool = False
-    """RMSNorm of every query head and every key head, before they are turned (Qwen3)."""
+    """RMSNorm of every query head and every key head, before the rotation (Qwen3)."""
     window: int | None = None
-    """Number of latest tokens that a query sees, its own included; None: all."""
+    """Sliding window: the number of latest tokens that a query sees, including its own; None: all tokens."""
     softcap: float | None = None
-    """Replace scores by cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118)."""
+    """Soft cap: scores become cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118)."""
     alibi_slopes: tuple[float, ...] | None = None
-    """ALiBi, one slope for each query head: slope * (key position - query position) is added (arXiv:2108.12409)."""
+    """ALiBi slope of each query head: slope * (key position - query position) is added to scores (arXiv:2108.12409)."""
     sinks: bool = False
-    """Each query head has a learned score that takes part in the softmax and has no value."""
+    """Attention sinks: each query head has a learned score that takes part in the softmax but has no value."""

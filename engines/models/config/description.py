@@ -1,4 +1,4 @@
-"""The shape of a model, as its config.json describes it."""
+"""The shape of a model, as its config.json describes it, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engines.partition import split_evenly, split_heads
 
 
 def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
-    """Return the bytes of each number of a matrix on a CPU, at most.
+    """Return an upper bound for the bytes per number of a matrix on a CPU.
 
-    stored: the checkpoint's dtype in torch's words; dtype: `option.dtype`, to which numbers are rounded; native:
-    whether native kernels serve; torch computes in fp32, and packs only fp16.
+    stored: the checkpoint's dtype (torch's name); dtype: `option.dtype`, to which numbers are rounded; native: whether
+    native kernels are used. Without them torch computes in fp32 and packs only fp16.
     """
     if quantize == "int8":
         return 1
@@ -24,46 +24,46 @@ def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """The norms of a model: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), or LayerNorm."""
+    """Kind of a model's norms: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) or LayerNorm."""
 
     eps: float
     centred: bool = False
-    """LayerNorm: the mean is subtracted."""
+    """True for LayerNorm, which subtracts the mean."""
     biased: bool = False
     offset: float = 0.0
-    """Added to the weights (Gemma stores them less 1)."""
+    """Number to add to the stored weights (1 for Gemma)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionTable:
-    """Learned positions: a row of a table is added to each token's embedding."""
+    """Learned position embeddings, added to the token embeddings."""
 
     name: str
-    """Of the tensor, without `.weight` and the prefix."""
+    """Name of the tensor, without the prefix and `.weight`."""
     num_rows: int
     first: int = 0
-    """The row of position 0."""
+    """Row of position 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts: several MLPs in each layer, of which each token takes some."""
+    """Mixture of experts: each layer has several MLPs, and each token is routed to some of them."""
 
     num_experts: int
     top_k: int
-    """Number of experts that each token takes."""
+    """Number of experts per token."""
     intermediate_size: int
-    """Width of an expert's middle."""
+    """Intermediate size of each expert."""
     router: str = "block_sparse_moe.gate"
     """Name of the router's weight in a layer."""
     expert: str = "block_sparse_moe.experts.{}"
-    """Prefix of an expert's weights in a layer; `{}` is its number."""
+    """Prefix of an expert's weights in a layer. `{}` is replaced by the expert's index."""
     projections: tuple[str, str, str] = ("w1", "w3", "w2")
     """Names of an expert's gate, up and down projection."""
     renormalise: bool = True
-    """Whether the shares of a token's experts add up to 1."""
+    """Whether the routing weights of a token's experts are normalised to a sum of 1."""
     dense_layers: frozenset[int] = frozenset()
-    """Layers with one MLP instead."""
+    """Layers with a dense MLP instead of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +74,39 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """Width of the MLP's middle."""
+    """Intermediate size of the MLP."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    """The longest sequence."""
+    """Context length in tokens."""
     norm: NormSpec
     attention: tuple[AttentionSpec, ...]
-    """How each layer attends."""
+    """Attention of each layer."""
     tie_word_embeddings: bool
     dtype: str
     """The checkpoint's dtype: `float32`, `float16` or `bfloat16`."""
     eos_token_ids: tuple[int, ...]
     names: WeightNames = WeightNames()  # noqa: RUF009  frozen
     transposed: bool = False
-    """Whether linears are stored as [inputs, outputs] (GPT-2)."""
+    """Whether weights of linear layers are stored as [inputs, outputs] (GPT-2)."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the attention's output projection."""
+    """Whether the attention's output projection has a bias."""
     mlp_bias: bool = False
     activation: str = "silu"
-    """Of the MLP, as `lmi_kernels.activate` takes it."""
+    """Activation of the MLP, as `lmi_kernels.activate` takes it."""
     gated_mlp: bool = True
-    """Whether the MLP's middle is act(gate) * up."""
+    """Whether the MLP computes down(act(gate(x)) * up(x))."""
     parallel_block: bool = False
-    """Whether attention and MLP both start from the layer's input."""
+    """Whether attention and MLP run in parallel on the layer's input."""
     experts: ExpertsConfig | None = None
     position_table: PositionTable | None = None
     embedding_scale: float | None = None
-    """Embeddings are multiplied by it."""
+    """Factor for token embeddings."""
     logit_softcap: float | None = None
-    """Logits become cap * tanh(logit / cap)."""
+    """Soft cap: logits become cap * tanh(logit / cap)."""
 
     @property
     def rotaries(self) -> set[Rotary]:
@@ -115,7 +115,7 @@ class ModelConfig:
 
     @property
     def window(self) -> int | None:
-        """Latest tokens that a token sees in the layer that sees the most; None: in some layer all."""
+        """Largest sliding window of all layers; None if a layer has no window."""
         windows = [spec.window for spec in self.attention]
         return (
             max((window for window in windows if window is not None), default=None) if all(windows) else None
@@ -123,19 +123,19 @@ class ModelConfig:
 
     @property
     def longest_sequence(self) -> int:
-        """What `option.max_model_len` may be at most: more than the model's context with dynamic rotary scaling."""
+        """Upper limit of `option.max_model_len`. Dynamic rotary scaling extends it beyond `max_position_embeddings`."""
         factors = [r.scaling.factor for r in self.rotaries if isinstance(r.scaling, DynamicRope)]
         return int(self.max_position_embeddings * max([1.0, *factors]))
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Numbers in the KV cache for one token, over all layers and heads."""
+        """KV cache elements per token, over all layers and heads."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def kv_bytes_per_token(self, stored: str, ranks: int) -> int:
-        """Return the bytes that the KV cache takes for one token, over all ranks together.
+        """Return the KV cache bytes per token, summed over all ranks.
 
-        Ranks beyond the number of KV heads hold copies of some heads.
+        If there are more ranks than KV heads, several ranks hold copies of a head.
 
         stored: `fp32`, `bf16`, `fp16` or `int8`; int8 has an fp32 scale for each head.
         """
@@ -145,10 +145,11 @@ class ModelConfig:
         return elements * (4 if stored == "fp32" else 2)
 
     def weight_bytes(self, element: int, ranks: int = 1) -> int:
-        """Return the bytes of rank 0's parameters, which no rank exceeds, without what every rank holds whole:
-        norms, and biases of output projections.
+        """Return the bytes of rank 0's parameters. No rank has more.
 
-        element: bytes of each number.
+        Norms and biases of output projections are not included, because every rank holds them whole.
+
+        element: bytes per number.
         """
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size * self.hidden_size
         tables = 1 if self.tie_word_embeddings else 2
@@ -163,7 +164,7 @@ class ModelConfig:
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int]]:
-        """Return (outputs, inputs) of each matrix of a layer on rank 0; a split bias counts as one more input."""
+        """Return (outputs, inputs) of each matrix of a layer on rank 0. A sharded bias counts as one more input."""
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim

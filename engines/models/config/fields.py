@@ -9,28 +9,28 @@ from typing import Any
 from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 
 _ROPES = ("rope_scaling", "rope_parameters")
-"""Fields with the parameters of rotary embeddings; the first that is there counts."""
+"""Fields with the parameters of rotary embeddings. The first one present takes precedence."""
 _CLASS_NAMES = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "MPTForCausalLM": "MptForCausalLM",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
 }
-"""Classes of transformers by the names that published models have for them."""
+"""Class names in transformers, by the differing names in published models."""
 
 
 class UnsupportedModel(ValueError):
-    """The folder holds no supported model; the text says what is missing or unknown."""
+    """The folder has no supported model. The message says what is missing or unknown."""
 
 
 def class_name(architecture: str) -> str:
-    """Return transformers' name of an architecture in config.json, which may be in another spelling there."""
+    """Return transformers' spelling of an architecture name from config.json."""
     return _CLASS_NAMES.get(architecture, architecture)
 
 
 class Fields:
     """The fields of one config.json.
 
-    Every method raises `UnsupportedModel` with the field's name where its value is invalid, and `KeyError` where it is
+    Every method raises `UnsupportedModel` with the field's name if the value is invalid, and `KeyError` if the field is
     missing and has no default.
     """
 
@@ -38,11 +38,11 @@ class Fields:
         self._data = data
 
     def with_defaults(self, **defaults: Any) -> Fields:
-        """Return these fields, with values for those that the file lacks."""
+        """Return these fields with defaults for those that the file lacks."""
         return Fields({**defaults, **self._data})
 
     def with_rope_type(self, new: str, old: str) -> Fields:
-        """Return these fields with the rope type `new` where it is `old`."""
+        """Return these fields with the rope type `new` in place of `old`."""
         changed = {}
         for name in _ROPES:
             rope = self._data.get(name)
@@ -51,7 +51,7 @@ class Fields:
         return Fields({**self._data, **changed})
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number, at least `least`; null means the default, if there is one."""
+        """Return an integer of at least `least`. null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]
         if value is None and default is not None:
             return default
@@ -60,7 +60,7 @@ class Fields:
         return value
 
     def count_or_none(self, name: str, default: int | None = None) -> int | None:
-        """Return a whole number above 0, or None for null; the default only where the field is missing."""
+        """Return an integer above 0, or None for null. The default applies only if the field is missing."""
         return None if self._data.get(name, default) is None else self.count(name, default)
 
     def positive(self, name: str, default: float) -> float:
@@ -70,11 +70,11 @@ class Fields:
         return None if self._data.get(name) is None else self.positive(name, 0)
 
     def given(self, name: str) -> bool:
-        """Whether the field is there and neither null nor false."""
+        """Return whether the field is present and neither null nor false."""
         return self._data.get(name) not in (None, False)
 
     def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers; null and a missing field mean none."""
+        """Return a list of integers. It is empty if the field is null or missing."""
         return self._list(name, int, [])
 
     def _list(self, name: str, kind: type, default: list[Any]) -> list[Any]:
@@ -86,14 +86,14 @@ class Fields:
         return value
 
     def part(self, name: str) -> Fields:
-        """Return the fields of an object in the file, of none where it is missing."""
+        """Return the fields of a nested object. They are empty if the object is missing."""
         value = self._data.get(name) or {}
         if not isinstance(value, dict):
             raise UnsupportedModel(f"{name} is {value!r}; an object is needed")
         return Fields(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """null means the default."""
+        """Return a boolean. null means the default."""
         value = self._data.get(name)
         return default if value is None else bool(value)
 
@@ -112,11 +112,11 @@ class Fields:
 
     @property
     def dtype(self) -> str:
-        """The checkpoint's dtype in torch's words."""
+        """The checkpoint's dtype, as torch names it."""
         return str(self._data.get("dtype") or self._data.get("torch_dtype") or "float32")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id, several, or null."""
+        """Return the ids of a field that holds one id, a list of ids, or null."""
         value = self._data.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(type(token) is not int or token < 0 for token in ids):
@@ -124,11 +124,11 @@ class Fields:
         return tuple(ids)
 
     def rotary(self, dim: int, layer_type: str | None = None, default_theta: float = 10000.0) -> Rotary:
-        """Rotary embedding of the first `dim` features of each head.
+        """Return the rotary embedding of the first `dim` features of each head.
 
         Args:
-            layer_type: `full_attention` or `sliding_attention`, where these have thetas and scalings of their own.
-            default_theta: where the file names none.
+            layer_type: `full_attention` or `sliding_attention`, if each has its own theta and scaling.
+            default_theta: theta if the file has none.
         """
         if dim % 2:
             raise UnsupportedModel(f"head_dim is {dim}; rotary embedding needs an even number")
@@ -142,16 +142,16 @@ class Fields:
         return Rotary(dim, theta, scaling)
 
     def rope_types(self) -> set[str]:
-        """Return the rope types that the file names, for all layer types together."""
+        """Return the rope types in the file, for all layer types together."""
         ropes = [self.part(name)._data for name in _ROPES]
         ropes += [each for rope in ropes for each in rope.values() if isinstance(each, dict)]
         return {str(rope.get("rope_type") or rope.get("type") or "default") for rope in ropes}
 
     def _rope(self, layer_type: str | None) -> dict[str, Any]:
-        """Return the parameters for a layer type. Older files have the same in several fields.
+        """Return the rope parameters for a layer type. Older files have them in several fields.
 
-        As in transformers, `rope_scaling` replaces `rope_parameters`, but where these have entries for layer types it
-        only changes the one of `full_attention`.
+        As in transformers, `rope_scaling` replaces `rope_parameters`. If `rope_parameters` has entries by layer type,
+        `rope_scaling` only updates the entry of `full_attention`.
         """
         scaling, parameters = (self.part(name)._data for name in _ROPES)
         near = {"rope_theta": self._data.get("rope_local_base_freq")}
@@ -168,12 +168,12 @@ class Fields:
             )
         trained = "original_max_position_embeddings"
         outer = {name: self._data[name] for name in ("rope_theta", trained) if self._data.get(name)}
-        # As in transformers: a theta within `rope` counts more than one beside it, a length less.
+        # As in transformers, a theta inside `rope` overrides one outside, but a length outside overrides one inside.
         inner = {name: value for name, value in rope.items() if value is not None}
         return {**outer, **inner, **{name: outer[name] for name in (trained,) if name in outer}}
 
     def rotated_features(self, head_dim: int, default: float) -> int:
-        """Return how many features of a head rotary embedding turns; default: the share where the file is silent."""
+        """Return the number of rotated features of a head. default: their share of the head if the file has none."""
         scaling, parameters = (self.part(name)._data for name in _ROPES)
         share = (scaling or parameters).get("partial_rotary_factor")
         for name in ("partial_rotary_factor", "rotary_pct"):
@@ -188,10 +188,7 @@ class Fields:
         return hidden_size // heads
 
     def layer_types(self, default: list[str]) -> list[str]:
-        """Return `full_attention` or `sliding_attention` for each layer.
-
-        default: where the file does not say.
-        """
+        """Return `full_attention` or `sliding_attention` for each layer. default: the types if the file has none."""
         types = self._list("layer_types", str, default)
         known = ("full_attention", "sliding_attention")
         if len(types) != len(default) or not set(types) <= set(known):
@@ -201,7 +198,7 @@ class Fields:
         return types
 
     def heads(self, kv_heads_name: str) -> tuple[int, int]:
-        """Return the number of query heads, and of KV heads."""
+        """Return the numbers of query heads and KV heads."""
         heads = self.count("num_attention_heads")
         kv_heads = self.count(kv_heads_name, heads)
         if heads % kv_heads:
@@ -242,14 +239,14 @@ def _stretched(kind: str, rope: dict[str, Any]) -> RopeScaling:
 
 
 def _trained(rope: dict[str, Any], longest: int | None) -> tuple[int, float]:
-    """Return the length of the trained context, and the factor by which it is stretched."""
+    """Return the length of the trained context, and the factor that extends it."""
     trained = Fields(rope).count("original_max_position_embeddings", longest)
     stretched = None if longest is None else longest / trained
     return trained, _positive("factor", stretched if rope.get("factor") is None else rope["factor"])
 
 
 def _yarn(rope: dict[str, Any], longest: int | None) -> Yarn:
-    """Defaults are those of transformers."""
+    """Read YaRN parameters. Defaults are those of transformers."""
     trained, factor = _trained(rope, longest)
     if rope.get("attention_factor") is not None:
         attention_factor = _positive("attention_factor", rope["attention_factor"])
@@ -263,7 +260,7 @@ def _yarn(rope: dict[str, Any], longest: int | None) -> Yarn:
 
 
 def _long_rope(rope: dict[str, Any], dim: int, longest: int | None) -> LongRope:
-    """Defaults are those of transformers."""
+    """Read LongRoPE parameters. Defaults are those of transformers."""
     trained, factor = _trained(rope, longest)
     attention_factor = 1.0
     if rope.get("attention_factor") is not None:
@@ -281,7 +278,7 @@ def _factors(name: str, values: Any, count: int) -> tuple[float, ...]:
 
 
 def _mscale(factor: float, mscale: float) -> float:
-    """How attention sharpens with the factor (section 3.4 of the paper)."""
+    """Return the attention temperature for a YaRN factor (section 3.4 of the paper)."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 

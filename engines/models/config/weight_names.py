@@ -1,4 +1,4 @@
-"""The names under which a checkpoint holds a model's tensors, without `.weight` and `.bias`."""
+"""Names of a model's tensors in a checkpoint, without `.weight` and `.bias`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from enum import Enum
 
 
 class FusedQkv(Enum):
-    """The order of rows in one projection of queries, keys and values."""
+    """Order of the rows in a fused qkv projection."""
 
     STACKED = "stacked"
     """All queries, then all keys, then all values."""
     GROUPED = "grouped"
-    """For each KV head: the queries that see it, its key, its value."""
+    """For each KV head: its query heads, its key, its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Defaults are Llama's. `prefix` stands before the names of everything but the head, `layer` before those of a
-    layer's parts."""
+    """Tensor names of an architecture. Defaults are Llama's. `prefix` precedes all names except the head's, and `layer`
+    precedes the names within a layer."""
 
     prefix: str = "model."
-    """Some checkpoints leave out all of it or its first parts."""
+    """Prefix of all names except the head's. Some checkpoints omit it or its first parts."""
     embedding: str = "embed_tokens"
     embedding_norm: str | None = None
     last_norm: str = "norm"
@@ -30,17 +30,17 @@ class WeightNames:
 
     attention_norm: str = "input_layernorm"
     attention_output_norm: str | None = None
-    """Norm of what attention adds to the residual stream."""
+    """Norm of the attention output, before it is added to the residual stream."""
     mlp_norm: str | None = "post_attention_layernorm"
-    """None, in a parallel block: the MLP gets the input of attention."""
+    """None in a parallel block whose MLP gets the same normalised input as attention."""
     mlp_output_norm: str | None = None
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Three projections, or one for all three."""
+    """Three projections, or one fused projection."""
     fused_qkv: FusedQkv = FusedQkv.STACKED
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     attention_output: str = "self_attn.o_proj"
     mlp_inputs: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Gate and up, or one projection: up, or gate and up one below the other."""
+    """Gate and up projections, or one projection: up only, or gate and up stacked."""
     mlp_output: str = "mlp.down_proj"

@@ -1,4 +1,5 @@
-"""Decoders that no file of ours describes: transformers' own modules, with our attention, cache and linears.
+"""Decoders without an implementation in `engines/models/architectures`: transformers' own modules, with this engine's
+attention, KV cache and linear layers.
 
-`sources.py`, `description.py` and `split.py` are plain Python, for `lmi check` and `lmi models`; the others need torch.
+`sources.py`, `description.py` and `split.py` are plain Python, for `lmi check` and `lmi models`. The others need torch.
 """

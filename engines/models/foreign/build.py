@@ -1,4 +1,4 @@
-"""Build a module of transformers from its config alone, and give it our linears, attention and weights."""
+"""Build a transformers module from its config alone, and replace its linear layers, attention and weights."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of linears in one module that have the same input."""
+"""Names of linear layers in one module that share their input."""
 _GATES = (("gate_proj", "up_proj"), ("gate_up_proj",))
 _DOWN = "down_proj"
-"""Names of the linears of MLPs with gates."""
+"""Names of the linear layers of gated MLPs: `_GATES` has the first ones, `_DOWN` is the last."""
 _HEAD_COUNTS = (
     ("num_heads", "num_attention_heads", "n_heads"),
     ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
 )
-"""Attributes of attention modules with the number of query heads, and of KV heads."""
+"""Attributes of attention modules for the number of query heads and the number of KV heads."""
 _building = threading.Lock()
-"""accelerate replaces `nn.Module.register_parameter` while a module is built; tests have several ranks in a process."""
+"""Lock for building: accelerate patches `nn.Module.register_parameter`, and tests run several ranks in one process."""
 
 
 def build(parts: Parts) -> ForeignDecoder:
-    """
+    """Build this rank's part of the model that `parts.config`, a `ForeignConfig`, describes.
+
     Raises:
         BadCheckpoint: a weight is missing or has another shape.
     """
@@ -49,7 +50,7 @@ def build(parts: Parts) -> ForeignDecoder:
     with _building:
         module = _empty_module(config)
     _Builder(parts, config, module).fill()
-    module.to(parts.weights.device)  # buffers: all others are there
+    module.to(parts.weights.device)  # moves the buffers; parameters are already there
     current = Current()
     _attach_layers(module, parts, config, current)
     return ForeignDecoder(module, current, parts.comm.rank == 0)
@@ -66,7 +67,7 @@ def _empty_module(config: ForeignConfig) -> Any:
 
 
 class _Builder:
-    """Gives one rank's module its weights, each read by its name in the module."""
+    """Fills one rank's module with weights. Each weight is read by its name in the module."""
 
     def __init__(self, parts: Parts, config: ForeignConfig, module: Any) -> None:
         self._weights = parts.weights
@@ -76,7 +77,7 @@ class _Builder:
         self._split = config.split_plan(parts.comm.world_size, parts.comm.rank)
         self._stored = stored_names(module, (name for name, _ in config.tensors))
         self._norm_widths: dict[str, int] = {}
-        """Features of norms that ranks share, by their paths."""
+        """Number of features, over all ranks, of each sharded norm, by module path."""
 
     def fill(self) -> None:
         self._vocabulary()
@@ -87,11 +88,11 @@ class _Builder:
                 self._linears(path, owner)
         for name, parameter in list(self._module.named_parameters()):
             owner, leaf = self._owner(name)
-            # Not by `setattr`, which registers it: another rank may be building its module without weights.
+            # `setattr` would register the parameter, while another rank may be inside `init_empty_weights`.
             owner._parameters[leaf] = nn.Parameter(self._whole(name, parameter), requires_grad=False)
         stored = self._module.state_dict().keys()
         for name, buffer in list(self._module.named_buffers()):
-            # What has no dimension is a constant of the module's own code.
+            # A buffer without dimensions is a constant of the module's code.
             if buffer.dim() and name in stored and self._weights.has(self._name(name)):
                 self._set(name, self._whole(name, buffer))
         for path, owner in list(self._module.named_modules()):
@@ -123,7 +124,7 @@ class _Builder:
             self._set(source, Embedding(VocabParallelEmbedding(lookup, shard, self._comm)))
 
     def _gated_mlp(self, path: str, owner: nn.Module) -> PackedMlp | None:
-        """Make what replaces an MLP with gates; None: the module is not one."""
+        """Make the replacement of a gated MLP. Return None for other modules."""
         plain = {name: child for name, child in owner.named_children() if type(child) is nn.Linear}
         for names in _GATES:
             down = plain.get(_DOWN)
@@ -143,7 +144,7 @@ class _Builder:
         return None
 
     def _experts(self, path: str, owner: Any) -> PackedExperts | None:
-        """Make what replaces a module of experts; None: it is not one."""
+        """Make the replacement of a module of experts. Return None for other modules."""
         activation = experts_activation(owner)
         if activation is None:
             return None
@@ -156,8 +157,8 @@ class _Builder:
     def _experts_read(
         self, path: str, count: int, hidden: int, middle: int, part: Shard
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read this rank's part of the middle of each expert: gates and ups, [count, 2 * part, hidden], and downs,
-        [count, hidden, part]. What holds gates and ups, or all experts, in one tensor is read whole."""
+        """Read this rank's shard of each expert: gates and ups, [count, 2 * part, hidden], and downs, [count, hidden,
+        part]. A tensor that holds gates and ups, or all experts, is read whole."""
         names = self._stored.get(f"{path}.{GATE_UP}", ())
         if len(names) == 2 * count:
             read = self._weights.rows(names, [part] * len(names), (len(names) * middle, hidden))
@@ -174,7 +175,7 @@ class _Builder:
         return gate_up, down[:, :, part.start : part.stop].contiguous()
 
     def _stack(self, name: str, shape: tuple[int, int, int]) -> torch.Tensor:
-        """Read a tensor of all experts, which may be stored in parts."""
+        """Read a tensor of all experts. The checkpoint may store it in parts."""
         (count, height, width), names = shape, self._stored.get(name, ())
         if len(names) < 2:
             return self._weights.whole(self._name(name), shape)
@@ -183,7 +184,7 @@ class _Builder:
         return stacked.view(shape)
 
     def _linears(self, path: str, owner: nn.Module) -> None:
-        """Replace the linears of one module."""
+        """Replace the linear layers of one module."""
         plain = {name: child for name, child in owner.named_children() if type(child) is nn.Linear}
         for names in _FUSED:
             group = [plain[name] for name in names if name in plain]
@@ -209,7 +210,7 @@ class _Builder:
     def _rows_of(
         self, paths: list[str], linears: list[nn.Linear], shape: tuple[int, int], biased: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Read this rank's rows of several linears, one below the other. shape: of all of them."""
+        """Read this rank's rows of several linear layers, stacked. shape: shape of all of them, stacked."""
         ranges = [self._ranges(path, linear) for path, linear in zip(paths, linears, strict=True)]
         if len(paths) == 1:
             weight, bias = (self._name(f"{paths[0]}.{kind}") for kind in ("weight", "bias"))
@@ -227,11 +228,11 @@ class _Builder:
             return PackedLinear(self._weights.pack(*self._rows_of([path], [linear], shape, biased)))
         weight = self._weights.columns(self._name(f"{path}.weight"), split.columns, shape)
         bias = self._weights.whole(self._name(f"{path}.bias"), shape[:1]) if biased else None
-        # Rank 0 alone adds a bias to the sum.
+        # Only rank 0 adds a bias to the sum.
         return PackedLinear(self._weights.pack(weight, bias if self._comm.rank == 0 else None), self._comm)
 
     def _split_norm(self, path: str, norm: nn.Module) -> SplitNorm | None:
-        """Make what replaces a norm over features of all ranks, of which it has this rank's; None: it is not one."""
+        """Make the replacement of a norm with features that are sharded over ranks. Return None for other modules."""
         width = self._norm_widths.get(path)
         if width is None:
             return None
@@ -239,7 +240,7 @@ class _Builder:
         if self._comm.rank > 0:
             others = self._config.split_plan(self._comm.world_size, self._comm.rank - 1)
             before = others.of(path, (width, 1)).rows[0].stop
-        # Of ranks with the same KV head only the first counts it.
+        # If several ranks have the same KV head, only the first of them counts its features.
         return SplitNorm(
             cast(torch.Tensor, norm.weight),
             cast(float, epsilon(norm)),
@@ -249,12 +250,13 @@ class _Builder:
         )
 
     def _ranges(self, path: str, linear: nn.Linear) -> tuple[Shard, ...]:
-        """Return this rank's ranges of a linear's outputs."""
+        """Return this rank's ranges of a linear layer's outputs."""
         split = self._split.of(path, (linear.out_features, linear.in_features))
         return split.rows or (Shard(0, linear.out_features),)
 
     def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Read what is no linear: every rank has all of it, but for norms of all heads, or with a weight for each."""
+        """Read a tensor that belongs to no linear layer. Every rank has all of it, except of norms over all heads and
+        norms with a weight for each head."""
         shape, heads = tuple(tensor.shape), Shard(0, tensor.shape[0])
         share, config, path = self._split.head_share, self._config, name.rpartition(".")[0]
         if (rows := self._split.of(path, (shape[0], 1)).rows) and len(shape) == 1:
@@ -265,7 +267,7 @@ class _Builder:
         if shape == (config.num_heads, config.head_dim):
             heads = share.queries
         found = self._weights.pieces(self._name(name), [heads], shape)
-        # On a CPU all but linears is computed in fp32.
+        # On a CPU everything except linear layers is computed in fp32.
         return found.float() if found.device.type == "cpu" else found
 
     def _name(self, name: str) -> str:
@@ -277,13 +279,13 @@ class _Builder:
         setattr(owner, name, value)
 
     def _owner(self, path: str) -> tuple[nn.Module, str]:
-        """Split a path into the module that has it and its name there."""
+        """Split a path into the parent module and the name in it."""
         owner, _, name = path.rpartition(".")
         return self._module.get_submodule(owner), name
 
 
 def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, current: Current) -> None:
-    """Give attention modules, which know the number of their layer, their part of the cache."""
+    """Attach each attention module to its layer of the KV cache, by the module's `layer_idx`."""
     share = config.split_plan(parts.comm.world_size, parts.comm.rank).head_share
     counts = share.queries.size, share.keys_values.size
     layers = [

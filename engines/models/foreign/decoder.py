@@ -1,4 +1,4 @@
-"""A module of transformers as a model of this engine."""
+"""Run a transformers module as a model of this engine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from engines.models.foreign.paged_layer import Current
 
 
 class ForeignDecoder:
-    """One rank's part of a model; see `engines.models.decoder.Model`."""
+    """One rank's part of a model. See `engines.models.decoder.Model`."""
 
     def __init__(self, causal: Any, current: Current, leads: bool) -> None:
         """
         causal: transformers' model with its head.
-        current: of all its layers.
-        leads: this is rank 0.
+        current: state of the current step, shared by all layers.
+        leads: whether this is rank 0.
         """
         prefix = causal.base_model_prefix
         self._base = getattr(causal, prefix)
         self._head = causal.get_output_embeddings()
         self._causal = causal
         self._given = _GivenHidden()
-        # The head's own module scales logits and the like; it gets hidden states that are there already.
+        # The causal model's own forward scales logits and the like. It gets the hidden states already computed.
         setattr(causal, prefix, self._given)
         self._current = current
         self._leads = leads
@@ -41,7 +41,7 @@ class ForeignDecoder:
         step: StepAttention,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden], behind the last norm.
+        """Compute hidden states after the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
 
         Raises:
             UnsupportedAttention: the module attends in a way that this engine does not support.
@@ -59,19 +59,19 @@ class ForeignDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden: [num_rows, hidden], of rows that need logits -> [num_rows, vocab_size] on rank 0, else None."""
+        """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""
         if not self._leads:
             self._head(hidden[None])
             return None
         self._given.hidden = hidden[None]
-        # The ids are not looked at: nothing but the head is left.
+        # The ids are ignored, because only the head is left.
         ids = torch.zeros(hidden[None].shape[:2], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._causal(input_ids=ids, use_cache=False, return_dict=True).logits[0]
         return logits
 
     @contextmanager
     def _first_layers(self, count: int | None) -> Iterator[None]:
-        """Leave out all layers behind so many, meanwhile."""
+        """Keep only the first `count` layers inside the context."""
         if count is None:
             yield
             return
@@ -92,7 +92,7 @@ class ForeignDecoder:
 
 
 class _GivenHidden(nn.Module):
-    """In place of all but the head."""
+    """Replacement of the base model. Returns given hidden states."""
 
     hidden: torch.Tensor
 
@@ -106,6 +106,6 @@ class _GivenHidden(nn.Module):
 
 
 class _HiddenOnly(BaseModelOutputWithPastAndCrossAttentions):
-    """What heads read of the base model's output, models with experts too."""
+    """Output of the base model, with only the fields that heads read, including those of models with experts."""
 
     router_logits = None

@@ -1,4 +1,4 @@
-"""The shape of a decoder that runs as transformers' own module, and why some cannot. Plain Python."""
+"""The shape of a decoder that runs as a transformers module, and the reasons why some models cannot. Plain Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OBSTACLES = (
         "its experts have another form than those of OLMoE",
     ),
 )
-"""Patterns in the source of what cannot run this way."""
+"""Patterns in the source of unsupported architectures, each with the reason."""
 _SEEN_OTHERWISE = {
     "CohereCompassForCausalLM": "its rotary embedding needs more than a text's positions",
     "DiffLlamaForCausalLM": "its layers attend twice",
@@ -44,40 +44,40 @@ _SEEN_OTHERWISE = {
     "MllamaForCausalLM": "it attends to images",
     "MoshiForCausalLM": "it takes more than text",
 }
-"""What cannot run this way although its source has no such pattern."""
+"""Unsupported architectures that no pattern finds, each with the reason."""
 _OTHER_INPUTS = r"pixel_values|input_features|input_values|audio_codes"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose angles depend on a token's position alone, not on the longest sequence of a batch."""
+"""Rope types with angles that depend only on a token's position, not on the longest sequence in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignConfig(ModelConfig):
-    """The shape of a model of transformers."""
+    """The shape of a model that runs as a transformers module."""
 
     folder: Path
     plan: Mapping[str, str] | None
     """See `Source.plan`."""
     tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Names and shapes of the tensors in the checkpoint; empty without files."""
+    """Names and shapes of the tensors in the checkpoint. Empty if there are no files."""
 
     def split_plan(self, ranks: int, rank: int) -> SplitPlan:
         return SplitPlan(self.plan, self.num_heads, self.num_kv_heads, self.head_dim, ranks, rank)
 
     @property
     def one_rank_only(self) -> str:
-        """Why the model cannot be shared among ranks; empty if it can."""
+        """Reason why tensor parallelism does not support the model. Empty if it does."""
         return why_not_split(self.plan)
 
     def weight_bytes(self, element: int, ranks: int = 1) -> int:
-        """See `ModelConfig.weight_bytes`. Exact where there are files, and then with what every rank holds whole."""
+        """See `ModelConfig.weight_bytes`. With files the result is exact and includes what every rank holds whole."""
         if not self.tensors:
             return ModelConfig.weight_bytes(self, element, ranks)
         split, shapes = self.split_plan(ranks, 0), dict(self.tensors)
         return element * sum(self._part(split, name, shapes) for name in shapes)
 
     def _part(self, split: SplitPlan, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return the numbers of a tensor that a rank holds."""
+        """Return how many elements of a tensor a rank holds."""
         shape, (module, _, kind) = shapes[name], name.rpartition(".")
         size = math.prod(shape)
         weight = shapes.get(f"{module}.weight", ())
@@ -98,7 +98,7 @@ class ForeignConfig(ModelConfig):
 
 
 def obstacle(source: Source) -> str:
-    """Return why an architecture cannot run this way, as far as its source says it; empty if nothing does."""
+    """Return why an architecture is not supported, as far as its source shows. Empty if the source shows no reason."""
     if source.architecture in _SEEN_OTHERWISE:
         return _SEEN_OTHERWISE[source.architecture]
     for pattern, reason in _OBSTACLES:
@@ -112,7 +112,7 @@ def describe(folder: Path) -> ForeignConfig:
     """Read `folder/config.json` as transformers would.
 
     Raises:
-        UnsupportedModel: the model cannot run as a module of transformers; the text says why.
+        UnsupportedModel: the model cannot run as a transformers module. The message says why.
     """
     try:
         data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def _with_common_names(data: Mapping[str, Any], source: Source) -> dict[str, Any
 
 
 def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
-    """Raise `UnsupportedModel` where config.json asks for what changes attention or weights."""
+    """Raise `UnsupportedModel` if config.json has unsupported quantisation, layer types or rope types."""
     if data.get("quantization_config"):
         raise UnsupportedModel(f"the weights of this {architecture} are quantised (quantization_config)")
     others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
@@ -168,7 +168,7 @@ def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", hidden_size // heads)
     if fields.given("kv_lora_rank"):
-        # Latent attention gives each head keys and values of its own.
+        # With latent attention each query head has its own keys and values.
         kv_heads, head_dim = heads, fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return ForeignConfig(
         architecture=source.architecture,
@@ -192,7 +192,7 @@ def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
 
 
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:
-    """Describe scale and window of each layer; modules of transformers turn queries and keys themselves."""
+    """Describe scale and window of each layer. Transformers modules apply RoPE themselves."""
     wide = AttentionSpec(head_dim**-0.5, None)
     used = fields.given("sliding_window") and "sliding_window" in source.modeling
     if not used or not fields.flag("use_sliding_window", True):
@@ -206,7 +206,7 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
     sliding = ["sliding_attention"] * num_layers
     if fields.given("layer_types") or "layer_types" not in source.defaults:
         return fields.layer_types(sliding)
-    # Older files have a pattern. What other classes of transformers make of no types, only their code says.
+    # Older files have a pattern. Without either, only the code of transformers' config class knows the types.
     pattern = fields.count_or_none("sliding_window_pattern")
     if pattern is None:
         raise KeyError("layer_types")
@@ -214,7 +214,7 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Read names and shapes from the headers of the folder's files; nothing of a file that is damaged."""
+    """Read names and shapes from the headers of the folder's files, up to the first damaged file."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, "np") as file:

@@ -1,4 +1,4 @@
-"""Experts of transformers' modules, replaced by ours: native, quantised. The module's own router chooses them."""
+"""Replace the experts of transformers modules with native, quantised ones. The module's own router chooses experts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _PLAIN = {
     "is_concatenated": True,
     "has_post_expert_norm": False,
 }
-"""Attributes of experts that transformers' interface for them knows, where they compute what ours do."""
+"""Attributes of transformers' experts interface, with the values that `PackedExperts` supports."""
 
 
 class PackedExperts(nn.Module):
-    """In place of a module that computes the weighted sum of some experts for each row."""
+    """Replacement of a module that computes the weighted sum of chosen experts for each row."""
 
     def __init__(
         self, weights: lmi_kernels.ExpertWeights, num_experts: int, comm: Communicator | None = None
     ) -> None:
-        """comm: sum the results over its ranks, of which each has a part of every expert; None: this one has all."""
+        """comm: ranks that each have a shard of every expert; results are summed over them. None: this rank has all."""
         super().__init__()
         self._weights = weights
         self._num_experts = num_experts
         self._comm = comm
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden]; chosen, shares: [num_rows, top_k], numbers of experts, at least 0 -> as x."""
-        # Logits whose softmax over the chosen ones are the shares, divided by their sum.
+        """Sum experts. x: [num_rows, hidden]; chosen, shares: [num_rows, top_k], expert indices and weights -> as x."""
+        # The softmax of these logits over the chosen experts gives the shares divided by their sum.
         logits = torch.full((len(x), self._num_experts), -torch.inf, device=x.device)
         logits.scatter_(1, chosen, shares.float().log())
         y = lmi_kernels.experts(x, logits, self._weights, chosen.shape[1])
@@ -48,7 +48,7 @@ class PackedExperts(nn.Module):
 
 
 def experts_activation(module: Any) -> lmi_kernels.Activation | None:
-    """Return the activation of a module of experts that ours can replace; None: they cannot."""
+    """Return the activation of experts that `PackedExperts` can replace. Return None for other modules."""
     parameters = {name for name, _ in module.named_parameters(recurse=False)}
     if parameters != {GATE_UP, DOWN} or any(
         getattr(module, name, None) is not value for name, value in _PLAIN.items()

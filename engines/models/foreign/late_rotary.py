@@ -1,7 +1,8 @@
-"""Rotary embedding of transformers' modules, left to the native operation that writes keys into the cache.
+"""Move the rotary embedding of transformers modules into the native operation that writes keys to the cache.
 
-Attention modules turn queries and keys by `apply_rotary_pos_emb`, in some ten operations of torch. A module that
-attends with just what this function returned gets back what it gave, and the attention operation turns that.
+Attention modules rotate queries and keys with `apply_rotary_pos_emb`, which takes about ten torch operations. If a
+module attends with exactly what this function returned, the replacement returns its inputs unchanged, and the native
+operation rotates them.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ _FUNCTION = "apply_rotary_pos_emb"
 
 
 class UnsupportedAttention(ValueError):
-    """A module attends in a way that the engine's cache does not support."""
+    """A module attends in a way that the engine's KV cache does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryForm:
-    """How a function takes the cosines and sines of its angles, and which features it turns together."""
+    """Layout of a function's cosines and sines, and the pairs of features that it rotates."""
 
     in_pairs: bool
-    """Each number is there twice in succession; else all numbers are there twice."""
+    """Whether each number is repeated at once (aabb); otherwise the whole row is repeated (abab)."""
     interleaved: bool
-    """Feature 2i turns with feature 2i + 1."""
+    """Whether features 2i and 2i + 1 are a pair; otherwise features i and i + dim / 2 are."""
 
     def double(self, numbers: torch.Tensor) -> torch.Tensor:
-        """[..., n] -> [..., 2 * n]."""
+        """Repeat numbers in this layout. [..., n] -> [..., 2 * n]."""
         return numbers.repeat_interleave(2, -1) if self.in_pairs else torch.cat((numbers, numbers), -1)
 
     def row_angles(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
-        """[1, num_rows, dim] each -> [num_rows, dim]: cosines, then sines; None: they are not in this form."""
+        """Join cosines and sines, [1, num_rows, dim] each, to [num_rows, dim]. Return None for another layout."""
         if cos.dim() != 3 or cos.shape != sin.shape or cos.shape[0] != 1:
             return None
         both = torch.cat((cos, sin)).float()
@@ -51,18 +52,18 @@ class RotaryForm:
 
 @dataclass(slots=True)
 class StepAngles:
-    """The angles of the rows of the step that is computed now, made once for all layers with the same cosines."""
+    """Rotary angles of the current step's rows, made once for all layers that share their cosines."""
 
     step: StepAttention | None = None
     made: dict[int, tuple[torch.Tensor, RowAngles | None]] = field(default_factory=dict)
-    """By the cosines' identity, with the cosines."""
+    """Cosines and angles, by the id of the cosines. Keeping the cosines keeps their id valid."""
 
     def begin(self, step: StepAttention) -> None:
         self.step = step
         self.made.clear()
 
     def of(self, cos: torch.Tensor, sin: torch.Tensor, form: RotaryForm) -> RowAngles | None:
-        """None: attention cannot turn by them."""
+        """Return the angles for native attention, or None if it cannot apply them."""
         if not isinstance(self.step, NativeStepAttention):
             return None
         if id(cos) not in self.made:
@@ -73,7 +74,7 @@ class StepAngles:
 
 
 class LateRotary:
-    """In place of `apply_rotary_pos_emb` in one attention module."""
+    """Replacement of `apply_rotary_pos_emb` in one attention module."""
 
     def __init__(self, function: Callable[..., Any], form: RotaryForm, angles: StepAngles) -> None:
         self._function = function
@@ -81,14 +82,14 @@ class LateRotary:
         self._step_angles = angles
         self._angles: RowAngles | None = None
         self._given: Any = (None, None)
-        """Queries and keys of the present call, before they are turned, and after that."""
+        """Queries and keys of the current call before the rotation. `_returned` has those that were returned."""
         self._returned: Any = (None, None)
         self._is_last = False
-        """Whether the module attends with just what this returns, as its last call showed."""
+        """Whether the module attended with exactly the returned tensors in its last call."""
 
     @classmethod
     def replace_in(cls, module: nn.Module, angles: StepAngles) -> LateRotary | None:
-        """Replace the function where it has a known form; None: the module stays as it is."""
+        """Replace the function if it has a known form. Return None if the module stays as it is."""
         forward = type(module).forward
         if not isinstance(forward, FunctionType) or _FUNCTION not in forward.__code__.co_names:
             return None
@@ -124,10 +125,10 @@ class LateRotary:
     def unturned(
         self, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, RowAngles | None]:
-        """Return queries and keys for attention, and the angles by which it has to turn them; None: they are turned.
+        """Return queries and keys for attention, and the angles to rotate them by; None: they are already rotated.
 
         Raises:
-            UnsupportedAttention: the module changes what this returns, but did not in its last call.
+            UnsupportedAttention: the module changed the returned tensors, but did not in its last call.
         """
         same = query is self._returned[0] and key is self._returned[1]
         given, angles, late = self._given, self._angles, self._is_last
@@ -144,7 +145,7 @@ class LateRotary:
 
 @cache
 def form_of(function: Callable[..., Any]) -> RotaryForm | None:
-    """Find the form of a function by what it computes; None: it has none of these."""
+    """Find the form of a function by running it. Return None if it matches no form."""
     heads, rows, dim = 2, 3, 8
     q = torch.linspace(-3, 3, heads * rows * dim).sin_().view(1, heads, rows, dim)
     angles = torch.linspace(0, 7, rows * dim // 2).view(rows, -1)
@@ -152,7 +153,7 @@ def form_of(function: Callable[..., Any]) -> RotaryForm | None:
         cos, sin = (form.double(numbers)[None] for numbers in (angles.cos(), angles.sin()))
         try:
             turned = function(q, q + 1, cos, sin)
-        except Exception:  # another module's code, on numbers that it may not expect
+        except Exception:  # foreign code on inputs that it may not expect
             return None
         table = cosines_and_sines(
             torch.cat((angles.cos(), angles.sin()), -1), torch.arange(rows), form.interleaved

@@ -1,4 +1,4 @@
-"""Linears and vocabulary of transformers' modules, replaced by ours: native, quantised, split over ranks."""
+"""Replace linear layers, embedding and head of transformers modules with native, quantised, sharded ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmi_kernels.cpu import Product
 
 
 class Linear:
-    """A packed weight, ready to be called many times."""
+    """A packed weight as a reusable callable."""
 
     def __init__(self, weight: lmi_kernels.LinearWeight) -> None:
         self._compute: Callable[[torch.Tensor], torch.Tensor]
@@ -33,10 +33,10 @@ class Linear:
 
 
 class PackedLinear(nn.Module):
-    """In place of an `nn.Linear`."""
+    """Replacement of an `nn.Linear`."""
 
     def __init__(self, weight: lmi_kernels.LinearWeight, comm: Communicator | None = None) -> None:
-        """comm: sum the results over its ranks; None: they are not to be summed."""
+        """comm: ranks to sum the results over; None: no sum."""
         super().__init__()
         self._linear = Linear(weight)
         self._comm = comm
@@ -50,7 +50,7 @@ class PackedLinear(nn.Module):
 
 
 class FusedLinears:
-    """Linears of one input as one product: the first that is called computes the results of all."""
+    """Linear layers with a shared input, computed as one. The first call computes the results of all of them."""
 
     def __init__(self, weight: lmi_kernels.LinearWeight, widths: list[int]) -> None:
         self._linear = Linear(weight)
@@ -59,7 +59,7 @@ class FusedLinears:
         self._results: dict[int, torch.Tensor] = {}
 
     def result(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the result of linear `index`; each is taken once."""
+        """Return the result of linear layer `index`. Each result can be taken once."""
         if x is not self._input or index not in self._results:
             y = self._linear(x).view(*x.shape[:-1], -1)
             self._input, self._results = x, dict(enumerate(torch.split(y, self._widths, -1)))
@@ -70,7 +70,7 @@ class FusedLinears:
 
 
 class FusedLinear(nn.Module):
-    """In place of one of several linears of the same input."""
+    """Replacement of one of several linear layers with the same input."""
 
     def __init__(self, fused: FusedLinears, index: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class FusedLinear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """In place of the `nn.Embedding` of token ids."""
+    """Replacement of the `nn.Embedding` of token ids."""
 
     def __init__(self, table: VocabParallelEmbedding) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """In place of the linear that gives logits."""
+    """Replacement of the output head."""
 
     def __init__(self, head: VocabParallelHead) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Head(nn.Module):
 
 
 class PackedMlp(nn.Module):
-    """In place of a module that computes down(act(gate(x)) * up(x))."""
+    """Replacement of a module that computes down(act(gate(x)) * up(x))."""
 
     def __init__(self, gate_up: lmi_kernels.LinearWeight, down: PackedLinear) -> None:
         """gate_up: packed as gated."""

@@ -1,4 +1,4 @@
-"""Attention of transformers' modules over our KV cache, by transformers' attention interface."""
+"""Attention of transformers modules over the engine's KV cache, through transformers' attention interface."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from engines.models.foreign.late_rotary import LateRotary, StepAngles, Unsupport
 from engines.stopwatch import Stopwatch
 
 NAME = "lmi"
-"""Our attention, as `attn_implementation`. It has no mask function, so transformers makes no masks."""
+"""Value of `attn_implementation` for this module. It has no mask function, so transformers makes no masks."""
 _IN_MASKS = 0
-"""The window of modules that do not pass one: theirs, if they have any, is only in masks."""
+"""Default of `sliding_window`. Modules that do not pass their window apply it only in masks."""
 _WITHOUT_EFFECT = frozenset(
     (
         *("dropout", "position_ids", "cache_position", "output_attentions", "output_hidden_states"),
         *("use_cache", "return_dict", "is_causal", "position_embeddings", "layer_idx"),
     )
 )
-"""Arguments that say nothing about a step without padding, whose sequences the engine knows."""
+"""Arguments to ignore. They change nothing, because steps have no padding and the engine knows the sequences."""
 _ATTRIBUTE = "lmi_layer"
 
 
 @dataclass(slots=True)
 class Current:
-    """What the step that is computed now has, for all layers of a model."""
+    """State of the current step, shared by all layers of a model."""
 
     step: StepAttention | None = None
     cache: KvCache | None = None
     calls: set[int] = field(default_factory=set)
-    """Layers that have attended."""
+    """Indices of the layers that have attended."""
     angles: StepAngles = field(default_factory=StepAngles)
 
     def begin(self, step: StepAttention, cache: KvCache) -> None:
@@ -47,7 +47,7 @@ class Current:
         self.angles.begin(step)
 
     def end(self, num_layers: int) -> None:
-        """Raises `UnsupportedAttention` when not every layer has attended."""
+        """End the step. Raises `UnsupportedAttention` if a layer did not attend."""
         self.step = self.cache = None
         if self.calls != set(range(num_layers)):
             raise UnsupportedAttention(f"of {num_layers} layers only {len(self.calls)} attend")
@@ -55,23 +55,23 @@ class Current:
 
 @dataclass(slots=True)
 class PagedLayer:
-    """Cache and attention of one layer, on this rank's heads."""
+    """KV cache and attention of one layer, for this rank's heads."""
 
     index: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     window: int | None
-    """By the model's description: what stands before it may be gone."""
+    """Window in the model's description. The cache may have dropped earlier tokens."""
     current: Current
     stopwatch: Stopwatch
     rule: AttentionRule | None = None
     arguments: tuple[Any, ...] = ()
-    """Of the module's call, by which the rule was made."""
+    """Arguments of the module's call that `rule` was made for."""
     rotary: LateRotary | None = None
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Let an attention module use this layer."""
+        """Make an attention module use this layer."""
         setattr(module, _ATTRIBUTE, self)
         self.rotary = LateRotary.replace_in(module, self.current.angles) or self.rotary
 
@@ -81,7 +81,10 @@ class PagedLayer:
         key: torch.Tensor,
         value: torch.Tensor,
     ) -> torch.Tensor:
-        """query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim]."""
+        """Attend over the cache.
+
+        query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim].
+        """
         step, cache, rule = self.current.step, self.current.cache, self.rule
         if step is None or cache is None or rule is None:
             raise UnsupportedAttention("attention outside of a step")
@@ -119,7 +122,8 @@ class PagedLayer:
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """[1, heads, num_tokens, head_dim] each -> [num_tokens, all heads * head_dim]: of one product, without a copy."""
+    """Join [1, heads, num_tokens, head_dim] each to [num_tokens, all heads * head_dim], without a copy if they are
+    views of one projection's result."""
     (_, heads, num_tokens, head_dim), kv_heads = query.shape, key.shape[1]
     width, first, size = (heads + 2 * kv_heads) * head_dim, query.data_ptr(), query.element_size()
     strides = query.stride()
@@ -147,7 +151,7 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers' interface asks. Raises `UnsupportedAttention`."""
+    """Implement transformers' attention interface. Raises `UnsupportedAttention`."""
     layer: PagedLayer | None = getattr(module, _ATTRIBUTE, None)
     unknown = [name for name, what in others.items() if name not in _WITHOUT_EFFECT and what is not None]
     if layer is None or attention_mask is not None or unknown or others.get("is_causal") is False:

@@ -1,6 +1,6 @@
-"""Modules of transformers that one native operation can replace: those that compute what we think they do.
+"""Find transformers modules that one native operation can replace.
 
-What a module does is not read from its name but seen: its own code computes numbers, and they are compared.
+A module's code runs on test inputs, and a replacement is used only if it gives the same results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPS_NAMES = ("variance_epsilon", "eps", "norm_eps", "epsilon")
 
 
 class NativeNorm(nn.Module):
-    """In place of an RMSNorm."""
+    """Replacement of an RMSNorm."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class NativeNorm(nn.Module):
 
 
 def epsilon(norm: nn.Module) -> float | None:
-    """Return what a norm adds to the mean of squares; None: it is not known."""
+    """Return the epsilon that a norm adds to the mean of squares, or None if it is unknown."""
     found = next((getattr(norm, name) for name in _EPS_NAMES if hasattr(norm, name)), None)
     return found if isinstance(found, float) else None
 
 
 def native_norm(module: nn.Module) -> NativeNorm | None:
-    """Return what replaces a norm that has its weights; None: nothing does."""
+    """Return the replacement of a norm with loaded weights. Return None for other modules."""
     named, eps = dict(module.named_parameters()), epsilon(module)
     if shared_team() is None or not type(module).__name__.endswith("RMSNorm") or list(named) != ["weight"]:
         return None
@@ -47,7 +47,7 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
     x = numbers(_ROWS, len(weight))
     with torch.inference_mode():
         expected = module(x)
-        # Some store their weights less 1.
+        # Some models store norm weights with 1 subtracted.
         candidates = (NativeNorm(weight + offset, eps) for offset in (0.0, 1.0))
         return next((each for each in candidates if torch.allclose(each(x), expected, 1e-5, 1e-5)), None)
 
@@ -55,12 +55,12 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
 def gate_activation(
     module: nn.Module, linears: Sequence[str], down: str, widths: tuple[int, int]
 ) -> Activation | None:
-    """Return act of a module that computes down(act(gate(x)) * up(x)); None: it computes something else.
+    """Return act if a module computes down(act(gate(x)) * up(x)). Return None for other modules.
 
     Args:
-        linears: names of gate and up, or of the linear whose outputs are both.
-        down: name of the last linear.
-        widths: of the module's input, and of its middle.
+        linears: names of the gate and up layers, or of the one layer that computes both.
+        down: name of the down layer.
+        widths: hidden size and intermediate size.
     """
     width, middle = widths
     both = numbers(_ROWS, 2 * middle)
@@ -72,7 +72,7 @@ def gate_activation(
         setattr(module, down, nn.Identity())
         with torch.inference_mode():
             computed = module(numbers(_ROWS, width))
-    except Exception:  # another module's code, on numbers that it may not expect
+    except Exception:  # foreign code on inputs that it may not expect
         return None
     finally:
         for name, child in children.items():
@@ -81,7 +81,7 @@ def gate_activation(
 
 
 def activation_of(both: torch.Tensor, computed: torch.Tensor) -> Activation | None:
-    """Return act where `computed` is act(gate) * up, both side by side; None: it is something else."""
+    """Return act if `computed` is act(gate) * up, or None. both: gate and up side by side."""
     gate, up = (half.contiguous() for half in both.chunk(2, -1))
     for kind in get_args(Activation):
         if torch.allclose(activate(gate, kind) * up, computed, 1e-6, 1e-6):
@@ -100,5 +100,5 @@ class _Constant(nn.Module):
 
 
 def numbers(rows: int, width: int) -> torch.Tensor:
-    """Return what modules are tried on."""
+    """Return fixed test inputs, [rows, width]."""
     return torch.linspace(-3, 3, rows * width).sin_().mul_(20).view(rows, width)

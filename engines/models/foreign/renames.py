@@ -1,4 +1,4 @@
-"""Names under which a checkpoint holds the tensors of a module, where they differ from the module's own."""
+"""Map a module's tensor names to those in the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from engines.models.tensor_files import BadCheckpoint
 
 
 def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return the checkpoint's name of each tensor of a module, as transformers' own loading finds it. For a tensor of
-    all experts these are the names of each expert's parts, one below the other.
+    """Return the checkpoint's name of each tensor of a module, as transformers would load it. A tensor of all experts
+    has several names: those of the experts' tensors, in the order in which they are stacked.
 
-    names: of the checkpoint's tensors.
+    names: names of the checkpoint's tensors.
 
     Raises:
         BadCheckpoint: transformers would compute a tensor from one of the checkpoint's.
@@ -44,8 +44,8 @@ def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, Sequence[str
 
 
 def _stacks_experts(converters: Sequence[WeightConverter], pattern: str) -> bool:
-    """Whether a tensor of each expert, or two, the second below the first, become one of all. The names' order is that
-    of the rows: `gate_proj` and `up_proj`, `w1` and `w3`."""
+    """Return whether the conversion only stacks one or two tensors of each expert, the second below the first. The rows
+    are in the order of the names: `gate_proj` and `up_proj`, `w1` and `w3`."""
     used = next(each for each in converters if pattern in each.source_patterns)
     kinds = [(type(each), each.dim) for each in used.operations if hasattr(each, "dim")]
     in_order = list(used.source_patterns) == sorted(used.source_patterns)

@@ -1,4 +1,4 @@
-"""What transformers' source says of its architectures. The source is read, not imported: importing it takes seconds."""
+"""Read facts about architectures from transformers' source, without importing it. The import would take seconds."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class Source:
 
     architecture: str
     modeling: str
-    """Text of the file with its modules."""
+    """Text of the modeling file."""
     defaults: Mapping[str, Any]
-    """Fields of its configuration class whose defaults are written as literals."""
+    """Attributes of the configuration class with literal values."""
 
     @property
     def other_names(self) -> Mapping[str, str]:
-        """Names of common fields in config.json, where they differ."""
+        """Architecture's own names of common config.json fields, by the common name."""
         return self.defaults.get("attribute_map") or {}
 
     @property
     def plan(self) -> Mapping[str, str] | None:
-        """How tensor parallelism splits modules, by pattern of their names; None: transformers has no such plan."""
+        """Tensor-parallel style of modules, by pattern of their names. None if transformers has no plan."""
         plan = self.defaults.get("base_model_tp_plan")
         return with_split_norms(plan) if plan and NORMS_OF_ALL_HEADS in self.modeling else plan
 
 
 @cache
 def generating_architectures() -> frozenset[str]:
-    """Return names as in `architectures` of config.json; empty if transformers has no such tables."""
+    """Return names as in the `architectures` field of config.json. Empty if transformers has no such tables."""
     tables = (_table(name) for name in (_CAUSAL, _ENCODER_DECODER))
     return frozenset(name for table in tables for names in table.values() for name in names)
 
 
 @cache
 def causal_architectures() -> Mapping[str, str]:
-    """Return the architectures of causal language models, with a model type of each."""
+    """Return the architectures of causal language models, each with one of its model types."""
     table = _table(_CAUSAL)
     return {name: model_type for model_type in reversed(table) for name in table[model_type]}
 
 
 @cache
 def find_source(architecture: str, model_type: str) -> Source | None:
-    """Find the source of an architecture. model_type: of config.json."""
+    """Find the source of an architecture. model_type: the field of config.json."""
     root = _root()
     parts = re.split(r"[-_]", model_type)
     for count in range(len(parts), 0, -1):
@@ -77,7 +77,7 @@ def _root() -> Path | None:
 
 @cache
 def _table(name: str) -> dict[str, tuple[str, ...]]:
-    """Return a table like `NAME = OrderedDict([("llama", "LlamaForCausalLM"), ...])`: one name or several."""
+    """Return a table like `NAME = OrderedDict([("llama", "LlamaForCausalLM"), ...])`. A value may be a tuple."""
     root = _root()
     path = root / "models" / "auto" / "modeling_auto.py" if root else None
     if path is None or not path.is_file():
@@ -97,13 +97,13 @@ def _table(name: str) -> dict[str, tuple[str, ...]]:
 
 
 def _parse(path: Path) -> ast.Module:
-    """Parse one file at a time: in Python 3.11 two threads that parse disturb each other (python/cpython#106905)."""
+    """Parse one file at a time, because parsing is not thread-safe in Python 3.11 (python/cpython#106905)."""
     with _parsing:
         return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _defaults(folder: Path, model_type: str) -> dict[str, Any]:
-    """Return what stands in the body of the configuration class with this model type as `name = literal`."""
+    """Return the `name = literal` attributes of the configuration class with this model type."""
     for path in folder.glob("configuration_*.py"):
         for node in _parse(path).body:
             if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""How the tensors of a module of transformers are split over ranks, by the model's own plan. Plain numbers."""
+"""Shard the tensors of a transformers module over ranks, by the model's own plan. Plain Python."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dataclasses import dataclass
 from engines.partition import HeadShare, Shard, split_evenly, split_heads
 
 _HALVES = "gate_up_proj"
-"""Name of a linear whose outputs are two halves, each of which is split."""
+"""Name of a linear layer with two halves of outputs. Each half is sharded."""
 _WHOLE = ("replicated_with_grad_allreduce",)
 _EXPERTS = "moe_tp_experts"
-"""How transformers' plan marks experts whose results are to be summed."""
+"""Style of experts in transformers' plan. Their results are summed over ranks."""
 _GATHERED = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
-"""How attention is split, by how transformers' plan gathers and splits again."""
+"""Styles to use in attention instead of those with which transformers gathers features and splits them again."""
 NORMS_OF_ALL_HEADS = "self.q_norm(self.q_proj(hidden_states))"
-"""Source of attention with one norm over all queries, and one over all keys."""
+"""Source text of attention with one norm over all query heads and one over all key heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
-    """One rank's part of a linear. Neither rows nor columns: every rank has all of it."""
+    """One rank's shard of a linear layer. Without rows and columns, every rank has the whole layer."""
 
     rows: tuple[Shard, ...] = ()
     """Ranges of output features."""
     columns: Shard | None = None
-    """A range of input features; results of all ranks are to be summed."""
+    """Range of input features. The results are summed over ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """One rank's part of a model."""
+    """One rank's shards of a model."""
 
     plan: Mapping[str, str] | None
-    """Of `Source.plan`."""
+    """See `Source.plan`."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -47,14 +47,14 @@ class SplitPlan:
 
     @property
     def shares_experts(self) -> bool:
-        """Whether each rank has a part of every expert."""
+        """Whether each rank has a shard of every expert."""
         return self.ranks > 1 and _EXPERTS in (self.plan or {}).values()
 
     def of(self, module: str, shape: tuple[int, int]) -> TensorSplit:
-        """Split a linear's weight, [outputs, inputs]. module: its name.
+        """Return this rank's shard of a linear layer's weight. module: name of the layer; shape: (outputs, inputs).
 
         Raises:
-            ValueError: it cannot be split as the plan says.
+            ValueError: the weight cannot be split as the plan says.
         """
         found = _style(self.plan, module) if self.ranks > 1 else None
         if found is None or found[1] in (*_WHOLE, _EXPERTS):
@@ -79,8 +79,8 @@ class SplitPlan:
 
 
 def with_split_norms(plan: Mapping[str, str]) -> dict[str, str]:
-    """Return the plan of a model with `NORMS_OF_ALL_HEADS`: transformers gathers what is normalised, here ranks sum the
-    squares."""
+    """Return the plan for a model with `NORMS_OF_ALL_HEADS`. transformers gathers the inputs of these norms; here the
+    norms are sharded, and ranks sum the squares."""
     split = {
         pattern: _GATHERED.get(style, style) if _is_attention(pattern) else style
         for pattern, style in plan.items()
@@ -90,7 +90,7 @@ def with_split_norms(plan: Mapping[str, str]) -> dict[str, str]:
 
 
 def why_not_split(plan: Mapping[str, str] | None) -> str:
-    """Return why the model runs on one rank only; empty if ranks can share it."""
+    """Return why tensor parallelism does not support the model. Empty if it does."""
     if not plan:
         return "transformers has no plan to share it among ranks"
     if any(pattern.endswith("kv_b_proj") for pattern in plan):
@@ -118,7 +118,7 @@ def _is_attention(pattern: str) -> bool:
 
 
 def _style(plan: Mapping[str, str] | None, module: str) -> tuple[str, str] | None:
-    """Return pattern and style for a module."""
+    """Return the pattern and style of a module, or None if no pattern matches."""
     for pattern, style in (plan or {}).items():
         if re.search(rf"(^|\.){re.escape(pattern).replace(re.escape('*'), '[0-9]+')}$", module):
             return pattern, style

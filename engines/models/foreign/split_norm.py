@@ -1,4 +1,4 @@
-"""RMSNorm over features of all ranks."""
+"""RMSNorm over features that are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from engines.parallel import Communicator
 
 
 class SplitNorm(nn.Module):
-    """In place of an RMSNorm of OLMo 2 over all heads, of which each rank has some."""
+    """Replacement of an RMSNorm over all heads, as in OLMo 2. Each rank has some of the heads."""
 
     def __init__(self, weight: torch.Tensor, eps: float, width: int, first: int, comm: Communicator) -> None:
         """
-        weight: of this rank's features.
-        width: of all ranks' features.
-        first: place of the first of this rank's features that no rank before it has.
+        weight: weights of this rank's features.
+        width: number of features over all ranks.
+        first: index of the first of this rank's features that no earlier rank has.
         """
         super().__init__()
-        # Not as a parameter: another rank in this process may be building its module without weights.
+        # Not a parameter, because another rank in this process may be inside `init_empty_weights`.
         self._weight, self._eps, self._width = weight.detach(), eps, width
         self._first, self._comm = first, comm
 
