@@ -1,1 +1,1 @@
-"""The HTTP level: properties, dialects, text. Imports `engines`, never torch."""
+"""The HTTP server: configuration, API dialects and text processing. Imports `engines`, never torch."""

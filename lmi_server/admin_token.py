@@ -1,4 +1,4 @@
-"""The token of `/admin`. Web processes know only its digest."""
+"""The admin token that `/admin` requires. Web processes hold only the digest of the token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hmac
 
 
 def token_digest(token: str) -> str:
-    """Return the SHA-256 of a token, in hexadecimal digits."""
+    """Return the SHA-256 digest of a token as hexadecimal digits."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def is_token(token: str, digest: str) -> bool:
-    """Whether `digest` is that of `token`, compared in constant time."""
+    """Return True if `digest` is the digest of `token`. The comparison takes constant time."""
     return hmac.compare_digest(token_digest(token), digest)

@@ -24,13 +24,13 @@ from lmi_server.text.tokenizer import TextModel
 _logger = logging.getLogger(__name__)
 
 _QUIET_PATHS = ("/ping", "/health", "/metrics")
-"""Polled all the time, so they are counted and not logged."""
+"""Paths that are polled continuously. Their requests are counted but not logged."""
 
 
 def create_app(
     config: WebConfig, engine: Engine, text: TextModel | None, formatter: Formatter | None = None
 ) -> Flask:
-    """Make the web application of a running engine. text: None under a user's handler, which gets bytes."""
+    """Create the web application for a running engine. `text` is None with a user's handler, which receives bytes."""
     app = Flask(__name__, static_folder=None)
     bodies = Bodies(config.server.max_request_size)
     metrics = Metrics()

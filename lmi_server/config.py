@@ -1,7 +1,8 @@
-"""The configuration from serving.properties and the environment: frozen objects, each part for its owner only.
+"""The configuration from serving.properties and the environment, as frozen dataclasses for separate components.
 
-`LmiConfig` is what the user wrote, 'auto' and unset values still open. `container/explain/resolve` decides these and
-makes an `engines.config.EngineConfig` and a `WebConfig`. All defaults of options stand here.
+`LmiConfig` holds the user's settings, in which 'auto' and unset values are not resolved yet.
+`container/explain/resolve` resolves them and builds an `engines.config.EngineConfig` and a `WebConfig`. All option
+defaults are defined here.
 """
 
 from __future__ import annotations
@@ -15,43 +16,42 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The web process's options."""
+    """Options of the web process."""
 
     max_request_size: int = 64 * 1024 * 1024
-    """Bytes of a request body; more is answered 413."""
+    """Maximum size of a request body in bytes. Larger bodies are rejected with 413."""
     throttle_error_http_code: int = 503
-    """Status of a refusal for a full queue on `/invocations`; `/v1/*` always answers 429."""
+    """HTTP status on `/invocations` when the queue is full. `/v1/*` always returns 429."""
     output_formatter: str | None = None
-    """`json`, `jsonlines` or `sse`; None: by the request."""
+    """`json`, `jsonlines` or `sse`; None: the request selects the format."""
     predict_timeout: float = 240.0
-    """Seconds a whole request may take; under engine=Python from the start of its batch."""
+    """Time limit of a whole request in seconds. Under engine=Python the time counts from the start of the batch."""
     unknown_parameters: str = "error"
-    """`error` refuses an unknown request parameter, `warn` logs and drops it, as LMI does."""
+    """`error` rejects requests with unknown parameters; `warn` logs and ignores the parameters, as LMI does."""
     generation_config: str = "auto"
-    """Defaults of sampling parameters on `/v1/*` and with `messages`: `auto`: the model's generation_config.json where
-    it has them; `vllm`: the API's own."""
+    """Source of default sampling parameters on `/v1/*` and for `messages`. `auto`: the model's generation_config.json,
+    else the API's defaults. `vllm`: always the API's defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The model's location."""
+    """Location of the model."""
 
     model_id: str | None = None
-    """`option.model_id`: local folder or GGUF file, hub id or s3:// address; None: the folder of
-    serving.properties."""
+    """`option.model_id`: a local folder or GGUF file, a Hub id or an s3:// address. Defaults to `model_dir`."""
     model_dir: str = "."
-    """The folder of serving.properties."""
+    """Folder of serving.properties."""
     revision: str | None = None
     trust_remote_code: bool = False
     load_format: str = "auto"
-    """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough. `stream`: weights are read
-    from S3 by each rank. The last two for engine=MPI only."""
+    """`auto`: safetensors files. `dummy`: random weights; only config.json is needed. `stream`: each rank reads its
+    weights from S3. `dummy` and `stream` require engine=MPI."""
     every_file: bool = False
-    """Whether all files are fetched, of whatever kind and in all folders: a handler may read any of them."""
+    """Whether to fetch files of every kind from all folders of the model. A user's handler may read any of them."""
 
     @property
     def local_path(self) -> Path:
-        """`model_id` as a path on this machine; a relative one starts at the folder of serving.properties."""
+        """`model_id` as a path on this machine. Relative paths are resolved against `model_dir`."""
         path = Path(self.model_id or ".")
         with contextlib.suppress(RuntimeError):  # `~user` of an unknown user
             path = path.expanduser()
@@ -60,7 +60,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The engine's options. `container/explain/resolve` decides None and 'auto'."""
+    """Options of the engine. `container/explain/resolve` resolves None and 'auto'."""
 
     dtype: str = "auto"
     """`auto`, `fp32`, `fp16` or `bf16`."""
@@ -71,19 +71,20 @@ class EngineOptions:
     kv_cache_dtype: str = "auto"
     """`auto`, `fp32`, `bf16`, `fp16` or `int8`."""
     tensor_parallel_degree: int | str = "max"
-    """Ranks, or `max`: all GPUs, 1 on a CPU."""
+    """Number of tensor-parallel ranks, or `max`: all GPUs, 1 on a CPU."""
     data_parallel_size: int | None = None
-    """Copies of the model; None: as many as fit on the GPUs, within the next two."""
+    """Number of model copies. None: as many as fit on the GPUs, between `min_workers` and `max_workers`."""
     min_workers: int = 1
-    """`minWorkers`: least number of copies."""
+    """`minWorkers`: minimum number of model copies."""
     max_workers: int | None = None
-    """`maxWorkers`: largest number of copies."""
+    """`maxWorkers`: maximum number of model copies."""
     rolling_batch: str = "auto"
-    """`disable`: dynamic batching; every other value: rolling batching."""
+    """`disable` selects dynamic batching. Every other value selects rolling (continuous) batching."""
     max_rolling_batch_size: int = 32
     max_rolling_batch_prefill_tokens: int | None = None
     max_num_batched_tokens: int | None = None
-    """All tokens of a step. If only one of the two limits is set, it holds for both."""
+    """Maximum number of tokens in a step, prefill and decode together. If only one of this limit and
+    `max_rolling_batch_prefill_tokens` is set, it applies to both."""
     batch_scheduler_policy: str | None = None
     scheduling_policy: str = "fcfs"
     enable_chunked_prefill: bool = True
@@ -102,25 +103,25 @@ class EngineOptions:
     kv_cache_gb: float | None = None
     job_queue_size: int = 1000
     batch_size: int = 1
-    """Requests in a batch of engine=Python, at most."""
+    """Maximum number of requests in a batch of engine=Python."""
     max_batch_delay: int = 100
-    """Milliseconds that a batch of engine=Python may wait to fill."""
+    """Maximum time in milliseconds that engine=Python waits for a batch to fill."""
     model_loading_timeout: float = 1200.0
-    """Seconds until the engine must be ready."""
+    """Seconds within which the engine must become ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserHandler:
-    """A user's own code that answers requests in place of a model's engine."""
+    """User code that answers requests in place of a model's engine."""
 
     file: str
-    """The Python file, in the folder of serving.properties."""
+    """Python file in the folder of serving.properties."""
     function: str
-    """The function to call; where the file has none of that name, its decorated or toolkit functions are used."""
+    """Function to call. If the file does not define it, the file's decorated or toolkit functions are used."""
     options: dict[str, str]
-    """All options of the file and the environment, without `option.`; the handler receives them."""
+    """All options from the file and the environment, without the prefix `option.`. The handler receives them."""
     requirements: str
-    """A requirements.txt to be installed for it; empty without one."""
+    """Path of a requirements.txt to install for the handler, or an empty string."""
     min_workers: int = 1
     max_workers: int = 1
     max_idle_seconds: int = 60
@@ -128,7 +129,7 @@ class UserHandler:
 
 @dataclass(frozen=True, slots=True)
 class LmiConfig:
-    """Everything that a user wrote."""
+    """The complete configuration as the user wrote it."""
 
     engine: str = "MPI"
     """`MPI` or `Python`."""
@@ -136,41 +137,41 @@ class LmiConfig:
     options: EngineOptions = field(default_factory=EngineOptions)
     server: ServerConfig = field(default_factory=ServerConfig)
     handler: UserHandler | None = None
-    """With engine=Python: answers requests in place of the engine's own text generation."""
+    """User code that answers requests in place of the engine's text generation. Requires engine=Python."""
     formatter: UserHandler | None = None
-    """Rewrites bodies and answers of text generation; has no function of its own."""
+    """User code that rewrites request bodies and answers of text generation. Its `function` is empty."""
     formatter_roles: tuple[str, ...] = ()
     """`input_formatter`, `output_formatter` or both."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What a web process needs, passed as a JSON file."""
+    """Configuration of a web process, passed to it as a JSON file."""
 
     server: ServerConfig
     engine: str
-    """The key of `engines.capabilities.CAPABILITIES`."""
+    """Key of `engines.capabilities.CAPABILITIES`."""
     model_name: str
     model_path: str
-    """Local folder with tokenizer.json, config.json, generation_config.json, chat template."""
+    """Local folder with tokenizer.json, config.json, generation_config.json and the chat template."""
     max_model_len: int
-    """Longest prompt plus output, tokens."""
+    """Maximum length of prompt and output together, in tokens."""
     engines: tuple[tuple[str, str], ...]
-    """ZeroMQ address and `StatusBoard` of each copy's engine."""
+    """ZeroMQ address and `StatusBoard` path of the engine of each model copy."""
     prefix_caching: bool = False
-    """Whether the engines keep the pages of prompts."""
+    """Whether prefix caching is enabled in the engines."""
     tokenizer_path: str = ""
-    """Folder of tokenizer.json where that is not `model_path`."""
+    """Folder of tokenizer.json, if it is not `model_path`."""
     formatter_address: str = ""
-    """ZeroMQ address of the process that runs a user's formatters; empty without any."""
+    """ZeroMQ address of the process that runs the user's formatters. Empty if there are none."""
     formatter_status: str = ""
-    """Its `StatusBoard`."""
+    """`StatusBoard` path of the formatter process."""
     formatter_roles: tuple[str, ...] = ()
     """`input_formatter`, `output_formatter` or both."""
     admin_token_digest: str = ""
-    """Of the token of `/admin`; without it there are no such routes."""
+    """Digest of the token that `/admin` requires. If it is empty, the `/admin` routes do not exist."""
     settings_lock: str = ""
-    """File of the lock under which the settings of several copies are changed."""
+    """Path of the lock file that is held while the settings of several model copies change."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -1,6 +1,6 @@
-"""How each error is answered: one table from its kind to the status and form of each dialect.
+"""Error replies: one table maps each kind of error to its HTTP status and error type in each dialect.
 
-The text of an unexpected exception never reaches a client: it is logged and answered with 'internal error'.
+The text of an unexpected exception is never sent to a client. It is logged, and the client receives 'internal error'.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from engines.errors import EngineError, InvalidRequest
 from lmi_server.http.json_reply import json_response
 
 STREAM_ERROR_CODE = 424
-"""`code` of the record that ends a failed stream on `/invocations`; its status has been sent already."""
+"""`code` in the last record of a failed stream on `/invocations`. The HTTP status was already sent."""
 
 
 class InvalidField(InvalidRequest):
-    """A field of the body is wrong. The text starts with the field's name."""
+    """A field of the request body is invalid. The message starts with the name of the field."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -28,7 +28,7 @@ class InvalidField(InvalidRequest):
 
 
 class ContextTooLong(InvalidField):
-    """Prompt and output together exceed the model's context."""
+    """The prompt and the output together exceed the model's context length."""
 
     kind = "context_length_exceeded"
 
@@ -46,24 +46,24 @@ class Unauthorized(EngineError):
 
 
 class BodyTooSlow(EngineError):
-    """The client did not send its body in time."""
+    """The client did not send the request body in time."""
 
     kind = "body_too_slow"
 
 
 class UnsupportedMediaType(EngineError):
-    """The headers say that the body is not JSON."""
+    """The request headers declare a body that is not JSON."""
 
     kind = "unsupported_media_type"
 
 
 class ErrorForm(Enum):
-    """The form of an error's body, and its statuses."""
+    """Dialect of an error reply. It determines the error body and the HTTP status."""
 
     LMI = "lmi"
     OPENAI = "openai"
     ADMIN = "admin"
-    """LMI's body with the usual statuses."""
+    """LMI's error body with the HTTP statuses of `OPENAI`."""
 
     @classmethod
     def of_path(cls, path: str) -> ErrorForm:
@@ -78,9 +78,9 @@ class _Row:
     openai_status: int
     openai_type: str
     retry_after: int | None = None
-    """Seconds after which a client may try again."""
+    """Value of the `Retry-After` header, in seconds."""
     challenge: str | None = None
-    """`WWW-Authenticate`: how to authenticate."""
+    """Value of the `WWW-Authenticate` header."""
 
 
 _TABLE: dict[str, _Row] = {
@@ -110,7 +110,7 @@ _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 41
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error as it is reported to a client."""
+    """An error as the client receives it."""
 
     kind: str
     message: str
@@ -119,7 +119,7 @@ class ErrorReply:
 
     @classmethod
     def of(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
-        """Make the reply to an exception; one that is not meant for clients becomes 'internal error'."""
+        """Create the reply for an exception. An exception that is not meant for clients becomes 'internal error'."""
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
             return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
@@ -128,14 +128,14 @@ class ErrorReply:
         return cls("internal", "internal error; the server's log has the details")
 
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
-        """Return the HTTP status. `throttle_status`: that of a full queue on `/invocations`."""
+        """Return the HTTP status. `throttle_status` is the status for a full queue on `/invocations`."""
         row = _TABLE[self.kind]
         if form is not ErrorForm.LMI:
             return row.openai_status
         return throttle_status if self.kind == "overloaded" else row.lmi_status
 
     def response(self, form: ErrorForm, throttle_status: int = 503) -> Response:
-        """Make a whole answer of the error."""
+        """Create the complete HTTP response."""
         status = self.status(form, throttle_status)
         response = json_response(self.body(form, status), status)
         row = _TABLE[self.kind]
@@ -148,7 +148,7 @@ class ErrorReply:
         return response
 
     def body(self, form: ErrorForm, code: int = STREAM_ERROR_CODE) -> dict[str, Any]:
-        """Return the JSON object; without `code`, that of a stream's last record."""
+        """Return the JSON body. The default `code` is for the last record of a stream."""
         if form is not ErrorForm.OPENAI:
             return {"error": self.message, "code": code}
         error = {

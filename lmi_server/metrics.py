@@ -1,7 +1,7 @@
-"""`GET /metrics`: the counters that the engine reports, and the count of HTTP requests.
+"""Metrics for `GET /metrics`: the engine's metrics and the number of HTTP requests.
 
-With several web workers prometheus_client sums the count over files in PROMETHEUS_MULTIPROC_DIR, which is set where
-the workers are started.
+With several web workers, prometheus_client sums the number of requests over the files in PROMETHEUS_MULTIPROC_DIR. The
+code that starts the workers sets this variable.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engines.core import EngineInfo, EngineStats, HistogramData
 
 _STATS_TIMEOUT_SECONDS = 2.0
 _COPY = "copy"
-"""Label of one copy's own values."""
+"""Label of the values of a single model copy."""
 
 
 class Metrics:
-    """The web process's own metrics."""
+    """Metrics of the web process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -35,11 +35,11 @@ class Metrics:
         )
 
     def count_request(self, path: str, status: int) -> None:
-        """Count an answer. `path` is one of our routes, never a client's text, so labels stay few."""
+        """Count an answered request. `path` must be a route, not client text, to keep the number of labels low."""
         self._requests.labels(path, str(status)).inc()
 
     def render(self, engine: Engine) -> bytes:
-        """Return all metrics in Prometheus' text form. Without an answer from the engine `lmi_engine_up` is 0."""
+        """Return all metrics in the Prometheus text format. `lmi_engine_up` is 0 if the engine does not answer."""
         registry = CollectorRegistry()
         registry.register(_EngineCollector(engine.stats(_STATS_TIMEOUT_SECONDS)))
         own = self._registry
@@ -50,9 +50,9 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """An `EngineStats` as metric families, under the engine's names.
+    """Collector that exports an `EngineStats` as metric families, under the engine's names.
 
-    Of several copies a family has the sum, without a label `copy`, and each copy's own.
+    With several model copies, a family contains the sum, without the label `copy`, and the value of each copy.
     """
 
     def __init__(self, stats: EngineStats | None) -> None:
@@ -82,12 +82,12 @@ class _EngineCollector(Collector):
 def _families(
     by_copy: Mapping[str, Mapping[str, float]], family_type: type[GaugeMetricFamily | CounterMetricFamily]
 ) -> Iterator[Metric]:
-    """Yield a family for each name. by_copy: values by name, of each copy and, under "", their sum."""
+    """Yield a family for each name. `by_copy`: values by name, for each copy and, under "", for the sum."""
     for name in by_copy[""]:
         family = family_type(name, _words(name), labels=[_COPY])
         for copy, by_name in by_copy.items():
             if name in by_name:
-                # With fewer values than labels, a sample goes without the last label.
+                # add_metric() leaves out the last label if it gets fewer values than labels.
                 family.add_metric([copy] if copy else [], by_name[name])
         yield family
 
@@ -107,7 +107,7 @@ def _info(info: EngineInfo) -> Metric:
 
 
 def _histogram(name: str, histograms: list[HistogramData]) -> Metric:
-    """Make one family of histograms that differ in their labels. Prometheus' buckets are cumulative."""
+    """Create one family from histograms that differ in their labels. Prometheus buckets are cumulative."""
     label_names = sorted({label for histogram in histograms for label in histogram.labels} - {_COPY})
     family = HistogramMetricFamily(name, _words(name), labels=[*label_names, _COPY])
     for histogram in histograms:

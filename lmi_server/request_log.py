@@ -1,4 +1,4 @@
-"""One log line for each request; it never shows a prompt."""
+"""The request log: one line for each request. Prompts are never logged."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _LABEL_HEADERS = ("X-Amzn-SageMaker-Inference-Id", "x-request-id")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log says of one HTTP request. Filled in while it is served."""
+    """Log record of one HTTP request, filled in while the request is served."""
 
     client_id: str | None
-    """The client's own id, a label in the log and in the reply."""
+    """Request id that the client sent. It is repeated in the log and in the response."""
     arrival_time: float
-    """Seconds, `time.monotonic`."""
+    """Arrival time in seconds, from `time.monotonic`."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     generation: TextGeneration | None = None
     finish: str = ""
-    """How it ended: finish reasons, the kind of an error, or `client_gone`."""
+    """How the request ended: finish reasons, the kind of an error, or `client_gone`."""
 
     @property
     def label(self) -> str:
-        """The reply's `x-request-id`."""
+        """Value of the response header `x-request-id`."""
         return self.client_id or self.id
 
     def log(self, method: str, path: str, status: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class RequestRecord:
 
 
 def begin_record(headers: Headers) -> RequestRecord:
-    """Make the record of a request that has just arrived. A client's id that is no valid label is ignored."""
+    """Create the record of a request that has just arrived. An invalid id from the client is ignored."""
     client_id = None
     for name in _LABEL_HEADERS:
         value = headers.get(name)

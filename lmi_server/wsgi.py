@@ -1,4 +1,4 @@
-"""The entry point for gunicorn: `gunicorn "lmi_server.wsgi:make_app('/path/web.json')"`."""
+"""WSGI entry point for gunicorn: `gunicorn "lmi_server.wsgi:make_app('/path/web.json')"`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lmi_server.text.tokenizer import TextModel
 
 
 def make_app(config_path: str) -> Flask:
-    """Make the application of one worker, within the worker: each has its own connection to the engine.
+    """Create the application of one worker. Call it in the worker, which needs its own connection to the engine.
 
-    `config_path`: a JSON file made by `WebConfig.to_json`.
+    `config_path`: JSON file with the output of `WebConfig.to_json`.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = WebConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
