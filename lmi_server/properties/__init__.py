@@ -1,1 +1,1 @@
-"""serving.properties and the environment: the grammar, the options and what they come to."""
+"""Configuration from serving.properties and the environment: file format, options and validation."""

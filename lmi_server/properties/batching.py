@@ -1,7 +1,7 @@
-"""Rolling (continuous) or dynamic batching: which engine serves a file, whatever its `engine` key says.
+"""Choice of the batching mode, rolling (continuous) or dynamic, and with it the engine.
 
-Files written for today's LMI say `engine=Python` and mean rolling batching by `option.rolling_batch` or
-`option.async_mode`. Our rolling engine, engine=MPI, serves them.
+The `engine` key alone does not decide. Files written for today's LMI say `engine=Python` and request rolling batching
+with `option.rolling_batch` or `option.async_mode`. This server's rolling engine, engine=MPI, serves them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from lmi_server.properties.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The engine, and the keys that decide it."""
+    """The chosen engine, and the keys that determine it."""
 
     engine: str
     """`MPI` (rolling batching) or `Python` (dynamic batching)."""
     source: str
-    """The keys that decide; `default` where there are none."""
+    """Keys that determine the engine; `default` if there are none."""
     problems: tuple[Problem, ...] = ()
-    """Keys for dynamic batching beside keys for rolling batching."""
+    """Keys for dynamic batching that contradict keys for rolling batching."""
     note: str = ""
-    """Says that engine=MPI serves the file, where the file does not say so."""
+    """Message that engine=MPI serves the file. Empty if the file says so itself."""
 
 
 def decide(values: dict[str, OptionValue]) -> Batching:
-    """Decide the engine. Keys are option names."""
+    """Choose the engine. The keys of `values` are option names."""
     rolling, dynamic = _rolling_keys(values), _dynamic_keys(values)
     if rolling and dynamic:
         named = " and ".join(f"{item} ({item.place})" for item in rolling)
@@ -45,7 +45,7 @@ def decide(values: dict[str, OptionValue]) -> Batching:
 
 
 def for_handler(values: dict[str, OptionValue]) -> Batching:
-    """Decide the engine of a user's handler: engine=Python, which calls it with batches."""
+    """Choose the engine for a user's handler. It is always engine=Python, which calls the handler with batches."""
     engine = values.get("engine")
     if engine is None:
         return Batching("Python", "inferred from the handler")
@@ -58,7 +58,7 @@ def for_handler(values: dict[str, OptionValue]) -> Batching:
 
 
 def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
-    """Return the keys that ask for rolling batching."""
+    """Return the options that request rolling batching."""
     engine, batch = values.get("engine"), values.get("option.rolling_batch")
     candidates = (
         engine if engine and engine.value != "Python" else None,
@@ -69,9 +69,9 @@ def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
 
 
 def _dynamic_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
-    """Return the keys that ask for dynamic batching, without `engine`."""
+    """Return the options that request dynamic batching, except `engine`."""
     size, batch = values.get("batch_size"), values.get("option.rolling_batch")
-    # rolling_batch=disable with async_mode=true is LMI's asynchronous handler, which is rolling batching.
+    # rolling_batch=disable with async_mode=true is LMI's asynchronous handler, which uses rolling batching.
     disabled = batch if batch and batch.value == "disable" and _async_mode(values) is None else None
     candidates = (size if size and size.value != 1 else None, disabled)
     return [item for item in candidates if item is not None]

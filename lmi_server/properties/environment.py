@@ -1,7 +1,7 @@
-"""Environment variables that set options, each with its place in LMI's order of precedence.
+"""Environment variables that set options, with LMI's order of precedence.
 
-`OPTION_*` and `SERVING_*` follow from the options table; `ENV_NAMES` lists variables of other names. The environment
-is an argument everywhere; nothing here reads `os.environ`.
+The names of `OPTION_*` and `SERVING_*` variables are derived from the options table. `ENV_NAMES` lists variables with
+other names. The environment is always passed as an argument; this module never reads `os.environ`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lmi_server.values.show import masked
 
 
 class Rank(IntEnum):
-    """Precedence where one option is set in several places: the lowest wins."""
+    """Precedence of a setting if one option is set in several places. The lowest rank wins."""
 
     SAGEMAKER = 0
     FILE = 1
     OPTION = 2
     OPTION_ALIAS = 3
-    """TGI's names and `HF_*`, in place of an `OPTION_*` that is unset."""
+    """TGI's names and `HF_*`. They are used if the `OPTION_*` variable is not set."""
     PLAIN = 4
     PLAIN_ALIAS = 5
     SERVING = 6
@@ -32,7 +32,7 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RawSetting:
-    """One value of one key, from a file or from the environment."""
+    """The unparsed value of a key, from a file or from the environment."""
 
     key: str
     text: str
@@ -42,13 +42,13 @@ class RawSetting:
 
 @dataclass(frozen=True, slots=True)
 class EnvName:
-    """An environment variable that sets a key of another name."""
+    """An environment variable that sets a key with a different name."""
 
     variable: str
     key: str
     rank: Rank
     convert: Callable[[str], str] = str
-    """Converts the variable's text to the key's; empty means unset, and other text passes unchanged."""
+    """Converts the variable's text to the key's text. An empty result means unset; invalid text is not changed."""
 
 
 def _megabytes(text: str) -> str:
@@ -63,7 +63,7 @@ def _unless_zero(text: str) -> str:
     return "" if text.strip() == "0" else text
 
 
-# Of equal rank the first wins.
+# Among entries of equal rank, the first wins.
 ENV_NAMES: tuple[EnvName, ...] = (
     EnvName("SAGEMAKER_MAX_REQUEST_SIZE", "max_request_size", Rank.SAGEMAKER),
     EnvName("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size", Rank.SAGEMAKER, _megabytes),
@@ -100,14 +100,14 @@ _NOT_KEYS = {
     "SERVING_OPTS": "there is no Java virtual machine here",
     "SERVING_DOWNLOAD_DIR": "the cache is LMI_CACHE_DIR",
 }
-# What Kubernetes injects for a service whose name is `serving` or begins with `serving-`.
+# Variables that Kubernetes injects for a service named `serving` or `serving-*`.
 _KUBERNETES = re.compile(r"SERVING_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")
 _LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
 
 
 @dataclass(slots=True)
 class Environment:
-    """What an environment says, filled by `read`."""
+    """Settings, problems and notes from an environment, collected by `read`."""
 
     settings: list[RawSetting] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -115,10 +115,10 @@ class Environment:
 
 
 def read(environ: Mapping[str, str], folder: Path) -> Environment:
-    """Read all settings; empty values count as unset.
+    """Read all settings. Empty values count as unset.
 
-    `folder` is the served one; a model in it wins over `SERVING_LOAD_MODELS`. Unknown names with `OPTION_` and
-    `SERVING_` become settings too, so that they are refused like unknown keys.
+    `folder` is the served folder. A model in it overrides `SERVING_LOAD_MODELS`. Variables with unknown names after
+    `OPTION_` or `SERVING_` become settings too, so that they are rejected like unknown keys.
     """
     found = Environment()
     named = {name.variable for name in ENV_NAMES}
@@ -146,12 +146,12 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
 
 
 def is_lenient(environ: Mapping[str, str]) -> bool:
-    """Whether LMI_LENIENT=true, the `--lenient` of platforms that pass no arguments but `serve`."""
+    """Return True if LMI_LENIENT=true, which replaces `--lenient` on platforms that pass only the argument `serve`."""
     return environ.get("LMI_LENIENT", "").strip().lower() == "true"
 
 
 def variables_of(key: str) -> tuple[str, ...]:
-    """Return the environment variables that set a key, the strongest first."""
+    """Return the environment variables that set a key, highest precedence first."""
     if key.startswith("option."):
         own = (f"OPTION_{key.removeprefix('option.').upper()}", Rank.OPTION)
     elif key == "engine":

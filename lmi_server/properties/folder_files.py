@@ -1,4 +1,4 @@
-"""Files that LMI acts on and this server does not: they are refused, not silently ignored."""
+"""Files that LMI uses and this server does not. They are rejected, not silently ignored."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NO_HANDLER = (
 
 
 def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> list[Problem]:
-    """Return a problem for each file in a model's folders that would change what LMI serves.
+    """Return a problem for each unused file in the model's folders that would change what LMI serves.
 
-    code: the user's file, which counts as used, with its requirements, if it supplies anything.
+    `code` is the user's file. If it supplies anything, it and its requirements count as used.
     """
     found = [folder / name for folder in folders for name in _REASONS if _counts(folder / name)]
     reasons = {place: _REASONS[place.name] for place in found}
@@ -31,7 +31,7 @@ def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> li
         reasons[code.path] = _NO_HANDLER
     elif code is not None:
         used = [path for path in (code.path, code.requirements) if path is not None]
-        # A copy of what is used, in the folder of the model, changes nothing.
+        # An identical copy of a used file in the model's folder has no effect.
         reasons = {
             place: why
             for place, why in reasons.items()
@@ -49,7 +49,7 @@ def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> li
 
 
 def _counts(place: Path) -> bool:
-    """Whether it exists: a file, or, for `adapters`, a folder that is not empty."""
+    """Return True if the file exists or, for `adapters`, if the folder exists and is not empty."""
     if place.name == _ADAPTERS:
         return place.is_dir() and any(place.iterdir())
     return place.is_file()

@@ -1,7 +1,8 @@
-"""The Java properties grammar: bytes in, (key, value, line) out, with warnings of surprises.
+"""Parser of Java properties files. It returns keys, values and line numbers, and warns about likely mistakes.
 
-The rules are those of `java.util.Properties`, by the `javaproperties` library: ISO-8859-1, no inline comments, literal
-quotes, trailing blanks kept, the last of duplicate keys wins. `loader.py`, which knows types, deals with the blanks.
+The rules are those of `java.util.Properties`, as the `javaproperties` library implements them: ISO-8859-1, no inline
+comments, literal quotes, trailing blanks are kept, the last of duplicate keys wins. `loader.py` knows the option types
+and handles trailing blanks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from lmi_server.properties.problems import Problem, Source
 from lmi_server.values.show import masked
 
 MAX_FILE_BYTES = 256 * 1024
-"""A serving.properties has some ten lines; a larger file is something else."""
+"""Maximum file size. A serving.properties has about ten lines, so a larger file is something else."""
 
 _NATURAL_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _PLACEHOLDER = re.compile(r"\{\{.*?\}\}")
@@ -27,25 +28,25 @@ _BLANKS = " \t\f"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One logical line."""
+    """One logical line of the file."""
 
     key: str
     value: str
-    """After escapes; trailing blanks are part of it."""
+    """Value with escapes resolved, including trailing blanks."""
     line: int
-    """1-based number of its first natural line."""
+    """1-based number of the first natural line."""
     text: str
-    """The natural lines in the file, without the last line end."""
+    """Natural lines as they stand in the file, without the last line terminator."""
 
     @property
     def ends_in_blanks(self) -> bool:
-        """Whether there are trailing blanks that are not escaped; an escape shows that they are meant."""
+        """Whether the value has trailing blanks that are not escaped. Escaped blanks are intentional."""
         return self.value.rstrip(_BLANKS) != self.value and not self.text.endswith(("\\ ", "\\t", "\\f"))
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed file: its entries in order, duplicates included."""
+    """A parsed file. The entries are in file order and include duplicates."""
 
     entries: tuple[Entry, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -54,12 +55,12 @@ class Document:
 
 @dataclass(slots=True)
 class _Lines:
-    """The file's natural lines as the file-like object that `javaproperties.parse` reads."""
+    """Natural lines of the file, as the file-like object that `javaproperties.parse` reads."""
 
     lines: list[str]
     taken: int = 0
     done: int = 0
-    """Lines that are parsed; `lines[done:taken]` is the logical line being parsed."""
+    """Number of parsed lines. `lines[done:taken]` is the logical line being parsed."""
 
     def readline(self) -> str:
         if self.taken == len(self.lines):
@@ -70,7 +71,7 @@ class _Lines:
 
 @dataclass(slots=True)
 class _Findings:
-    """Problems and warnings of one file, as they are found."""
+    """Problems and warnings collected while one file is parsed."""
 
     file: str
     problems: list[Problem] = field(default_factory=list)
@@ -85,9 +86,9 @@ class _Findings:
 
 
 def parse(data: bytes, file: str = "serving.properties") -> Document:
-    """Parse a whole file. Never raises for its content: everything wrong is in `problems`.
+    """Parse a whole file. Invalid content is reported in `problems` and never raises.
 
-    A malformed `\\u` escape aborts the load in Java; here it is a problem of its line, and parsing goes on.
+    A malformed `\\u` escape aborts the load in Java. Here it is a problem of its line, and parsing continues.
     """
     found = _Findings(file)
     refusal = _not_properties(data)
@@ -117,7 +118,7 @@ def parse(data: bytes, file: str = "serving.properties") -> Document:
 
 
 def placeholder(text: str) -> str:
-    """Return why a text with a template's placeholder cannot be used; empty without one."""
+    """Return the error message for a text with a template placeholder, or an empty string without one."""
     match = _PLACEHOLDER.search(text)
     if not match:
         return ""

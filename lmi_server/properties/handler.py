@@ -1,4 +1,4 @@
-"""A user's handler: which file has it, whether it may be used, and which settings it receives. Runs nothing of it."""
+"""Search for a user's handler file, its checks, and the settings it receives. User code is never executed here."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _OURS = {
     "option.env",
     "option.pythonExecutable",
 }
-"""Options that the server acts on under a handler. All others are the handler's own, whatever they are."""
+"""Options that the server uses when it runs a user's handler. All other options belong to the handler."""
 _STAGES = {"init_handler", "prediction_handler", "predict_fn", "transform_fn"}
 _FORMATTERS = {"input_formatter", "output_formatter"}
 
 
 class Supplies(Enum):
-    """What a user's file supplies."""
+    """Kind of code that a user's file supplies."""
 
     HANDLER = "a handler"
     FORMATTERS = "formatters of text generation"
@@ -46,20 +46,20 @@ class Supplies(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HandlerFile:
-    """A user's file."""
+    """A user's Python file and what it supplies."""
 
     path: Path
     source: Source
-    """Where it is named, or the file itself."""
+    """Place of the setting that names the file, or the file itself."""
     supplies: Supplies
     requirements: Path | None
-    """The folder's requirements.txt, if there is one."""
+    """Path of the folder's requirements.txt, or None."""
     formatters: tuple[str, ...] = ()
-    """The formatters that it decorates, by role."""
+    """Roles of the formatters that the file marks with decorators."""
 
 
 def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
-    """Return the user's file of a folder; None without one, and when it has a problem."""
+    """Return the user's file in a folder, or None if there is none or it has a problem."""
     entry = _winner(settings, _ENTRY_POINT)
     function = _winner(settings, "option.handler")
     name = entry.text.strip() if entry else ""
@@ -81,7 +81,7 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
 
 
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
-    """Return the settings that the server acts on under a handler, and all options by name, for the handler."""
+    """Return the settings that the server uses under a handler, and the texts of all options for the handler."""
     options = by_name()
     ours, by_rank = [], sorted(settings, key=lambda setting: setting.rank, reverse=True)
     for setting in settings:
@@ -93,7 +93,7 @@ def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str,
 
 
 def acts_on(key: str) -> bool:
-    """Whether the server acts on a key under a handler; all other options are the handler's own."""
+    """Return True if the server uses this key under a handler. All other options belong to the handler."""
     return not key.startswith("option.") or key in _OURS
 
 
@@ -103,7 +103,7 @@ def build(
     values: Mapping[str, OptionValue],
     environ: Mapping[str, str],
 ) -> UserHandler:
-    """Make the handler's configuration. passed: the options that it receives."""
+    """Create the handler's configuration. `passed`: options for the handler, by name."""
     accept = environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "")
     workers = _number(values, "minWorkers", 1)
     return UserHandler(
@@ -134,7 +134,7 @@ def _winner(settings: Collection[RawSetting], name: str) -> RawSetting | None:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the file of a handler. Raises `ValueError`: there is none of that name in the folder."""
+    """Return the path of a handler's file. Raises `ValueError` if the folder has no file of that name."""
     if "://" in name:
         raise ValueError(
             "code is not fetched from an address; put the file into the folder of serving.properties"
@@ -154,9 +154,9 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _supplies(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
-    """Read what a file defines, without running it: what it supplies, and the roles of its formatters.
+    """Return what a file supplies and the roles of its formatters. The file is parsed but not executed.
 
-    Raises `ValueError`: it is no Python, or too long.
+    Raises `ValueError` if the file cannot be read or is not valid Python. A file over 4 MiB counts as empty.
     """
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
@@ -176,7 +176,7 @@ def _supplies(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
 
 
 def _names(body: Collection[ast.stmt]) -> Iterator[str]:
-    """Yield the names that statements bind at the top of a module, and those of decorators in use."""
+    """Yield the names bound at module level and the names of the decorators used there."""
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

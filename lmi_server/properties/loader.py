@@ -1,8 +1,8 @@
-"""serving.properties and the environment -> `LmiConfig`, with the source of every value.
+"""Load serving.properties and the environment into an `LmiConfig`, with the source of every value.
 
-All problems are reported at once. In the properties format blanks at the end of a value belong to it; numbers,
-booleans and words cannot end in one, so there they are removed with a warning. In free text (a folder, an S3 prefix)
-they stay, with a warning.
+All problems are reported at once. In the properties format, trailing blanks are part of a value. Numbers, booleans and
+words cannot end in a blank, so their trailing blanks are removed with a warning. In free text (a folder, an S3 prefix)
+trailing blanks are kept, with a warning.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 @dataclass(frozen=True, slots=True)
 class EffectiveValue:
-    """One option as the server will use it."""
+    """An option with the value that the server will use."""
 
     key: str
     value: str
-    """As one would write it in the file; empty where it is decided later or by the request."""
+    """Value as it would be written in the file. Empty if it is decided later or by the request."""
     source: str
     """`file:line`, `environment variable X`, `inferred from ...` or `default`."""
     note: str = ""
@@ -42,7 +42,7 @@ class EffectiveValue:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A valid configuration and how it came about."""
+    """A valid configuration, with the source of each value, warnings and notes."""
 
     config: LmiConfig
     values: tuple[EffectiveValue, ...]
@@ -52,32 +52,32 @@ class Loaded:
 
 @dataclass(slots=True)
 class Examination:
-    """Everything that `examine` finds out about a file and its environment."""
+    """Result of `examine` for a file and its environment."""
 
     file: Path
     folder: Path
     entries: tuple[grammar.Entry, ...] = ()
     values: dict[str, OptionValue] = field(default_factory=dict)
-    """By option name: the value that counts."""
+    """Value that takes effect for each option, by option name."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     handler: HandlerFile | None = None
-    """A user's file that supplies a handler."""
+    """User's file, if it supplies a handler."""
     loaded: Loaded | None = None
-    """None where there are problems."""
+    """Valid configuration, or None if there are problems."""
 
     def file_problem(self, path: Path, reason: str) -> None:
         self.problems.append(Problem(Source(str(path)), "", "", reason))
 
 
 def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loaded:
-    """Read a folder with a serving.properties (or such a file) and the environment.
+    """Load the configuration from a folder, or from a serving.properties file, and the environment.
 
-    A folder without the file is fine where the environment names a model or the folder holds one. `lenient`, or
-    LMI_LENIENT=true, turns problems of unknown keys and unused files into warnings.
+    The file may be missing if the environment names a model or the folder contains one. `lenient`, or
+    LMI_LENIENT=true, turns problems with unknown keys and unused files into warnings.
 
-    Raises: PropertiesError with every problem found.
+    Raises `PropertiesError` with all problems found.
     """
     found = examine(path, environ, lenient)
     if found.loaded is None:
@@ -86,7 +86,7 @@ def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loade
 
 
 def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Examination:
-    """As `load`, but problems are part of the result and nothing is raised."""
+    """Load the configuration like `load`, but return problems in the result instead of raising."""
     found = _read_file(path)
     from_environment = environment.read(environ, found.folder)
     found.problems += from_environment.problems
@@ -154,7 +154,7 @@ def _read_file(path: Path) -> Examination:
 
 
 def _file_settings(found: Examination) -> list[RawSetting]:
-    """Return the file's settings: of duplicate keys the last one, and none that has a problem already."""
+    """Return the settings of the file. Overridden duplicates and lines with a problem are left out."""
     bad = {problem.line for problem in found.problems}
     last = {entry.key: entry for entry in found.entries}
     return [
@@ -167,7 +167,7 @@ def _file_settings(found: Examination) -> list[RawSetting]:
 def _known(
     settings: list[RawSetting],
 ) -> tuple[dict[str, tuple[Option, list[RawSetting]]], list[Problem]]:
-    """Return the settings of each option, and a problem for each setting of an unknown key."""
+    """Return the settings by option, and a problem for each setting with an unknown key."""
     options = by_name()
     known: dict[str, tuple[Option, list[RawSetting]]] = {}
     unknown = []
@@ -184,11 +184,11 @@ def _known(
 
 
 def _choose(option: Option, settings: list[RawSetting], found: Examination) -> None:
-    """Read the setting that counts for an option; note those that lose, report conflicts."""
+    """Read the setting that takes effect for an option. Note overridden settings and report conflicts."""
     winner, *losers = sorted(settings, key=lambda setting: setting.rank)
     _report_losers(option, winner, losers, found)
     if winner.rank is Rank.SAGEMAKER:
-        # The environment wins over the file, but a bad line of the file stays one.
+        # The environment overrides the file, but an invalid line of the file is still reported.
         for setting in losers:
             if setting.rank is Rank.FILE:
                 _value(option, setting, found)
@@ -220,7 +220,7 @@ def _trimmed(option: Option, setting: RawSetting) -> str:
 
 
 def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:
-    """Return the value, or None after reporting why there is none."""
+    """Return the parsed value. If it is invalid, report the problem and return None."""
     text = _trimmed(option, setting)
     given = masked(setting.key, text, option.secret)
 
@@ -257,7 +257,7 @@ def _note_effectless(found: Examination) -> None:
 
 
 def _require_model(found: Examination) -> None:
-    """Report a folder that holds nothing while nothing names a model: PATH is mistaken."""
+    """Report a problem if neither the folder nor the settings provide a model: PATH is probably wrong."""
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
     if not (found.folder / "config.json").exists():
@@ -269,14 +269,14 @@ def _require_model(found: Examination) -> None:
 
 
 def _model_folders(found: Examination) -> list[Path]:
-    """Return the folder of the file, and the model's where that is another one on this machine."""
+    """Return the folder of serving.properties and, if it is a different one, the local folder of the model."""
     model = found.values.get("option.model_id")
     folder = ModelSource(str(model.value) if model else None, str(found.folder)).local_path
     return [found.folder] if folder == found.folder.resolve() else [found.folder, folder]
 
 
 def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> None:
-    """LMI serves HF_MODEL_ID beside the folder's own model and then cannot tell them apart; here one wins."""
+    """Warn if HF_MODEL_ID overrides a model in the folder. LMI serves both and cannot tell them apart."""
     model = found.values.get("option.model_id")
     if model is None or not (found.folder / "config.json").exists():
         return
@@ -288,7 +288,7 @@ def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> Non
 
 
 def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) -> tuple[EffectiveValue, ...]:
-    """Return every option that works, with defaults, and every other one that was given; in the table's order."""
+    """Return all supported options, with defaults, and all other options that were set, in the table's order."""
     values = []
     for option in OPTIONS:
         item = found.values.get(option.name)

@@ -1,4 +1,4 @@
-"""What one row of the options table says, and the value that counts for it."""
+"""`Option`, a row of the options table, and `OptionValue`, the value that takes effect for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_server.values.base import Scalar, ValueType, is_one_of
 from lmi_server.values.show import as_option
 
 _PARTS = ("source", "options", "server")
-"""Fields of `LmiConfig` that hold fields of their own."""
+"""Fields of `LmiConfig` that are dataclasses with one field for each option."""
 _TARGETS = {
     "engine": "engine",
     **{
@@ -24,17 +24,17 @@ _TARGETS = {
     "minWorkers": "options.min_workers",
     "maxWorkers": "options.max_workers",
 }
-"""Of each name of a field: the path to it."""
+"""Path in `LmiConfig` of each field, by option name without `option.`."""
 
 
 class Status(StrEnum):
-    """How far an option is done."""
+    """Level of support for an option."""
 
     WORKS = "works"
     NO_EFFECT = "no effect"
-    """Every valid value is accepted with a note: ignoring it changes nothing."""
+    """Every valid value is accepted with a note, because ignoring it changes nothing."""
     REFUSED = "refused"
-    """Refused with the reason, except for values that change nothing."""
+    """Values are rejected with the reason, except values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +46,28 @@ class Option:
     help: str
     status: Status = Status.WORKS
     engine: str = "any"
-    """`any`, `MPI` or `Python`: the engine that it concerns."""
+    """Engine that uses the option: `any`, `MPI` or `Python`."""
     aliases: tuple[str, ...] = ()
     """Other names of the same key."""
     example: str = ""
-    """A value that may be given."""
+    """Example of a valid value."""
     reason: str = ""
-    """Why it is refused, or why ignoring it changes nothing."""
+    """Why values are rejected, or why ignoring them changes nothing."""
     neutral: tuple[Scalar, ...] = ()
-    """Values of a refused option that change nothing."""
+    """Accepted values of a rejected option, which change nothing."""
     lmi_default: str = ""
-    """LMI's default, for options that are no field of `LmiConfig`."""
+    """LMI's default, for options without a field in `LmiConfig`."""
     secret: bool = False
-    """The value is never printed."""
+    """Whether the value must never be printed."""
 
     @property
     def target(self) -> str:
-        """The field of `LmiConfig` of the same name, dotted (`options.dtype`); empty where there is none."""
+        """Dotted path of the option's field in `LmiConfig` (`options.dtype`). Empty if there is none."""
         return _TARGETS.get(self.name.removeprefix("option."), "") if self.status is Status.WORKS else ""
 
     @property
     def default(self) -> object:
-        """The default of the field, or LMI's where no field takes the value."""
+        """Default of the option's field, or LMI's default if there is no field."""
         if not self.target:
             return self.lmi_default or None
         config: object = LmiConfig()
@@ -76,20 +76,20 @@ class Option:
         return config
 
     def changes_nothing(self, value: Scalar) -> bool:
-        """Whether this value can be ignored without changing what the server does."""
+        """Return True if ignoring this value does not change what the server does."""
         return self.status is Status.NO_EFFECT or is_one_of(value, self.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class OptionValue:
-    """The value that counts for an option, and where it was written. As text: `key=value` as the user wrote it."""
+    """The value that takes effect for an option, and its source. `str()` is `key=value` as the user wrote it."""
 
     option: Option
     value: Scalar
     text: str
     source: Source
     written: str
-    """The key as the user wrote it; may be an alias."""
+    """Key as the user wrote it, possibly an alias."""
 
     @property
     def place(self) -> str:
@@ -100,7 +100,7 @@ class OptionValue:
 
 
 def build_config(values: Iterable[OptionValue], engine: str, model_dir: str) -> LmiConfig:
-    """Make a configuration of the values that have a field; every other field keeps its default."""
+    """Create a configuration from the values that have a field. All other fields keep their defaults."""
     parts: dict[str, dict[str, Scalar]] = {"source": {"model_dir": model_dir}, "options": {}, "server": {}}
     for item in values:
         part, _, name = item.option.target.partition(".")
@@ -114,5 +114,5 @@ def build_config(values: Iterable[OptionValue], engine: str, model_dir: str) -> 
 
 
 def neutral_text(option: Option) -> str:
-    """Return the values of a refused option that change nothing, as one would write them."""
+    """Return the accepted values of a rejected option, as they would be written in a file."""
     return " or ".join(map(as_option, option.neutral))

@@ -1,12 +1,13 @@
-"""The table of options, read from `options.csv`: one line for each key that this server acts on or knows.
+"""The table of options, read from `options.csv`: one line for each key that this server supports or knows.
 
-From it come parsing, the `OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`,
-`lmi options` and docs/options.md. To add an option: a field with a docstring in its owner's class in
-`lmi_server/config.py`, where the default stands, and a line of the same name in the table.
+The table defines parsing, the `OPTION_*` and `SERVING_*` variables, validation, suggestions, `lmi check`, `lmi options`
+and docs/options.md. To add an option, add a field with a default and a docstring to the class in
+`lmi_server/config.py` that owns it, and a line with the same name to the table.
 
-Columns: `key`, other names after the first one; `status`, see `Status`; `engine`, if it concerns only one; `type`, see
-`value_type`; `default`, LMI's, where no field takes the value; `example`; `neutral`, the values of a refused option
-that change nothing; `help`; `reason`, why the option, or `words: why` some values of it, is refused.
+Columns: `key`, the name followed by aliases; `status`, see `Status`; `engine`, if only one engine uses the option;
+`type`, see `value_type`; `default`, LMI's default if no field takes the value; `example`; `neutral`, the accepted
+values of a rejected option, which change nothing; `help`; `reason`, why the option is rejected, or `words: why` for
+single values.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _FLOAT = re.compile(r"number (>?)([^.]\S*?)\.\.(\S+)(?: (\w+))?")
 
 
 def value_type(cell: str, refused: dict[str, str]) -> ValueType:
-    """Return the type that a cell describes. `refused`: words that are refused, with the reason.
+    """Return the type that a cell describes. `refused`: rejected words, each with the reason.
 
-    A cell is one of `_SIMPLE`; `text: ...` or `path: ...` with what is accepted; `low..high`, perhaps after `power of
-    two` or before `or word`; `number low..high unit`, with `>` before a low that is excluded; or words such as
-    `auto/fp32`, with synonyms as in `float32=fp32`. Words all in small letters may be written in any case.
+    A cell is a key of `_SIMPLE`; `text: ...` or `path: ...` with the accepted values; `low..high`, optionally after
+    `power of two` or before `or word`; `number low..high unit`, with `>` before an excluded minimum; or words such as
+    `auto/fp32`, with synonyms such as `float32=fp32`. Words that are all lower case may be written in any case.
     """
     if cell in _SIMPLE:
         return _SIMPLE[cell]
@@ -52,7 +53,7 @@ def value_type(cell: str, refused: dict[str, str]) -> ValueType:
 
 
 def _refused_words(reason: str) -> dict[str, str]:
-    """Read `word word: why | word: why`."""
+    """Return the reason for each rejected word in `word word: why | word: why`."""
     pairs = (part.partition(": ") for part in reason.split(" | "))
     return {word: why for words, _, why in pairs if why for word in words.split()}
 

@@ -1,4 +1,4 @@
-"""Problems of a serving.properties file or an environment, in words that a person can act on."""
+"""Problems in a serving.properties file or an environment, worded for the user."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lmi_server.values.show import one_line
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The place of a value: a line of a file, or an environment variable."""
+    """Origin of a value: a line of a file, or an environment variable."""
 
     file: str = ""
     line: int | None = None
-    """1-based; None for a file as a whole."""
+    """1-based line number; None for the file as a whole."""
     variable: str = ""
 
     def __str__(self) -> str:
@@ -24,17 +24,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong; as a warning, one that may surprise."""
+    """An invalid setting or file. Warnings use the same class."""
 
     source: Source
     key: str
-    """As the user wrote it; empty where a file as a whole is meant."""
+    """Key as the user wrote it. Empty if the problem concerns the file as a whole."""
     given: str
-    """The value as the user wrote it; `***` where it may be a secret."""
+    """Value as the user wrote it, or `***` if it may be a secret."""
     reason: str
     accepted: str = ""
     nearest: str = ""
-    """The nearest known name or value."""
+    """Nearest known name or value."""
 
     @property
     def file(self) -> str:
@@ -57,7 +57,7 @@ class Problem:
 
 
 class PropertiesError(Exception):
-    """All problems of a file and its environment. `str(error)` has one line for each."""
+    """All problems in a file and its environment. `str(error)` has one line for each problem."""
 
     def __init__(self, problems: tuple[Problem, ...], warnings: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

@@ -1,6 +1,6 @@
-"""The options table for people: rows for `lmi options`, and docs/options.md.
+"""Documentation of the options: rows for `lmi options`, and the page docs/options.md.
 
-`python -m lmi_server.properties.reference > docs/options.md` writes the page; a test holds it against the table.
+`python -m lmi_server.properties.reference > docs/options.md` writes the page. A test compares it with the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPEN_DEFAULTS = {
     "maxWorkers": "minWorkers, or no bound",
     "option.step_trace": "none",
 }
-"""The meaning of no value, where it is not decided at the start."""
+"""Meaning of an unset option, for options that are not resolved at start."""
 
 _HEAD = """# Options
 
@@ -50,7 +50,7 @@ Refused with the reason, except for values of which ignoring changes nothing: th
 
 @dataclass(frozen=True, slots=True)
 class OptionRow:
-    """One option, all as text."""
+    """One option, with its attributes as text."""
 
     name: str
     accepted: str
@@ -62,7 +62,7 @@ class OptionRow:
 
 
 def rows() -> tuple[OptionRow, ...]:
-    """Return every option in the table's order, those that work first."""
+    """Return all options in the table's order, supported options first."""
     return tuple(
         OptionRow(
             option.name,
@@ -78,7 +78,7 @@ def rows() -> tuple[OptionRow, ...]:
 
 
 def markdown() -> str:
-    """Return the whole reference page."""
+    """Return the complete reference page."""
     working = [_section(option) for option in OPTIONS if option.status is Status.WORKS]
     known = [_known_row(option) for option in OPTIONS if option.status is not Status.WORKS]
     return "\n".join([_HEAD, "## Options that work\n", *working, _KNOWN_HEAD, *known]) + "\n"

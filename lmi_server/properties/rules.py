@@ -1,4 +1,4 @@
-"""Rules over several options at once, after each value is known."""
+"""Rules that involve several options. They are applied after all values are parsed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_server.values.show import as_option
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rules decide."""
+    """Result of the rules."""
 
     engine: str
     engine_source: str
@@ -29,9 +29,9 @@ _SAME_AS = {
 
 
 def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
-    """Decide the engine, and check the values against it and against each other. Keys are option names.
+    """Choose the engine, and check the values against it and against each other.
 
-    has_handler: whether a user's handler answers requests.
+    The keys of `values` are option names. `has_handler`: whether a user's handler answers requests.
     """
     decided = batching.for_handler(values) if has_handler else batching.decide(values)
     problems = [*decided.problems, *_equal_names(values), *_needs_paging(values), *_needs_s3(values)]
@@ -49,7 +49,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
 
 
 def _copies(values: dict[str, OptionValue]) -> list[Problem]:
-    """Refuse numbers of copies that contradict each other."""
+    """Return a problem for each pair of copy numbers that contradict each other."""
     size, least, most = (
         values.get(name) for name in ("option.data_parallel_size", "minWorkers", "maxWorkers")
     )
@@ -67,7 +67,7 @@ def _is_less(one: Scalar, other: Scalar) -> bool:
 
 
 def _idle(item: OptionValue, engine: str) -> bool:
-    """Whether the option has no effect under this engine. `option.rolling_batch` took part in the choice."""
+    """Return True if the option has no effect under this engine. `option.rolling_batch` helped to choose the engine."""
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
@@ -119,7 +119,7 @@ def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:
 
 
 def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
-    """Accept vLLM's name of a key only where it says the same as LMI's name."""
+    """Return a problem for each option with vLLM's name that contradicts the option with LMI's name."""
     problems = []
     for name, other in _SAME_AS.items():
         item = values.get(name)

@@ -1,4 +1,4 @@
-"""SageMaker's secure mode: the platform forbids what a model's publisher must not bring."""
+"""SageMaker's secure mode, in which the platform forbids certain files and settings of a model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _KNOWN = (
 def violations(
     environ: Mapping[str, str], folder: Path, values: Mapping[str, OptionValue], code: HandlerFile | None
 ) -> list[Problem]:
-    """Return a problem for each thing that a control in force forbids.
+    """Return a problem for each file or setting that an active control forbids.
 
-    Controls that are not set or not known, and channels that are not folders, are problems too.
+    Missing or unknown controls, and channels that are not folders, are problems too.
 
-    code: the user's file with a handler or formatters.
+    `code`: the user's file with a handler or formatters.
     """
     if environ.get(_MODE, "").strip().lower() != "true":
         return []
@@ -66,7 +66,7 @@ def _names(environ: Mapping[str, str], variable: str) -> list[str]:
 def _forbidden(
     control: str, channels: list[Path], values: Mapping[str, OptionValue], code: HandlerFile | None
 ) -> Iterator[Source]:
-    """Yield the files and settings that a control forbids."""
+    """Yield the sources of the files and settings that a control forbids."""
     match control:
         case "DISALLOW_CUSTOM_INFERENCE_SCRIPTS":
             entry = values.get("option.entryPoint")
@@ -92,7 +92,7 @@ def _has_chat_template(path: Path) -> bool:
     try:
         return "chat_template" in read_json(path)
     except ValueError:
-        return False  # no tokenizer is loaded from it either
+        return False  # the tokenizer cannot be loaded from it either
 
 
 def _files(channels: list[Path], forbidden: Callable[[Path], bool]) -> Iterator[Source]:
