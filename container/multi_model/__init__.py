@@ -1,1 +1,1 @@
-"""Several models in one container: each in a complete server of its own, and a front that passes requests on."""
+"""Several models in one container: a complete server for each model, and a front that forwards requests."""

@@ -1,4 +1,4 @@
-"""The front's HTTP API: which model a request is for, and SageMaker's multi-model API."""
+"""HTTP API of the front: routes requests to models, and implements SageMaker's multi-model API."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _logger = logging.getLogger(__name__)
 
 
 def make_app(manager: ModelManager, max_request_size: int, models_root: Path | None = None) -> Flask:
-    """Make the routes. models_root: models are loaded from folders below it; None: they are given."""
+    """Create the app. models_root: parent folder of models that can be loaded; None if models are configured."""
     app = Flask(__name__, static_folder=None)
     app.extensions["models"] = manager
     bodies = Bodies(max_request_size)
     started = int(time.time())
 
     def ask(choose: Callable[[bytes], str], target: str) -> Response:
-        """Pass the current request on. choose: the model's name, by the body."""
+        """Forward the current request. choose: returns the model's name, given the body."""
         with bodies.raw(request) as data:
             body = bytes(data)
             query = request.query_string.decode("latin-1")
@@ -150,11 +150,11 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
 
 
 def _named(manager: ModelManager, body: bytes, in_body: bool) -> str:
-    """The model that a request names in its query or custom attributes, or as `model` in its body.
+    """Return the model that a request names in its query or custom attributes, or as `model` in its body.
 
-    in_body: only there. If there is only one model, requests need not name it.
+    in_body: look in the body only. If there is only one model, requests need not name it.
 
-    Raises BadModel, InvalidRequest.
+    Raises BadModel, ModelNotFound, InvalidRequest.
     """
     names = [model.name for model in manager.models()]
     if not in_body:
@@ -183,7 +183,7 @@ def _text(body: dict[str, Any], field: str) -> str:
 
 
 def _page(names: Sequence[str]) -> tuple[set[str], str]:
-    """The names on the page that the query asks for, and the token of the next one. names: sorted."""
+    """Return the names on the requested page, and the token of the next page. names: sorted."""
     text = request.args.get("limit", str(_MOST_LISTED))
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_LISTED:
         raise BadModel(f"limit: given {as_json(text)}; accepted: 1 to {_MOST_LISTED}")

@@ -1,4 +1,4 @@
-"""How several models are served, as the supervisor passes it to the front."""
+"""Configuration of the front, passed by the supervisor."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
-    """What the front's process needs, passed as a JSON file."""
+    """Configuration of the front's process, passed as a JSON file."""
 
     folders: dict[str, str]
-    """Of the models that are given, by name; empty: the platform loads them."""
+    """Folders of configured models, by name; empty if the platform loads the models."""
     models_root: str
-    """Below it is every model that the platform loads."""
+    """Parent folder of every model that the platform loads."""
     lenient: bool
     allow_remote_code: bool
     max_request_size: int
     memory_limit: int | None
-    """Bytes for all models; None: all of the machine."""
+    """Bytes for all models together; None means all of the machine's memory."""
     memory_reserved: int
-    """Bytes that stay free."""
+    """Bytes to leave free."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

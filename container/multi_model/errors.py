@@ -1,4 +1,4 @@
-"""Errors of several models. `lmi_server/errors.py` has their statuses."""
+"""Errors of serving several models. `lmi_server/errors.py` has their HTTP statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from engines.errors import EngineError
 
 
 class BadModel(EngineError):
-    """A model's name, address or files are wrong, or the request names none."""
+    """A model's name, URL or files are invalid, or a request names no model."""
 
     kind = "bad_model"
 
@@ -24,6 +24,6 @@ class AlreadyLoaded(EngineError):
 
 
 class NoMemory(EngineError):
-    """There is no room for the model."""
+    """There is not enough memory for the model."""
 
     kind = "out_of_memory"

@@ -1,4 +1,4 @@
-"""Passes a request on to a model's server, and its answer back, piece by piece."""
+"""Forward a request to a model's server, and stream the response back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "proxy-conn
     "transfer-encoding",
     "upgrade",
 }
-"""Headers of one connection, which are not passed on."""
+"""Headers of a single connection, which are not forwarded."""
 _OWN = {"date", "server"}
 """Headers that the front writes itself."""
 _FAILURES = (OSError, HTTPError, http.client.HTTPException)
@@ -41,16 +41,16 @@ def forward(
     watch: ClientWatch,
     form: ErrorForm,
 ) -> Response:
-    """Send a request to the server of a lease, which ends with the answer or when the client leaves.
+    """Send a request to a lease's server. The lease ends with the response or when the client disconnects.
 
-    target: path and query; watch: of the client's connection; form: of the record that ends a broken stream.
-    Each request has a connection of its own: a kept one might be closed just when a request is sent.
+    target: path and query. watch: notices when the client disconnects. form: of the error that ends a broken stream.
+    Each request has its own connection: a kept-alive one might be closed just when a request is sent.
 
     Raises EngineDied.
     """
     connection = HTTPConnection(HOST, lease.server.port)
 
-    connected: list[socket.socket] = []  # `connection` may forget its socket before the answer is read
+    connected: list[socket.socket] = []  # `connection` may drop its socket before the response is read
 
     def hang_up() -> None:
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def forward(
 
 
 def _pieces(answer: BaseHTTPResponse, watch: ClientWatch, form: ErrorForm) -> Iterator[bytes]:
-    """The body of an answer. A stream that breaks off ends with an error record."""
+    """Yield the body of a response. A stream that breaks off ends with an error record."""
     try:
         yield from answer.stream(_PIECE_BYTES, decode_content=False)
     except _FAILURES as error:

@@ -1,4 +1,4 @@
-"""The front's process: `gunicorn "container.multi_model.front:make_front('/path/front.json')"`."""
+"""Process of the front: `gunicorn "container.multi_model.front:make_front('/path/front.json')"`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PLATFORM_LOADING_SECONDS = 360.0
 
 
 def make_front(config_path: str) -> Flask:
-    """Make the application of the only worker, within the worker, which is the models' parent.
+    """Create the application inside the only worker, the parent process of the models' servers.
 
-    config_path: a JSON file made by `FrontConfig.to_json`.
+    config_path: a JSON file written by `FrontConfig.to_json`.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = FrontConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
@@ -49,5 +49,5 @@ def make_front(config_path: str) -> Flask:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the models' servers, each of which serves one model on a port of its own."""
+    """Return the environment of the models' servers, each of which serves one model on its own port."""
     return {name: value for name, value in environ.items() if name not in (MULTI_MODEL, launch.BIND_TO_PORT)}

@@ -1,7 +1,7 @@
-"""Settings of gunicorn for the front: those of a single model's server, with time for the models to end."""
+"""gunicorn settings of the front: those of a single model's server, plus time for the models' servers to stop."""
 
 from container.run.gunicorn_conf import *  # noqa: F403
 
 worker_class = "container.multi_model.worker.FrontWorker"
 graceful_timeout = 29
-"""Seconds for answers in flight and the models' servers at shutdown."""
+"""Seconds at shutdown for responses in flight and for the models' servers."""

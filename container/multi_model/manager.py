@@ -1,4 +1,4 @@
-"""Loads and unloads models: each is a server of its own, and all of them fit into the memory that there is."""
+"""Load and unload models, each in its own server, within the available memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lmi_server.values.show import as_json
 
 MAX_MODELS = 1000
 _DRAIN_SECONDS = 25.0
-"""For requests in flight when a model is unloaded."""
+"""Time for requests in flight to finish when a model is unloaded."""
 _SHUTDOWN_SECONDS = 28.0
-"""Between SIGTERM and SIGKILL of all servers; the platform allows 30 s."""
+"""Time between SIGTERM and SIGKILL for all servers. The platform allows 30 s."""
 _POLL_SECONDS = 1.0
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory", re.IGNORECASE
@@ -29,31 +29,31 @@ _OUT_OF_MEMORY = re.compile(
 _logger = logging.getLogger(__name__)
 
 Predict = Callable[[Path, Room], MemoryNeed]
-"""What a model's folder needs, given the room that there is. Raises BadModel."""
+"""Predicts the memory of the model in a folder, given the available room. Raises BadModel."""
 Start = Callable[[Path, MemoryNeed], LocalServer]
-"""Starts the server of a model's folder, without waiting for it."""
+"""Starts the server of the model in a folder, without waiting until it is ready."""
 
 
 @dataclass(slots=True)
 class ModelLease:
-    """The right to send a request to a model, which is not unloaded before `release`."""
+    """Permission to send a request to a model. Unloading waits for `release`."""
 
     server: LocalServer
     _manager: ModelManager
     _model: ServedModel | None
 
     def release(self) -> None:
-        """Idempotent."""
+        """End the lease. Idempotent."""
         model, self._model = self._model, None
         if model is not None:
             self._manager.give_back(model)
 
 
 class ModelManager:
-    """The models by name. Any thread may call it.
+    """All models by name. Thread-safe.
 
-    Either the models are given from the start, are loaded when they are asked for, and unloaded when another one needs
-    the memory; or `load` and `unload` say what is served.
+    Either the models are configured, loaded on demand, and unloaded when another one needs the memory, or they are
+    loaded and unloaded by `load` and `unload` only.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ModelManager:
         start: Start,
         loading_limit: float | None = None,
     ) -> None:
-        """folders: of the models that are given; loading_limit: seconds, besides `option.model_loading_timeout`."""
+        """folders: of configured models. loading_limit: upper bound of `option.model_loading_timeout` in seconds."""
         self._models = {name: ServedModel(name, folder) for name, folder in folders.items()}
         self._on_demand = bool(folders)
         self._account = account
@@ -73,7 +73,7 @@ class ModelManager:
         self._loading_limit = loading_limit
         self._changed = threading.Condition()
         self._admission = threading.Lock()
-        """Held while room is made for a model, so that two do not count on the same room."""
+        """Held while memory is reserved for a model, so that two models cannot reserve the same memory."""
         self._closing = False
 
     @property
@@ -81,7 +81,7 @@ class ModelManager:
         return self._closing
 
     def models(self) -> list[ServedModel]:
-        """All models, in the order of their names."""
+        """Return all models, sorted by name."""
         with self._changed:
             found = sorted(self._models.values(), key=lambda model: model.name)
             for model in found:
@@ -89,14 +89,14 @@ class ModelManager:
             return found
 
     def model(self, name: str) -> ServedModel:
-        """Raises ModelNotFound."""
+        """Return the model with this name. Raises ModelNotFound."""
         with self._changed:
             model = self._find(name)
             self._notice_death(model)
             return model
 
     def measured(self, model: ServedModel) -> int:
-        """Bytes of main memory that it takes."""
+        """Return the bytes of main memory that a model takes."""
         return self._account.measured(model)
 
     def load(self, name: str, folder: Path) -> None:
@@ -120,7 +120,7 @@ class ModelManager:
             raise
 
     def unload(self, name: str) -> None:
-        """Let a model finish its requests, and return when its memory is free. Raises ModelNotFound."""
+        """Unload a model after its requests, and wait until its memory is free. Raises ModelNotFound."""
         with self._changed:
             model = self._find(name)
             if model.state is ModelState.UNLOADING:
@@ -135,7 +135,7 @@ class ModelManager:
         self._forget(model)
 
     def load_all(self) -> None:
-        """Load the given models one after the other, until memory is used up."""
+        """Load the configured models one after another until memory runs out."""
         for model in self.models():
             with self._changed:
                 if self._closing:
@@ -148,10 +148,10 @@ class ModelManager:
             except NoMemory:
                 return
             except EngineError:
-                continue  # it is in the log, and those who ask for the model get it
+                continue  # already logged, and returned to requests for the model
 
     def lease(self, name: str) -> ModelLease:
-        """Start to use a model, which is loaded for it where models are loaded on demand, or if its server has failed.
+        """Lease a model for one request. Loads the model first if it is loaded on demand or its server has failed.
 
         Raises ModelNotFound, Unavailable, NoMemory.
         """
@@ -174,18 +174,18 @@ class ModelManager:
                 self._changed.wait()
         try:
             server = self._bring_up(model, leased=True, evict=self._on_demand)
-        except BadModel as error:  # not the fault of who asks
+        except BadModel as error:  # not the client's fault
             raise Unavailable(f"the model {as_json(name)} has failed: {error}") from error
         return ModelLease(server, self, model)
 
     def give_back(self, model: ServedModel) -> None:
-        """End the use that `lease` began."""
+        """End a lease of the model."""
         with self._changed:
             model.in_flight -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse requests, let all servers finish theirs, and return when they have ended. Idempotent."""
+        """Refuse new requests, let all servers finish theirs, and wait until they have exited. Idempotent."""
         with self._changed:
             first, self._closing = not self._closing, True
             servers = [model.server for model in self._models.values() if model.server is not None]
@@ -210,7 +210,7 @@ class ModelManager:
                 del self._models[model.name]
 
     def _bring_up(self, model: ServedModel, leased: bool, evict: bool) -> LocalServer:
-        """Load a model whose state is LOADING. leased: its use begins before it can be unloaded."""
+        """Load a model whose state is LOADING. leased: count a request before the model can be unloaded."""
         server = None
         try:
             need = self._admit(model, evict)
@@ -242,7 +242,7 @@ class ModelManager:
             raise mapped from error
 
     def _failure(self, model: ServedModel, error: BaseException) -> BaseException:
-        """The error that clients get."""
+        """Return the error that clients get."""
         if not isinstance(error, NotHealthy):
             return error
         if model.stopping.is_set():
@@ -250,9 +250,9 @@ class ModelManager:
         return (NoMemory if _OUT_OF_MEMORY.search(str(error)) else BadModel)(str(error))
 
     def _admit(self, model: ServedModel, evict: bool) -> MemoryNeed:
-        """Wait for room for a model, and note what it needs. Raises NoMemory, BadModel.
+        """Wait until there is memory for a model, and reserve it. Raises NoMemory, BadModel.
 
-        evict: unload others, the least recently used first; none if the model does not fit without them either.
+        evict: unload other models, the least recently used first, but only if the model can fit without them.
         """
         with self._admission:
             while True:
@@ -272,7 +272,7 @@ class ModelManager:
                     if not evict or not others:
                         raise NoMemory(_no_room(need, room))
                     if not ready:
-                        self._changed.wait(_POLL_SECONDS)  # for those that are loading or unloading
+                        self._changed.wait(_POLL_SECONDS)  # for models that are loading or unloading
                         continue
                     victim = min(ready, key=lambda other: other.rank_of_use)
                     victim.state = ModelState.UNLOADING
@@ -280,7 +280,7 @@ class ModelManager:
                 self._take_down(victim)
 
     def _take_down(self, model: ServedModel) -> None:
-        """End the server of a model whose state is UNLOADING."""
+        """Stop the server of a model whose state is UNLOADING."""
         with self._changed:
             self._changed.wait_for(lambda: not model.in_flight, _DRAIN_SECONDS)
             server = model.server
@@ -291,7 +291,7 @@ class ModelManager:
             self._changed.notify_all()
 
     def _notice_death(self, model: ServedModel) -> None:
-        """Note that the server of a ready model has ended by itself."""
+        """Check whether the server of a ready model has died, and record it."""
         server = model.server
         if self._closing or model.state is not ModelState.READY or server is None:
             return

@@ -1,4 +1,4 @@
-"""Memory that models take, by prediction before they are loaded and by measurement after, and what is left."""
+"""Memory accounting of models: predicted before they are loaded, measured afterwards."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from container.run.launch import VISIBLE_GPUS
 from container.run.processes import process_tree
 
 _PROCESS_BYTES = 600 << 20
-"""Of a server's processes beside weights, activations and KV cache."""
+"""Memory of a server's processes besides weights, activations and KV cache."""
 _AMPLE_BYTES = 1 << 50
 _FILES_FACTOR = 1.2
-"""Memory for each byte of files whose model is not known, as LMI estimates."""
+"""Memory per byte of files if the model is unknown, as LMI estimates it."""
 _DEFAULT_LOADING_TIMEOUT = 1200.0
 _SMI_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a model takes once it is loaded, and what its server is given."""
+    """Predicted memory of a loaded model, and settings for its server."""
 
     host: int
     """Bytes of main memory."""
     gpu: int = 0
     """Bytes of each GPU."""
     kv_cache_gb: str = ""
-    """`option.kv_cache_gb` as decided for the memory that is free; empty where the engine decides."""
+    """`option.kv_cache_gb` as resolved for the free memory; empty if the engine decides."""
     loading_timeout: float = _DEFAULT_LOADING_TIMEOUT
 
 
@@ -45,32 +45,32 @@ class MemoryUser(Protocol):
 
     @property
     def need(self) -> MemoryNeed | None:
-        """None while it takes nothing."""
+        """Predicted memory; None while the model takes none."""
 
     @property
     def pid(self) -> int | None:
-        """Of its server."""
+        """Process id of the model's server; None if there is none."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has taken all GPU memory that it will."""
+        """Whether the model has allocated all its GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the next model may take."""
+    """Memory available to the next model."""
 
     machine: Machine
-    """With the free main memory that is not promised to others."""
+    """This machine, with the free main memory that is not reserved for other models."""
     gpu: int = 0
-    """Bytes of the fullest GPU that are free."""
+    """Free bytes on the fullest GPU."""
 
     def holds(self, need: MemoryNeed) -> bool:
         return need.host <= self.machine.memory_available_bytes and need.gpu <= self.gpu
 
 
 class MemoryAccount:
-    """Counts what models take: each what was predicted or, if that is more, what is measured."""
+    """Accounting of the models' memory. A model counts as predicted or as measured, whichever is larger."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class MemoryAccount:
         measure: Callable[[int], int] | None = None,
         look: Callable[[Mapping[str, str]], Machine] = detect,
     ) -> None:
-        """limit: bytes for all models; None: all of the machine. reserved: bytes that stay free."""
+        """limit: bytes for all models; None means all of the machine's memory. reserved: bytes to leave free."""
         self._environ = environ
         self._limit = limit
         self._reserved = reserved
@@ -88,7 +88,7 @@ class MemoryAccount:
         self._look = look
 
     def room(self, users: Iterable[MemoryUser]) -> Room:
-        """What is left beside `users`."""
+        """Return the memory that `users` leave."""
         machine = self._look(self._environ)
         free, taken, promised_gpu = machine.memory_available_bytes - self._reserved, 0, 0
         for user in users:
@@ -104,8 +104,8 @@ class MemoryAccount:
         return Room(replace(machine, memory_available_bytes=max(free, 0)), gpu)
 
     def room_without(self, users: Iterable[MemoryUser]) -> Room:
-        """An upper bound of the room if `users`, which are all other models, were gone."""
-        # Measured before the look: what ends in between counts twice, not never.
+        """Return an upper bound of the memory that is free without `users`, which are all other models."""
+        # Measure models before the machine, so that one that ends in between counts twice rather than never.
         freed = sum(self.measured(user) for user in users)
         machine = self._look(self._environ)
         free = machine.memory_available_bytes - self._reserved + freed
@@ -115,16 +115,16 @@ class MemoryAccount:
         return Room(replace(machine, memory_available_bytes=max(free, 0)), gpu)
 
     def measured(self, user: MemoryUser) -> int:
-        """Bytes of main memory that it takes now."""
+        """Return the bytes of main memory that a model takes now."""
         return self._measure(user.pid) if user.pid is not None else 0
 
 
 def predict_need(
     folder: Path, environ: Mapping[str, str], machine: Machine, lenient: bool, allow_remote_code: bool
 ) -> MemoryNeed:
-    """Predict what `lmi serve FOLDER` takes on `machine`. Raises BadModel: it cannot be served.
+    """Predict the memory of `lmi serve FOLDER` on `machine`. Raises BadModel if the model cannot be served.
 
-    More than there is, where the model could be served with more memory.
+    If only memory is lacking, the need exceeds the memory of `machine`.
     """
     examine = partial(check, folder, environ, lenient=lenient, allow_remote_code=allow_remote_code)
     report = examine(machine)
@@ -156,14 +156,14 @@ def predict_need(
 
 
 def _number(text: str | None, default: float) -> float:
-    """The number in a value of `lmi check`, which says in words what is not decided yet."""
+    """Return a value of `lmi check` as a number, or the default if the value is open and described in words."""
     with contextlib.suppress(ValueError):
         return float(text or "")
     return default
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process and its descendants; what several of all processes share counts by its share."""
+    """Return the memory of a process and its descendants. Shared pages count proportionally (PSS)."""
     return sum(_resident(Path(f"/proc/{each}")) for each in process_tree(pid))
 
 
@@ -176,7 +176,7 @@ def _resident(process: Path) -> int:
 
 
 def gpu_bytes(kind: Literal["free", "total"], environ: Mapping[str, str]) -> int:
-    """Memory of the visible GPU that has the least of this kind; 0 where the driver does not say."""
+    """Return the smallest free or total memory of the visible GPUs; 0 if nvidia-smi does not report it."""
     command = ["nvidia-smi", f"--query-gpu=memory.{kind}", "--format=csv,noheader,nounits"]
     if visible := environ.get(VISIBLE_GPUS):
         command += ["-i", visible]

@@ -1,4 +1,4 @@
-"""`GET /metrics` of several models: what each takes, and each server's own metrics with a label `model`."""
+"""`GET /metrics` of several models: memory of each model, and its server's own metrics with a label `model`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 def render(manager: ModelManager) -> bytes:
-    """All metrics in Prometheus' text form."""
+    """Return all metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ModelsCollector(manager))
     return generate_latest(registry)
@@ -32,7 +32,7 @@ class _ModelsCollector(Collector):
         self._manager = manager
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on the models."""
+        """Return nothing, because the metrics depend on the models."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -56,7 +56,7 @@ class _ModelsCollector(Collector):
 
 
 def _own(model: ServedModel) -> list[Metric]:
-    """The metrics of a model's server; none if it does not answer soon."""
+    """Return the metrics of a model's server; empty if the request fails or times out."""
     if not model.is_ready or (server := model.server) is None:
         return []
     try:

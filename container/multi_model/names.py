@@ -1,4 +1,4 @@
-"""Which models there are: whether the platform names them, and the names and addresses that it may give."""
+"""Multi-model mode, and checks of the model names and URLs that the platform sends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 
 
 def is_multi_model(environ: Mapping[str, str]) -> bool:
-    """Whether the platform loads and unloads the models."""
+    """Return whether the platform loads and unloads the models."""
     return environ.get(MULTI_MODEL, "").strip().lower() == "true"
 
 
 def check_name(name: str) -> None:
-    """Raises BadModel."""
+    """Raise BadModel if the name is not valid."""
     if not MODEL_NAME.fullmatch(name):
         raise BadModel(
             f"model_name: given {as_json(name)}; accepted: 1 to 128 letters, digits, '.', '_' and '-', "
@@ -28,7 +28,7 @@ def check_name(name: str) -> None:
 
 
 def folder_of_url(url: str, root: Path) -> Path:
-    """The folder that a path or a `file://` address names; it must be below `root`. Raises BadModel."""
+    """Return the folder of a path or `file://` URL. Raises BadModel unless it exists below `root`."""
     path = Path(unquote(urlsplit(url).path) if url.startswith("file:") else url)
     given = f"url: given {as_json(url)}"
     if "\0" in url or not path.is_absolute() or not path.resolve().is_relative_to(root.resolve()):

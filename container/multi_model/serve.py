@@ -28,11 +28,11 @@ _RESERVED_MB = 500
 _GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 _POLL_SECONDS = 0.5
 _END_SECONDS = 29.5
-"""Until the front has ended, after which it is killed."""
+"""Time for the front to exit before it is killed."""
 
 
 def front_config(options: ServeOptions, environ: Mapping[str, str]) -> FrontConfig | None:
-    """How several models are served; None where there is only one. Raises BadVariable."""
+    """Return the front's configuration, or None if there is only one model. Raises BadVariable."""
     folders = {} if is_multi_model(environ) else model_folders(options.path, environ)
     if not folders and not is_multi_model(environ):
         return None
@@ -51,10 +51,10 @@ def front_config(options: ServeOptions, environ: Mapping[str, str]) -> FrontConf
 def serve_several(
     config: FrontConfig, options: ServeOptions, environ: Mapping[str, str], view: ProgressView
 ) -> int:
-    """Serve until a signal to stop. Returns the exit code. Raises CannotListen, BadVariable."""
+    """Serve until a stop signal. Returns the exit code. Raises CannotListen, BadVariable."""
     with StopSignals() as signals:
         try:
-            launch.admin_token_digest(environ)  # one that is not valid is refused, as with one model
+            launch.admin_token_digest(environ)  # refuses an invalid token, as with a single model
             with listen(options.host, options.port) as listener, runtime_folder() as folder:
                 file = folder / "front.json"
                 file.write_text(config.to_json(), encoding="utf-8")
@@ -99,7 +99,7 @@ def _until_end(front: Child, signals: StopSignals, view: ProgressView) -> int:
 
 
 def _server_setting(environ: Mapping[str, str], key: str, default: int) -> int:
-    """A key of the whole server, by the variables that LMI has for it. Raises BadVariable."""
+    """Return a server-wide setting from LMI's environment variables. Raises BadVariable."""
     found = [setting for setting in environment.read(environ, Path()).settings if setting.key == key]
     if not found:
         return default

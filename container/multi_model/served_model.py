@@ -1,4 +1,4 @@
-"""One model of several: its state, and the server that has it loaded."""
+"""One of several models: its state, and the server that runs it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from container.multi_model.memory import MemoryNeed
 from container.run.local_server import LocalServer
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
-"""Seconds after a failure in which a model is not started again; doubled for each failure in a row."""
+"""Back-off after a failure, in seconds; doubled for each consecutive failure."""
 _LONG_SERVICE = 60.0
-"""Seconds of service after which a failure is the first of a row."""
+"""Seconds of service after which the count of consecutive failures is reset."""
 
 
 class ModelState(Enum):
-    """What a model's server does."""
+    """State of a model's server."""
 
     DOWN = "down"
-    """There is none: the model is not loaded yet, it was unloaded, or its server failed."""
+    """No server: the model is not loaded yet, was unloaded, or its server failed."""
     LOADING = "loading"
     READY = "ready"
     UNLOADING = "unloading"
-    """It finishes its requests, and then ends."""
+    """The server finishes its requests, then exits."""
 
 
 @dataclass(slots=True)
 class ServedModel:
-    """A model by its name. Only `ModelManager` changes it, under its lock."""
+    """A model and its server. Only `ModelManager` changes it, under the manager's lock."""
 
     name: str
     folder: Path
@@ -39,14 +39,14 @@ class ServedModel:
     server: LocalServer | None = None
     need: MemoryNeed | None = None
     in_flight: int = 0
-    """Requests that have been passed on and not been answered."""
+    """Requests that were forwarded and are not answered yet."""
     last_used: float = -math.inf
     failure: str = ""
-    """Why its server failed the last time."""
+    """Why the server failed the last time."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set to break off its loading."""
+    """Set to abort loading."""
     retry_at: float = -math.inf
-    """It is not started again before."""
+    """Monotonic time before which the model is not started again."""
     _failures: int = 0
     _ready_at: float = -math.inf
 
@@ -60,32 +60,32 @@ class ServedModel:
 
     @property
     def may_start(self) -> bool:
-        """Whether its last failure is long enough ago."""
+        """Whether the back-off after the last failure is over."""
         return monotonic() >= self.retry_at
 
     @property
     def rank_of_use(self) -> tuple[bool, float]:
-        """Smaller is unloaded sooner: idle models first, then the least recently used."""
+        """Sort key for unloading: idle models first, then the least recently used."""
         return self.in_flight > 0, self.last_used
 
     def use(self) -> None:
-        """Begin a request."""
+        """Count a new request."""
         self.in_flight += 1
         self.last_used = monotonic()
 
     def begin(self) -> None:
-        """Start loading."""
+        """Enter the state LOADING."""
         self.state = ModelState.LOADING
         self.stopping.clear()
 
     def serve(self) -> None:
-        """The server is ready."""
+        """Enter the state READY."""
         self.state = ModelState.READY
         self._ready_at = self.last_used = monotonic()
         self.failure = ""
 
     def fall(self, failure: str = "") -> None:
-        """There is no server any more. failure: why, if it failed; the next start then waits."""
+        """Enter the state DOWN. failure: the reason, if the server failed; delays the next start."""
         now = monotonic()
         if self.state is ModelState.READY and now - self._ready_at >= _LONG_SERVICE:
             self._failures = 0

@@ -1,6 +1,6 @@
-"""gunicorn's worker of the front.
+"""gunicorn worker of the front.
 
-gunicorn loads it before gevent has patched the standard library, so it imports nothing else of the front.
+gunicorn loads this module before gevent patches the standard library, so it imports nothing else of the front.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lmi_server.http.gevent_worker import Worker
 
 
 class FrontWorker(Worker):
-    """Stops the models' servers with itself: at the signal, so that they drain while it passes on their answers."""
+    """Stops the models' servers at the signal already, so that they drain while it forwards their responses."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
