@@ -1,1 +1,1 @@
-"""The engine level: scheduler, KV cache, models. Imports `lmi_kernels` only; no Flask, no environment in here."""
+"""The engine level: scheduler, KV cache, models. Imports `lmi_kernels` only; no Flask, and no environment variables."""

@@ -17,9 +17,9 @@ class SchedulerAnswer(NamedTuple):
     """The engine's reply to a change of its scheduler's settings."""
 
     settings: SchedulerSettings | None
-    """The settings in force; None: this engine has no such scheduler."""
+    """The settings in force; None if this engine has no such scheduler."""
     refused: Mapping[str, str]
-    """Why a value is refused, by field. If any is, nothing has changed."""
+    """Reasons for refused values, by field. If there are any, nothing has changed."""
 
 
 class RequestStream(Protocol):
@@ -32,7 +32,7 @@ class RequestStream(Protocol):
     def next(self, timeout: float) -> RequestOutput | None:
         """Wait at most `timeout` seconds for the next output; return None if there is none.
 
-        Each request's last output is `finished`. When the engine dies, that is an output with `error_kind`.
+        Each request's last output is `finished`. When the engine dies, the last output has an `error_kind`.
         """
 
 
@@ -42,18 +42,18 @@ class InvocationStream(Protocol):
     def next(self, timeout: float) -> InvocationOutput | None:
         """Wait at most `timeout` seconds for the next piece; return None if there is none.
 
-        The last one is `finished`. When the engine dies, that is one with `error_kind`.
+        The last piece is `finished`. When the engine dies, the last piece has an `error_kind`.
         """
 
 
 class Engine(Protocol):
-    """Safe to call from many greenlets at once."""
+    """Interface of an engine. Safe to call from many greenlets at once."""
 
     def submit(self, *requests: Request) -> RequestStream:
         """Submit requests. A refusal (queue full, draining) is a request's only output."""
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
-        """Stop a request and free its resources. It has no further output. Idempotent."""
+        """Stop a request and free its resources. There is no further output. Idempotent."""
 
     def health(self) -> Health:
         """Read the engine's health from shared memory; never blocks."""
@@ -76,7 +76,8 @@ class Engine(Protocol):
 
 @runtime_checkable
 class HandlerEngine(Engine, Protocol):
-    """An engine that can run a user's handler. Several copies of an engine cannot: a handler has workers instead."""
+    """An engine that can run a user's handler. Not supported with several copies of an engine: a handler has workers
+    instead."""
 
     def invoke(self, invocation: Invocation) -> InvocationStream:
         """Have the user's handler answer. A refusal is the only output."""

@@ -1,4 +1,4 @@
-"""What each engine can do beside generating text. The web process refuses the rest by name."""
+"""Features of each engine besides generating text. The web process refuses the others by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One engine's. A new engine says only what it has."""
+    """Capabilities of one engine. A new engine lists only those that it has."""
 
     beam_search: bool = False
     prompt_logprobs: bool = False
@@ -19,7 +19,8 @@ class Capabilities:
     prompt_lists: bool = False
     """`inputs` of `/invocations` may be a list, and the answer is one."""
     own_timeout: bool = False
-    """Stop a request after `option.predict_timeout` by itself, because it counts from the start of a batch."""
+    """Stop a request after `option.predict_timeout` in the engine itself, because the time counts from the start of
+    a batch."""
 
 
 CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
@@ -28,7 +29,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "Python": Capabilities(generate_params=True, prompt_lists=True, own_timeout=True),
     }
 )
-"""By the name of the engine, as `engine` in serving.properties has it."""
+"""Capabilities by the name of the engine, as in `engine` of serving.properties."""
 
 
 def engines_with(capability: str) -> str:

@@ -1,6 +1,6 @@
-"""The engine as the web process sees it: a client of another process.
+"""The client of an engine in another process, for the web process.
 
-Built on gevent: one greenlet receives, any number wait for outputs. Made after gunicorn's fork.
+Built on gevent: one greenlet receives, any number wait for outputs. Created after gunicorn's fork.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from engines.wire import (
 
 _BOARD_INTERVAL_SECONDS = 0.2
 _LAST_OUTPUTS_SECONDS = 0.2
-"""Wait for outputs that an engine sent before it died."""
+"""Time to wait for outputs that an engine sent before it died."""
 _LAST_OUTPUTS_PAUSES = 4
-"""In so many parts: when the whole machine has stood still, the thread that brings them still gets its turn."""
+"""Number of parts of this wait. After a stall of the whole machine, the receiving thread still gets its turn."""
 
 EngineOutput = TypeVar("EngineOutput", RequestOutput, InvocationOutput)
 
@@ -64,7 +64,7 @@ class ClientStream(Generic[EngineOutput]):
             gevent.get_hub().loop.run_callback(waiter.switch, None)
 
     def fail(self, request_id: str, kind: str, message: str) -> None:
-        """Put the error that is a request's last output."""
+        """Put an error as the last output of a request."""
         self.put(self._output_type(request_id, error_kind=kind, error_message=message))
 
     def next(self, timeout: float) -> EngineOutput | None:
@@ -85,10 +85,10 @@ class ClientStream(Generic[EngineOutput]):
 
 
 class EngineClient:
-    """An `Engine`, for the greenlets of one thread."""
+    """An `Engine` in another process, for the greenlets of one thread."""
 
     def __init__(self, address: str, status_path: Path) -> None:
-        """The engine need not have started: messages wait for it."""
+        """Connect to the engine, which need not have started: messages wait for it."""
         self._address = address
         self._status_path = status_path
         self._context = zmq.Context()
@@ -117,7 +117,7 @@ class EngineClient:
         return stream
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
-        """Submit requests whose outputs go to a stream that other engines may share."""
+        """Submit requests with outputs to a stream that other engines may share."""
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
         dead = self._dead()
         for request in requests:
@@ -197,7 +197,7 @@ class EngineClient:
             stream.put(output)
 
     def _watch_board(self) -> None:
-        """Fail all requests when the engine dies, which sends no message. Then wait for its successor."""
+        """Fail all requests when the engine dies, since a dead engine sends no message. Then wait for its successor."""
         while True:
             if self._streams and self._dead():
                 for _ in range(_LAST_OUTPUTS_PAUSES):
@@ -205,7 +205,7 @@ class EngineClient:
                 for request_id in list(self._streams):
                     self._fail(request_id)
             if self._dead() and self._board.replaced:
-                # A new socket: the old one would send the successor what its predecessor did not read.
+                # Use a new socket: the old one would send the successor the messages that its predecessor did not read.
                 self._disconnect()
                 self._connect()
             gevent.sleep(_BOARD_INTERVAL_SECONDS)

@@ -1,4 +1,4 @@
-"""The configuration of an engine. Frozen; every value is resolved (no 'auto') before an engine sees it."""
+"""The configuration of an engine. Frozen; every value is resolved (no 'auto') before it reaches an engine."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class ModelSettings:
     path: str
     """Local folder with config.json and, unless `load_format` is `dummy`, safetensors files."""
     name: str
-    """The user's name for it (`option.model_id`); for logs and replies only."""
+    """Name of the model as the user gave it (`option.model_id`); for logs and replies only."""
     dtype: str
     """Dtype of the stored weights: `fp32`, `fp16` or `bf16`. On a CPU products are computed in fp32."""
     max_model_len: int
-    """Longest prompt plus output, tokens."""
+    """Maximum length of prompt plus output, in tokens."""
     load_format: str = "auto"
-    """`auto`: weights are read from files. `dummy`: they are random, and config.json alone is needed. `stream`: files
-    in `path` have headers only, and weights are read by `byte_ranges`."""
+    """`auto`: read weights from files. `dummy`: random weights; only config.json is needed. `stream`: files in
+    `path` have headers only, and weights are read by `byte_ranges`."""
     quantize: str = "none"
-    """`int8`: matrices are rounded as they are loaded; native CPU kernels only."""
+    """`int8`: round matrices to int8 while loading; native CPU kernels only."""
     byte_ranges: str = ""
-    """Class that streams weights, as "module:class": an `engines.models.byte_ranges.ByteRanges`."""
+    """Class that streams weights, an `engines.models.byte_ranges.ByteRanges`, as "module:class"."""
     impl: str = "lmi"
-    """`lmi`: our own model. `transformers`: a module of transformers, on our cache and linears."""
+    """`lmi`: our own model. `transformers`: a module of transformers, with our cache and linear layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class CacheConfig:
     paged: bool
     """True: blocks are allocated as tokens come. False: each sequence gets one consecutive run at admission."""
     kv_cache_bytes: int | None
-    """Size over all ranks; None on GPUs: the memory that `gpu_memory_utilization` leaves after loading."""
+    """Size in bytes over all ranks. None on GPUs: the memory that `gpu_memory_utilization` leaves after loading."""
     gpu_memory_utilization: float = 0.9
     """Share of each GPU's memory that weights, activations and KV cache may take."""
     prefix_caching: bool = False
@@ -94,14 +94,15 @@ class SchedulerConfig:
     """Scheduling of requests."""
 
     settings: SchedulerSettings
-    """The settings at the start; `PATCH /admin/scheduler` changes them."""
+    """Settings at startup; `PATCH /admin/scheduler` changes them."""
     batch_scheduler_policy: str = "guaranteed_no_evict"
-    """`max_utilization`: admit a request while blocks are free; when they run out, preempt a sequence, which is
-    computed again later. Needs a paged cache.
+    """`max_utilization`: admit a request while blocks are free. When blocks run out, preempt a sequence and recompute
+    it later. Needs a paged cache.
     `guaranteed_no_evict`: admit a request once all blocks that it may need are free.
-    `static_batch`: take the waiting requests as one batch, and admit none until all of them have ended."""
+    `static_batch`: take the waiting requests as one batch, and admit none until all of them have ended.
+    """
     step_trace: str = ""
-    """Path of a JSON-lines file to which rank 0 writes every step; empty: none."""
+    """Path of a JSON-lines file to which rank 0 writes every step; empty: no trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,14 @@ class BatchConfig:
     """Dynamic batching of engine=Python."""
 
     batch_size: int
-    """Most requests in a batch."""
+    """Maximum number of requests in a batch."""
     max_batch_delay: float
-    """Seconds that a batch may wait to fill, from its first request on; the time of another batch does not count."""
+    """Seconds that a batch may wait to fill, counted from its first request; the time of another batch does not
+    count."""
     max_waiting: int
-    """Most requests that wait for a batch; more are refused."""
+    """Maximum number of requests that wait for a batch; more are refused."""
     batch_timeout: float
-    """Seconds that a batch may run; unfinished requests are stopped then."""
+    """Seconds that a batch may run; unfinished requests are then stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class PythonEngineConfig(_Json):
     """`tp_size` is the number of GPUs that the layers are spread over."""
     batching: BatchConfig
     trust_remote_code: bool = False
-    """Run the code that comes with the model: the properties ask for it, and whoever started the server allows it."""
+    """Run the code that comes with the model: requested by the properties, and allowed when the server was started."""
     engine: str = "Python"
 
 
@@ -149,20 +151,20 @@ class HandlerSettings:
     file: str
     """The Python file that has the handler."""
     function: str
-    """Name of the function that is called with each request or batch; where the file has none of that name, its
+    """Name of the function that is called with each request or batch. If the file has no such function, its
     decorated functions or those of the SageMaker inference toolkit are used."""
     properties: dict[str, str]
-    """Options that the handler gets when it is loaded."""
+    """Options passed to the handler when it is loaded."""
     python: str
     """The Python interpreter of the workers."""
     min_workers: int
-    """Processes that are always there."""
+    """Number of processes that always run."""
     max_workers: int
-    """Processes at most; those above `min_workers` are started while requests wait."""
+    """Maximum number of processes. Those above `min_workers` are started while requests wait."""
     max_idle_seconds: float
-    """Time after which an idle process above `min_workers` is ended."""
+    """Idle seconds after which a process above `min_workers` is stopped."""
     loading_timeout: float
-    """Seconds that a worker may take to load when it is started again."""
+    """Seconds that a worker may take to load when it is restarted."""
     worker_gpus: tuple[str, ...] = ()
     """Groups of GPUs, each as a value of `CUDA_VISIBLE_DEVICES`; worker n gets the n-th one. Empty without GPUs."""
 
@@ -172,7 +174,7 @@ class HandlerEngineConfig(_Json):
     """The configuration of engine=Python with a user's handler."""
 
     model: ModelSettings
-    """Its path is the folder of the handler; it has neither dtype nor context."""
+    """The path is the folder of the handler; dtype and context length are not used."""
     parallel: ParallelConfig
     """`tp_size` is the number of GPUs that each worker is given."""
     batching: BatchConfig

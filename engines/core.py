@@ -32,7 +32,7 @@ class AbortReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """Parameters of transformers' `GenerationConfig` that engine=Python supports. Each default changes nothing."""
+    """Parameters of transformers' `GenerationConfig` that engine=Python supports. The defaults change nothing."""
 
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
@@ -42,7 +42,7 @@ class GenerateParams:
     """Empty, or one id."""
     forced_eos_token_id: tuple[int, ...] = ()
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
-    """(token ids, bias that the last of them gets after the others)."""
+    """(token ids, bias of the last of them when the others come before it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SamplingParams:
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probability reaches p (Holtzman et al. 2020, arXiv:1904.09751)."""
     min_p: float = 0.0
-    """Keep tokens whose probability is at least min_p times that of the likeliest (Nguyen et al. 2024)."""
+    """Keep tokens whose probability is at least min_p times that of the most likely token (Nguyen et al. 2024)."""
     typical_p: float = 1.0
     """Keep the most typical tokens, up to probability p (Meister et al. 2022); 1 keeps all."""
     repetition_penalty: float = 1.0
@@ -66,13 +66,13 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens that appear in the output."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit once for each time that it appears in the output."""
+    """Subtracted from a token's logit once for each occurrence in the output."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, number added to its logit), each id once."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences, none empty, that the output must not contain: the last token is banned after the others."""
     min_new_tokens: int = 0
-    """Stop tokens are banned until the output has so many tokens."""
+    """Ban stop tokens until the output has this many tokens."""
     seed: int = 0
     """Seed of the request's random stream, 0 <= seed < 2**64; unused when greedy."""
     stop_token_ids: tuple[int, ...] = ()
@@ -80,17 +80,18 @@ class SamplingParams:
     logprobs: bool = False
     """Report the log-probability of each token, under the model's distribution before any processing."""
     top_logprobs: int = 0
-    """Number of likeliest tokens to report with each token, with their log-probabilities."""
+    """Number of most likely tokens to report with each token, with their log-probabilities."""
     prompt_logprobs: int | None = None
-    """Report log-probabilities of the prompt's tokens, and so many of the likeliest tokens with each; None: do not."""
+    """Report log-probabilities of prompt tokens, with this many of the most likely tokens for each; None: do not
+    report."""
     num_beams: int = 1
-    """Above 1: beam search with so many hypotheses, without sampling; the best one is the output, sent at the end."""
+    """Above 1: beam search with this many hypotheses, without sampling. The best one is the output, sent at the end."""
     length_penalty: float = 1.0
     """A finished hypothesis scores the sum of its log-probabilities, divided by its output length to this power."""
     early_stopping: bool = False
     """Beam search ends as soon as `num_beams` hypotheses are finished, though a better one might come."""
     generate: GenerateParams | None = None
-    """For engine=Python only; None where the request has none of them."""
+    """For engine=Python only; None if the request has no such parameters."""
 
     @property
     def greedy(self) -> bool:
@@ -125,7 +126,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be continued. The server makes `id`; a client's own id is only a label in the log."""
+    """One prompt to be continued. The server creates `id`; a client's own id is only a label in the log."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
@@ -143,7 +144,7 @@ class Request:
 
 
 TokenLogprobs = tuple[tuple[int, float], ...]
-"""(token id, log-probability), the likeliest first."""
+"""(token id, log-probability) pairs, the most likely first."""
 
 
 class SampledToken(NamedTuple):
@@ -151,16 +152,16 @@ class SampledToken(NamedTuple):
 
     token_id: int
     logprob: float | None = None
-    """Under the model's distribution before any processing; None where not requested."""
+    """Log-probability under the model's distribution before any processing; None if not requested."""
     finite: bool = True
     """Whether the sequence's logits were finite; if not, the token is meaningless."""
     top: TokenLogprobs = ()
-    """The `top_logprobs` likeliest tokens under the same distribution. In beam search, the likeliest continuations
-    after penalties and bans."""
+    """The `top_logprobs` most likely tokens under the same distribution. In beam search, the most likely
+    continuations after penalties and bans."""
 
 
 class PromptLogprob(NamedTuple):
-    """The log-probability of one prompt token after those before it."""
+    """The log-probability of one prompt token, given the tokens before it."""
 
     logprob: float
     top: TokenLogprobs = ()
@@ -169,23 +170,23 @@ class PromptLogprob(NamedTuple):
 class RequestOutput(NamedTuple):
     """The output of one step for one request. The last one has a `finish_reason` or an `error_kind`.
 
-    A tuple, because hundreds are made in every step.
+    A tuple for speed, because every step creates hundreds.
     """
 
     id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    """One for each token, or none where not requested."""
+    """One for each token; empty if not requested."""
     top_logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, or none where not requested."""
+    """One for each token; empty if not requested."""
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
-    """With the first token, where requested: one for each prompt token from the second on."""
+    """Sent with the first token if requested: one for each prompt token from the second on."""
     finish_reason: FinishReason | None = None
     error_kind: str = ""
     """A `kind` of `engines.errors`; empty without an error."""
     error_message: str = ""
     num_cached_tokens: int = 0
-    """With the first token: number of prompt tokens that came from the prefix cache."""
+    """Sent with the first token: number of prompt tokens that came from the prefix cache."""
 
     @property
     def finished(self) -> bool:
@@ -194,7 +195,7 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The facts about a running engine that its start-up line reports."""
+    """Facts about a running engine, as reported in its startup line."""
 
     model: str
     engine: str
@@ -203,19 +204,19 @@ class EngineInfo:
     dtype: str
     kv_capacity_tokens: int = 0
     kv_capacity_bytes: int = 0
-    """Over all ranks."""
+    """Bytes over all ranks."""
     block_size: int = 0
     max_num_seqs: int = 0
     max_model_len: int = 0
     paged_attention: bool = False
     load_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the start, by part."""
+    """Seconds of the startup, by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramData:
-    """One Prometheus histogram. Counts are not cumulative: each observation is in the first bucket that holds it, and
-    the last count is that of +Inf."""
+    """One Prometheus histogram. Counts are not cumulative: each observation counts in the first bucket that holds
+    it, and the last count is that of +Inf."""
 
     name: str
     bounds: tuple[float, ...]
@@ -233,30 +234,30 @@ class EngineStats:
     counters: dict[str, float]
     histograms: tuple[HistogramData, ...]
     copies: dict[str, EngineStats] = field(default_factory=dict)
-    """Where several copies serve: those of each that replied, by its number from 1 on."""
+    """With several copies: the stats of each copy that replied, by its number from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """The settings that can change while engine=MPI runs: order, limits of a step, bounds of the queue."""
+    """Settings that can change while engine=MPI runs: order of requests, limits of a step, and limits of the queue."""
 
     max_num_seqs: int
-    """Most sequences that run at once."""
+    """Maximum number of running sequences."""
     max_prefill_tokens: int
-    """Most prompt tokens in one step, over all sequences."""
+    """Maximum number of prompt tokens in one step, over all sequences."""
     max_num_batched_tokens: int
-    """Most tokens in one step."""
+    """Maximum number of tokens in one step."""
     max_waiting: int
-    """Most requests in the waiting queue; more are refused. Preempted requests do not count."""
+    """Maximum number of requests in the waiting queue; more are refused. Preempted requests do not count."""
     max_queued_tokens: int | None = None
-    """Most prompt tokens in the waiting queue; requests beyond are refused. None: no limit."""
+    """Maximum number of prompt tokens in the waiting queue; requests beyond it are refused. None: no limit."""
     scheduling_policy: str = "fcfs"
     """Order of requests: `fcfs`, `priority` or `fair`."""
     chunked_prefill: bool = True
     """True: chunks of prompts share steps with decodes. False: decodes pause while whole prompts run."""
     waiting_served_ratio: float = 0.3
-    """Without chunked prefill: decodes pause once so many requests wait, as a share of the running ones."""
+    """Without chunked prefill: decodes pause once this many requests wait, as a share of the running ones."""
     max_waiting_tokens: int = 20
-    """Without chunked prefill: decodes pause for any waiting request after so many steps."""
+    """Without chunked prefill: decodes pause for any waiting request after this many steps."""
     waiting_steps: int = 0
-    """Without chunked prefill: decodes run at least so many steps between two pauses."""
+    """Without chunked prefill: decodes run for at least this many steps between two pauses."""

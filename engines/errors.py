@@ -17,13 +17,13 @@ class InvalidRequest(EngineError):
 
 
 class Overloaded(EngineError):
-    """The queue is full; trying later may work."""
+    """The queue is full. A later retry may succeed."""
 
     kind = "overloaded"
 
 
 class Unavailable(EngineError):
-    """The engine is loading or draining; trying later may work."""
+    """The engine is loading or draining. A later retry may succeed."""
 
     kind = "unavailable"
 
@@ -53,5 +53,5 @@ _BY_KIND: dict[str, type[EngineError]] = {
 
 
 def error_from_kind(kind: str, message: str) -> EngineError:
-    """Make the error of a kind; `RequestFailed` for an unknown kind."""
+    """Create the error of a kind; `RequestFailed` for an unknown kind."""
     return _BY_KIND.get(kind, RequestFailed)(message)

@@ -18,9 +18,9 @@ _CLOSE_SECONDS = 2.0
 
 
 class Front:
-    """Receives messages and sends outputs. One thread.
+    """Socket that receives messages and sends outputs. One thread.
 
-    Sending never blocks: ZeroMQ queues what a client does not read yet. A client that is gone is reported by `send`.
+    Sending never blocks: ZeroMQ queues messages that a client has not read yet. `send` reports a client that is gone.
     """
 
     def __init__(self, address: str) -> None:
@@ -52,7 +52,7 @@ class Front:
                 logger.warning("an invalid message was dropped: %s", error)
 
     def watch(self, descriptor: int) -> None:
-        """End the wait of `receive` also when this file is readable. The caller reads it."""
+        """Also return from `receive` when this file is readable. The caller reads it."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def unwatch(self, descriptor: int) -> None:

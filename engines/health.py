@@ -1,8 +1,8 @@
 """The status board: a small shared file that every rank's step loop writes and `/ping` reads.
 
-It is shared memory and not a message, because `/ping` must reply while the engine is busy, stopped or dead.
-Layout, little-endian: state u32, world size u32, one f64 heartbeat a rank (CLOCK_MONOTONIC seconds), then the
-reason: length u32 and UTF-8 text.
+It is shared memory instead of messages, because `/ping` must reply while the engine is busy, stopped or dead. Layout,
+little-endian: state u32, world size u32, one f64 heartbeat per rank (CLOCK_MONOTONIC seconds), then the reason: length
+u32 and UTF-8 text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from enum import IntEnum
 from pathlib import Path
 
 STALE_AFTER_SECONDS = 7.0
-"""Age of a heartbeat beyond which a rank counts as stuck."""
+"""Age of a heartbeat in seconds beyond which a rank counts as stuck."""
 IDLE_BEAT_SECONDS = 2.0
-"""Time between two heartbeats of an idle engine."""
+"""Seconds between two heartbeats of an idle engine."""
 
 _HEADER = struct.Struct("<II")
 _BEAT = struct.Struct("<d")
@@ -44,7 +44,7 @@ class Health:
     heartbeat_age: float
     """Seconds since the oldest of the ranks' latest heartbeats."""
     copies: tuple[Health, ...] = ()
-    """Where several copies serve: the health of each."""
+    """With several copies: the health of each."""
 
     @property
     def ready(self) -> bool:
@@ -120,7 +120,7 @@ class StatusBoard:
 
     @property
     def replaced(self) -> bool:
-        """Whether the file is another one by now: that of an engine that was started again."""
+        """Whether the file was replaced by that of a restarted engine."""
         try:
             return self._path.stat().st_ino != self._inode
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A call of a user's handler and its answer, as processes exchange them: bytes and headers, no tokens."""
+"""Calls of a user's handler and its answers, as processes exchange them: bytes and headers, no tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One HTTP request for a handler. The server makes `id`."""
+    """One HTTP request for a handler. The server creates `id`."""
 
     id: str
     arrival_time: float

@@ -1,4 +1,4 @@
-"""The KV cache's tensors."""
+"""Tensors of the KV cache."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 class KvCache:
-    """One pool for each layer, [2, num_kv_heads, num_blocks, block_size, head_dim], keys first.
+    """One pool per layer, [2, num_kv_heads, num_blocks, block_size, head_dim], keys first.
 
-    One head's page is a contiguous box, and a run of pages is a view. Only `store_kv` and the methods here write it.
+    The page of one head is contiguous, and a run of pages is a view. Only `store_kv` and the methods here write to it.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class KvCache:
     ) -> None:
         shape = (num_layers, 2, num_kv_heads, num_blocks, block_size, head_dim)
         # Zeroed, because masked keys are multiplied by 0, and 0 * NaN is NaN. On a CPU the kernel allocates numpy's
-        # zeros only when they are written: a large cache costs nothing at the start.
+        # zeros only when they are written, so a large cache costs nothing at startup.
         if device.type == "cpu" and dtype == torch.float32:
             pools = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:

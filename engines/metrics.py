@@ -52,7 +52,7 @@ class EngineMetrics:
         self._step_parts: dict[str, Histogram] = {}
 
     def observe_abort(self, reason: AbortReason) -> None:
-        """Count an aborted request; one that reached a stop string has finished."""
+        """Count an aborted request. A request that reached a stop string counts as finished."""
         if reason is AbortReason.STOP_SEQUENCE:
             self.finished += 1
         else:
@@ -64,7 +64,8 @@ class EngineMetrics:
         self.failed += bool(error_kind)
 
     def observe_tokens(self, num_tokens: int, first_token_time: float | None, now: float) -> None:
-        """Observe the time per token after the first, of a request that ends now with `num_tokens` tokens."""
+        """Observe the time per output token (TPOT, without the first token) of a request that ends now with
+        `num_tokens` tokens."""
         if num_tokens > 1 and first_token_time is not None:
             self.time_per_output_token.observe((now - first_token_time) / (num_tokens - 1))
 

@@ -14,7 +14,7 @@ _SCALE_BYTES = 4
 
 
 class NativeKvCache:
-    """The blocks of each layer, one after another, each with the pages of all heads; see `KvLayer` in native.h."""
+    """The blocks of each layer, concatenated. Each block has the pages of all heads; see `KvLayer` in native.h."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class NativeKvCache:
         """storage: dtype of keys and values: FP32, BF16, FP16 or INT8."""
         head_bytes = _BYTES[storage] * head_dim + (_SCALE_BYTES if storage is Storage.INT8 else 0)
         block_bytes = 2 * num_kv_heads * block_size * head_bytes
-        # The kernel allocates numpy's zeros only when they are written: a large cache costs nothing at the start.
+        # The kernel allocates numpy's zeros only when they are written, so a large cache costs nothing at startup.
         self.blocks = np.zeros((num_layers, num_blocks, block_bytes), dtype=np.uint8)
         self.layers = [
             KvLayer(

@@ -1,6 +1,6 @@
-"""Communication between ranks. A communicator is an argument, never a global.
+"""Communication between ranks. Communicators are passed as arguments, never global.
 
-`Communicator` is a single rank; `MpiCommunicator` sends CPU tensors by MPI, `NcclCommunicator` GPU tensors by NCCL.
+`Communicator` is a single rank. `MpiCommunicator` sends CPU tensors with MPI, `NcclCommunicator` GPU tensors with NCCL.
 Both send plans, which are bytes, over UNIX sockets.
 """
 
@@ -35,13 +35,13 @@ class Communicator:
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
-        """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
+        """Concatenate the ranks' [rows, widths[r]] tensors along columns on rank 0; return None on the others."""
         return tensor
 
     def exchange_columns(self, rows: torch.Tensor, columns: Shard, out: torch.Tensor) -> None:
-        """Give all ranks their columns of a matrix, of which each has some rows.
+        """Send each rank its columns of a matrix whose rows are distributed over the ranks.
 
-        rows: [its rows, all columns], on the CPU; the ranks' rows follow each other in the order of ranks.
+        rows: [own rows, all columns], on the CPU; the ranks' rows follow each other in the order of ranks.
         out: [all rows, columns.size], contiguous, of the same dtype, is overwritten.
         """
         out.copy_(rows[:, columns.start : columns.stop])
@@ -53,11 +53,11 @@ class Communicator:
         return plan
 
     def agree(self, status: int) -> int:
-        """Return the largest status of all ranks, on each of them."""
+        """Return the largest status of all ranks, on every rank."""
         return -self.smallest(-status)
 
     def smallest(self, value: int) -> int:
-        """Return the smallest value of all ranks, on each of them."""
+        """Return the smallest value of all ranks, on every rank."""
         return value
 
     def abort(self) -> None:
@@ -65,24 +65,24 @@ class Communicator:
         os._exit(1)
 
     def close(self) -> None:
-        """Leave the group, as all ranks do. Whatever has recorded its sums (a CUDA graph) must be gone."""
+        """Leave the group; all ranks must call this. CUDA graphs that recorded its all-reduces must be gone."""
 
 
 class MpiCommunicator(Communicator):
-    """Ranks of one host, started by mpirun; tensors are on the CPU.
+    """Ranks of one host, started by mpirun, with tensors on the CPU.
 
-    Plans do not go by MPI: a rank that waits for one in a blocking MPI call would burn a core.
+    Plans are not sent with MPI: a rank that waits in a blocking MPI call would keep a core busy.
     """
 
     def __init__(self, comm: Any, socket_directory: Path) -> None:
-        """comm: of mpi4py; socket_directory: a folder that only this user may enter."""
+        """comm: communicator of mpi4py; socket_directory: a folder that only this user may enter."""
         self._comm = comm
         self.rank = comm.Get_rank()
         self.world_size = comm.Get_size()
         self._gathered = torch.empty(0)
         address = str(socket_directory / "plans.sock")
         self._plans: list[Connection]
-        """On rank 0 the connections to all others, on each of them the one to rank 0."""
+        """On rank 0, the connections to all other ranks; on each other rank, the one to rank 0."""
         if self.rank == 0:
             with Listener(address, "AF_UNIX", backlog=self.world_size) as listener:
                 comm.Barrier()
@@ -156,7 +156,7 @@ class MpiCommunicator(Communicator):
 
 
 class NcclCommunicator(MpiCommunicator):
-    """Ranks of one host, one GPU each: tensors go by NCCL."""
+    """Ranks of one host with one GPU each. Tensors are sent with NCCL."""
 
     def __init__(self, comm: Any, socket_directory: Path, device: torch.device) -> None:
         super().__init__(comm, socket_directory)
@@ -192,10 +192,10 @@ class NcclCommunicator(MpiCommunicator):
 
 
 def make_communicator(world_size: int, device: torch.device, socket_directory: Path) -> Communicator:
-    """Make the communicator for a number of ranks and a device. A single rank does not load MPI.
+    """Create the communicator for a number of ranks and a device. A single rank does not load MPI.
 
     Raises:
-        RuntimeError: MPI started another number of ranks than the configuration says.
+        RuntimeError: the number of ranks that MPI started differs from the configuration.
     """
     if world_size == 1:
         return Communicator()

@@ -1,4 +1,4 @@
-"""How dimensions are split over ranks, in plain numbers."""
+"""Partition of dimensions over ranks, as plain numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shard:
         return self.stop - self.start
 
     def scaled(self, factor: int) -> Shard:
-        """Return the same range in units that are `factor` times smaller: KV heads to rows of a weight, say."""
+        """Return the same range in units that are `factor` times smaller, such as KV heads to rows of a weight."""
         return Shard(self.start * factor, self.stop * factor)
 
 
@@ -47,8 +47,8 @@ def split_evenly(total: int, parts: int, index: int) -> Shard:
 def split_heads(num_heads: int, num_kv_heads: int, parts: int, index: int) -> HeadShare:
     """Return part `index` of a model's heads, each query head with its KV head. No part is larger than part 0.
 
-    KV heads are split as evenly as possible, with all their query heads. Where there are more parts than KV heads, each
-    part holds one KV head, and the parts that hold the same one split its query heads.
+    KV heads are split as evenly as possible, with all their query heads. With more parts than KV heads, each part holds
+    one KV head, and the parts that hold the same KV head split its query heads.
 
     Raises:
         ValueError: fewer query heads than parts, or an index out of range.
@@ -61,7 +61,7 @@ def split_heads(num_heads: int, num_kv_heads: int, parts: int, index: int) -> He
         raise ValueError(
             f"{num_heads} query heads cannot be dealt out to {parts} ranks: each needs at least one"
         )
-    # From the last KV head on, so that heads with few parts, whose parts are large, come first.
+    # From the last KV head to the first, so that KV heads with few parts, which are large, come first.
     place = parts - 1 - index
     for kv_head in range(num_kv_heads):
         sharers = split_evenly(parts, num_kv_heads, kv_head)

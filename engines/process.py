@@ -1,4 +1,4 @@
-"""What every engine process does at its start. Linux only."""
+"""Functions that every engine process calls at startup. Linux only."""
 
 from __future__ import annotations
 

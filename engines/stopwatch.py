@@ -1,4 +1,4 @@
-"""The time that a step takes, by part."""
+"""Measurement of the time of a step, by part."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Adds up seconds by part between `reset`s. One thread; `clock` is `time.perf_counter` except in tests.
+    """Sums of seconds by part between two `reset`s. One thread; `clock` is `time.perf_counter` except in tests.
 
-    A GPU is asynchronous: there the time of a part inside the model is the time to enqueue it. `on_stop` is called
-    whenever a part ends. Attention is a part, so every layer of a long step shows that the rank is alive.
+    A GPU is asynchronous: the time of a part inside the model is the time to enqueue it. `on_stop` is called whenever a
+    part ends. Attention is a part, so every layer of a long step shows that the rank is alive.
     """
 
     def __init__(self, clock: Callable[[], float], on_stop: Callable[[], None] = lambda: None) -> None:
@@ -40,6 +40,6 @@ class Stopwatch:
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def reset(self) -> dict[str, float]:
-        """Return the seconds by part since the last reset."""
+        """Return the seconds by part since the last reset, and start again at zero."""
         seconds, self.seconds = self.seconds, {}
         return seconds

@@ -1,6 +1,6 @@
-"""The check of a prompt's token ids, which every engine makes of every request.
+"""The check of a prompt's token ids, which every engine applies to every request.
 
-An id without a row in the embedding table would end a GPU engine, or all ranks, instead of its own request.
+An id without a row in the embedding table would crash a GPU engine, or all ranks, instead of failing its own request.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from engines.errors import InvalidRequest
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Check that the model has an embedding for each token of a prompt, which is not empty.
+    """Check that the model has an embedding for each token of a prompt. The prompt must not be empty.
 
     Raises:
-        InvalidRequest: it has none; the text names the first such id, its position and the vocabulary's size.
+        InvalidRequest: a token has no embedding; the text names the first such id, its position and the vocabulary's
+            size.
     """
     if min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return

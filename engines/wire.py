@@ -15,13 +15,13 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: have the user's handler answer this."""
+    """To the engine: run the user's handler for this call."""
 
     invocation: Invocation
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: forget this request, and send no further output."""
+    """To the engine: abort this request, and send no further output."""
 
     request_id: str
     reason: AbortReason
@@ -42,7 +42,7 @@ class ConfigureScheduler(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: refuse new requests, finish the running ones, stop after `seconds` at the latest."""
+    """To the engine: refuse new requests, finish the running ones, and stop after at most `seconds`."""
 
     seconds: float
 
@@ -51,13 +51,13 @@ ToEngine = Submit | Invoke | Abort | GetStats | ConfigureScheduler | Drain
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """To a web process: outputs of its requests, of one step or several; those of each request in order."""
+    """To a web process: outputs of its requests from one or more steps, in order for each request."""
 
     outputs: list[RequestOutput]
 
 
 class InvocationOutputs(msgspec.Struct, frozen=True, tag=True):
-    """To a web process: pieces of a handler's answers; those of each in order."""
+    """To a web process: pieces of a handler's answers, in order for each answer."""
 
     outputs: list[InvocationOutput]
 
@@ -74,15 +74,15 @@ class SchedulerState(msgspec.Struct, frozen=True, tag=True):
 
     token: int
     settings: SchedulerSettings | None
-    """None: this engine has no such scheduler."""
+    """Settings in force; None if this engine has no such scheduler."""
     refused: dict[str, str]
-    """Why a value is refused, by field. If any is, nothing has changed."""
+    """Reasons for refused values, by field. If there are any, nothing has changed."""
 
 
 ToClient = Outputs | InvocationOutputs | Stats | SchedulerState
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-"""Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
+"""Decoder that raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
 decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
-"""Raises as `decode_to_engine`."""
+"""Decoder that raises the same errors as `decode_to_engine`."""

@@ -1,4 +1,4 @@
-"""The prefixes of prompts that each copy has computed, as far as this web process knows."""
+"""Prompt prefixes that each copy has computed, as far as this web process knows."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK_TOKENS = 64
-"""Tokens of a block, the unit in which prefixes are compared."""
+"""Tokens per block, the unit in which prefixes are compared."""
 MAX_BLOCKS = 16_384
-"""Most blocks in the map: a million tokens, some 2 MB."""
+"""Maximum number of blocks in the map: a million tokens, about 2 MB."""
 
 
 class KnownPrefixes:
-    """A bounded map from blocks of prompts to the copies that have computed them; the least recently used go first.
+    """Bounded map from blocks of prompts to the copies that have computed them. The least recently used are dropped
+    first.
 
-    A block is known by a hash that is chained over all tokens before it. A collision, or a block that a copy's own
-    prefix cache has dropped, costs a worse choice and nothing else.
+    A block is identified by a hash chained over all tokens before it. A collision, or a block that a copy's own prefix
+    cache has evicted, only leads to a worse choice of copy.
     """
 
     def __init__(
         self, num_copies: int, block_tokens: int = BLOCK_TOKENS, max_blocks: int = MAX_BLOCKS
     ) -> None:
-        """max_blocks: 0 where the copies keep no prefixes."""
+        """max_blocks: 0 if the copies have no prefix cache."""
         self._num_copies = num_copies
         self._block_tokens = block_tokens
         self._max_blocks = max_blocks
         self._copies: OrderedDict[int, int] = OrderedDict()
-        """A bit for each copy, by the hash of a block."""
+        """Bit mask of copies, by the hash of a block."""
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -54,7 +55,7 @@ class KnownPrefixes:
         return lengths
 
     def add(self, blocks: Sequence[int], copy: int) -> None:
-        """Note that a copy computes this prompt."""
+        """Record that a copy computes this prompt."""
         # The first block is added last, so a prompt loses its last blocks first.
         for block in reversed(blocks):
             self._copies[block] = self._copies.get(block, 0) | 1 << copy
@@ -63,7 +64,7 @@ class KnownPrefixes:
             self._copies.popitem(last=False)
 
     def forget(self, copy: int) -> None:
-        """Forget everything of a copy that has ended."""
+        """Forget all prefixes of a copy that has ended."""
         for block, holders in list(self._copies.items()):
             if others := holders & ~(1 << copy):
                 self._copies[block] = others

@@ -1,4 +1,4 @@
-"""The counters of several copies as those of one engine."""
+"""The counters of several copies, merged into those of one engine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from engines.core import EngineStats, HistogramData
 
 _RATIOS = frozenset({"lmi_kv_use", "lmi_kv_waste"})
-"""Gauges of which the mean is reported; of all others the sum."""
+"""Gauges that are averaged; all others are summed."""
 
 
 def merge(found: Sequence[EngineStats | None], num_serving: int) -> EngineStats | None:
-    """Add up the counters of the copies that replied, and keep each copy's own; None where none replied."""
+    """Add up the counters of the copies that replied, and keep each copy's own; None if no copy replied."""
     by_copy = {str(number): stats for number, stats in enumerate(found, 1) if stats is not None}
     if not by_copy:
         return None

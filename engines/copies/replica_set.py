@@ -1,9 +1,9 @@
 """Several copies of an engine as one `Engine`: each request goes to the copy with the least left to compute.
 
 The load of a copy is a number of tokens: for each of its requests, the prompt tokens that are not in its prefix cache
-and the output tokens that are still expected. So the longest known prefix decides, unless the other copies are further
-ahead than it saves. Further answers to one prompt go to the copy of the first one, which has its pages. Each web
-process counts its own requests only.
+and the output tokens that are still expected. So the copy with the longest known prefix is chosen, unless its load
+exceeds that of another copy by more than the prefix saves. Further answers to one prompt go to the copy of the first
+one, which has the prompt's pages. Each web process counts its own requests only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engines.errors import Unavailable
 from engines.health import EngineState, Health
 
 _EXPECTED_OUTPUT = 256
-"""Most output tokens that are counted for a request: few answers are as long as `max_new_tokens` allows."""
+"""Maximum number of output tokens counted for a request: few answers are as long as `max_new_tokens` allows."""
 _STATES = (
     EngineState.READY,
     EngineState.STARTING,
@@ -33,29 +33,29 @@ _STATES = (
     EngineState.STOPPED,
     EngineState.FAILED,
 )
-"""The state of the set is the first one that a copy has."""
+"""States in order of precedence: the state of the set is the first one that a copy has."""
 
 Result = TypeVar("Result")
 
 
 class CopyEngine(Engine, Protocol):
-    """An engine whose outputs can go to a stream that it shares with others."""
+    """An engine that can send its outputs to a stream shared with other engines."""
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
-        """Submit requests as `submit` does."""
+        """Submit requests like `submit`, with outputs to this stream."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """One copy, as the set sees it. Mutable: owned by the set."""
+    """One copy. Mutable: owned by the set."""
 
     engine: CopyEngine
     number: int
-    """From 0."""
+    """Index of the copy, from 0."""
     load: int = 0
-    """Tokens that are still to be computed."""
+    """Tokens still to be computed."""
     turn: int = 0
-    """Number of the latest request that it was chosen for, to take turns."""
+    """Number of the latest request that the copy was chosen for, so that copies take turns."""
     serves: bool = True
 
 
@@ -65,13 +65,13 @@ class _Work:
 
     copy: _Member
     tokens: int
-    """Its part of the copy's load."""
+    """The request's part of the copy's load."""
     output: int
     """Output tokens that are still expected."""
 
 
 class _CountedStream(ClientStream[RequestOutput]):
-    """A stream whose outputs are counted when they are taken."""
+    """A stream that reports each output when it is taken."""
 
     def __init__(self, count: Callable[[RequestOutput], None]) -> None:
         super().__init__(RequestOutput)
@@ -85,10 +85,10 @@ class _CountedStream(ClientStream[RequestOutput]):
 
 
 class ReplicaSet:
-    """An `Engine` of several engines with the same configuration, for the greenlets of one thread."""
+    """An `Engine` made of several engines with the same configuration, for the greenlets of one thread."""
 
     def __init__(self, engines: Sequence[CopyEngine], prefixes: KnownPrefixes, lock_file: Path) -> None:
-        """lock_file: the same for all web processes; one at a time changes settings."""
+        """lock_file: the same for all web processes, so that only one at a time changes settings."""
         self._members = [_Member(engine, number) for number, engine in enumerate(engines)]
         self._prefixes = prefixes
         self._lock_file = lock_file
@@ -120,7 +120,7 @@ class ReplicaSet:
             work.copy.engine.abort(request_id, reason)
 
     def health(self) -> Health:
-        """The health of the best copy, with that of all copies."""
+        """Return the health of the best copy, with that of all copies."""
         each = tuple(copy.engine.health() for copy in self._members)
         return replace(min(each, key=_distance), copies=each)
 
@@ -134,7 +134,7 @@ class ReplicaSet:
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
     ) -> SchedulerAnswer | None:
-        """Change all copies or none: where one refuses or does not reply, all get the old values back.
+        """Change all copies or none: if one refuses or does not reply, the old values are restored in all.
 
         Raises: Unavailable: not all copies serve, or another change takes too long.
         """
@@ -166,7 +166,7 @@ class ReplicaSet:
             copy.engine.close()
 
     def _choose(self, serving: Sequence[_Member], request: Request) -> tuple[_Member, int]:
-        """Choose the copy for a request. Returns it, and the number of prompt tokens that it has to compute."""
+        """Choose the copy for a request. Returns the copy, and the number of prompt tokens that it has to compute."""
         blocks = self._prefixes.blocks(request.tenant, request.prompt_token_ids)
         known = self._prefixes.matched_tokens(blocks)
         best = min(serving, key=lambda copy: (copy.load - known[copy.number], copy.turn))
@@ -189,7 +189,7 @@ class ReplicaSet:
         if output.finished:
             self._drop(output.id)
         elif (work := self._work.get(output.id)) is not None:
-            # Its prompt has been computed. While it runs, it counts as at least one token.
+            # The prompt has been computed. While the request runs, it counts as at least one token.
             work.output = max(1, work.output - len(output.token_ids))
             work.copy.load += work.output - work.tokens
             work.tokens = work.output

@@ -1,4 +1,4 @@
-"""The lock under which the settings of all copies are changed: processes that change them at once take turns."""
+"""The lock for changes of the settings of all copies. Processes that change settings at the same time take turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def settings_lock(file: Path, timeout: float, sleep: Callable[[float], object]) 
     """Hold the lock, against other processes and other greenlets of this one. The kernel frees it if its holder dies.
 
     sleep: lets other greenlets run.
-    Raises: Unavailable: somebody else has held it for `timeout` seconds.
+    Raises: Unavailable: another holder has kept the lock for `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     with file.open("ab") as handle:

@@ -1,6 +1,6 @@
-"""Sampling: from logits to tokens. `sampler.py` runs the steps over a batch, one file for each kind of step.
+"""Sampling: from logits to tokens. `sampler.py` runs the steps over a batch; each kind of step has its own file.
 
-A row gets the same bits alone and in any batch. Each step computes a row from that row alone; floating-point sums are
-left to softmax, which torch computes row by row; all other sums are of whole numbers
-(`lmi_kernels/sampling/nucleus.py`), whose order does not matter.
+A row gets the same bits alone and in any batch. Each step computes a row from that row alone. Floating-point sums are
+left to softmax, which torch computes row by row. All other sums are of integers (`lmi_kernels/sampling/nucleus.py`),
+whose order does not matter.
 """

@@ -13,8 +13,8 @@ from engines.sampling.batch import SamplingBatch, SamplingRow
 def bans(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """Ban the last token of each bad word whose other tokens end the sequence, and stop tokens before `min_new_tokens`.
 
-    A bad word may begin in the prompt. One that is just a stop token has no effect: generation could not end. Ids
-    outside the vocabulary are ignored.
+    A bad word may begin in the prompt. A bad word that is a single stop token has no effect, because generation could
+    not end. Ids outside the vocabulary are ignored.
 
     logits: [num_rows, vocab_size], fp32, contiguous, changed in place.
     """

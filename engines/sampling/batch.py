@@ -1,4 +1,4 @@
-"""The batch that sampling steps work on. Plain Python: schedulers make rows."""
+"""The batch that sampling steps work on. Plain Python: schedulers create rows."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from engines.core import SamplingParams
 
 
 class SamplingRow(NamedTuple):
-    """A sequence whose next token is to be chosen."""
+    """A sequence whose next token is to be sampled."""
 
     id: str
     params: SamplingParams
     token_ids: Sequence[int]
-    """Prompt and output so far. Of one sequence it only ever grows."""
+    """Prompt and output so far. For one sequence, it only grows."""
     num_prompt_tokens: int
 
 
 class SequenceState:
-    """Token ids as arrays, which become tensors without a Python loop.
+    """Token ids of a sequence as arrays, which become tensors without a Python loop.
 
     Ids outside the vocabulary are ignored: they have no logit.
     """
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
         self.seen = array("i")
-        """Tokens of prompt and output, with repetitions; only where repetition is penalised."""
+        """Tokens of prompt and output, with repetitions; only if repetition is penalised."""
         self.output_ids = array("i")
-        """Distinct tokens of the output; only where presence or frequency is penalised."""
+        """Distinct tokens of the output; only if presence or frequency is penalised."""
         self.output_counts = array("i")
         """Number of occurrences of each of `output_ids`."""
         biases = [(token, bias) for token, bias in params.logit_bias if 0 <= token < vocab_size]
@@ -45,7 +45,7 @@ class SequenceState:
 
     @staticmethod
     def is_needed(params: SamplingParams) -> bool:
-        """Whether any step needs a state for such a sequence."""
+        """Return whether any step needs a state for a sequence with these parameters."""
         return params.penalized or bool(params.logit_bias)
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -69,8 +69,8 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Rows whose logits steps change before the choice."""
+    """Rows whose logits are changed by steps before tokens are chosen."""
 
     rows: Sequence[SamplingRow]
     states: Sequence[SequenceState | None]
-    """The state of each row; None where no step needs one."""
+    """The state of each row; None if no step needs one."""

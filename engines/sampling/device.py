@@ -1,4 +1,4 @@
-"""Sampling on the device: kernels alone choose tokens, so that the next step can start before the host sees them.
+"""Sampling on the device: only kernels choose tokens, so the next step can start before the host knows the tokens.
 
 The sampling parameters of running sequences are kept in a table on the device. A request gets exactly the tokens that
 `Sampler` would give it: penalties are the same operations, and truncation and draw are the same kernels.
@@ -22,7 +22,7 @@ _SEED, _TOP_K, _PENALIZES, _LOGPROBS, _TEMPERATURE = range(5)
 
 
 def device_samples(params: SamplingParams) -> bool:
-    """Whether `DeviceSampler` supports such a request; otherwise it needs `Sampler`."""
+    """Return whether `DeviceSampler` supports such a request; otherwise it needs `Sampler`."""
     return (
         params.num_beams == 1
         and params.top_logprobs == 0
@@ -42,11 +42,12 @@ class DeviceTokens(NamedTuple):
     finite: torch.Tensor
     """[n], bool: whether the row's logits were finite; otherwise its token is meaningless."""
     logprobs: torch.Tensor
-    """[n], fp32: of the token, under the model's distribution before any processing; 0 where not requested."""
+    """[n], fp32: log-probability of the token, under the model's distribution before any processing; 0 where not
+    requested."""
 
 
 class DeviceSampler:
-    """Chooses tokens for the sequences of a table with `num_rows` rows. Row `num_rows` is for padding."""
+    """Sampler for the sequences of a table with `num_rows` rows. Row `num_rows` is for padding."""
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -63,14 +64,14 @@ class DeviceSampler:
         self._with_logprobs: set[int] = set()
 
     def admit(self, table_rows: Sequence[int], rows: Sequence[SamplingRow]) -> None:
-        """Send the parameters of new sequences to the device. To be called before each `sample`.
+        """Send the parameters of new sequences to the device. Must be called before each `sample`.
 
-        The device counts tokens itself as long as each `sample` gives each sequence one token; a sequence that skipped
-        a step, or is computed again, is sent anew. Ordered on the current stream, without waiting for it.
+        The device counts tokens itself as long as each `sample` gives each sequence one token. A sequence that skipped
+        a step, or is computed again, is sent again. Ordered on the current stream, without waiting for it.
 
         Args:
             table_rows: in [0, num_rows), each once.
-            rows: as many. Those that the device does not support get a meaningless greedy token.
+            rows: one for each of `table_rows`. Rows that the device does not support get a meaningless greedy token.
         """
         counts = self._counts
         new = [
@@ -95,16 +96,17 @@ class DeviceSampler:
                 counts.forget(at)
 
     def forget(self, table_rows: Sequence[int]) -> None:
-        """Send these rows anew at the next `admit`: a `sample` that gives their sequences no token miscounts them."""
+        """Send these rows again at the next `admit`. Needed when a `sample` gives their sequences no token, as it
+        miscounts them."""
         for at in table_rows:
             self._params.pop(at, None)
 
     def of_host(self, table_rows: Sequence[int]) -> list[int]:
-        """Return the places among `table_rows` that need `Sampler`."""
+        """Return the indices in `table_rows` of the rows that need `Sampler`."""
         return _places(table_rows, self._of_host)
 
     def with_logprobs(self, table_rows: Sequence[int]) -> list[int]:
-        """Return the places among `table_rows` whose log-probabilities are computed here."""
+        """Return the indices in `table_rows` of the rows whose log-probabilities are computed here."""
         return _places(table_rows, self._with_logprobs)
 
     def sample(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> DeviceTokens:
@@ -112,8 +114,9 @@ class DeviceSampler:
 
         Args:
             logits: [n, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed.
-            rows: [n], int64, on the device: the table row of each, all distinct except `num_rows`, which is padding.
-            positions: [n], int64, on the device: position in its sequence of the token to be chosen.
+            rows: [n], int64, on the device: table row of each sequence, all distinct except `num_rows`, which is
+                padding.
+            positions: [n], int64, on the device: position of the token to be chosen in its sequence.
         """
         asked = self._table.index_select(1, rows)
         numbers = asked[_TEMPERATURE:].view(torch.float64)
@@ -128,7 +131,7 @@ class DeviceSampler:
         return DeviceTokens(tokens, finite, token_logprobs(logits, tokens, asked[_LOGPROBS]))
 
     def _columns(self, params: Sequence[SamplingParams]) -> torch.Tensor:
-        """[10, len(params)], int64, on the CPU."""
+        """Return the table's columns for these parameters: [10, len(params)], int64, on the CPU."""
         whole = [
             [seed_bits(each) for each in params],
             [min(each.top_k, self._vocab_size) for each in params],

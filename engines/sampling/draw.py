@@ -18,7 +18,7 @@ from lmi_kernels import choose_tokens, logit_thresholds
 
 
 class Edges(NamedTuple):
-    """The tokens that truncation keeps of each row."""
+    """Limits of the tokens that truncation keeps in each row."""
 
     thresholds: torch.Tensor
     """[num_rows], fp32: the smallest logit that is kept."""
@@ -51,7 +51,7 @@ def choose(
     plan: SamplingPlan,
     edges: Edges,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose a token of each row, the likeliest or a random one.
+    """Choose a token for each row, the most likely or a random one.
 
     logits: as in `find_edges`.
 

@@ -1,4 +1,4 @@
-"""The sampling parameters of a batch as tensors, made once and kept while the same requests run."""
+"""The sampling parameters of a batch as tensors, created once and reused while the same requests run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines.sampling.batch import SequenceState
 
 
 class SamplingPlan:
-    """Rows by what they ask for, in ascending order, and parameters as columns for kernels, one entry a row."""
+    """Row indices by requested feature, ascending, and parameters as columns for kernels, one entry per row."""
 
     def __init__(self, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> None:
         self.params = params
@@ -21,10 +21,10 @@ class SamplingPlan:
         self.typical = [i for i in self.sampled if params[i].typical_p < 1.0]
         self.with_beams = [i for i in rows if params[i].num_beams > 1]
         self.restricted = [i for i in rows if params[i].bad_words or params[i].min_new_tokens > 0]
-        """Rows whose tokens may be banned, among them one that is not finite."""
+        """Rows whose tokens may be banned, including a token whose logit is not finite."""
         own = {i for i in rows if SequenceState.is_needed(params[i])}
         self.changed = sorted(own.union(self.typical, self.with_beams, self.restricted))
-        """Rows whose logits change before the choice."""
+        """Rows whose logits change before tokens are chosen."""
         self.reported = [i for i in rows if params[i].logprobs or params[i].top_logprobs > 0]
         """Rows that report log-probabilities."""
 

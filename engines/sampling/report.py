@@ -14,7 +14,8 @@ from lmi_kernels import row_logprobs
 def report(
     logits: torch.Tensor, chosen: torch.Tensor, rows: Sequence[SamplingRow]
 ) -> tuple[dict[int, float], dict[int, TokenLogprobs]]:
-    """Return the log-probabilities of chosen tokens, and the likeliest tokens with theirs, each by row that asks.
+    """Return the log-probabilities of chosen tokens, and the most likely tokens with theirs, each for the rows that
+    want them.
 
     logits: [num_rows, vocab_size], any float dtype; chosen: [num_rows], int64.
     """

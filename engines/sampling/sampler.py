@@ -1,4 +1,4 @@
-"""Sampling on the host's command: the next token of each row, by its own parameters and random stream."""
+"""Sampling controlled by the host: the next token of each row, by its own parameters and random stream."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ LogitsStep = Callable[[torch.Tensor, SamplingBatch], None]
 STEPS: tuple[LogitsStep, ...] = (penalties, logit_bias, bans)
 """The steps that change logits, in the order of transformers' `generate` (which adds biases first of all).
 
-The repetition penalty multiplies, by the sign of the logit, so it needs the model's own logits: it comes first. Biases
-and the other penalties only add, so their order does not matter. Bans come after all changes. Sampled rows continue
-with temperature, top_k, top_p and min_p (`draw.py`), and `typical_p`; greedy rows and beams do not.
+The repetition penalty multiplies by a factor that depends on the sign of the logit, so it needs the model's own logits
+and comes first. Biases and the other penalties only add, so their order does not matter. Bans come after all changes.
+Sampled rows continue with temperature, top_k, top_p and min_p (`draw.py`), and `typical_p`; greedy rows and beams do
+not.
 """
 
 
 class Sampler:
-    """Samples on any device, and keeps the state that penalties need of each sequence."""
+    """Sampler for any device, which keeps the state of each sequence that penalties need."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -37,7 +38,7 @@ class Sampler:
         self._plan = SamplingPlan([], vocab_size, device)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-        """Choose a token for each row; a row with beams gets the likeliest one, and its continuations in `top`.
+        """Choose a token for each row. A row with beams gets the most likely token, and its continuations in `top`.
 
         logits: [num_rows, vocab_size], any float dtype, row i for `rows[i]`, not changed. -inf bans a token.
         """
@@ -70,11 +71,10 @@ class Sampler:
     def _change(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan
     ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
-        """Run the steps. Returns the logits, [num_rows, vocab_size], fp32, and
-        the continuations of rows with beams."""
+        """Run the steps. Returns the logits, [num_rows, vocab_size], fp32, and the continuations of rows with beams."""
         changed = logits.to(torch.float32, copy=True)
         if plan.with_beams:
-            # Beams add up log-probabilities, so steps change these.
+            # Beams add up log-probabilities, so steps change log-probabilities instead of logits.
             changed[plan.with_beams] = changed[plan.with_beams].log_softmax(dim=-1)
         batch = SamplingBatch(rows, [self._state_of(row) for row in rows])
         for step in STEPS:
@@ -88,7 +88,7 @@ class Sampler:
     def _state_of(self, row: SamplingRow) -> SequenceState | None:
         if not SequenceState.is_needed(row.params):
             return None
-        # A beam's tokens change as hypotheses are replaced: its state cannot be kept.
+        # The tokens of a beam change as hypotheses are replaced, so its state cannot be kept.
         state = self._states.get(row.id) if row.params.num_beams == 1 else None
         if state is None:
             state = SequenceState(row.params, row.num_prompt_tokens, self._vocab_size)

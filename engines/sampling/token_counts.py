@@ -1,4 +1,4 @@
-"""How often each token appears in running sequences, counted on the device for its penalties."""
+"""Token counts of running sequences, kept on the device for penalties."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class TokenCounts:
-    """A table on the device, to which kernels add the tokens that they choose, and the sequences that it holds.
+    """A table of token counts on the device, and the sequences in it. Kernels add the tokens that they choose.
 
     Rows of sequences without penalties are not kept up to date.
     """
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
-        """The row after the last one is for padding."""
+        """num_rows: rows of sequences; one more row is for padding."""
         self._vocab_size = vocab_size
         self._device = device
-        # Made once, so that nothing is allocated while serving: 256 sequences of a vocabulary of 151,936 take 78 MB.
+        # Created once, so that nothing is allocated while serving: 256 sequences with a vocabulary of 151,936 take 78
+        # MB.
         self.table = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int16, device=device)
         """[num_rows + 1, vocab_size]; see `lmi_kernels.Penalties`."""
         self.known: dict[int, tuple[str, int]] = {}
-        """Sequence id and length counted in each row; the device adds the token chosen after that length."""
+        """Sequence id and counted length of each row. The device adds the token chosen after that length."""
 
     def follow(self, at: int, row: SamplingRow) -> bool:
-        """Whether a known row counts exactly this sequence's tokens, including the last one, which the device added."""
+        """Return whether a known row counts exactly this sequence's tokens, including the last one, which the device
+        added."""
         sequence_id, length = self.known[at]
         now = len(row.token_ids)
         # A sequence that is computed again has the same length, and the device has counted one token too many.
@@ -61,12 +63,12 @@ class TokenCounts:
         self.known.update((at, (row.id, len(row.token_ids))) for at, row in rows)
 
     def forget(self, at: int) -> None:
-        """The row now belongs to a sequence without penalties."""
+        """Mark that the row now belongs to a sequence without penalties."""
         self.known.pop(at, None)
 
 
 def _entries(row: SamplingRow, vocab_size: int) -> tuple[_Numbers, _Numbers]:
-    """Return the distinct tokens of the sequence, and the table's entry for each."""
+    """Return the distinct tokens of the sequence, and the table entry of each."""
     ids = np.asarray(row.token_ids, dtype=np.int64)
     inside = (ids >= 0) & (ids < vocab_size)
     in_output = np.arange(len(ids))[inside] >= row.num_prompt_tokens

@@ -10,16 +10,16 @@ from engines.sampling.batch import SamplingBatch
 from lmi_kernels import nucleus_edge
 
 _LEAST_HEAT = 1e-30
-"""Least temperature: divided by less, fp32 logits would overflow."""
+"""Minimum temperature: dividing by less would overflow fp32 logits."""
 _SMALLEST = torch.finfo(torch.float32).min
 _ENTROPY_UNIT = 2.0**56
-"""Entropy is at most log(vocab_size), below 2**4: sums stay far below 2**63."""
+"""Fixed-point unit of entropy. Entropy is at most log(vocab_size), below 2**4, so sums stay far below 2**63."""
 
 
 def typical_p(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """Keep the tokens whose -log p is nearest to the entropy, up to probability typical_p, with ties; ban the others.
 
-    logits: [num_rows, vocab_size], fp32, changed in place in rows that ask for it.
+    logits: [num_rows, vocab_size], fp32, changed in place in rows with typical_p.
     """
     asking = {
         i: row.params for i, row in enumerate(batch.rows) if row.params.sampled and row.params.typical_p < 1.0
@@ -33,7 +33,7 @@ def typical_p(logits: torch.Tensor, batch: SamplingBatch) -> None:
     heated = picked / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs = heated.log_softmax(dim=-1)
     probabilities = heated.softmax(dim=-1)
-    # Clamped because -inf * 0 is NaN. Summed as whole numbers, so that the order does not matter.
+    # Clamped because -inf * 0 is NaN. Summed as integers, so that the order does not matter.
     parts = logprobs.clamp(min=_SMALLEST).mul_(probabilities).mul_(-_ENTROPY_UNIT).to(torch.int64)
     entropy = (parts.sum(dim=-1, keepdim=True).double() / _ENTROPY_UNIT).float()
     nearness = logprobs.add_(entropy).abs_().neg_()
