@@ -1,4 +1,4 @@
-"""The HTTP dialects: one file and one line each."""
+"""The HTTP APIs. Each has a file and an entry in `APIS` or `HANDLER_APIS`."""
 
 from lmi_server.apis import admin, metrics, ping, version
 from lmi_server.apis.base import Api, HandlerApi
@@ -19,4 +19,4 @@ APIS: tuple[Api, ...] = (
 )
 
 HANDLER_APIS: tuple[HandlerApi, ...] = (ping.api, handler.api, metrics.api, version.api)
-"""Those of a user's handler, which is asked in its own terms."""
+"""APIs of a server that runs a user's handler."""

@@ -1,8 +1,8 @@
-"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine. `GET /admin/copies`: its copies.
+"""`GET` and `PATCH /admin/scheduler`: settings of the running scheduler. `GET /admin/copies`: the model copies.
 
-The routes exist only with `LMI_ADMIN_TOKEN` in the server's environment, and need it as `Authorization: Bearer`. A
-`PATCH` changes all the settings in its body at one step boundary, in all copies, or none. Both answer with the
-settings in force.
+The routes exist only if `LMI_ADMIN_TOKEN` is set in the server's environment. Requests must send the token as
+`Authorization: Bearer`. A `PATCH` changes all settings in its body at one step boundary, in all model copies, or it
+changes nothing. `GET` and `PATCH` return the settings in force.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmi_server.http.json_reply import json_response
 from lmi_server.properties.options import by_name
 
 ANSWER_SECONDS = 10.0
-"""More than a step takes: the engine answers between two."""
+"""Timeout of the engine's answer. It is longer than a step, because the engine answers between two steps."""
 
 FIELDS: Mapping[str, str] = {
     "option.max_rolling_batch_size": "max_num_seqs",
@@ -38,9 +38,9 @@ FIELDS: Mapping[str, str] = {
     "job_queue_size": "max_waiting",
     "option.max_queued_tokens": "max_queued_tokens",
 }
-"""Options that can change while the engine runs, with their fields of `SchedulerSettings`."""
+"""Options that can change while the engine runs, each with its field of `SchedulerSettings`."""
 _UNBOUNDED = "option.max_queued_tokens"
-"""The only one that may be null, for no bound."""
+"""The only option that may be null, which means no bound."""
 
 
 def api(context: ApiContext) -> Blueprint:
@@ -111,7 +111,7 @@ def _short(option: str) -> str:
 
 
 def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
-    """Return the new values by field. Raises `InvalidField`."""
+    """Return the new values by field of `SchedulerSettings`. Raises `InvalidField`."""
     options = {_short(option): option for option in FIELDS}
     changes: dict[str, SettingValue] = {}
     for name, value in body.items():

@@ -1,7 +1,7 @@
-"""What an API is made of, and what every API gets.
+"""Types that all APIs share.
 
-A body becomes a `Call`: validated requests, one for each prompt, and a `Reply` that writes their answer. Everything
-between the two, from submitting to the last byte, is the same for all bodies: `apis/serve.py`.
+A body is parsed into a `Call`: validated requests, one for each prompt, and a `Reply` that writes the answer.
+`apis/serve.py` does the rest, from submitting the requests to sending the last byte, in the same way for all bodies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lmi_server.text.tokenizer import TextModel
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What every API works with, also those of a user's handler."""
+    """Objects that every API uses, including the APIs of a user's handler."""
 
     config: WebConfig
     engine: Engine
@@ -36,18 +36,18 @@ class ServerContext:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext(ServerContext):
-    """What the APIs of text generation work with."""
+    """Objects that the text generation APIs use."""
 
     capabilities: Capabilities
     text: TextModel
     openai_defaults: Mapping[str, Any]
-    """Sampling parameters of an OpenAI body that gives none, by key of the parameter table."""
+    """Default sampling parameters of OpenAI bodies, by key of the parameter table."""
     formatter: Formatter | None = None
-    """The user's formatters."""
+    """User-defined formatters."""
 
 
 class Reply(Protocol):
-    """Writes the answer of one call. May keep state."""
+    """Writes the answer to one call. It may keep state."""
 
     @property
     def streamed(self) -> bool:
@@ -55,42 +55,42 @@ class Reply(Protocol):
 
     @property
     def content_type(self) -> str:
-        """Of a stream; a whole answer is JSON."""
+        """Content type of a stream. A whole answer is always JSON."""
 
     def whole(self, result: GenerationResult) -> Any:
         """Return the JSON value of a whole answer."""
 
     def start(self) -> str:
-        """Return the beginning of a stream."""
+        """Return the text that begins a stream."""
 
     def records(self, output: TextOutput) -> str:
-        """Return the records of one output; may be empty."""
+        """Return the records for one output. May be empty."""
 
     def end(self, result: GenerationResult) -> str:
-        """Return the end of a stream without an error; may be empty."""
+        """Return the text that ends a successful stream. May be empty."""
 
     def failure(self, error: ErrorReply) -> str:
-        """Return the last record of a stream that failed."""
+        """Return the last record of a failed stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed body."""
+    """A parsed request body."""
 
     requests: tuple[GenerationRequest, ...]
-    """At least one."""
+    """At least one request."""
     reply: Reply
     priority: int
-    """Smaller comes first, under the engine's `priority` policy."""
+    """Priority under the engine's `priority` policy. Smaller values are scheduled first."""
     timeout: float | None
-    """Seconds from the arrival, at most `option.predict_timeout`; None: that one."""
+    """Seconds from the arrival, at most `option.predict_timeout`. None: `option.predict_timeout` applies."""
 
 
 Parse = Callable[[ApiContext, Mapping[str, Any]], Call]
-"""Context and body in, `Call` out. Raises `engines.errors.InvalidRequest`."""
+"""Function that parses a body into a `Call`. Raises `engines.errors.InvalidRequest`."""
 
 Api = Callable[[ApiContext], Blueprint]
-"""Makes the routes of one API; listed in `APIS`."""
+"""Function that creates the routes of one API. Listed in `APIS`."""
 
 HandlerApi = Callable[[ServerContext], Blueprint]
-"""As `Api`, for a user's handler; listed in `HANDLER_APIS`."""
+"""Like `Api`, for a server that runs a user's handler. Listed in `HANDLER_APIS`."""

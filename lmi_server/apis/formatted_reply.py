@@ -1,4 +1,4 @@
-"""Answers that a user's output formatter rewrites."""
+"""Replies that a user's output formatter rewrites."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATA = "data: "
 
 
 class FormattedReply:
-    """A reply whose records a user's formatter rewrites. Mutable: it counts the tokens of each answer."""
+    """A reply with records rewritten by a user's formatter. Stateful: it counts the tokens of each answer."""
 
     def __init__(self, reply: Reply, formatter: Formatter, client: ClientWatch) -> None:
         self._reply = reply
@@ -67,7 +67,7 @@ class FormattedReply:
 
 
 def _tokens(tokens: Sequence[TokenText], rest: str, *, ended: bool) -> list[dict[str, Any]]:
-    """Return tokens whose texts, joined, are what can be shown; the last one ends with `rest`."""
+    """Return the tokens for the formatter. Their texts, joined, are the text that can be shown, ending in `rest`."""
     entries: list[dict[str, Any]] = [
         {
             "id": token.id,
@@ -85,7 +85,7 @@ def _tokens(tokens: Sequence[TokenText], rest: str, *, ended: bool) -> list[dict
 
 
 def _framed(value: Any, as_events: bool) -> str:
-    """A text is the user's own framing; a value gets that of the stream."""
+    """Return a string as it is, because the user has framed it. Frame other values like records of the stream."""
     if isinstance(value, str):
         return value
     return f"{_DATA}{dump(value)}\n\n" if as_events else dump(value) + "\n"

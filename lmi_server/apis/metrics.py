@@ -1,4 +1,4 @@
-"""`GET /metrics` in Prometheus' text form."""
+"""`GET /metrics` in the Prometheus text format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /ping`, `GET /health`: 200 only while the engine, or one of its copies, makes progress on a loaded model."""
+"""`GET /ping` and `GET /health`: 200 while the engine, or at least one of its copies, is ready and makes progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def api(context: ServerContext) -> Blueprint:
 
 
 def _copies(health: Health) -> dict[str, Any]:
-    """Where there are several copies of the model: how many serve."""
+    """Return how many copies serve, if there are several copies of the model."""
     if not health.copies:
         return {}
     return {"copies": {"serving": sum(copy.ready for copy in health.copies), "total": len(health.copies)}}

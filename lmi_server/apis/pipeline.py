@@ -1,4 +1,4 @@
-"""From a body to a `Call`: one pipeline for all bodies. A `BodyFormat` holds what differs between them."""
+"""Parsing of a body into a `Call`. All bodies use one pipeline; a `BodyFormat` holds the differences between them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """What depends on a request's path: `/v1/*` and `/invocations` read the same body differently."""
+    """Rules that depend on the path. `/v1/*` and `/invocations` treat the same body differently."""
 
     error_form: ErrorForm
-    """How a failing stream ends."""
+    """Form of the record that ends a failed stream."""
     cut_to_context: bool
-    """Cut an output that is longer than the context has room for, so that it ends with `length`; else refuse it."""
+    """Whether an output that does not fit the context is cut and ends with `length`. Otherwise it is rejected."""
     completions_sample: bool
-    """Completions have OpenAI's and the model's sampling defaults, as chats always have; else they are greedy."""
+    """Whether completions use the sampling defaults of OpenAI and the model, as chats do. Otherwise they are greedy."""
 
 
 OPENAI = Conventions(ErrorForm.OPENAI, cut_to_context=False, completions_sample=True)
@@ -43,13 +43,13 @@ LMI = Conventions(ErrorForm.LMI, cut_to_context=True, completions_sample=False)
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
-    """The checked fields of a body, its prompt apart."""
+    """Checked fields of a body, without the prompt."""
 
     parameters: Parameters
     framing: Framing | None
-    """Of a streamed answer; None for a whole one."""
+    """Framing of a streamed answer; None for a whole answer."""
     model: str = ""
-    """Any name is accepted; an OpenAI answer repeats it."""
+    """Model name. Any name is accepted; an OpenAI answer repeats it."""
     include_usage: bool = False
 
     @property
@@ -59,25 +59,25 @@ class BodyFields:
 
 @dataclass(frozen=True, slots=True)
 class BodyFormat:
-    """How one kind of body is read and answered. The functions raise `engines.errors.InvalidRequest`."""
+    """Functions that read and answer one kind of body. They raise `engines.errors.InvalidRequest`."""
 
     read_fields: Callable[[ApiContext, Body, Conventions], BodyFields]
     read_prompts: Callable[[ApiContext, Body, BodyFields], tuple[Prompt, ...]]
     report: Callable[[BodyFields, AnswerCounts], LogprobReport]
-    """Decides which log-probabilities the engine reports."""
+    """Selects the log-probabilities that the engine reports."""
     make_reply: Callable[[ApiContext, BodyFields, tuple[GenerationRequest, ...], Conventions], Reply]
     default_max_new_tokens: int | None
-    """None: the rest of the context."""
+    """Default of `max_new_tokens`. None: the rest of the context."""
     continues_prompt: bool = True
-    """The output continues the prompt's text; else it is a text of its own, as in a chat."""
+    """Whether the output continues the prompt's text. In a chat it is a separate text."""
     best_of_is_n: bool = False
-    """Without `n`, all `best_of` answers are returned, as in LMI; else one."""
+    """Whether `n` defaults to `best_of`, as in LMI. Otherwise it defaults to 1."""
     streams_choices: bool = True
-    """A stream may carry several answers."""
+    """Whether a stream may carry several answers."""
 
 
 def parse(context: ApiContext, body: Body, dialect: BodyFormat, conventions: Conventions) -> Call:
-    """Check a body and make its requests. Raises `engines.errors.InvalidRequest`."""
+    """Check a body and create its requests and reply. Raises `engines.errors.InvalidRequest`."""
     fields = dialect.read_fields(context, body, conventions)
     parameters, streamed = fields.parameters, fields.streamed
     prompts = dialect.read_prompts(context, body, fields)

@@ -1,4 +1,4 @@
-"""From prompts and checked parameters to `GenerationRequest`s; all length limits are here."""
+"""Creation of `GenerationRequest`s from prompts and checked parameters. All length limits are enforced here."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.values.show import as_json
 
 MAX_PROMPTS = 128
-"""Prompts in one HTTP request."""
+"""Maximum number of prompts in one HTTP request."""
 _LONG_TEXT_CHARS = 32_768
-# Tokenizing a longer text takes tens of milliseconds, for which other streams would pause.
+# Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause.
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a body."""
+    """One prompt of a request body."""
 
     field: str
-    """Its place in the body, for error texts: `inputs`, `prompt[3]`."""
+    """Place of the prompt in the body, for error messages: `inputs`, `prompt[3]`."""
     text: str
     token_ids: tuple[int, ...]
 
 
 def max_prompt_chars(context: ApiContext) -> int:
-    """Return the largest number of characters of any prompt that fits the context."""
+    """Return an upper bound on the number of characters of a prompt that fits the context."""
     return context.config.max_model_len * context.text.longest_token
 
 
 def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLong:
-    """Make the error for a text that is too long whatever its tokens are."""
+    """Create the error for a text that is too long however it is tokenized."""
     return ContextTooLong(
         field,
         f"given {given} characters; accepted: at most {max_prompt_chars(context)}, as prompt and output together "
@@ -52,12 +52,12 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
 def encode_prompts(
     context: ApiContext, texts: Mapping[str, str], parameters: Parameters, *, add_special_tokens: bool
 ) -> tuple[Prompt, ...]:
-    """Tokenize prompts, and truncate them where the body says so.
+    """Tokenize prompts, and truncate them if the body asks for it.
 
-    `texts`: by field. `add_special_tokens`: whether the tokenizer adds its own where the body does not say.
+    `texts`: prompts by field. `add_special_tokens`: default for bodies that do not set it.
 
-    Raises `InvalidRequest`: a text has no token, or leaves no room for another one. A hopelessly long text is refused
-    before it is tokenized.
+    Raises `InvalidRequest` if a text has no token or leaves no room for an output. A text that cannot fit the context
+    is rejected before it is tokenized.
     """
     for field, text in texts.items():
         if len(text) > max_prompt_chars(context):
@@ -84,12 +84,12 @@ def encode_prompts(
 
 
 def truncated(token_ids: tuple[int, ...], truncate: int | None) -> tuple[int, ...]:
-    """Return the last `truncate` token ids; None for all."""
+    """Return the last `truncate` token ids, or all token ids if `truncate` is None."""
     return token_ids if truncate is None else token_ids[-truncate:]
 
 
 def texts_by_field(field: str, value: Any, accepted: str) -> dict[str, str]:
-    """Read one text or a list of texts, by field. `accepted`: for the error text. Raises `InvalidField`."""
+    """Return one text or a list of texts, by field. `accepted`: for the error message. Raises `InvalidField`."""
     if isinstance(value, str) and value:
         return {field: value}
     if not isinstance(value, list) or not value:
@@ -102,14 +102,14 @@ def texts_by_field(field: str, value: Any, accepted: str) -> dict[str, str]:
 
 
 def prompts_by_field(field: str, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Return each prompt of a list by its field. Raises `InvalidField`: there are too many."""
+    """Return the prompts of a list by field. Raises `InvalidField` if there are too many."""
     if len(prompts) > MAX_PROMPTS:
         raise InvalidField(field, f"given {len(prompts)} prompts; accepted: at most {MAX_PROMPTS}")
     return {f"{field}[{index}]": prompt for index, prompt in enumerate(prompts)}
 
 
 def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
-    """Raises `InvalidRequest`: there is no token, or no room for another one."""
+    """Raise `InvalidRequest` if a prompt has no token or leaves no room for an output."""
     limit = context.config.max_model_len
     if num_tokens == 0:
         raise InvalidField(field, "has no token; accepted: a prompt of at least 1 token")
@@ -132,12 +132,12 @@ def generation_requests(
     cut_to_context: bool,
     continues_prompt: bool,
 ) -> tuple[GenerationRequest, ...]:
-    """Make a request of each prompt.
+    """Create one request for each prompt.
 
-    `default_max_new_tokens`: None for the rest of the context. `cut_to_context`: cut an output that is too long for the
-    context instead of refusing it.
+    `default_max_new_tokens`: None for the rest of the context. `cut_to_context`: cut an output that does not fit the
+    context instead of rejecting the request.
 
-    Raises `ContextTooLong` where a prompt and its output do not fit, and `InvalidField`.
+    Raises `ContextTooLong` if a prompt and its output do not fit, and `InvalidField`.
     """
     sampling = sampling_params(context, parameters, report)
     rules = text_rules(context, parameters, continues_prompt=continues_prompt)
@@ -182,7 +182,7 @@ def _max_new_tokens(
 
 
 def _requested_length(context: ApiContext, prompt: Prompt, parameters: Parameters) -> int | None:
-    """Return `max_new_tokens`, or the rest of `max_length`, which also counts a decoder's prompt."""
+    """Return `max_new_tokens`, or `max_length` minus the prompt. A prompt of an encoder does not count."""
     length: int | None = parameters["max_new_tokens"]
     total: int | None = parameters["max_length"]
     if length is not None or total is None:

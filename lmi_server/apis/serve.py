@@ -1,4 +1,4 @@
-"""One HTTP request from its body to its last byte, the same for every API."""
+"""Serving of one HTTP request, from its body to the last byte. It is the same for every API."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from lmi_server.request_log import RequestRecord, current_record
 _logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
-"""For the log and the counters, where a client left."""
+"""HTTP status in the log and the counters for a client that disconnected."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:
-    """Answer the current request, whose body `parse` reads.
+    """Answer the current request. `parse` parses its body.
 
     Raises `EngineError` for every failure before the first byte is sent.
     """
@@ -62,7 +62,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         generation.close()
         return _client_gone(record)
     except BaseException:
-        # Also when a worker is stopped: the engine must not go on computing an answer that nobody gets.
+        # This includes the shutdown of a worker: the engine must stop computing an answer that nobody receives.
         generation.close()
         raise
 
@@ -74,9 +74,9 @@ def _client_gone(record: RequestRecord) -> Response:
 
 @contextmanager
 def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
-    """Read the body of the current request, which a user's formatter may rewrite.
+    """Read the body of the current request. A user's formatter may rewrite it.
 
-    Raises `EngineError`, and `ClientGone` where the client leaves while the formatter runs.
+    Raises `EngineError`, and `ClientGone` if the client disconnects while the formatter runs.
     """
     formatter = context.formatter
     if formatter is not None and formatter.reads_bodies:
@@ -88,7 +88,7 @@ def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
 
 
 def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
-    """Decide who watches the time. An engine with a timeout of its own leaves only the body's to the web process."""
+    """Create the request. If the engine has its own timeout, the web process enforces only a timeout from the body."""
     own = call.timeout
     by_engine = context.capabilities.own_timeout
     return HttpRequest(
@@ -104,13 +104,13 @@ def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant
 
 def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> Response:
     outputs = iter(generation)
-    # The first output before the first byte, so that a request that is refused still gets its own status.
+    # Wait for the first output before sending a byte, so that a rejected request still gets its own status.
     first = next(outputs)
     if call.reply.streamed:
         response = Response(
             _stream(call, generation, first, outputs, record), content_type=call.reply.content_type
         )
-        # A generator that never started does not run its 'finally'.
+        # A generator that was never started does not run its `finally` block.
         response.call_on_close(generation.close)
         return response
     for _ in outputs:
@@ -120,7 +120,7 @@ def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> R
 
 
 def _finish(generation: TextGeneration) -> str:
-    """Return the finish reasons for the log, each once."""
+    """Return the finish reasons for the log, without duplicates."""
     return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.result.completions))
 
 
@@ -131,8 +131,8 @@ def _stream(
     outputs: Iterator[TextOutput],
     record: RequestRecord,
 ) -> Iterator[bytes]:
-    """Yield one chunk for all outputs that are here. A failure becomes the last record; nothing is raised."""
-    record.finish = "client_gone"  # until an end is reached
+    """Yield one chunk for all available outputs. A failure becomes the last record; nothing is raised."""
+    record.finish = "client_gone"  # unless the stream reaches its end
     frames = ""
     try:
         frames = call.reply.start()

@@ -1,6 +1,6 @@
-"""The tenant of a request. The engine divides its work fairly among tenants, and they share no cached pages.
+"""The tenant of a request. The engine schedules tenants fairly, and tenants share no cached pages.
 
-This is not authentication: any caller may name any tenant. Callers are authenticated in front of this server.
+This is not authentication: any caller may name any tenant. Authenticate callers in front of this server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _BEARER = "bearer "
 
 
 def tenant_of(headers: Headers) -> str:
-    """Return the tenant that the headers name, else one for their API key, else an empty string.
+    """Return the tenant named in the headers, else a tenant for their API key, else an empty string.
 
-    Of a key only a hash is used, which is the same in every web process.
+    Only a hash of the key is used. It is the same in every web process.
 
-    Raises `InvalidField`.
+    Raises `InvalidField` if the tenant's name is invalid.
     """
     name = headers.get(_HEADER)
     if name is not None:

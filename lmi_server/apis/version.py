@@ -1,4 +1,4 @@
-"""`GET /version`: this server's version, in the shape that vLLM gives it."""
+"""`GET /version`: this server's version, in vLLM's format."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The API of a user's handler: bytes and headers pass through."""
+"""The API of a user's handler. Bytes and headers are passed through."""

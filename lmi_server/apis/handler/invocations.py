@@ -1,4 +1,4 @@
-"""`POST /invocations`, `/predictions/{model}` and OpenAI's paths under a user's handler, which answers all of them."""
+"""`POST /invocations`, `/predictions/{model}` and OpenAI's paths, all answered by a user's handler."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _OURS = {
     "transfer-encoding",
     "upgrade",
 }
-"""Headers that the server itself writes."""
+"""Response headers that only the server sets."""
 _WITHOUT_BODY = (204, 205, 304)
 
 
 def api(context: ServerContext) -> Blueprint:
-    """Raises: TypeError if the engine cannot run a handler."""
+    """Create the routes. Raises `TypeError` if the engine cannot run a handler."""
     engine = context.engine
     if not isinstance(engine, HandlerEngine):
         raise TypeError(f"{type(engine).__name__} cannot run a handler")
@@ -73,7 +73,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
             pieces.close()
             return _response(first.head, first.body)
         response = _response(first.head, _stream(first, pieces, record))
-        # A generator that never started does not run its 'finally'.
+        # A generator that was never started does not run its `finally` block.
         response.call_on_close(pieces.close)
     except ClientGone:
         pieces.close()
@@ -86,7 +86,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
 
 
 class _Pieces:
-    """The pieces of one answer. Always `close` it."""
+    """Pieces of one answer. The caller must call `close`."""
 
     def __init__(self, engine: HandlerEngine, call: Invocation, client: ClientWatch) -> None:
         self._engine = engine
@@ -97,7 +97,7 @@ class _Pieces:
         client.start(self._abort)
 
     def __next__(self) -> InvocationOutput:
-        """Wait for the next piece. Raises `ClientGone`."""
+        """Wait for the next piece. Raises `ClientGone` if the client disconnects."""
         while True:
             if self._client.left:
                 raise ClientGone
@@ -106,7 +106,7 @@ class _Pieces:
                 return output
 
     def close(self) -> None:
-        """Have the engine forget the request, unless it is answered. Idempotent."""
+        """Abort the request in the engine, unless it is already answered. Idempotent."""
         self._client.stop()
         self._abort()
 
@@ -118,7 +118,7 @@ class _Pieces:
 
 def _stream(first: InvocationOutput, pieces: _Pieces, record: RequestRecord) -> Iterator[bytes]:
     """Yield the bodies of all pieces. A failure becomes the last record; nothing is raised."""
-    record.finish = "client_gone"  # until an end is reached
+    record.finish = "client_gone"  # unless the stream reaches its end
     output = first
     try:
         while True:
@@ -144,7 +144,7 @@ def _response(head: AnswerHead, body: bytes | Iterator[bytes]) -> Response:
     if head.status in _WITHOUT_BODY:
         body = b""
     response = Response(body, f"{head.status} {head.message}".rstrip())
-    del response.headers["Content-Type"]  # the handler's own, or none, as in LMI
+    del response.headers["Content-Type"]  # only the handler sets it, as in LMI
     for name, value in head.headers:
         if name.lower() not in _OURS:
             response.headers[name] = value

@@ -1,4 +1,4 @@
-"""An HTTP request as a handler's input: headers become properties, the body one part or several."""
+"""Conversion of an HTTP request to a handler's input: headers become properties, the body one or several parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PARTS = 1000
 
 
 def invocation(request: Request, data: bytearray, record: RequestRecord) -> Invocation:
-    """Make the handler's input. data: the body. Raises `InvalidRequest`: a form that cannot be read."""
+    """Create the handler's input. `data`: the body. Raises `InvalidRequest` if a form cannot be parsed."""
     properties = dict(request.headers.items())
     for name in [name for name in properties if name.lower() == _ATTRIBUTES]:
         properties |= _attributes(properties[name])
@@ -28,12 +28,12 @@ def invocation(request: Request, data: bytearray, record: RequestRecord) -> Invo
         *_parts(request, data),
         *((name, value.encode()) for name, value in request.args.items(multi=True)),
     )
-    # A handler takes an input without content for the call at its load.
+    # A handler takes an input without content for the initial call, in which it loads its model.
     return Invocation(record.id, record.arrival_time, properties, content or (("data", b""),))
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Read custom attributes as LMI does: `a=b;c=d`; those without `=` are no properties."""
+    """Parse custom attributes as LMI does: `a=b;c=d`. Items without `=` are ignored."""
     pairs = (item.partition("=") for item in text.split(";"))
     return {name.strip(): value.strip() for name, is_pair, value in pairs if is_pair and name.strip()}
 

@@ -1,1 +1,1 @@
-"""LMI's own bodies and answers: `/invocations` and its other names."""
+"""LMI's bodies and answers: `/invocations` and its aliases."""

@@ -1,6 +1,6 @@
 """`POST /invocations`: LMI's schema (`inputs`, `parameters`, `stream`), or one of OpenAI's bodies.
 
-A body with `messages` is a chat, one with `prompt` is for completions; both are answered in OpenAI's shapes.
+A body with `messages` is a chat, and a body with `prompt` is a completion. Both are answered in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ACCEPTED_FORMATS = {
     "text/event-stream": "sse",
     "application/jsonlines": "jsonlines",
     "application/x-ndjson": "jsonlines",
-    # Clients send it by habit, so it has no effect.
+    # Many clients send these two by default, so they have no effect.
     "application/json": None,
     "*/*": None,
 }
@@ -71,7 +71,7 @@ def invoke(context: ApiContext) -> Response:
 
 
 def _custom_attributes() -> str | None:
-    """Return what the caller attaches to the request; it comes back with the answer. Raises `InvalidField`."""
+    """Return the custom attributes of the request. The response repeats them. Raises `InvalidField`."""
     value = request.headers.get(_ATTRIBUTES_HEADER)
     if value is not None and not _ATTRIBUTES.fullmatch(value):
         raise InvalidField(
@@ -87,13 +87,13 @@ def _parse(context: ApiContext, body: Body) -> Call:
             _ADAPTER_HEADER, f"given {as_json(adapter)}, but LoRA adapters are not supported; accepted: none"
         )
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
-        # The platform names its call that the request came by, which decides where the body does not.
+        # SageMaker names the API that the client called. It applies if the body does not set `stream`.
         body = {**body, "stream": True}
     return parse(context, body, _DIALECTS[_prompt_field(body)], LMI)
 
 
 def _prompt_field(body: Body) -> str:
-    """Return the field that says which kind of body it is. Raises `InvalidField`: there are several."""
+    """Return the field that determines the kind of the body. Raises `InvalidField` if there are several."""
     present = [name for name in _DIALECTS if body.get(name) is not None]
     if len(present) > 1:
         raise InvalidField(
@@ -132,9 +132,9 @@ def _check_names(body: Body, refuses_unknown: bool) -> None:
 
 
 def _framing(context: ApiContext, parameters: Parameters, stream: Any) -> Framing | None:
-    """Decide the framing: by the request's own formatter, else by its Accept header, else by the server's option.
+    """Choose the framing by the request's `output_formatter`, else its Accept header, else the server's option.
 
-    `stream: true` turns json into lines, and with `stream: false` the header does not count. Raises `InvalidField`.
+    `stream: true` turns json into JSON lines. `stream: false` ignores the header. Raises `InvalidField`.
     """
     streams = check_flag("stream", stream)
     accepted = _accepted_format() if streams or stream is None else None
@@ -170,7 +170,7 @@ def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
     prompt: int | None = parameters["prompt_logprobs"]
     if prompt is None and parameters["decoder_input_details"]:
         prompt = 0
-    # Beam search reports none; a request that names them is refused.
+    # Beam search reports no log-probabilities. A request that asks for them is rejected.
     each = (shows_details(parameters, counts.best_of) or fields.streamed) and parameters["num_beams"] == 1
     return LogprobReport(each or counts.ranked, parameters["top_n_tokens"], prompt)
 
@@ -191,4 +191,4 @@ _INPUTS = BodyFormat(
     streams_choices=False,
 )
 _DIALECTS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
-"""Each dialect by the field of its prompt."""
+"""Formats of bodies by the field of the prompt."""

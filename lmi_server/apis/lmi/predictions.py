@@ -1,7 +1,7 @@
 """`POST /predictions/{model}` and `/predictions/{model}/{version}`, DJL Serving's names for `/invocations`.
 
-One model is served, so model and version are only labels: 1 to 128 letters, digits, `.`, `_` and `-`, of which the
-first is a letter or a digit. Any other label is a 404.
+Only one model is served, so model and version are just labels: 1 to 128 letters, digits, `.`, `_` and `-`, starting
+with a letter or a digit. Any other label returns 404.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LMI's form of an answer: a JSON object (engine=Python: an array of them), or records of one token each."""
+"""LMI's answer format: a JSON object (engine=Python: an array of objects), or a stream with one record per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_server.http.framing import JSON_LINES, Framing
 
 
 def shows_details(parameters: Parameters, best_of: int) -> bool:
-    """Whether an answer has `details`: for their own sake, for one of their parts, or to compare several answers."""
+    """Return True if answers have `details`: they or a part of them were requested, or there are several candidates."""
     return bool(
         parameters["details"]
         or parameters["decoder_input_details"]
@@ -36,7 +36,7 @@ class LmiReply:
         *,
         as_list: bool,
     ) -> None:
-        """`requests`: one for each prompt. `framing`: None for a whole answer. `as_list`: answer with an array."""
+        """`requests`: one for each prompt. `framing`: None for a whole answer. `as_list`: return an array."""
         self.streamed = framing is not None
         self._framing = framing or JSON_LINES
         self.content_type = self._framing.content_type
@@ -60,7 +60,7 @@ class LmiReply:
         return ""
 
     def records(self, output: TextOutput) -> str:
-        """Return a record for each token; the last of all also carries the whole text and the details."""
+        """Return a record for each token. The last record of an answer also carries the whole text and the details."""
         records = [self._record(token) for token in output.tokens]
         if output.completion is not None:
             if not records:  # the last output has no token
@@ -80,14 +80,14 @@ class LmiReply:
         return self._framing.frame(error.body(ErrorForm.LMI))
 
     def _record(self, token: TokenText) -> dict[str, Any]:
-        """Return a record of a stream. It shows no more of the generated text than can be shown yet."""
+        """Return a record of a stream. Text that cannot be shown yet is left out."""
         record: dict[str, Any] = {"token": _token(token, token.shown)}
         if self._shows_top_tokens:
             record["top_tokens"] = _top_tokens(token, token.shown)
         return record
 
     def _body(self, request: GenerationRequest, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Return one prompt's answers: the first one in LMI's place, the others among its details."""
+        """Return the answers to one prompt: the first one in LMI's fields, the others in its details."""
         first = completions[0]
         body: dict[str, Any] = {"generated_text": self._text(request, first)}
         if self._shows_details:

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, OpenAI's chat; `/invocations` understands the same body."""
+"""`POST /v1/chat/completions`, OpenAI's chat. `/invocations` accepts the same body."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
         text = context.text.chat_template.render(messages, max_chars)
     except RenderedTooLong as error:
         raise too_many_chars(context, "messages", f"more than {max_chars}") from error
-    # The template itself writes the special tokens.
+    # The chat template adds the special tokens itself.
     return encode_prompts(context, {"messages": text}, fields.parameters, add_special_tokens=False)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's form of a chat answer: `chat.completion` objects and chunks."""
+"""OpenAI's format of chat answers: `chat.completion` objects and chunks."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def _entry(token: TokenText) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    # The text of a token that is part of a character does not show its bytes.
+    # The bytes of an incomplete character cannot be recovered from the token's text.
     known = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": known}

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`, OpenAI's completions; `/invocations` understands the same body."""
+"""`POST /v1/completions`, OpenAI's completions. `/invocations` accepts the same body."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
 
 
 def _of_token_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:
-    """Read a prompt of token ids, which stands as it is: no special tokens are added."""
+    """Return a prompt of token ids. No special tokens are added."""
     if not isinstance(value, list):
         raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
     check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
@@ -81,7 +81,7 @@ def _make_reply(
 
 
 def _echoed(context: ApiContext, request: GenerationRequest, fields: BodyFields) -> str:
-    """Return what an answer begins with: nothing, the prompt as it came, or the text of its tokens if they were cut."""
+    """Return the text before an answer: nothing, the prompt's text, or the text of its token ids if they were cut."""
     if not fields.parameters["echo"]:
         return ""
     if request.prompt and fields.parameters["truncate"] is None:

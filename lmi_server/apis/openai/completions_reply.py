@@ -1,4 +1,4 @@
-"""OpenAI's form of completions: `text_completion` objects, with `n` choices for each prompt."""
+"""OpenAI's format of completions: `text_completion` objects with `n` choices for each prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_server.generation.turns import in_turns
 
 
 class CompletionsReply(OpenAiReply):
-    """Writes completions. Mutable: it counts the characters of each choice."""
+    """Writes completions. Stateful: it counts the characters of each choice."""
 
     id_prefix = "cmpl"
     kind = "text_completion"
@@ -26,11 +26,11 @@ class CompletionsReply(OpenAiReply):
         conventions: Conventions,
         echoed: Sequence[str],
     ) -> None:
-        """`echoed`: what each choice begins with, the prompt or nothing."""
+        """`echoed`: text at the start of each choice, the prompt or nothing."""
         super().__init__(fields, requests, conventions)
         self._echoed = echoed
         self._num_top: int | None = fields.parameters["logprobs"]
-        """None without log-probabilities, else how many of the likeliest tokens are listed beside each token."""
+        """Number of most likely tokens listed beside each token; None without log-probabilities."""
         self._shows_prompt_logprobs = fields.parameters["prompt_logprobs"] is not None
         self._offsets = [0] * len(echoed)
 
@@ -40,7 +40,7 @@ class CompletionsReply(OpenAiReply):
 
     def start(self) -> str:
         if self._num_top is not None:
-            return ""  # the prompt follows when its log-probabilities are known
+            return ""  # the prompt follows with its log-probabilities
         chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
         return "".join(map(self._chunk, chunks))
 
@@ -88,11 +88,11 @@ class CompletionsReply(OpenAiReply):
         }
 
     def _top(self, token: TokenText) -> dict[str, float] | None:
-        """Return the likeliest tokens and the token itself; None for a prompt's first token."""
+        """Return the most likely tokens and the token itself; None for a prompt's first token."""
         if token.logprob is None:
             return None
         found: dict[str, float] = {}
-        # Several tokens may have the same text: parts of a character have none. The likeliest one counts.
+        # Several tokens may have the same text, such as parts of a character. The most likely one is reported.
         for one in token.top_as(token.text)[: self._num_top]:
             found.setdefault(one.text, one.logprob)
         found.setdefault(token.text, token.logprob)

@@ -1,4 +1,4 @@
-"""The fields that OpenAI's bodies share: `model`, `stream`, `stream_options` and the parameters."""
+"""Fields that OpenAI's bodies share: `model`, `stream`, `stream_options` and the parameters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _logger = logging.getLogger(__name__)
 DEFAULT_MODEL = "lmi"
 _MAX_MODEL_NAME_BYTES = 256
 _SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
-"""Each field with the one whose value `none` switches it off."""
+"""Fields that are ignored if another field is `none`, each with the other field."""
 
 
 def read_fields(
     names: Names, prompt_field: str, context: ApiContext, body: Body, conventions: Conventions
 ) -> BodyFields:
-    """Check all fields but `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect.
+    """Check all fields except `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect.
 
     Raises `InvalidField`.
     """
@@ -45,7 +45,7 @@ def read_fields(
 
 
 def model_name(value: Any) -> str:
-    """Return the name that an answer repeats; a front of several models chooses by it. Raises `InvalidField`."""
+    """Return the model name, which answers repeat. A front of several models routes by it. Raises `InvalidField`."""
     if value is None:
         return DEFAULT_MODEL
     if not isinstance(value, str) or len(value.encode()) > _MAX_MODEL_NAME_BYTES:

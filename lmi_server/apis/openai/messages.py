@@ -1,4 +1,4 @@
-"""OpenAI's chat messages, reduced to a role and a text each."""
+"""OpenAI's chat messages, each reduced to a role and a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmi_server.errors import InvalidField
 _MAX_MESSAGES = 4096
 _ROLES = {
     "system": "system",
-    # OpenAI's newer word for it, which templates do not know.
+    # OpenAI's newer name of the system role. Chat templates do not know it.
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
@@ -19,7 +19,7 @@ _MAX_NAME_BYTES = 256
 
 
 def parse_messages(value: Any) -> list[dict[str, str]]:
-    """Check messages and return them as a chat template needs them.
+    """Check messages and return them in the form that chat templates expect.
 
     Raises `InvalidField`.
     """

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{name}`: the one model that is served, under any name a client likes."""
+"""`GET /v1/models` and `/v1/models/{name}`: the served model, under any name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.get("/v1/models/<path:name>")
     def model(name: str) -> Response:
-        # Requests may use any name, so any name is this model.
+        # Requests may use any model name, so every name refers to the served model.
         return json_response(entry(name))
 
     return blueprint

@@ -1,4 +1,4 @@
-"""What OpenAI's answers have in common: the object round the choices, chunks, token counts, the end of a stream."""
+"""Common parts of OpenAI's answers: the object around the choices, chunks, token counts, the end of a stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINISH_REASONS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
 }
-"""OpenAI's words for LMI's."""
+"""OpenAI's names of finish reasons."""
 
 
 class OpenAiReply:
@@ -28,15 +28,15 @@ class OpenAiReply:
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
-    """`object` of a whole answer."""
+    """Value of `object` in a whole answer."""
     chunk_kind: ClassVar[str]
-    """`object` of a chunk of a stream."""
+    """Value of `object` in a chunk of a stream."""
     content_type = SSE.content_type
 
     def __init__(
         self, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
     ) -> None:
-        """Answer the current HTTP request."""
+        """Create the reply to the current HTTP request."""
         self.streamed = fields.streamed
         self._id = f"{self.id_prefix}-{current_record().id}"
         self._created = int(time.time())
@@ -46,7 +46,7 @@ class OpenAiReply:
         self._error_form = conventions.error_form
 
     def end(self, result: GenerationResult) -> str:
-        """Return the token counts, where the client wants them, and the end of the stream."""
+        """Return the token counts, if the client requested them, and the end of the stream."""
         if not self._include_usage:
             return SSE_DONE
         return (
@@ -70,7 +70,7 @@ class OpenAiReply:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _usage(self, result: GenerationResult) -> dict[str, Any]:
-        """Count each prompt once, and all generated tokens, those of answers that are dropped too."""
+        """Return the token counts. Each prompt counts once. Tokens of dropped answers count too."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": result.num_generated,
@@ -80,7 +80,7 @@ class OpenAiReply:
 
 
 def prompt_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
-    """Return vLLM's field of that name, for each prompt token an object by token id; nothing without tokens."""
+    """Return vLLM's field `prompt_logprobs`, with an object by token id for each token. Empty without tokens."""
     if not tokens:
         return {}
     return {"prompt_logprobs": [_by_id(token) for token in in_turns(tokens)]}
@@ -93,6 +93,6 @@ def _by_id(token: TokenText) -> dict[str, Any] | None:
         str(one.id): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
         for rank, one in enumerate(token.top_as(token.text), 1)
     }
-    # Its rank is known only where it is among the likeliest.
+    # The token's rank is known only if it is among the most likely tokens.
     own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
     return {str(token.id): found.get(str(token.id), own), **found}

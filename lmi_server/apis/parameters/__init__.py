@@ -1,1 +1,1 @@
-"""Request parameters: the table, parsing, combinations, and the sampling that they ask for."""
+"""Request parameters: the table, parsing, checks of combinations, and conversion to sampling parameters."""

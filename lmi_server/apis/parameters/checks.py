@@ -1,4 +1,4 @@
-"""Checks of fields. Every refusal names the field, the value that it found and what is accepted."""
+"""Checks of request fields. Every error names the field, the value found and the accepted values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lmi_server.values.show import as_json
 
 
 def refuse(field: str, value: Any, accepted: str) -> InvalidField:
-    """Make the error for a value that is not accepted."""
+    """Return the error for a value that is not accepted."""
     return InvalidField(field, f"given {as_json(value)}; accepted: {accepted}")
 
 
 def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> InvalidField:
-    """Make the error for an unknown name, with the nearest known one."""
+    """Return the error for an unknown name, with the nearest known name."""
     names = sorted(known)
     near = nearest(name, names)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(names)}"
@@ -26,7 +26,7 @@ def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> I
 
 
 def check(field: str, value: Any, type: JsonType, or_else: str = "") -> Any:  # noqa: A002
-    """Check the value of a field. `or_else`: what the field accepts besides. Raises `InvalidField`."""
+    """Check the value of a field. `or_else`: further accepted values, for the error message. Raises `InvalidField`."""
     try:
         return type.from_json(value)
     except BadValueError as error:
@@ -37,5 +37,5 @@ def check(field: str, value: Any, type: JsonType, or_else: str = "") -> Any:  # 
 
 
 def check_flag(field: str, value: Any) -> bool:
-    """Check a flag, which is false when it is not given. Raises `InvalidField`."""
+    """Check a flag, which defaults to false. Raises `InvalidField`."""
     return value is not None and bool(check(field, value, Bool()))

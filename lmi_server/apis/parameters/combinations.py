@@ -1,4 +1,4 @@
-"""Checks of parameters that are valid each by itself, but not together or under this engine."""
+"""Checks of parameters that are valid individually, but not together or not under this engine."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from lmi_server.errors import InvalidField
 from lmi_server.values.show import as_json
 
 MAX_ANSWERS = 256
-"""Answers that one HTTP request may generate, over all its prompts."""
+"""Maximum number of answers that one HTTP request may generate, over all its prompts."""
 _PROMPT_REPORTS = ("decoder_input_details", "prompt_logprobs")
-"""Parameters that ask for the log-probabilities of the prompt's tokens; `logprobs` with `echo` does too."""
+"""Parameters that request log-probabilities of the prompt's tokens. `logprobs` with `echo` requests them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """How many answers to each prompt are returned (`n`) and generated (`best_of`)."""
+    """Numbers of answers to each prompt that are returned (`n`) and generated (`best_of`)."""
 
     n: int
     best_of: int
 
     @property
     def ranked(self) -> bool:
-        """Whether the answers that are returned are chosen by their log-probabilities."""
+        """Whether the returned answers are selected by their log-probabilities."""
         return self.best_of > self.n
 
 
 def answer_counts(
     parameters: Parameters, *, num_prompts: int, streamed: bool, best_of_is_n: bool, streams_choices: bool
 ) -> AnswerCounts:
-    """Check `n` and `best_of`; `BodyFormat` explains the last two arguments. Raises `InvalidField`."""
+    """Return the checked `n` and `best_of`. See `BodyFormat` for the last two arguments. Raises `InvalidField`."""
     best_of = parameters["best_of"]
     n: int = parameters["n"] or (best_of if best_of and best_of_is_n else 1)
     best_of = best_of or n
@@ -64,7 +64,7 @@ def check_beams(
     *,
     streamed: bool,
 ) -> None:
-    """Refuse what beam search cannot do: it finds the one likeliest answer, known at the end.
+    """Reject parameters that beam search does not support. It finds only the most likely answer, known at the end.
 
     Raises `InvalidField`.
     """
@@ -89,7 +89,7 @@ def check_beams(
 
 
 def check_generate_parameters(context: ApiContext, parameters: Parameters) -> None:
-    """Refuse parameters of transformers' `generate` under an engine without it. Raises `InvalidField`."""
+    """Reject parameters of transformers' `generate` under an engine that does not use it. Raises `InvalidField`."""
     for row in GENERATE:
         if parameters[row.name] != row.default:
             _check_engine(context, parameters, row.name, "generate_params")
@@ -98,7 +98,7 @@ def check_generate_parameters(context: ApiContext, parameters: Parameters) -> No
 def check_prompt_report(
     context: ApiContext, parameters: Parameters, report: LogprobReport, *, streamed: bool
 ) -> None:
-    """Refuse log-probabilities of the prompt where the engine or a stream has none. Raises `InvalidField`."""
+    """Reject log-probabilities of the prompt if the engine or a stream has none. Raises `InvalidField`."""
     if report.prompt is None:
         return
     names = (*_PROMPT_REPORTS, "logprobs")
@@ -109,7 +109,7 @@ def check_prompt_report(
 
 
 def check_timeout(context: ApiContext, parameters: Parameters) -> None:
-    """Raises `InvalidField`: the timeout is longer than the server's."""
+    """Raise `InvalidField` if the timeout is longer than `option.predict_timeout`."""
     timeout: float | None = parameters["timeout"]
     limit = context.config.server.predict_timeout
     if timeout is not None and timeout > limit:
@@ -120,7 +120,7 @@ def check_timeout(context: ApiContext, parameters: Parameters) -> None:
 
 
 def _check_engine(context: ApiContext, parameters: Parameters, name: str, capability: str) -> None:
-    """Raises `InvalidField`: the engine lacks the capability that a parameter needs."""
+    """Raise `InvalidField` if the engine lacks the capability that a parameter needs."""
     if not getattr(context.capabilities, capability):
         why = f"but engine={context.config.engine} does not do it"
         raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} does it")

@@ -1,4 +1,4 @@
-"""Sampling parameters of an OpenAI body that gives none: the model's own where it has them, else OpenAI's."""
+"""Default sampling parameters of OpenAI bodies: the model's defaults if it has any, else OpenAI's."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lmi_server.text.json_file import read_json
 _logger = logging.getLogger(__name__)
 
 _OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Those that vLLM takes, except for lengths."""
+"""Parameters read from the model: the same as in vLLM, except for lengths."""
 
 
 def openai_defaults(config: WebConfig) -> Mapping[str, Any]:
-    """Return the defaults by key of the parameter table, and log those of the model.
+    """Return the defaults by key of the parameter table, and log the defaults that come from the model.
 
-    A value that a request could not have is ignored with a warning.
+    A value that would be invalid in a request is ignored with a warning.
 
     Raises:
         ValueError: generation_config.json is not a JSON object.

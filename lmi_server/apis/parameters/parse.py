@@ -1,4 +1,4 @@
-"""The parameters of a body, checked against the table."""
+"""Parsing of the parameters in a body according to the parameter table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def parse_parameters(
     prefix: str = "",
     refuse_unknown_names: bool = True,
 ) -> Parameters:
-    """Check the parameters in `body`.
+    """Check the parameters in `body` and return their values.
 
-    `own_defaults`: values, by key, that replace the table's. `prefix`: where the parameters stand, for error texts
-    (`parameters.`). Unknown names are refused, or listed in the result.
+    `own_defaults`: values by key that override the table's defaults. `prefix`: place of the parameters in the request,
+    for error messages (`parameters.`). Unknown names are rejected, or listed in the result.
 
     Raises `InvalidField`.
     """
@@ -54,7 +54,7 @@ def parse_parameters(
 
 
 def refuse_unsupported(field: str, value: Any, names: Names) -> None:
-    """Check a field that is not read. Raises `InvalidField` where it asks for something that is not supported."""
+    """Check a field that is not used. Raises `InvalidField` if it requests something that is not supported."""
     row = rows(names).get(field)
     if row is not None and row.neutral is not None and value is not None:
         row.check(field, value)

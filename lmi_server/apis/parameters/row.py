@@ -1,4 +1,4 @@
-"""A row of the table of request parameters. The rows are in `table.py` and `unused.py`."""
+"""Types for the table of request parameters. The rows are in `table.py` and `unused.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_server.values.show import as_json
 
 
 class Names(Enum):
-    """Which column of names a body uses."""
+    """Column of names that a body uses."""
 
     LMI = "lmi"
     CHAT = "chat"
@@ -23,32 +23,32 @@ class Names(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row. JSON null always means that a parameter is not given."""
+    """One row of the table. JSON null always means that the parameter is not set."""
 
     name: str
-    """Key of the parsed value."""
+    """Key of the parsed value in `Parameters`."""
     type: JsonType
     lmi: tuple[str, ...] = ()
     openai: tuple[str, ...] = ()
-    """In chats and in completions."""
+    """Names in both chats and completions."""
     chat: tuple[str, ...] = ()
     completions: tuple[str, ...] = ()
     default: Any = None
     absent: tuple[Any, ...] = ()
-    """Values besides null that mean that the parameter is not given."""
+    """Values besides null that mean that the parameter is not set."""
     neutral: tuple[Any, ...] | None = None
-    """Not None: the parameter is not supported, and only these values, which change nothing, are accepted."""
+    """If not None, the parameter is not supported and only these values, which change nothing, are accepted."""
     reason: str = ""
-    """Why every other value is refused."""
+    """Why all other values are rejected."""
 
     def names(self, names: Names) -> tuple[str, ...]:
-        """Return the names under which bodies of one column may give it."""
+        """Return the names of the parameter in one column."""
         if names is Names.LMI:
             return self.lmi
         return self.openai + (self.chat if names is Names.CHAT else self.completions)
 
     def check(self, field: str, value: Any) -> Any:
-        """Check a value and return it as the program uses it. Raises `InvalidField`."""
+        """Check a value and return it in the program's own type. Raises `InvalidField`."""
         if self.neutral is None:
             return check(field, value, self.type, "".join(f" or {as_json(one)}" for one in self.absent))
         if is_one_of(value, self.neutral):
@@ -58,19 +58,19 @@ class Parameter:
 
 
 def everywhere(*names: str, type: JsonType, **columns: Any) -> Parameter:  # noqa: A002
-    """Make a row that all bodies know by the same names, the first of which is its key."""
+    """Return a row with the same names for all bodies. The first name is the key."""
     return Parameter(names[0], type, lmi=names, openai=names, **columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The checked parameters of a body, with the defaults of those that it does not give."""
+    """Checked parameters of a body, with defaults for the parameters that it does not set."""
 
     values: Mapping[str, Any]
     fields: Mapping[str, str]
-    """Of each parameter that the body gives: the field that gives it."""
+    """Field of the body that sets each parameter, by key."""
     unknown: tuple[str, ...] = ()
-    """Unknown names, where they are not refused."""
+    """Unknown names, if they are not rejected."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

@@ -1,4 +1,4 @@
-"""From checked parameters to `SamplingParams`, as far as all prompts of a body have them in common."""
+"""Conversion of checked parameters to the `SamplingParams` that all prompts of a body share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lmi_server.values.base import is_integer
 from lmi_server.values.show import as_json
 
 _MIN_TEMPERATURE = 0.01
-"""Below it all weight is on the likeliest token anyway, and the division would leave the range of 32-bit floats."""
+"""Minimum above 0. Below it the most likely token has all the weight, and 32-bit floats would overflow."""
 _UNCHANGED = (
     *("min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("min_new_tokens", "num_beams", "length_penalty", "early_stopping"),
 )
-"""Parameters that are fields of `SamplingParams`, unchanged."""
+"""Parameters that are copied to the `SamplingParams` fields of the same names."""
 _TOKEN_ID_LISTS = (
     *("stop_token_ids", "eos_token_id", "suppress_tokens"),
     *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
@@ -31,20 +31,20 @@ _TOKEN_ID_LISTS = (
 
 @dataclass(frozen=True, slots=True)
 class LogprobReport:
-    """Which log-probabilities the engine reports."""
+    """Log-probabilities that the engine reports."""
 
     logprobs: bool = False
-    """Of each token."""
+    """Whether to report the log-probability of each generated token."""
     top: int = 0
-    """With each token, of so many of the likeliest in its place."""
+    """Number of most likely tokens to report with each generated token."""
     prompt: int | None = None
-    """Of the prompt's tokens, with so many of the likeliest in the place of each; None: of none."""
+    """Number of most likely tokens to report with each prompt token. None: report nothing for the prompt."""
 
 
 def sampling_params(context: ApiContext, parameters: Parameters, report: LogprobReport) -> SamplingParams:
-    """Make all but what depends on a prompt: `max_new_tokens` and `seed` are still to be set.
+    """Create the sampling parameters, except `max_new_tokens` and `seed`, which depend on the prompt.
 
-    Raises `InvalidField`: a banned word has no token.
+    Raises `InvalidField` if a banned word has no token.
     """
     stop_token_ids = _eos_token_ids(context, parameters) + parameters["stop_token_ids"]
     generate = GenerateParams(**{row.name: parameters[row.name] for row in GENERATE})
@@ -54,7 +54,7 @@ def sampling_params(context: ApiContext, parameters: Parameters, report: Logprob
         top_k=max(parameters["top_k"], 0),
         top_p=parameters["top_p"] or 1.0,  # 0 is greedy
         bad_words=_bad_words(context, parameters),
-        # A stop token that is banned by itself would be exempt from the ban.
+        # The sampler exempts stop tokens from bans, so a banned token must not be a stop token.
         stop_token_ids=tuple(
             one for one in dict.fromkeys(stop_token_ids) if one not in parameters["suppress_tokens"]
         ),
@@ -67,7 +67,7 @@ def sampling_params(context: ApiContext, parameters: Parameters, report: Logprob
 
 
 def text_rules(context: ApiContext, parameters: Parameters, *, continues_prompt: bool) -> TextRules:
-    """Decide how tokens become text."""
+    """Return the rules for turning tokens into text."""
     named = frozenset(parameters["stop_token_ids"])
     return TextRules(
         continues_prompt and not context.text.is_encoder_decoder,
@@ -79,11 +79,11 @@ def text_rules(context: ApiContext, parameters: Parameters, *, continues_prompt:
 
 
 def temperature(parameters: Parameters) -> float:
-    """Return the temperature, 0 for greedy.
+    """Return the temperature. 0 means greedy decoding.
 
-    Greedy are `do_sample: false`, `top_p: 0`, a temperature of 0, and everything but `do_sample: true` where neither
-    the body nor the defaults have a temperature. Beam search samples only when the body itself asks for it, so that it
-    can be refused.
+    Decoding is greedy with `do_sample: false`, `top_p: 0` or a temperature of 0. If neither the body nor the defaults
+    set a temperature, it is greedy without `do_sample: true`. Beam search ignores default temperatures, so that only a
+    body that requests sampling is rejected.
     """
     do_sample: bool | None = parameters["do_sample"]
     value: float | None = parameters["temperature"]
@@ -97,7 +97,7 @@ def temperature(parameters: Parameters) -> float:
 
 
 def make_seed(parameters: Parameters) -> int:
-    """Return the seed that the body gives, the same for every prompt, or a new random one."""
+    """Return the seed of the body, which is the same for every prompt, or a new random seed."""
     seed: int | None = parameters["seed"]
     if seed is not None:
         return seed
@@ -105,7 +105,7 @@ def make_seed(parameters: Parameters) -> int:
 
 
 def check_vocabulary(context: ApiContext, parameters: Parameters) -> None:
-    """Check every token id that the body gives. Raises `InvalidField`: the vocabulary lacks it."""
+    """Check every token id in the body. Raises `InvalidField` if the vocabulary lacks one."""
     for name in _TOKEN_ID_LISTS:
         for index, one in enumerate(parameters[name] or ()):
             check_token_id(context, f"{parameters.fields[name]}[{index}]", one)
@@ -120,7 +120,7 @@ def check_vocabulary(context: ApiContext, parameters: Parameters) -> None:
 
 
 def check_token_id(context: ApiContext, field: str, value: Any) -> None:
-    """Raises `InvalidField`: the value is no token id, or the vocabulary lacks it."""
+    """Raise `InvalidField` if the value is not a token id of the vocabulary."""
     last = context.text.vocabulary_size - 1
     if not is_integer(value) or not 0 <= value <= last:
         raise refuse(field, value, f"a token id from 0 to {last}")
@@ -134,9 +134,9 @@ def _eos_token_ids(context: ApiContext, parameters: Parameters) -> tuple[int, ..
 
 
 def _bad_words(context: ApiContext, parameters: Parameters) -> tuple[tuple[int, ...], ...]:
-    """Return the banned token sequences, each once.
+    """Return the banned token sequences, without duplicates.
 
-    A word is banned as it stands at the start of a text and as it stands after a space: these are other tokens.
+    A word is banned both at the start of a text and after a space, because its tokens differ.
     """
     banned = dict.fromkeys([*((one,) for one in parameters["suppress_tokens"]), *parameters["bad_words_ids"]])
     for word in parameters["bad_words"]:
@@ -149,7 +149,7 @@ def _bad_words(context: ApiContext, parameters: Parameters) -> tuple[tuple[int, 
             if token_id >= context.text.vocabulary_size:
                 raise InvalidField(field, f"given {as_json(word)}, whose token {token_id} the model lacks")
         banned[plain] = None
-        # Where the space is a token of its own before the same tokens, the word is banned already.
+        # If the space is a separate token before the same tokens, the word is already banned.
         if spaced[-len(plain) :] != plain:
             banned[spaced] = None
     return tuple(banned)

@@ -1,8 +1,8 @@
-"""The table of request parameters, for validation, defaults, error texts and suggestions.
+"""The table of request parameters, used for validation, defaults, error messages and suggestions.
 
-A parameter has LMI names (`parameters` of `/invocations`) and OpenAI names (fields of `/v1/*`, some of chats or of
-completions only). This table has the parameters that the server acts on; `unused.py` and `unsupported.toml` have the
-others that it knows. Combinations are checked in `combinations.py`.
+A parameter has LMI names (`parameters` of `/invocations`) and OpenAI names (fields of `/v1/*`, some only in chats or
+only in completions). This table has the supported parameters; `unused.py` and `unsupported.toml` have the other known
+parameters. Combinations are checked in `combinations.py`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from lmi_server.values.lists import BoundedText, ListOf, Pair, TokenBiases, toke
 from lmi_server.values.scalars import Bool, Choice, Float, Int
 
 MAX_TEXTS = 16
-"""Stop strings, bad words, stop token ids."""
+"""Maximum number of stop strings, bad words or stop token ids."""
 MAX_TEXT_BYTES = 256
 MAX_CHOICES = 8
-"""Answers to one prompt."""
+"""Maximum number of answers to one prompt."""
 MAX_BEAMS = 8
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
-"""Biases, and single token ids that are banned."""
+"""Maximum number of biases, and of single banned token ids."""
 MAX_BAD_IDS = 64
-"""Banned token sequences: each is looked for at every step."""
+"""Maximum number of banned token sequences. Each step searches for all of them."""
 MAX_SEQUENCE = 32
-"""Token ids that are looked for as one sequence."""
+"""Maximum number of token ids in a banned or biased sequence."""
 MAX_NGRAM = 1024
 DEFAULT_MAX_NEW_TOKENS = 30
-"""LMI's."""
+"""LMI's default of `max_new_tokens`."""
 DEFAULT_MAX_TOKENS = 16
-"""Of OpenAI's completions."""
+"""OpenAI's default of `max_tokens` in completions."""
 
 _TEXTS = ListOf(BoundedText(MAX_TEXT_BYTES), MAX_TEXTS, or_one=True, plural="strings")
 _SOME_IDS = token_ids(MAX_TEXTS, or_one=True)
@@ -48,16 +48,16 @@ _LOGPROBS = Int(0, MAX_TOP_LOGPROBS)
 
 _LENGTH: tuple[Parameter, ...] = (
     everywhere("max_new_tokens", "max_tokens", "max_completion_tokens", type=Int(1)),
-    # As in transformers: prompt and output together, and `max_new_tokens` wins where both are given.
+    # As in transformers: prompt and output together. `max_new_tokens` overrides it.
     everywhere("max_length", type=Int(1)),
     everywhere("min_new_tokens", "min_length", "min_tokens", type=Int(0), default=0),
     everywhere("stop", "stop_sequences", "stop_strings", type=_TEXTS, default=()),
     everywhere("stop_token_ids", type=_SOME_IDS, default=()),
-    # Replaces the model's own.
+    # Overrides the model's EOS token ids.
     everywhere("eos_token_id", type=_SOME_IDS),
     everywhere("ignore_eos", "ignore_eos_token", type=Bool(), default=False),
     everywhere("truncate", "truncate_prompt_tokens", type=Int(1)),
-    # When absent, true; in chats false, because the template writes the special tokens.
+    # Defaults to true, in chats to false, because the chat template adds the special tokens.
     everywhere("add_special_tokens", type=Bool()),
 )
 
@@ -65,9 +65,9 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("do_sample", type=Bool()),
     Parameter("temperature", Float(0, 100), lmi=("temperature",)),
     Parameter("temperature", Float(0, 2), openai=("temperature",)),
-    # -1 is vLLM's word for 'all'.
+    # As in vLLM, -1 means all tokens.
     everywhere("top_k", type=Int(-1, 2**31 - 1), default=0),
-    # 0 is greedy.
+    # 0 means greedy decoding.
     everywhere("top_p", type=_SHARE, default=1.0),
     everywhere("min_p", type=_SHARE, default=0.0),
     everywhere("typical_p", type=Float(0, 1, above=True), default=1.0),
@@ -78,7 +78,7 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("bad_words", "bad_sequences", type=_TEXTS, default=()),
     everywhere("bad_words_ids", type=ListOf(_SEQUENCE, MAX_BAD_IDS), default=()),
     everywhere("suppress_tokens", type=_MANY_IDS, default=()),
-    # -1 is a random seed, as without one.
+    # -1 means a random seed, which is also the default.
     everywhere("seed", "random_seed", type=Int(0, 2**64 - 1), absent=(-1,)),
     everywhere("n", "num_return_sequences", type=Int(1, MAX_CHOICES)),
     everywhere("best_of", type=Int(1, MAX_CHOICES)),
@@ -95,7 +95,7 @@ _ANSWER: tuple[Parameter, ...] = (
         "output_formatter", Choice(("json", "jsonlines", "sse"), any_case=False), lmi=("output_formatter",)
     ),
     Parameter("echo", Bool(), completions=("echo",), default=False),
-    # `logprobs` is vLLM's own name for the same number.
+    # `logprobs` is vLLM's name for the same number.
     Parameter("top_n_tokens", _LOGPROBS, lmi=("top_n_tokens", "logprobs"), default=0, absent=(False,)),
     Parameter("logprobs", Bool(), chat=("logprobs",), default=False),
     Parameter("logprobs", Int(0, 5), completions=("logprobs",)),
@@ -107,7 +107,7 @@ _ANSWER: tuple[Parameter, ...] = (
 
 _SERVICE: tuple[Parameter, ...] = (
     everywhere("priority", type=Int(-(2**31), 2**31 - 1), default=0),
-    # At most option.predict_timeout, which is checked where the configuration is known.
+    # At most option.predict_timeout, which `check_timeout` enforces.
     everywhere("timeout", type=Float(0, 1e9, unit="seconds", above=True)),
 )
 
@@ -130,11 +130,11 @@ PARAMETERS: tuple[Parameter, ...] = _LENGTH + _SAMPLING + _ANSWER + _SERVICE + G
 
 @cache
 def rows(names: Names) -> Mapping[str, Parameter]:
-    """Map every name of a column to its row."""
+    """Return the rows of a column by name."""
     return MappingProxyType({name: row for row in PARAMETERS for name in row.names(names)})
 
 
 @cache
 def defaults(names: Names) -> Mapping[str, Any]:
-    """Map every key of a column to its default."""
+    """Return the defaults of a column by key."""
     return MappingProxyType({row.name: row.default for row in PARAMETERS if row.names(names)})

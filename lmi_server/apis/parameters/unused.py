@@ -1,4 +1,4 @@
-"""Request parameters that this server does not act on: `UNSUPPORTED`, from `unsupported.toml`, and `LABELS`."""
+"""Request parameters that have no effect: `UNSUPPORTED`, from `unsupported.toml`, and `LABELS`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNSUPPORTED: tuple[Parameter, ...] = (
     Parameter("top_logprobs", Int(0), completions=("top_logprobs",), neutral=(0,), reason=_NO_NUMBER),
     Parameter("parameters", AnyJson(), openai=("parameters",), neutral=({},), reason=_TOP_LEVEL),
 )
-"""Only values that change nothing are accepted."""
+"""Unsupported parameters. Only values that change nothing are accepted."""
 
 LABELS: tuple[Parameter, ...] = (
     *(
@@ -38,11 +38,11 @@ LABELS: tuple[Parameter, ...] = (
         for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id")
     ),
     *(Parameter(name, Object(), openai=(name,)) for name in ("prompt_cache_options", "metadata")),
-    # Of transformers: how to pad and compute is the server's decision.
+    # Parameters of transformers. The server decides how to pad and compute.
     *(everywhere(name, type=_TOKEN_ID) for name in ("pad_token_id", "bos_token_id")),
     *(
         everywhere(name, type=Bool())
         for name in ("use_cache", "renormalize_logits", "return_dict_in_generate")
     ),
 )
-"""Accepted, because no answer depends on them."""
+"""Parameters that are accepted because no answer depends on them."""
