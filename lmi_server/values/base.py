@@ -1,4 +1,4 @@
-"""What a value type is, and how it refuses a value."""
+"""Protocols of value types, and the error for values they do not accept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class BadValueError(ValueError):
     def __init__(
         self, reason: str, *, nearest: str = "", place: str = "", given: str = "", accepted: str = ""
     ) -> None:
-        """Say what is wrong.
+        """Create the error.
 
-        `reason`: a phrase such as 'is out of range'. `nearest`: the accepted word that may be meant. `place`: the part
-        at fault, such as `[2]`. `given` and `accepted` describe that part; empty: the value and type as a whole.
+        `reason`: a phrase such as 'is out of range'. `nearest`: the accepted word that was probably meant. `place`: the
+        invalid part, such as `[2]`. `given` and `accepted` describe that part; if empty, the whole value and its type.
         """
         super().__init__(reason)
         self.reason = reason
@@ -32,31 +32,31 @@ class JsonType(Protocol):
 
     @property
     def accepted(self) -> str:
-        """What is accepted, for people."""
+        """Description of the accepted values, for users."""
 
     def from_json(self, value: Any) -> Any:
-        """Check a JSON value and return it as the program uses it. Raises `BadValueError`."""
+        """Check a JSON value and return it in the program's own type. Raises `BadValueError`."""
 
 
 class ValueType(JsonType, Protocol):
-    """The type of an option: read from a file's text, or from JSON where the option can change while serving."""
+    """The type of an option. Values are read from text, or from JSON if the option can change while serving."""
 
     @property
     def keeps_blanks(self) -> bool:
-        """True where a trailing blank may be meant; else it is stripped with a warning."""
+        """Whether trailing blanks are kept. Otherwise they are stripped with a warning."""
 
     def from_json(self, value: Any) -> Scalar:
         """Check a JSON value. Raises `BadValueError`."""
 
     def from_text(self, text: str) -> Scalar:
-        """Read a value from text. Raises `BadValueError`."""
+        """Parse a value from text. Raises `BadValueError`."""
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a JSON value is an integer. In Python `True` is one, in JSON it is not."""
+    """Return True if a JSON value is an integer. `True` is an integer in Python but not in JSON."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    """Whether a JSON value equals one of `values`. In Python `1 == True`, in JSON they differ."""
+    """Return True if a JSON value equals one of `values`. `1 == True` holds in Python but not in JSON."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)

@@ -1,4 +1,4 @@
-"""Value types of request parameters that hold several values: texts, token ids and biases."""
+"""Value types of request parameters with several values: texts, token ids and biases."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True, slots=True)
 class BoundedText:
-    """A text that is not empty."""
+    """A non-empty text of limited size."""
 
     max_bytes: int
-    """In UTF-8."""
+    """Maximum size in UTF-8 bytes."""
 
     @property
     def accepted(self) -> str:
@@ -35,7 +35,7 @@ class BoundedText:
 
 @dataclass(frozen=True, slots=True)
 class TokenId:
-    """A token id. Whether the vocabulary has it is checked where the model is known."""
+    """A token id. It is not checked against the vocabulary here, because the model is not known."""
 
     accepted: ClassVar[str] = "a token id"
 
@@ -47,7 +47,7 @@ class TokenId:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of values of one type, or a single one of them; read as a tuple."""
+    """A list of values of one type, returned as a tuple. With `or_one`, a single value is accepted too."""
 
     item: JsonType
     max_items: int
@@ -74,7 +74,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A list of two values, each of its own type."""
+    """A list of two values, each with its own type."""
 
     first: JsonType
     second: JsonType
@@ -91,7 +91,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenBiases:
-    """An object of token ids and numbers, read as pairs."""
+    """A JSON object that maps token ids to numbers, returned as pairs."""
 
     bias: Float
     max_items: int
@@ -113,7 +113,7 @@ class TokenBiases:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A JSON object that is not looked at."""
+    """A JSON object with unchecked contents."""
 
     accepted: ClassVar[str] = "an object"
 
@@ -134,7 +134,7 @@ class AnyJson:
 
 
 def token_ids(max_items: int, min_items: int = 0, *, or_one: bool = False) -> ListOf:
-    """Make the type of a list of token ids, or also of a single one."""
+    """Return the type for a list of token ids. With `or_one`, a single token id is accepted too."""
     return ListOf(TokenId(), max_items, min_items, or_one, "token ids")
 
 
@@ -144,7 +144,7 @@ def _check_number(value: Sized, minimum: int, maximum: int) -> None:
 
 
 def _inside(place: str, value: Any, type: JsonType) -> Any:  # noqa: A002
-    """Check a part of a value. Its error says where the part stands."""
+    """Check a part of a value. An error includes the place of the part."""
     try:
         return type.from_json(value)
     except BadValueError as error:

@@ -1,4 +1,4 @@
-"""The one search for the known name that a mistyped one is nearest to."""
+"""Search for the known name that is nearest to a mistyped name."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 
 _MAX_CHARS = 64
-"""Of a name that is compared; every known name is shorter."""
+"""Number of characters of a name that are compared. Every known name is shorter."""
 _CUTOFF = 0.65
 _PREFIX_CUTOFF = 0.7
 _PREFIXED = re.compile(r"([^\W_]+)[\W_](.+)")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name nearest to `name`, or an empty string when none is near.
+    """Return the known name nearest to `name`, or an empty string if none is near.
 
-    Case, prefix and separators are easily mistaken, so they count less than letters.
+    Case, prefix and separators count less than letters, because they are often mistyped.
     """
     name = name[:_MAX_CHARS]
     candidates: dict[str, list[str]] = {}
@@ -29,7 +29,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _letters(name: str) -> str:
-    """What of a name is compared: small letters, without a first word like `option`, however that is mistyped."""
+    """Return the part of a name to compare: lower case, without separators and without a prefix similar to `option`."""
     name = name.lower()
     parts = _PREFIXED.fullmatch(name)
     if parts and SequenceMatcher(None, parts[1], "option").ratio() > _PREFIX_CUTOFF:

@@ -1,4 +1,4 @@
-"""Value types of a single value: texts, booleans, numbers and words."""
+"""Value types for single values: texts, booleans, numbers and words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lmi_server.values.base import BadValueError, Scalar, is_integer
 from lmi_server.values.nearest import nearest
 
 _MAX_FILE_NAME_BYTES = 255
-"""On every file system that a model may be on."""
+"""Maximum length of a file name on every file system that may hold a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text. Trailing blanks stay: a folder or an S3 prefix may end in one."""
+    """Any text. Trailing blanks are kept, because a folder or an S3 prefix may end in one."""
 
     accepted: str = "text"
     keeps_blanks: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class PathText(Text):
-    """A path, or something that may be one."""
+    """A path, or text that may be a path."""
 
     def from_text(self, text: str) -> Scalar:
         try:
@@ -48,7 +48,7 @@ class PathText(Text):
 
 @dataclass(frozen=True, slots=True)
 class Bool:
-    """`true` or `false`, in any case. Java reads every other word as false; here it is refused."""
+    """`true` or `false`, in any case. Java reads every other word as false; here other words are rejected."""
 
     accepted: ClassVar[str] = "true or false"
     keeps_blanks: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Bool:
 
 @dataclass(frozen=True, slots=True)
 class Int:
-    """An integer within bounds, or one of some words."""
+    """An integer within bounds, or one of the given words."""
 
     minimum: int
     maximum: int | None = None
@@ -111,7 +111,7 @@ class Float:
     maximum: float
     unit: str = ""
     above: bool = False
-    """The minimum itself is refused."""
+    """Whether the minimum itself is excluded."""
     keeps_blanks: ClassVar[bool] = False
 
     @property
@@ -143,13 +143,13 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words."""
+    """One of a fixed set of words."""
 
     values: tuple[str, ...]
     synonyms: Mapping[str, str] = field(default_factory=dict)
-    """Other names of a value."""
+    """Synonyms of accepted words, each with its word."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Words that LMI knows and this server refuses, each with the reason."""
+    """Words that LMI accepts and this server rejects, each with the reason."""
     any_case: bool = True
     keeps_blanks: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""How values are shown to people: bounded in length, on one line, without secrets."""
+"""Formatting of values for logs and error messages: bounded length, one line, no secrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SECRET = re.compile(
 
 
 def as_json(value: Any) -> str:
-    """Write a value as JSON, cut to 80 characters. No more of it is looked at than is shown."""
+    """Return a value as JSON, cut to 80 characters. Only the part that is shown is serialized."""
     text = json.dumps(_abridged(value, iter(range(_MAX_JSON_CHARS))))
     return text if len(text) <= _MAX_JSON_CHARS else text[:_MAX_JSON_CHARS] + "..."
 
 
 def as_option(value: object) -> str:
-    """Write a value as it would stand in serving.properties."""
+    """Return a value as it would be written in serving.properties."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -39,18 +39,18 @@ def one_line(text: str, limit: int = 120) -> str:
 
 
 def masked(key: str, text: str, secret: bool = False) -> str:
-    """Return an option's value, or `***` where it may be a password or an access token."""
+    """Return an option's value, or `***` if it may be a password or an access token."""
     return "***" if secret or _SECRET.search(key) else text
 
 
 def names_in_log(names: Sequence[str]) -> str:
-    """Show the first few of the names that a client made up, each cut to 64 characters."""
+    """Return the first few of the names that a client sent, each cut to 64 characters."""
     few = ", ".join(ascii(name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES])
     return few if len(names) <= _MAX_NAMES else f"{few} and {len(names) - _MAX_NAMES} more"
 
 
 def _abridged(value: Any, places: Iterator[int]) -> Any:
-    """Keep as many items as there are places, and only the starts of texts."""
+    """Return a copy with only as many items as there are places, and only the start of each text."""
     match value:
         case str():
             return value[: _MAX_JSON_CHARS + 1]
