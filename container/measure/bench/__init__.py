@@ -1,1 +1,1 @@
-"""`lmi bench`: load on a server over HTTP and its figures. `lmi compare` builds on it."""
+"""`lmi bench`: send load to a server over HTTP and compute its figures. `lmi compare` builds on it."""

@@ -1,4 +1,4 @@
-"""Read the streamed answer to one request."""
+"""Parse the streamed response to one request."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _MAX_SHOWN = 200
 
 
 class BadAnswer(Exception):
-    """The answer is wrong or incomplete, or reports an error. The text says why."""
+    """The response is malformed or incomplete, or reports an error. The message says why."""
 
 
 class TimedOut(BadAnswer):
-    """There was no complete answer within the time limit."""
+    """The response was not complete within the time limit."""
 
 
 class AnswerReader:
-    """Reads one stream. Times are those of the caller; nothing here waits."""
+    """Incremental parser of one response stream. The caller supplies the times; no method blocks."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -30,13 +30,13 @@ class AnswerReader:
 
     @property
     def output_tokens(self) -> int:
-        """Counted here where a record is a token, else reported by the server; 0 if unknown."""
+        """Number of output tokens: counted here if each record is a token, else the server's count; 0 if unknown."""
         if self._dialect.pieces_are_tokens:
             return len(self.token_times)
         return self._reported_output_tokens or 0
 
     def feed(self, data: bytes, now: float) -> None:
-        """Read bytes received at `now`. Raises: BadAnswer."""
+        """Parse bytes that were received at time `now`. Raises BadAnswer."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
             raise BadAnswer(f"a line of the answer is longer than {_MAX_LINE_BYTES} bytes")
@@ -44,8 +44,8 @@ class AnswerReader:
             self._line(line, now)
 
     def finish(self, now: float) -> None:
-        """Check at the end of the stream that the answer is complete. Raises BadAnswer."""
-        if self._rest:  # LMI ends a failed stream with a record without end of line
+        """Check at the end of the stream that the response is complete. Raises BadAnswer."""
+        if self._rest:  # LMI ends a failed stream with a record without a line end
             self._line(self._rest, now)
         if not self._ended:
             raise BadAnswer("the stream ended without its last record")

@@ -1,6 +1,7 @@
-"""When requests are sent: by users who wait for their answers, at a rate, all at once, or at recorded times.
+"""Arrival processes: a closed loop of users, an open loop at a rate, a burst, or the times of a trace.
 
-All are sessions: a user comes at some time and sends requests one after the other. At a rate, each user sends one.
+All of them are made of user sessions: a user arrives at some time and sends requests one after the other. Only users
+of a closed loop send more than one request.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from container.measure.bench.workload import BenchRequest
 
 @dataclass(frozen=True, slots=True)
 class UserSession:
-    """Requests of one user. Each is due when the one before it is answered."""
+    """Requests of one user. Each request is due when the previous one is answered."""
 
     start: float
-    """When the first one is due, seconds since the start of the run."""
+    """Time at which the first request is due, in seconds since the start of the run."""
     requests: tuple[BenchRequest, ...]
 
 
 class Arrivals(Protocol):
-    """When requests are sent."""
+    """An arrival process."""
 
     def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
-        """The users of a run, by their start."""
+        """Return the sessions of a run, ordered by start."""
 
     def scaled(self, factor: float) -> Arrivals:
-        """The same with `factor` times the users or requests a second."""
+        """Return the same process with `factor` times the users or requests per second."""
 
     def describe(self, num_requests: int) -> str:
-        """The arrivals of so many requests in words."""
+        """Describe the arrivals of `num_requests` requests in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """A closed loop: each user sends its next request when the last one is answered."""
+    """A closed loop: each user sends its next request when the previous one is answered."""
 
     num_users: int
     ramp: float = math.inf
-    """New users a second; infinite: all start at once."""
+    """New users per second. If infinite, all users start at once."""
 
     def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
         """Request i belongs to user i % num_users."""
@@ -63,14 +64,14 @@ class Users:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests at a rate, whether or not earlier ones are answered.
+    """Requests at a rate, whether or not earlier requests are answered.
 
-    Intervals have a gamma distribution. Burstiness is its shape: 1 is a Poisson process, less comes in bursts, more is
-    more regular, infinity is a constant interval.
+    Intervals follow a gamma distribution with the shape `burstiness`: 1 is a Poisson process, smaller values give
+    bursts, larger values more regular intervals, and infinity a constant interval.
     """
 
     rate: float
-    """Mean requests a second."""
+    """Mean requests per second."""
     burstiness: float = 1.0
 
     def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
@@ -80,7 +81,7 @@ class OpenLoop:
         return _single(starts, requests)
 
     def _interval(self, rng: random.Random) -> float:
-        """Seconds."""
+        """Draw an interval, in seconds."""
         if math.isinf(self.burstiness):
             return 1 / self.rate
         return rng.gammavariate(self.burstiness, 1 / (self.burstiness * self.rate))
@@ -113,7 +114,7 @@ class RecordedArrivals:
     """The arrivals of a trace."""
 
     times: tuple[float, ...]
-    """Seconds since the first, in order."""
+    """Arrival times in seconds since the first request, ascending."""
 
     def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
         return _single(self.times, requests)
@@ -126,5 +127,5 @@ class RecordedArrivals:
 
 
 def _single(starts: Iterable[float], requests: Sequence[BenchRequest]) -> tuple[UserSession, ...]:
-    """A user for each request."""
+    """Return one session per request."""
     return tuple(UserSession(start, (request,)) for start, request in zip(starts, requests, strict=False))

@@ -1,4 +1,4 @@
-"""`lmi bench URL`."""
+"""The `lmi bench` command."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _DEFAULT = Scenario("", Workload(Fixed(32), Fixed(128), 128), Users(32))
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """Puts load on a server, and keeps a row of REQUEST_COLUMNS for each request."""
+    """Client that sends load to a server and records a row of REQUEST_COLUMNS for each request."""
 
     url: str
     dialect: str
@@ -73,7 +73,7 @@ class _Client:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def warm_up(self, scenario: Scenario, requests: Sequence[BenchRequest]) -> None:
-        """Raises BenchError when a request fails: the others would fail too."""
+        """Send the warm-up. Raises BenchError if a request fails: the measured ones would fail too."""
         sessions = scenario.arrivals.sessions(requests, 0)
         run = self._load(sessions, f"warm-up, {len(requests)} requests")
         if errors := figures(run, requests).errors:
@@ -82,7 +82,7 @@ class _Client:
     def measure(
         self, scenario: Scenario, requests: Sequence[BenchRequest], seed: int, number: int = 1
     ) -> tuple[LoadRun, Figures]:
-        """number: of the run, from 1."""
+        """Run the scenario and record its rows. number: number of the run, from 1."""
         sessions = scenario.arrivals.sessions(requests, seed)
         run = self._load(sessions, scenario.arrivals.describe(len(requests)))
         self.rows.extend(request_rows(number, run, requests))
@@ -136,8 +136,8 @@ def bench(
     """Benchmark the server at URL: latencies and throughput.
 
     By default the load is a closed loop: each user sends its next request when the last one is answered. --rate,
-    --burst and --trace are other loads, --preset known ones. A request fails if its prompt or answer does not have
-    exactly the expected number of tokens.
+    --burst and --trace select other loads, --preset a well-known one. A request fails if its prompt or answer does not
+    have exactly the expected number of tokens.
     """
     view = view_for(sys.stderr)
     require_folders(json_path, csv_path)
@@ -150,7 +150,7 @@ def bench(
         loaded = load_tokenizer(path)
         measured = make_requests(scenario.workload, loaded, seed)
         short = scenario.warm_up(warm_up or 1)
-        # From another seed, so that no prompt of the warm-up comes again.
+        # Another seed, so that no warm-up prompt occurs in the measured run.
         first = make_requests(short.workload, loaded, -1 - seed)
     except BenchError as error:
         raise click.UsageError(str(error)) from error
@@ -173,14 +173,14 @@ def bench(
     console = console_for(json_path)
     found.table().print_to(console)
     for text, style in found.lines():
-        console.print(Text(text, style=style), soft_wrap=True)  # paths in them are there to be copied
+        console.print(Text(text, style=style), soft_wrap=True)  # users copy paths from these lines
     write_csv(REQUEST_COLUMNS, client.rows, csv_path)
     write_json(found.json_values(), json_path)
     sys.exit(0 if found.succeeded else 1)
 
 
 def _search(client: _Client, origin: BenchOrigin, tokenizer: Tokenizer, start: float | None) -> SearchReport:
-    """Each run has prompts of its own, so that none is in a prefix cache."""
+    """Search for the highest rate. Each run has its own prompts, so that none is in a prefix cache."""
     scenario = origin.scenario
     shape = scenario.arrivals.burstiness if isinstance(scenario.arrivals, OpenLoop) else 1.0
     numbers = itertools.count(1)

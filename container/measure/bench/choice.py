@@ -1,4 +1,4 @@
-"""The load that a command line asks for."""
+"""The load selected on the command line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from container.measure.bench.workload import BenchError, Workload
 LENGTHS = ("fixed", "spread")
 PROCESSES = ("poisson", "constant", "gamma")
 _LONGEST_ANSWER = 4
-"""Longest answer as a multiple of the mean, for spread lengths. Longer ones are drawn again, so the average is 7 %
+"""Longest answer as a multiple of the mean, for spread lengths. Longer answers are redrawn, so the average is 7 %
 below the nominal mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """Options of the command line; None where one is not given. Given options win over the preset or the trace."""
+    """Command-line options; None if an option is not given. Given options override the preset or the trace."""
 
     preset: str | None = None
     trace: Path | None = None
@@ -39,11 +39,11 @@ class LoadChoice:
     output_tokens: int | None = None
 
     def given(self, *names: str) -> list[str]:
-        """The options among these fields that are given, as they are typed."""
+        """Return the given options among these fields, as typed on the command line."""
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) not in (None, False)]
 
     def scenario(self, default: Scenario) -> Scenario:
-        """The load. default: without a preset and without a trace. Raises BenchError."""
+        """Return the load. default: the load without --preset and --trace. Raises BenchError."""
         if self.preset and self.trace:
             raise BenchError("--preset, --trace: give one of them")
         base = PRESETS[self.preset] if self.preset else read_trace(self.trace) if self.trace else default
@@ -105,14 +105,14 @@ class LoadChoice:
         )
 
     def _num_requests(self, base: Scenario) -> int:
-        """The number of requests for each user stays the same."""
+        """Return the default number of requests. The requests per user stay the same."""
         count = base.workload.num_requests
         if self.users and isinstance(base.arrivals, Users):
             return times(count, self.users / base.arrivals.num_users)
         return count
 
     def _lengths(self, base: Lengths, mean: int | None, spread: Callable[[int], Lengths]) -> Lengths:
-        """mean: the one that is given; spread: makes the distribution of --lengths spread."""
+        """mean: the mean given on the command line; spread: makes the distribution of `--lengths spread`."""
         nominal = mean or times(base.mean, 1)
         match self.lengths:
             case "fixed":

@@ -33,7 +33,7 @@ class BenchConnection:
     def __init__(
         self, url: str, dialect: Dialect, timeout: float, headers: Mapping[str, str] | None = None
     ) -> None:
-        """timeout: time limit of one request, seconds; headers: further ones, sent with each request."""
+        """timeout: time limit of one request, in seconds; headers: extra headers sent with each request."""
         parts = urlsplit(url)
         self.dialect = dialect
         self._path = parts.path.rstrip("/") + dialect.path
@@ -42,7 +42,7 @@ class BenchConnection:
         self._pool = urllib3.connection_from_url(url, maxsize=1, retries=False)
 
     def post(self, body: bytes) -> Generator[bytes]:
-        """Send a request and yield the bytes of its answer as they arrive. Raises: BadAnswer."""
+        """Send a request and yield the bytes of its response as they arrive. Raises BadAnswer."""
         deadline = time.monotonic() + self._timeout
         try:
             response = self._pool.urlopen(
@@ -60,19 +60,19 @@ class BenchConnection:
                     raise BadAnswer(self._refusal(response))
                 yield from self._read(response, deadline)
             finally:
-                response.close()  # closes the connection too, unless the whole answer was read
+                response.close()  # closes the connection too, unless the whole response was read
                 response.release_conn()  # the next request reopens a closed one
         except HTTPError as error:
             raise self._bad_answer(error) from error
 
     def _read(self, response: BaseHTTPResponse, deadline: float) -> Generator[bytes]:
-        """Yield received bytes at once, without waiting for a whole chunk or a full buffer."""
+        """Yield bytes as soon as they are received, without waiting for a whole chunk or a full buffer."""
         while data := response.read1(_READ_BYTES):
             yield data
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise self._too_late()
-            # A limit for each read would never stop a server that sends a little from time to time.
+            # A limit per read would never stop a server that keeps sending a few bytes at a time.
             connection = response.connection
             if isinstance(connection, HTTPConnection) and connection.sock is not None:
                 connection.sock.settimeout(remaining)
@@ -84,7 +84,7 @@ class BenchConnection:
         return TimedOut(f"no complete answer within {self._timeout:g} s")
 
     def _bad_answer(self, error: HTTPError) -> BadAnswer:
-        """The same text for all requests with the same error: errors are counted by text."""
+        """Convert a transport error. Equal errors get equal texts, because errors are counted by text."""
         where = f"{self._pool.host}:{self._pool.port}"
         match error:
             case NewConnectionError():
@@ -98,7 +98,7 @@ class BenchConnection:
         return BadAnswer(f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS])
 
     def _refusal(self, response: BaseHTTPResponse) -> str:
-        """The status and the server's error message."""
+        """Return the status and the server's error message."""
         message = error_message(response.read(_MAX_ERROR_BODY_BYTES))
         if response.status == 404:
             message = f"POST {self._path}: {message} (another --dialect, or another path in the URL?)"
@@ -106,13 +106,13 @@ class BenchConnection:
 
 
 def cause_of(error: NewConnectionError) -> str:
-    """Why there is no connection, as the system reports it."""
+    """Return the operating system's reason for a failed connection."""
     cause = error.__cause__
     return cause.strerror or str(cause) if isinstance(cause, OSError) else str(error)
 
 
 def error_message(body: bytes) -> str:
-    """The message in the body of an error or of /ping, in JSON of the usual shapes or in plain text."""
+    """Return the message in the body of an error or of /ping: JSON in one of the usual shapes, or plain text."""
     try:
         content = msgspec.json.decode(body)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The dialects of `lmi bench`: how requests are written and streams are read in each HTTP API.
+"""The dialects of `lmi bench`: encode requests and parse response streams of each HTTP API.
 
-All streams consist of lines, so reading is a stateless function of a line.
+All streams consist of lines, so parsing is a stateless function of a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Record:
     """The content of one line of a stream."""
 
     num_pieces: int = 0
-    """Number of tokens; if a server sends only text, 1 for a piece of text that is not empty."""
+    """Number of tokens. If the server sends only text: 1 for a non-empty piece of text."""
     token_ids: tuple[int, ...] = ()
     """Token ids, if the dialect has them."""
     output_tokens: int | None = None
@@ -27,9 +27,9 @@ class Record:
     prompt_tokens: int | None = None
     """The server's count of prompt tokens."""
     ends: bool = False
-    """Whether it is the last line of a complete answer."""
+    """Whether this is the last line of a complete response."""
     error: str = ""
-    """Why the request failed; else empty."""
+    """Reason why the request failed; empty if it did not."""
 
 
 class Dialect(Protocol):
@@ -40,19 +40,19 @@ class Dialect(Protocol):
 
     @property
     def path(self) -> str:
-        """Path of requests below the server's URL."""
+        """Path of the endpoint below the server's URL."""
 
     @property
     def pieces_are_tokens(self) -> bool:
-        """Whether each record is a token; else only the server knows the token count of its pieces of text."""
+        """Whether each record is a token. If not, only the server knows how many tokens a piece of text has."""
 
     def body(self, request: BenchRequest) -> bytes:
-        """JSON: streamed, greedy, EOS ignored, exactly `request.output_tokens` tokens."""
+        """Encode a request as JSON: streamed, greedy, EOS ignored, exactly `request.output_tokens` tokens."""
 
     def read(self, line: bytes) -> Record | None:
-        """The content of a line without its line end; None if it has none.
+        """Parse a line without its line end; None if the line has no content.
 
-        Raises: ValueError when it is not of this dialect.
+        Raises ValueError if the line is not of this dialect.
         """
 
 
@@ -67,7 +67,7 @@ class _LmiDetails(msgspec.Struct):
 
 
 class _LmiRecord(msgspec.Struct):
-    """The fields of a record that are read; others are skipped without creating objects."""
+    """The fields of a record that are read. Other fields are skipped without creating objects."""
 
     token: _LmiToken | None = None
     generated_text: str | None = None
@@ -115,7 +115,7 @@ class LmiDialect:
 
 
 def _ids(token: _LmiToken | None) -> tuple[int, ...]:
-    """LMI up to 0.27 wrote ids as arrays; -1 is an end without a token."""
+    """Return the token ids. LMI up to 0.27 wrote ids as arrays; -1 marks an end without a token."""
     if token is None or token.id == -1:
         return ()
     return (token.id,) if isinstance(token.id, int) else tuple(token.id)
@@ -137,7 +137,7 @@ class _OpenAiChunk(msgspec.Struct):
 
 
 class OpenAiDialect:
-    """`POST /v1/completions` with server-sent events: pieces of text, a chunk with the counts, [DONE]."""
+    """`POST /v1/completions` with server-sent events: pieces of text, a chunk with the token counts, [DONE]."""
 
     name = "openai"
     path = "/v1/completions"
@@ -183,7 +183,7 @@ DIALECTS: Mapping[str, Dialect] = {"lmi": LmiDialect(), "openai": OpenAiDialect(
 
 
 def error_text(error: Any) -> str:
-    """The message of an `error` field: a text, or an object with a `message`."""
+    """Return the message of an `error` field, which is a text or an object with a `message`."""
     if isinstance(error, dict):
         error = error.get("message") or error
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()

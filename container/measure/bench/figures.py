@@ -1,4 +1,4 @@
-"""The figures of a run."""
+"""Latency, throughput and goodput of a run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from container.measure.bench.workload import BenchRequest
 
 _MAX_ERRORS = 10
 _MAX_CPU_SHARE = 0.8
-"""Share of one core; a Python client cannot use more than one. In a queue that is busy for four fifths of the time,
-requests wait four times as long as their own work takes."""
+"""Share of one core; a Python client cannot use more than one. At 80 % utilization, work in a queue waits four times
+as long as it takes."""
 _MAX_LAG_SHARE = 0.05
-"""Share of the median latency. A user that is always late by that much sends 5 % fewer requests."""
+"""Share of the median latency. A user that is always this late sends 5 % fewer requests."""
 _MIN_LAG_SECONDS = 0.02
-"""On a busy machine any process waits that long from time to time."""
+"""Shorter lags are not reported: on a busy machine any process waits this long from time to time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Mean and percentiles in seconds; NaN without values.
 
-    Linear interpolation between the two nearest ranks, as numpy's default: p50 of 1, 2, 3, 4 is 2.5.
+    Percentiles are interpolated linearly between the two nearest ranks (numpy's default): p50 of 1, 2, 3, 4 is 2.5.
     """
 
     mean: float
@@ -48,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """One error text and the number of requests with it."""
+    """An error text and the number of requests that failed with it."""
 
     text: str
     count: int
@@ -56,42 +56,42 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a run. Tokens, rates and times are of successful requests."""
+    """The figures of a run. Tokens, rates and times count successful requests only."""
 
     num_requests: int
     num_errors: int
-    """Failed requests, those that took too long included."""
+    """Failed requests, including those that timed out."""
     num_timeouts: int
     errors: tuple[ErrorCount, ...]
-    """At most ten, the most frequent first; the last may sum up the others."""
+    """At most ten errors, most frequent first. The last one may sum up the rest."""
     wall_seconds: float
     output_tokens: int
     output_tokens_per_second: float
     requests_per_second: float
     ttft: Spread
-    """From the time a request was due to its first token."""
+    """Time to first token, from the time at which the request was due."""
     gap: Spread
-    """Between successive tokens of a request, over all requests."""
+    """Time between successive tokens of a request (ITL), over all requests."""
     tpot: Spread
-    """Time per output token after the first, by request."""
+    """Time per output token after the first, one value per request."""
     latency: Spread
-    """From the time a request was due to the end of its answer."""
+    """Time from when the request was due to the end of its response."""
     goodput: float
-    """Successful requests a second that keep all latency limits; NaN without limits."""
+    """Successful requests per second that meet all latency limits; NaN without limits."""
     share_within_slo: float
-    """Share of all requests; NaN without limits."""
+    """Share of all requests that meet the latency limits; NaN without limits."""
     worst_lag_seconds: float
     client_cpu_share: float
-    """CPU time of the client per wall time: 1.0 is one core."""
+    """CPU time of the client divided by wall time: 1.0 is one core."""
     client_limited: str
-    """A sentence if the client itself may be the limit; else empty."""
+    """Warning that the client may be the bottleneck; empty if it is not."""
 
 
 def figures(run: LoadRun, requests: Sequence[BenchRequest], slo: Slo | None = None) -> Figures:
     """Compute the figures of a run of these requests. slo: latency limits.
 
-    A request fails with an error, or when its number of output tokens or (if the server reports it) of prompt tokens is
-    not the expected one.
+    A request has failed if it has an error, or if its number of output tokens or (when the server reports it) of prompt
+    tokens is not the expected one.
     """
     failures = [failure(outcome, request) for outcome, request in zip(run.outcomes, requests, strict=True)]
     good = [outcome for outcome, failed in zip(run.outcomes, failures, strict=True) if not failed]
@@ -124,7 +124,7 @@ def figures(run: LoadRun, requests: Sequence[BenchRequest], slo: Slo | None = No
 
 
 def within(outcome: RequestOutcome, slo: Slo) -> bool:
-    """Whether a successful request keeps all limits. An answer of one token has no TPOT."""
+    """Return whether a successful request meets all limits. A response of one token has no TPOT."""
     return (
         outcome.ttft <= slo.ttft
         and outcome.latency <= slo.latency
@@ -133,7 +133,7 @@ def within(outcome: RequestOutcome, slo: Slo) -> bool:
 
 
 def failure(outcome: RequestOutcome, request: BenchRequest) -> str:
-    """Why a request failed; else empty."""
+    """Return why a request failed; empty if it succeeded."""
     if outcome.error:
         return outcome.error
     if outcome.output_tokens != request.output_tokens:
@@ -162,7 +162,7 @@ def _client_limited(cpu_share: float, worst_lag: float, median_latency: float) -
             f"the client itself was busy for {100 * cpu_share:.0f} % of the time, about as much as it can be: "
             "the server may be faster than these figures"
         )
-    # Without a successful request there is no latency to compare with, and no figure that could be wrong.
+    # Without a successful request there is no latency to compare with, and no figure to distort.
     bound = max(_MIN_LAG_SECONDS, _MAX_LAG_SHARE * median_latency) if median_latency > 0 else math.inf
     if worst_lag > bound:
         return (

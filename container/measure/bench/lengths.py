@@ -15,21 +15,21 @@ class Lengths(Protocol):
 
     @property
     def mean(self) -> float:
-        """The nominal mean; limits on the drawn counts move the true one."""
+        """The nominal mean. Limits on the drawn counts shift the actual mean."""
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
-        """Token counts of `count` prompts or answers."""
+        """Draw the token counts of `count` prompts or answers."""
 
     def scaled(self, factor: float) -> Lengths:
-        """The same distribution with all counts times `factor`."""
+        """Return the same distribution with all counts multiplied by `factor`."""
 
     def describe(self, unit: str) -> str:
-        """The distribution in words. unit: such as `tokens in`."""
+        """Describe the distribution in words. unit: for example `tokens in`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same count."""
+    """A constant count."""
 
     tokens: int
 
@@ -49,14 +49,14 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """All counts between two bounds, bounds included."""
+    """Uniform distribution between two bounds, both included."""
 
     shortest: int
     longest: int
 
     @classmethod
     def around(cls, mean: int) -> Uniform:
-        """From half to one and a half times the mean."""
+        """Return the distribution from half to one and a half times the mean."""
         return cls((mean + 1) // 2, mean + mean // 2)
 
     @property
@@ -75,7 +75,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Exponential; counts below 1 or above the longest are drawn again."""
+    """Exponential distribution. Counts below 1 or above `longest` are redrawn."""
 
     mean: int
     longest: int
@@ -92,7 +92,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normal; counts below 1 or above twice the mean are drawn again."""
+    """Normal distribution. Counts below 1 or above twice the mean are redrawn."""
 
     mean: int
     deviation: float
@@ -109,7 +109,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class ShortAndLong:
-    """Short counts with a share of long ones."""
+    """Mix of two counts, with a share of long ones."""
 
     short: int
     long: int
@@ -131,11 +131,11 @@ class ShortAndLong:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLengths:
-    """The counts of a trace, in its order."""
+    """The counts of a trace, in the trace's order."""
 
     tokens: tuple[int, ...]
     least: int = 1
-    """Smaller counts become this one."""
+    """Lower bound; smaller counts are raised to it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(max(self.least, count) for count in self.tokens))
@@ -155,12 +155,12 @@ class RecordedLengths:
 
 
 def times(count: float, factor: float) -> int:
-    """`count * factor` as a whole number of at least 1, halves rounded up."""
+    """Return `count * factor` rounded to an integer of at least 1; halves are rounded up."""
     return max(1, math.floor(count * factor + 0.5))
 
 
 def _bounded(draw: Callable[[], float], longest: int, count: int) -> list[int]:
-    """`count` values from 1 to `longest`; others are drawn again."""
+    """Draw `count` values from 1 to `longest`; values outside are redrawn."""
     found: list[int] = []
     while len(found) < count:
         drawn = round(draw())

@@ -1,7 +1,7 @@
-"""Put load on a server: users who come at their times and send requests one after the other.
+"""Load generator: users arrive at their times and send requests one after the other.
 
-A user in progress has a thread with a connection. Threads wait for bytes without holding the interpreter's lock, and
-the time is taken when bytes arrive, before they are parsed.
+Each active user has a thread with a connection. Threads wait for bytes without holding the GIL, and timestamps are
+taken when bytes arrive, before they are parsed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from container.progress import ProgressView
 _CLOCK_SECONDS = 0.05
 """Interval at which the client checks whether it is late."""
 _MAX_THREADS = 1000
-"""Users at a time. Requests of others are sent late, and the report says so."""
+"""Maximum number of concurrent users. Requests of further users are sent late, and the report says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,53 +36,52 @@ class RequestOutcome:
     index: int
     user: int
     scheduled: float
-    """When it was due: at the user's start, or when the user's last answer was complete."""
+    """Time at which the request was due: the user's start, or the end of the user's previous response."""
     sent: float
-    """When it was sent."""
     token_times: tuple[float, ...]
-    """When each token arrived (openai: each piece of text)."""
+    """Arrival time of each token (openai: of each piece of text)."""
     ended: float
-    """When the answer was complete, or given up."""
+    """Time at which the response was complete or abandoned."""
     output_tokens: int
-    """Generated tokens, counted here or, where only it knows, by the server."""
+    """Generated tokens, counted by the client if it can count them, else by the server."""
     token_ids: tuple[int, ...]
-    """Empty if the dialect has none."""
+    """Generated token ids; empty if the dialect has none."""
     prompt_tokens: int | None
-    """The server's count; None if it does not report it."""
+    """The server's count of prompt tokens; None if not reported."""
     error: str
-    """Empty if it succeeded."""
+    """Error text; empty if the request succeeded."""
     timed_out: bool = False
-    """Whether the error is that the answer took too long."""
+    """Whether the request failed because it timed out."""
 
     @property
     def ttft(self) -> float:
-        """Seconds from the time it was due to its first token; NaN without a token."""
+        """Seconds from the time the request was due to its first token; NaN without a token."""
         return self.token_times[0] - self.scheduled if self.token_times else math.nan
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token after the first; NaN for less than two."""
+        """Seconds per output token after the first; NaN for fewer than two tokens."""
         if not self.token_times or self.output_tokens < 2:
             return math.nan
         return (self.token_times[-1] - self.token_times[0]) / (self.output_tokens - 1)
 
     @property
     def latency(self) -> float:
-        """Seconds from the time it was due to its end."""
+        """Seconds from the time the request was due to its end."""
         return self.ended - self.scheduled
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """A whole run."""
+    """The result of a whole run."""
 
     outcomes: tuple[RequestOutcome, ...]
-    """In the order of the requests."""
+    """Outcomes in the order of the requests."""
     wall_seconds: float
     client_cpu_seconds: float
-    """Processor time of this whole process, all its threads."""
+    """CPU time of this process, over all threads."""
     worst_lag_seconds: float
-    """Largest delay of the client itself: of a request that was due, or of a timed wait."""
+    """Largest delay caused by the client: of sending a request that was due, or of a timed wait."""
 
 
 def run_load(
@@ -93,16 +92,16 @@ def run_load(
     on_done: Callable[[RequestOutcome], None],
     headers: Mapping[str, str] | None = None,
 ) -> LoadRun:
-    """Run the sessions of all users. Returns when all requests have ended.
+    """Run the sessions of all users and return when all requests have ended.
 
     Args:
-        url: the server's, without the dialect's path.
-        sessions: at least one, by their start.
-        timeout: time limit of one request, seconds.
-        on_done: called in this thread for each request that ended, also for failed ones.
-        headers: further ones, sent with each request.
+        url: the server's URL, without the dialect's path.
+        sessions: at least one, ordered by start.
+        timeout: time limit of one request, in seconds.
+        on_done: called in the calling thread for each request that ended, failed ones included.
+        headers: extra headers sent with each request.
 
-    A failed request is an outcome with an error, never an exception.
+    A failed request gives an outcome with an error, never an exception.
     """
     crew = _Crew(sessions, lambda: BenchConnection(url, dialect, timeout, headers))
     cpu_before = time.process_time()
@@ -130,7 +129,7 @@ def run_with_progress(
     title: str,
     headers: Mapping[str, str] | None = None,
 ) -> LoadRun:
-    """As `run_load`, with a view of the progress."""
+    """Run the load as `run_load` does, and show the progress in `view`."""
     total = sum(len(session.requests) for session in sessions)
     live = _LiveFigures()
     view.start(title)
@@ -171,31 +170,31 @@ class _LiveFigures:
 
 
 class _Crew:
-    """Threads that run sessions.
+    """Thread pool that runs sessions.
 
-    A thread takes the next session and waits for its start while another one stands by for the session after it. So
-    sessions start on time however long they take, and there are as many threads as sessions at a time.
+    One thread takes the next session and waits for its start, while another thread stands by for the session after it.
+    Sessions therefore start on time however long earlier ones take, and the pool grows only as they overlap.
     """
 
     def __init__(self, sessions: Sequence[UserSession], connect: Callable[[], BenchConnection]) -> None:
         self.ended: queue.SimpleQueue[RequestOutcome | BaseException] = queue.SimpleQueue()
-        """Outcomes, and the exception of a thread that has a fault."""
+        """Outcomes of requests, and the exception of a thread that failed."""
         self._sessions = sessions
         self._next = iter(enumerate(sessions))
         self._connect = connect
         self._most_threads = min(_MAX_THREADS, len(sessions))
         self._threads: list[threading.Thread] = []
         self._turn = threading.Lock()
-        """Held by the thread whose session starts next."""
+        """Held by the thread that waits for the next session's start."""
         self._num_waiting = 0
-        """Threads that wait for a turn."""
+        """Number of threads that wait for `_turn`."""
         self._counting = threading.Lock()
         self._started = threading.Event()
         self._stopped = threading.Event()
         self._start = 0.0
 
     def start(self) -> None:
-        """Start the clock. All that are due at once have their threads before."""
+        """Start the clock, after creating the threads of all sessions that are due at once."""
         with self._turn:
             for _ in range(min(self._most_threads, sum(session.start <= 0 for session in self._sessions))):
                 self._add_thread()
@@ -203,14 +202,14 @@ class _Crew:
         self._started.set()
 
     def stop(self) -> None:
-        """End all threads: they send no more requests and stop reading."""
+        """Stop and join all threads: they send no more requests and stop reading."""
         self._stopped.set()
         self._started.set()
         for thread in self._threads:
             thread.join()
 
     def _now(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.perf_counter() - self._start
 
     def _add_thread(self) -> None:
@@ -237,7 +236,7 @@ class _Crew:
             connection.close()
 
     def _take(self) -> tuple[int, UserSession] | None:
-        """The next session, when it is due; None if there is none, or at a stop."""
+        """Wait until the next session is due, and return its user and the session; None at the end or after `stop`."""
         with self._counting:
             self._num_waiting += 1
         with self._turn:
@@ -290,9 +289,9 @@ def _collect(
     num_requests: int,
     on_done: Callable[[RequestOutcome], None],
 ) -> tuple[list[RequestOutcome], float]:
-    """All outcomes as they arrive, and the largest delay of a timed wait of this thread, in seconds.
+    """Collect all outcomes, and measure the largest delay of a timed wait in this thread, in seconds.
 
-    The users wait under the same conditions: the same interpreter lock, the same processors.
+    The threads of the users wait under the same conditions: the same GIL and the same cores.
     """
     outcomes: list[RequestOutcome] = []
     worst_late = 0.0

@@ -1,4 +1,4 @@
-"""Command-line options of every command that puts load on a server."""
+"""Command-line options shared by the commands that send load to a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_USERS = 1000
 def count_option(
     name: str, default: int, text: str, least: int = 1, most: int = 1_000_000
 ) -> Callable[[Command], Command]:
-    """An option that takes a whole number."""
+    """Return an option that takes an integer from `least` to `most`."""
     kind = click.IntRange(least, most)
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
@@ -61,9 +61,9 @@ slo_option = click.option(
 
 
 def load_options(default: Scenario) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `load` (a LoadChoice) and `timeout` (seconds).
+    """Return a decorator that passes `load` (a LoadChoice) and `timeout` (seconds) to a command.
 
-    default: the load without a preset and a trace, for the help.
+    default: the load without a preset or a trace, for the help.
     """
     workload = default.workload
     options = (

@@ -1,4 +1,4 @@
-"""Common prefixes of prompts: a few texts that all prompts share, or the blocks of a trace."""
+"""Shared prefixes of prompts: a few common texts, or the blocks of a trace."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Protocol
 from container.measure.bench.lengths import times
 
 _OWN_TOKENS = 4
-"""Tokens of a prompt, special tokens included, that no block takes: prompts with the same prefix differ in these."""
+"""Tokens of a prompt, special tokens included, outside its blocks. Prompts with the same prefix differ in these."""
 
 
 class Prefixes(Protocol):
-    """A prompt begins with blocks of the same token count; equal ids are equal texts."""
+    """Shared prefixes. A prompt begins with blocks of `block_tokens` tokens; equal block ids mean equal text."""
 
     @property
     def block_tokens(self) -> int: ...
 
     def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
-        """Block ids of each of `count` prompts."""
+        """Draw the block ids of `count` prompts."""
 
     def scaled(self, factor: float) -> Prefixes: ...
 
@@ -47,7 +47,7 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPrefixes:
-    """The blocks of a trace, in its order."""
+    """The blocks of a trace, in the trace's order."""
 
     block_ids: tuple[tuple[int, ...], ...]
     block_tokens: int
@@ -65,7 +65,7 @@ class RecordedPrefixes:
 def block_ids(
     prefixes: Prefixes | None, prompt_tokens: Sequence[int], rng: random.Random
 ) -> list[tuple[int, ...]]:
-    """Block ids of each prompt: the whole blocks that leave it some tokens of its own."""
+    """Return the block ids of each prompt: the whole blocks that leave room for some tokens of its own."""
     if prefixes is None:
         return [()] * len(prompt_tokens)
     drawn = prefixes.draw(len(prompt_tokens), rng)

@@ -20,9 +20,9 @@ _MAX_SHOWN = 200
 
 
 def server_url(text: str) -> str:
-    """The server's URL without a trailing slash; its path, if any, is a prefix of the server's paths.
+    """Check a server's URL and return it without a trailing slash. Its path, if any, prefixes the server's paths.
 
-    Raises: BenchError.
+    Raises BenchError.
     """
     example = "such as http://127.0.0.1:8080"
     try:
@@ -49,9 +49,9 @@ def server_url(text: str) -> str:
 
 
 def wait_ready(url: str, seconds: float, say: Callable[[str], None]) -> None:
-    """Return when `GET /ping` answers 200, or when the server has no such path.
+    """Wait until `GET /ping` returns 200, or 404 from a server without that path.
 
-    Raises: BenchError when nothing listens or the server is not ready after `seconds`, with its message.
+    Raises BenchError with the server's message if nothing listens or the server is not ready after `seconds`.
     """
     deadline = time.monotonic() + seconds
     reported = ""
@@ -70,7 +70,7 @@ def wait_ready(url: str, seconds: float, say: Callable[[str], None]) -> None:
 
 
 def _trouble(url: str) -> str:
-    """Why the server is not ready; else empty."""
+    """Return why the server is not ready; empty if it is."""
     try:
         with urllib3.PoolManager(timeout=_PING_TIMEOUT_SECONDS, retries=False) as pool:
             response = pool.request("GET", f"{url}/ping", preload_content=False, redirect=False)

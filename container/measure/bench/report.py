@@ -1,4 +1,4 @@
-"""The report of one run, for people and for programs."""
+"""The report of a benchmark, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class BenchOrigin:
     seed: int
     slo: Slo | None
     tokenizer: str
-    """Its folder or file."""
+    """Folder or file of the tokenizer."""
     num_warm_up: int
-    """Requests that were sent before and are not counted."""
+    """Number of warm-up requests, which are not counted."""
 
     @property
     def title(self) -> str:
@@ -47,7 +47,7 @@ class BenchOrigin:
     def json_values(
         self, table: Table, lines: Sequence[tuple[str, str]], findings: tuple[Finding, ...]
     ) -> dict[str, Any]:
-        """What was run, and the text of a report with this table and the lines below it."""
+        """Return the settings of the run, and the text of a report with this table and the lines below it."""
         packages = versions()
         bullets = (*(text for text, _ in lines), package_versions(packages))
         section = Section("Figures", tables=(dataclasses.replace(table, title=""),), bullets=bullets)
@@ -62,7 +62,7 @@ class BenchOrigin:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """One run."""
+    """The report of one run."""
 
     origin: BenchOrigin
     figures: Figures
@@ -73,13 +73,13 @@ class BenchReport:
         return not self.figures.num_errors
 
     def json_values(self) -> dict[str, Any]:
-        """Times in seconds."""
+        """Return the report as JSON values. Times are in seconds."""
         failed = failed_requests(self.figures.num_errors, self.figures.num_requests)
         values = self.origin.json_values(self.table(), self.lines(), failed)
         return {**values, "figures": dataclasses.asdict(self.figures)}
 
     def table(self) -> Table:
-        """Means and percentiles of times."""
+        """Return a table with the mean and percentiles of each time."""
         figures = self.figures
         between = (
             "between tokens" if DIALECTS[self.origin.dialect].pieces_are_tokens else "between pieces of text"
@@ -97,7 +97,7 @@ class BenchReport:
         )
 
     def lines(self) -> list[tuple[str, str]]:
-        """Rates, errors and notes below the table, each with its style."""
+        """Return the lines below the table, each with its style: rates, errors and notes."""
         figures = self.figures
         late = f" ({figures.num_timeouts} timed out)" if figures.num_timeouts else ""
         lines = [
@@ -119,7 +119,7 @@ class BenchReport:
         return lines + [(f"error: {one.count} x {one.text}", "red") for one in figures.errors]
 
     def _own_lines(self) -> list[tuple[str, str]]:
-        """Lines about the client."""
+        """Return the lines about the client."""
         figures = self.figures
         lines = [
             (
@@ -135,7 +135,7 @@ class BenchReport:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """The runs of a search for the highest rate."""
+    """The report of a search for the highest rate."""
 
     origin: BenchOrigin
     trials: tuple[RateTrial, ...]
@@ -146,7 +146,7 @@ class SearchReport:
         return best_trial(self.trials) is not None
 
     def json_values(self) -> dict[str, Any]:
-        """Times in seconds; the rate of a run of all requests at once is null."""
+        """Return the report as JSON values. Times are in seconds; the rate of a burst is null."""
         best = best_trial(self.trials)
         failed = sum(trial.figures.num_errors for trial in self.trials)
         total = sum(trial.figures.num_requests for trial in self.trials)
@@ -171,7 +171,7 @@ class SearchReport:
         )
 
     def lines(self) -> list[tuple[str, str]]:
-        """The result and notes below the table, each with its style."""
+        """Return the lines below the table, each with its style: the result and notes."""
         best = best_trial(self.trials)
         limits = f" within {self.origin.slo.describe()}" if self.origin.slo else ""
         found = (
@@ -197,7 +197,7 @@ REQUEST_COLUMNS = (
 
 
 def request_rows(number: int, run: LoadRun, requests: Sequence[BenchRequest]) -> list[tuple[Any, ...]]:
-    """A row of REQUEST_COLUMNS for each request of run `number`. Times in seconds."""
+    """Return a row of REQUEST_COLUMNS for each request of run `number`. Times are in seconds."""
     return [
         (
             *(number, outcome.index, outcome.user, outcome.scheduled, outcome.sent),

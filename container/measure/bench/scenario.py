@@ -1,4 +1,4 @@
-"""A load: requests and their arrivals. `--preset` names one of a table of them."""
+"""Load scenarios: requests and their arrivals. `--preset` selects one from the table of presets."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One shape of load."""
+    """A load: requests and their arrivals."""
 
     name: str
     workload: Workload
     arrivals: Arrivals
 
     def scaled(self, factor: float) -> Scenario:
-        """Token counts, number of requests, users and rates times `factor`; an open loop takes as long as before."""
+        """Multiply token counts, requests, users and rates by `factor`. An open loop takes as long as before."""
         return replace(self, workload=self.workload.scaled(factor), arrivals=self.arrivals.scaled(factor))
 
     def warm_up(self, num_requests: int | None = None) -> Scenario:
-        """Requests with the same prompt lengths and short answers. num_requests: None for a few."""
+        """Return a load with the same prompt lengths and short answers. num_requests: defaults to a few."""
         most = self.arrivals.num_users if isinstance(self.arrivals, Users) else _WARM_UP_REQUESTS
         count = num_requests or min(_WARM_UP_REQUESTS, most, self.workload.num_requests)
         tokens = min(_WARM_UP_TOKENS, round(self.workload.outputs.mean))

@@ -1,4 +1,4 @@
-"""The highest rate that a server sustains, by bisection."""
+"""Search for the highest rate that a server sustains, by bisection."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from container.measure.output import Table
 
 _MAX_TRIALS = 12
 _PRECISION = 1.05
-"""Ratio of the lowest rate that is too high to the highest sustained one at which the search ends."""
+"""Ratio of the lowest unsustained to the highest sustained rate at which the search ends."""
 _STEP = 1.5
-"""Factor between rates until one is sustained and one is not."""
+"""Factor between successive rates until one rate is sustained and one is not."""
 _MIN_SHARE_WITHIN = 0.95
-"""Share of the requests that must keep the latency limits."""
+"""Share of the requests that must meet the latency limits."""
 _MIN_ANSWERED = 0.9
-"""Answers per request, in the last three quarters of the time in which requests are sent."""
+"""Responses per request in the last three quarters of the time in which requests are sent."""
 _MIN_IN_FLIGHT = 0.5
-"""Requests, on average. With less, each is nearly alone, and a lower rate makes none faster."""
+"""Mean requests in flight. With fewer, requests hardly overlap, and a lower rate makes none of them faster."""
 _MIN_LATENCIES = 4
-"""Time in which requests are sent, in latencies. A shorter run shows no queue."""
+"""Time in which requests are sent, as a multiple of the latency. A shorter run does not show a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class RateTrial:
     """One run of the search."""
 
     rate: float
-    """Offered requests a second; infinite: all at once."""
+    """Offered requests per second; infinite if all requests are sent at once."""
     figures: Figures
     too_high: str
-    """Why this rate is too high; empty if the server sustains it."""
+    """Reason why this rate is too high; empty if the server sustains it."""
 
     @property
     def hopeless(self) -> bool:
-        """Whether lower rates fail too: few requests overlap, or none succeeded."""
+        """Whether lower rates would fail too, because few requests overlap or none succeeded."""
         return bool(self.too_high) and not self.rate * self.figures.latency.p50 >= _MIN_IN_FLIGHT
 
 
 def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> tuple[RateTrial, ...]:
-    """Measure rates until the highest sustained one is known to 5 %, at most twelve.
+    """Run at most twelve trials, until the highest sustained rate is known to 5 %.
 
-    start: the first rate; None: the requests a second of a run of all requests at once, which comes first.
+    start: the first rate. If None, a burst is measured first, and its requests per second are the first rate.
     """
     trials: list[RateTrial] = []
     if start is None:
@@ -57,7 +57,7 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
     while rate > 0 and len(trials) < _MAX_TRIALS:
         trials.append(measure(rate))
         low = max((trial.rate for trial in trials if not trial.too_high), default=0.0)
-        # A rate above one that is too high may pass by chance; the lowest failure above the best rate counts.
+        # A rate may pass by chance although a lower one failed: only failures above the best rate count.
         high = min((trial.rate for trial in trials if trial.too_high and trial.rate > low), default=math.inf)
         if high <= low * _PRECISION or trials[-1].hopeless:
             break
@@ -71,15 +71,15 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
 
 
 def best_trial(trials: tuple[RateTrial, ...]) -> RateTrial | None:
-    """The highest sustained rate; None if none was."""
+    """Return the trial with the highest sustained rate; None if no rate was sustained."""
     sustained = [trial for trial in trials if not trial.too_high]
     return max(sustained, key=lambda trial: trial.rate, default=None)
 
 
 def judge(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateTrial:
-    """Whether the server sustains a rate.
+    """Decide whether the server sustains a rate.
 
-    It does if no request fails, 95 % of them keep the limits, and requests are answered as fast as they come.
+    It does if no request fails, 95 % of them meet the limits, and requests are answered as fast as they arrive.
     """
     too_high = ""
     if math.isinf(rate):
@@ -96,10 +96,10 @@ def judge(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateT
 
 
 def _backlog(run: LoadRun) -> str:
-    """Why requests may pile up; empty if they are answered as fast as they come.
+    """Return why requests may pile up; empty if they are answered as fast as they arrive.
 
-    Both are counted in the last three quarters of the time in which requests came, answers later by the median latency
-    of the first quarter. So all are answered where latencies stay the same.
+    Requests are counted in the last three quarters of the time in which they were due. Responses are counted in the
+    same window, shifted by the median latency of the first quarter: with constant latencies, all are answered.
     """
     due = sorted(outcome.scheduled for outcome in run.outcomes)
     span = due[-1] - due[0]
@@ -113,7 +113,7 @@ def _backlog(run: LoadRun) -> str:
 
 
 def trials_table(title: str, trials: tuple[RateTrial, ...]) -> Table:
-    """All runs, in their order."""
+    """Return a table of all trials, in order."""
     rows = tuple(
         (
             "all at once" if math.isinf(trial.rate) else f"{number(trial.rate)}/s",

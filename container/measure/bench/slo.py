@@ -1,4 +1,4 @@
-"""Latency goals: `ttft=500ms,tpot=50ms,latency=2s`."""
+"""Latency limits (SLO), such as `ttft=500ms,tpot=50ms,latency=2s`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXAMPLE = "such as ttft=500ms,tpot=50ms,latency=2s"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper limits for one request, seconds; infinite where there is none."""
+    """Upper limits for one request, in seconds; infinite if there is no limit."""
 
     ttft: float = math.inf
     tpot: float = math.inf
@@ -27,7 +27,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Read the value of `--slo`. Raises BenchError."""
+    """Parse the value of `--slo`. Raises BenchError."""
     names = [field.name for field in fields(Slo)]
     limits: dict[str, float] = {}
     for part in text.split(","):

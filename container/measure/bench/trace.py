@@ -1,7 +1,7 @@
-"""Recorded load: Mooncake's JSON lines and Azure's CSV files.
+"""Recorded loads: Mooncake's JSON lines and Azure's CSV files.
 
 Mooncake: `timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens. Azure:
-`TIMESTAMP` as a date with time, `ContextTokens`, `GeneratedTokens`. Requests without generated tokens get one.
+`TIMESTAMP` as a date with time, `ContextTokens`, `GeneratedTokens`. Requests without generated tokens get one token.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _MAX_LINE_BYTES = 1 << 20
 _MAX_TOKENS = 10_000_000
 _BLOCK_TOKENS = 512
 _SHORTEST_PROMPT = 8
-"""Tokens. Shorter prompts could not all differ."""
+"""Minimum tokens of a prompt. Shorter prompts could not all differ."""
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOKENS)]
 
 
 class _Recorded(msgspec.Struct):
-    """One request. The fields have Mooncake's names."""
+    """One recorded request. The fields have Mooncake's names."""
 
     timestamp: float
-    """Milliseconds since any time."""
+    """Milliseconds since an arbitrary time."""
     input_length: _Tokens
     output_length: _Tokens
     hash_ids: tuple[int, ...] = ()
@@ -47,11 +47,11 @@ class _Recorded(msgspec.Struct):
 class _Format:
     name: str
     read: Callable[[bytes], _Recorded]
-    """A request of a line without its end. Raises ValueError."""
+    """Parses a line without its line end. Raises ValueError."""
 
 
 def read_trace(path: Path) -> Scenario:
-    """The load of a trace file, at most 100,000 requests. Raises BenchError."""
+    """Read the load of a trace file, at most 100,000 requests. Raises BenchError."""
     try:
         with path.open("rb") as file:
             lines = enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1)
@@ -64,7 +64,7 @@ def read_trace(path: Path) -> Scenario:
 
 
 def _requests(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[_Recorded]:
-    """Raises BenchError."""
+    """Parse the requests of a trace. Raises BenchError."""
     file_format: _Format | None = None
     for number, line in lines:
         if not line.strip():
@@ -76,7 +76,7 @@ def _requests(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[_Recor
                     continue
                 file_format = _MOONCAKE
             yield file_format.read(line.strip())
-        except ValueError as error:  # msgspec's errors are such too
+        except ValueError as error:  # msgspec's errors are ValueErrors too
             kind = f" of {file_format.name}" if file_format else ""
             raise BenchError(
                 f"--trace: {path}, line {number}: not a request{kind}: {error}; allowed: JSON lines of Mooncake, and"
@@ -88,7 +88,7 @@ _MOONCAKE = _Format("Mooncake's traces", msgspec.json.Decoder(_Recorded).decode)
 
 
 def _azure(header: bytes) -> _Format:
-    """The format of a CSV file with this header. Raises ValueError."""
+    """Return the format of a CSV file with this header. Raises ValueError."""
     names = [name.strip() for name in _cells(header)]
     missing = [name for name in _AZURE if name not in names]
     if missing:

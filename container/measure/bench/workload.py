@@ -1,7 +1,7 @@
-"""Requests: seeded prompts of exact token counts, made of words, with or without shared prefixes.
+"""Benchmark requests: seeded prompts of words with exact token counts, with or without shared prefixes.
 
-Tokens are counted as the server does: by the model's tokenizer, with the special tokens that it adds to a plain text.
-The same workload, seed and tokenizer always give the same prompts.
+Tokens are counted as the server counts them: by the model's tokenizer, with the special tokens that it adds to plain
+text. The same workload, seed and tokenizer always give the same prompts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _COMMON_WORDS = (
     "about after again below could every first found great hand high home just know last left life little long made "
     "make many more most move much must name never night number often other over part people place point right same"
 )
-"""For tokenizers with hardly any word in one piece; every language model's tokenizer can encode these."""
+"""Words for tokenizers with hardly any single-token words; every language model's tokenizer can encode these."""
 _WORD_LETTERS = range(4, 13)
 _SPACES = ("\u0120", "\u2581")
 _MAX_SHOWN = 100
 _MAX_TRIES = 200
-"""Changes of a prompt until its count fits. It fits at once if words are one token each."""
+"""Maximum changes of a prompt until its token count fits. It fits at once if each word is one token."""
 
 
 class BenchError(Exception):
-    """A benchmark cannot be run. The text is for users."""
+    """A benchmark cannot be run. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,22 @@ class Workload:
     """Number and size of requests."""
 
     prompts: Lengths
-    """Tokens of prompts, special tokens included."""
+    """Token counts of the prompts, special tokens included."""
     outputs: Lengths
-    """Tokens of answers."""
+    """Token counts of the answers."""
     num_requests: int
     prefixes: Prefixes | None = None
-    """Shared prefixes of the prompts; None: no prefixes."""
+    """Shared prefixes of the prompts, if any."""
 
     @property
     def title(self) -> str:
-        """Mean token counts."""
+        """Mean token counts in words."""
         exact = isinstance(self.prompts, Fixed) and isinstance(self.outputs, Fixed)
         average = "" if exact else " on average"
         return f"{self.prompts.mean:.0f} tokens in, {self.outputs.mean:.0f} out{average}"
 
     def scaled(self, factor: float) -> Workload:
-        """The same with token counts and number of requests times `factor`."""
+        """Return the workload with token counts and number of requests multiplied by `factor`."""
         return Workload(
             self.prompts.scaled(factor),
             self.outputs.scaled(factor),
@@ -64,7 +64,7 @@ class Workload:
         )
 
     def describe(self) -> str:
-        """Token counts in words."""
+        """Describe token counts and prefixes in words."""
         prefixes = f", {self.prefixes.describe()}" if self.prefixes else ""
         return f"{self.prompts.describe('tokens in')}, {self.outputs.describe('out')}{prefixes}"
 
@@ -81,9 +81,9 @@ class BenchRequest:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer of `path`: a folder with tokenizer.json, or such a file.
+    """Load a tokenizer. path: a folder with a tokenizer.json, or the file itself.
 
-    Raises: BenchError.
+    Raises BenchError.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -94,7 +94,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more specific
         raise BenchError(f"{file}: not a tokenizer: {error}") from error
-    # Some files keep settings of the training run; the server neither truncates nor pads prompts.
+    # Some files contain settings from training; the server neither truncates nor pads prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -104,7 +104,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 class _Word:
     text: str
     num_tokens: int
-    """Tokens that it adds to a text when it follows a space."""
+    """Tokens that the word adds to a text when it follows a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class RequestShape:
     prompt_tokens: int
     output_tokens: int
     block_ids: tuple[int, ...]
-    """Blocks that the prompt begins with, in the words of `Prefixes`."""
+    """Ids of the blocks that the prompt begins with; see `Prefixes`."""
 
 
 def draw_shapes(workload: Workload, seed: int) -> list[RequestShape]:
-    """The sizes of a workload's requests, whatever their words."""
+    """Draw the sizes of a workload's requests, without their text."""
     count = workload.num_requests
-    # Generators of their own: a change of one mean leaves the other token counts unchanged.
+    # Separate generators: a change of one mean leaves the other token counts unchanged.
     prompt_tokens = workload.prompts.draw(count, random.Random(f"{seed}/in"))
     output_tokens = workload.outputs.draw(count, random.Random(f"{seed}/out"))
     shared = block_ids(workload.prefixes, prompt_tokens, random.Random(f"{seed}/prefixes"))
@@ -128,7 +128,7 @@ def draw_shapes(workload: Workload, seed: int) -> list[RequestShape]:
 
 
 def make_requests(workload: Workload, tokenizer: Tokenizer, seed: int) -> tuple[BenchRequest, ...]:
-    """The requests of a workload. Raises: BenchError when no prompt has that many tokens with this tokenizer."""
+    """Make the requests of a workload. Raises BenchError if no prompt has that many tokens with this tokenizer."""
     rng = random.Random(f"{seed}/{workload.prompts.mean:g}")
     shapes = draw_shapes(workload, seed)
     block_tokens = workload.prefixes.block_tokens if workload.prefixes else 0
@@ -149,26 +149,26 @@ def make_requests(workload: Workload, tokenizer: Tokenizer, seed: int) -> tuple[
 
 
 def _count(text: str, tokenizer: Tokenizer) -> int:
-    """Tokens of a whole prompt, as counted by the server."""
+    """Count the tokens of a whole prompt as the server does."""
     return len(tokenizer.encode(text, add_special_tokens=True).ids)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """Words for prompts: those that are one token, and common ones."""
+    """Return the words for prompts: single-token words and common words."""
     pieces = tokenizer.get_vocab(with_added_tokens=False)
-    # Byte-level and sentencepiece tokenizers mark pieces after a space; others may be the end of a longer word.
+    # Byte-level and sentencepiece tokenizers mark pieces after a space; other pieces may be the end of a longer word.
     marked = {piece[1:] for piece in pieces if piece[:1] in _SPACES}
     found = {
         piece
         for piece in marked or pieces
         if len(piece) in _WORD_LETTERS and piece.isascii() and piece.isalpha() and piece.islower()
     }
-    # The order of a set differs between processes.
+    # Sorted, because the order of a set differs between processes.
     return sorted(found.union(_COMMON_WORDS.split()))
 
 
 def _measured(texts: Sequence[str], tokenizer: Tokenizer) -> list[_Word]:
-    """The words, the cheapest first."""
+    """Return the words with their token counts, fewest tokens first."""
     before = "and"
     base = len(tokenizer.encode(before, add_special_tokens=False).ids)
     encoded = tokenizer.encode_batch([f"{before} {text}" for text in texts], add_special_tokens=False)
@@ -179,9 +179,9 @@ def _measured(texts: Sequence[str], tokenizer: Tokenizer) -> list[_Word]:
 def _openings(
     texts: Sequence[str], count: int, shortest_prompt: int, tokenizer: Tokenizer, rng: random.Random
 ) -> list[str]:
-    """The first words of each of `count` prompts of at least `shortest_prompt` tokens.
+    """Return the first words of `count` prompts of at least `shortest_prompt` tokens.
 
-    All start with different tokens; if there are too few, with different words.
+    All start with different tokens or, if there are too few such words, with different words.
     """
     room = shortest_prompt - _count("", tokenizer)
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -212,7 +212,7 @@ def _openings(
 def _prompt(
     opening: str, wanted: int, words: Sequence[_Word], tokenizer: Tokenizer, rng: random.Random
 ) -> str:
-    """A text of exactly `wanted` tokens that begins with `opening`. Raises BenchError."""
+    """Return a text of exactly `wanted` tokens that begins with `opening`. Raises BenchError."""
     added: list[str] = []
     for _ in range(_MAX_TRIES):
         text = " ".join([opening, *added])
@@ -233,7 +233,7 @@ def _prompt(
 
 
 def _words_of(num_tokens: int, words: Sequence[_Word], rng: random.Random) -> list[str]:
-    """Random words of about `num_tokens` tokens, never more; none if no word is that short."""
+    """Draw random words of about `num_tokens` tokens, never more; empty if no word is that short."""
     found: list[str] = []
     usable = len(words)
     while num_tokens > 0:
