@@ -1,1 +1,1 @@
-"""Prepares models: fetching, conversion, tokenizers, publishing."""
+"""Prepare models: download, conversion, tokenizers, and publishing in the cache."""

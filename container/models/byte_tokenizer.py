@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 MAX_VOCABULARY = 1 << 21
-"""Entries; tokenizers of current models have an eighth of it."""
+"""Maximum number of entries, eight times as many as tokenizers of current models have."""
 _NUM_BYTES = 256
 _NAMES = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The vocabulary of a model, by its config.json."""
+    """The vocabulary of a model, according to its config.json."""
 
     size: int
     special: tuple[int, ...]
@@ -30,7 +30,7 @@ class Vocabulary:
 def read_vocabulary(model: Path) -> Vocabulary:
     """Read config.json and generation_config.json of the folder.
 
-    Raises: ValueError, one sentence: they cannot be read, or the vocabulary is too small or too large.
+    Raises: ValueError, one sentence: the files cannot be read, or the vocabulary is too small or too large.
     """
     config, generation = _read(model / "config.json"), _read(model / "generation_config.json")
     text = config.get("text_config")
@@ -50,7 +50,7 @@ def read_vocabulary(model: Path) -> Vocabulary:
 
 
 def save(vocabulary: Vocabulary, file: Path) -> None:
-    """Write the tokenizer.json."""
+    """Write the tokenizer.json of a vocabulary."""
     # Imported here, for the few models that need it.
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -69,7 +69,7 @@ def save(vocabulary: Vocabulary, file: Path) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """The character that `ByteLevel` uses for each byte: itself if printable, else one from U+0100 on, in order."""
+    """Return the character that `ByteLevel` uses for each byte: the byte if printable, else one from U+0100 on."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters, hidden = [], 256
     for byte in range(_NUM_BYTES):
@@ -79,7 +79,7 @@ def _byte_letters() -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file. Raises: ValueError."""
+    """Return the object in a JSON file; empty if there is no such file. Raises: ValueError."""
     if not file.is_file():
         return {}
     try:

@@ -1,24 +1,24 @@
-"""Errors of models that cannot be had."""
+"""Errors of models that cannot be obtained."""
 
 from __future__ import annotations
 
 
 class ModelNotAvailable(Exception):
-    """A model cannot be had from its location. The text is one sentence for users."""
+    """A model cannot be obtained from its location. The message is one sentence for users."""
 
 
 class RemoteUnreachable(ModelNotAvailable):
-    """A remote does not answer now: no network, refused, timed out, or only 'try later' (500, 503).
+    """A remote does not respond now: no network, connection refused, timeout, or a temporary status (500, 503).
 
-    Nothing is known to be wrong with the model: a complete copy is served instead, and fetched bytes are kept.
+    The model itself may be fine, so a complete cached copy is served instead, and fetched bytes are kept.
     """
 
 
 class DamagedContent(ModelNotAvailable):
-    """A file's content differs from its remote's."""
+    """A file's content differs from the remote's."""
 
 
 def one_line(text: object) -> str:
-    """The beginning of a text, on one line."""
+    """Return the text on one line, truncated to 200 characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= 200 else f"{line[:200]}..."

@@ -17,7 +17,7 @@ _NEEDED = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
 }
-"""Fields of config.json by keys of the metadata, behind the architecture's name."""
+"""Required metadata keys, without the architecture's prefix, and their fields in config.json."""
 _FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -30,13 +30,13 @@ _FIELDS = {
     "rope.freq_base": "rope_theta",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
-"""Those that some files lack; the defaults of transformers' config classes apply."""
+"""Optional metadata keys. If one is missing, the default of transformers' config class applies."""
 _TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 _DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
 class UnknownGguf(Exception):
-    """The file is not supported. The text says what was found."""
+    """The file is not supported. The message says what was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Architecture:
     """How GGUF files of one architecture differ from Hugging Face checkpoints."""
 
     name: str
-    """In `architectures` of config.json."""
+    """Class name in `architectures` of config.json."""
     model_type: str
     interleaved: bool = False
-    """Whether rotary pairs of queries and keys lie side by side."""
+    """Whether the two rows of a rotary pair of queries and keys are adjacent."""
     norm_offset: float = 0.0
-    """Added to the weights of norms."""
+    """Constant that GGUF files add to the weights of norms."""
     num_layers_of_27b: int | None = None
-    """The model with so many layers scales attention by hidden_size / heads."""
+    """Number of layers of the 27B model, which scales attention by hidden_size / heads."""
 
 
 ARCHITECTURES = {
@@ -64,21 +64,21 @@ ARCHITECTURES = {
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe"),
 }
-"""By the value of `general.architecture`."""
+"""Supported architectures, by the value of `general.architecture`."""
 _MIXTRAL = Architecture("MixtralForCausalLM", "mixtral", interleaved=True)
-"""Of files of Llama with experts."""
+"""Architecture of Llama files with experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The metadata of a model's first GGUF file by key, and the tensors of all by name."""
+    """The metadata of a model's first GGUF file by key, and the tensors of all its files by name."""
 
     reader: gguf.GGUFReader
     others: tuple[gguf.GGUFReader, ...] = ()
-    """Of the files after the first."""
+    """Readers of the files after the first."""
 
     def get(self, key: str) -> Any:
-        """Numbers are the shortest with the same fp32 value: 1e-05 for 9.999999747378752e-06."""
+        """Return a value or None. Floats are the shortest with the same fp32 value: 1e-05 for 9.999999747378752e-06."""
         field = self.reader.get_field(key)
         value = None if field is None else field.contents()
         return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -95,7 +95,7 @@ class Metadata:
 
     @property
     def architecture(self) -> Architecture:
-        """Raises UnknownGguf."""
+        """The model's architecture. Raises UnknownGguf."""
         kind = self["general.architecture"]
         if kind not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
@@ -122,7 +122,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         )
     if experts := metadata.get(f"{kind}.expert_count"):
         _require_stacks(tensors)
-        # llama.cpp always makes the shares of the experts of Qwen3 add up to 1.
+        # llama.cpp always normalizes the expert weights of Qwen3 to a sum of 1.
         config |= {"num_local_experts": experts, "num_experts": experts, "norm_topk_prob": True}
     tokens = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
     return {
@@ -140,13 +140,13 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _require_stacks(tensors: Mapping[str, Any]) -> None:
-    """Raise UnknownGguf where each expert is a tensor, as in files of early 2024."""
+    """Raise UnknownGguf if each expert is a separate tensor, as in files of early 2024."""
     if not any(name.endswith(".ffn_gate_exps.weight") for name in tensors):
         raise UnknownGguf("the experts in the GGUF file are not one tensor; convert the model again")
 
 
 def _dtype(tensors: Mapping[str, Any]) -> str:
-    """Return the dtype of all matrices but routers; float32 where they differ, or are quantised."""
+    """Return the dtype of all matrices except routers; float32 if dtypes differ or matrices are quantized."""
     kinds = {
         tensor.tensor_type.name
         for name, tensor in tensors.items()
@@ -158,7 +158,7 @@ def _dtype(tensors: Mapping[str, Any]) -> str:
 def _rope(
     metadata: Metadata, kind: str, config: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields on rotary embedding: factors of the frequencies are tensors in GGUF."""
+    """Return the config fields of the rotary embedding. GGUF stores frequency factors as tensors."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     share = (metadata.get(f"{kind}.rope.dimension_count") or head_dim) / head_dim
     fields: dict[str, Any] = {} if share == 1 else {"partial_rotary_factor": share}
@@ -173,7 +173,7 @@ def _rope(
             "attention_factor": metadata.get(f"{kind}.rope.scaling.attn_factor"),
         }
     elif "rope_freqs.weight" in tensors:
-        # Llama 3.1's scaling, worked out; the same for all lengths.
+        # Llama 3.1's scaling as precomputed factors, which are the same for all lengths.
         factors = _numbers(tensors["rope_freqs.weight"])
         rope = {
             "rope_type": "longrope",

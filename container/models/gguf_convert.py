@@ -1,8 +1,8 @@
 """Convert a GGUF file of the Llama family to a model folder: bf16 safetensors, config.json, tokenizer, chat template.
 
-`python -m container.models.gguf_convert FILE FOLDER`, run as a child process by `container/models/files/bundled.py`. It
-needs numpy, gguf and tokenizers, but neither torch nor transformers. Progress goes to stdout, one JSON object
-`{"done": n, "total": m}` a line.
+`python -m container.models.gguf_convert FILE FOLDER`, run as a child process by `container/models/files/bundled.py`.
+Requires numpy, gguf and tokenizers, but neither torch nor transformers. Reports progress on stdout, one JSON object
+`{"done": n, "total": m}` per line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _IN_LAYER = {
 
 
 def weight_name(name: str) -> str:
-    """Name of GGUF's tensor `name` in a Hugging Face Llama checkpoint. Raises UnknownGguf."""
+    """Return the name of GGUF's tensor `name` in a Hugging Face Llama checkpoint. Raises UnknownGguf."""
     if name in _TOP_LEVEL:
         return _TOP_LEVEL[name]
     match name.split("."):
@@ -51,7 +51,7 @@ def weight_name(name: str) -> str:
 
 
 def unpermute(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Undo GGUF's order of q and k rows: rotary pairs are adjacent there, and in two halves in checkpoints.
+    """Undo GGUF's order of q and k rows. Rotary pairs are adjacent in GGUF and split into two halves in checkpoints.
 
     weight: [num_heads * head_dim, hidden_size].
     """
@@ -60,7 +60,7 @@ def unpermute(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bit patterns of bf16, rounded to nearest, ties to even. The values are finite."""
+    """Return the bf16 bit patterns of finite values, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return (rounded >> np.uint32(16)).astype(np.uint16)
@@ -71,8 +71,8 @@ def _write_weights(
 ) -> None:
     """Write the tensors as bf16 safetensors, with only one of them in memory at a time.
 
-    heads: number of heads of each part in GGUF's rotary order.
-    The file: length of the header (u64, little-endian), header (JSON, padded to 8 bytes), data.
+    heads: number of heads of each weight whose rows are in GGUF's rotary order.
+    File format: length of the header (u64, little-endian), header (JSON, padded to 8 bytes), data.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -96,7 +96,7 @@ def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None])
     """Write the model of the GGUF file `source` into the existing `folder`.
 
     report(done, total): called after each part of the work.
-    Raises: UnknownGguf; OSError when the disk is full or the file cannot be read.
+    Raises: UnknownGguf; OSError if the disk is full or the file cannot be read.
     """
     reader = gguf.GGUFReader(source)
     fields = Metadata(reader)

@@ -1,8 +1,8 @@
-"""Describe the model in GGUF files by a model folder: config.json, tokenizer, chat template, and where tensors are.
+"""Write a model folder that describes GGUF files: config.json, tokenizer, chat template, and an index of tensors.
 
 `python -m container.models.gguf_describe FILE FOLDER`, run as a child process by `container/models/files/described.py`.
-FILE is the model's first file, and weights stay in the files. The tokenizer is the tokenizer.json beside the file, or
-one that transformers makes of the metadata. Prints nothing on success, else one line on stderr.
+FILE is the model's first file. Weights stay in the GGUF files. The tokenizer is the tokenizer.json beside FILE, or is
+built from the metadata. Prints nothing on success, else one line on stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BESIDE = (
     *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
     _TOKENIZER,
 )
-"""Files beside a GGUF file that come before what its metadata says."""
+"""Files beside a GGUF file that override its metadata."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 _CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
 _SPACE = "▁"
@@ -98,7 +98,7 @@ def _index(files: Sequence[Path], metadata: Metadata, config: dict[str, Any]) ->
 
 
 def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
-    """Make the tokenizer, by transformers where it knows the kind. Raises UnknownGguf."""
+    """Build the tokenizer from the metadata, with transformers for every kind but SmolLM's. Raises UnknownGguf."""
     kind, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if (kind, pre) == ("gpt2", "smollm"):
         return _smollm(metadata)
@@ -109,7 +109,7 @@ def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
     )
 
     advice = f"put its {_TOKENIZER} beside {file}"
-    # Of others transformers would take GPT-2's.
+    # For other kinds of gpt2, transformers would silently use GPT-2's pre-tokenizer.
     if kind is None or (kind == "gpt2" and pre not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}):
         raise UnknownGguf(
             f"the GGUF file has the tokenizer '{kind}' with '{pre}', which is not known; {advice}"
@@ -128,8 +128,8 @@ def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
 
 
 def _prefix_as_sentencepiece(tokenizer: Tokenizer, adds_space: bool) -> None:
-    """Let a tokenizer begin texts as SentencePiece and llama.cpp do: always with one more space, or (`adds_space` is
-    false) never. transformers' LlamaTokenizer adds one only where there is none."""
+    """Make a tokenizer begin texts as SentencePiece and llama.cpp do: with one more space always, or never if
+    `adds_space` is false. transformers' LlamaTokenizer adds a space only if there is none."""
     spaces = normalizers.Replace(" ", _SPACE)
     tokenizer.pre_tokenizer = None
     tokenizer.normalizer = (
@@ -140,7 +140,7 @@ def _prefix_as_sentencepiece(tokenizer: Tokenizer, adds_space: bool) -> None:
 
 
 def _smollm(metadata: Metadata) -> Tokenizer:
-    """llama.cpp's pre-tokenizer "smollm": every digit alone, then GPT-2's pattern."""
+    """Build a tokenizer with llama.cpp's pre-tokenizer "smollm": single digits, then GPT-2's pattern."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, merges))
@@ -154,7 +154,7 @@ def _smollm(metadata: Metadata) -> Tokenizer:
 
 
 def run(work: Callable[[Path, Path], None]) -> int:
-    """Do the work on the two paths of the command line; return the process's exit code."""
+    """Run `work` on the two paths of the command line. Returns the process's exit code."""
     try:
         work(*map(Path, sys.argv[1:]))
     except (UnknownGguf, OSError) as error:

@@ -1,4 +1,4 @@
-"""Names of GGUF files: of a model in several files, each has the number of its part and how many there are."""
+"""Names of GGUF files. If a model is split, each name contains the part's number and the number of parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)"
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of all files of a model, in order, by the name of any of them."""
+    """Return the names of all files of a model, in order, given the name of any one."""
     part = _PART.fullmatch(name)
     if part is None:
         return [name]
@@ -18,14 +18,14 @@ def parts_of(name: str) -> list[str]:
 
 
 def is_first(name: str) -> bool:
-    """Whether a file is a model's only one, or the first of its parts."""
+    """Return whether a file is a model's only file or its first part."""
     return name.endswith(SUFFIX) and parts_of(name)[:1] == [name]
 
 
 def split_address(model_id: str) -> tuple[str, str]:
-    """Return the place of a model in S3 or on a hub, and the GGUF file or quantisation that is named there, or "".
+    """Split an address into a model's location in S3 or on a hub and a GGUF file or quantization, or "".
 
-    As for vLLM: `s3://bucket/prefix/FILE.gguf`, `owner/name/FILE.gguf`, `owner/name:Q4_K_M`.
+    The syntax is vLLM's: `s3://bucket/prefix/FILE.gguf`, `owner/name/FILE.gguf`, `owner/name:Q4_K_M`.
     """
     if "://" in model_id:
         place, _, file = model_id.rpartition("/")
@@ -38,6 +38,6 @@ def split_address(model_id: str) -> tuple[str, str]:
 
 
 def has_quantisation(path: str, kind: str) -> bool:
-    """Whether a file's name ends in a quantisation, as `split_address` returns it."""
+    """Return whether a file's name ends in the quantization `kind`, as `split_address` returns it."""
     end = rf"(?:.*[-._/])?(?<!UD-){re.escape(kind)}(?:-\d{{5}}-of-\d{{5}})?\.gguf"
     return re.fullmatch(end, path, re.IGNORECASE) is not None

@@ -1,6 +1,7 @@
-"""Weights in pickled files (`pytorch_model.bin`, `.pt`, `.pth`): never loaded here; the command that converts them.
+"""Advice on weights in pickled files (`pytorch_model.bin`, `.pt`, `.pth`), which the server never loads.
 
-A pickle can run code when it is loaded. The command loads tensors only, in a process that users start themselves.
+A pickle can run code when it is loaded. The advice is a command that converts the files. It loads tensors only, in a
+process that users start themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _USUAL = "pytorch_model"
 _OTHER_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
-"""Beginnings of the names of files of a training that are not weights."""
+"""Name prefixes of training files that are not weights."""
 _PROGRAM = (
     "import sys, torch; from safetensors.torch import save_file; "
     "save_file({n: t.contiguous().clone() for f in sys.argv[2:] for n, t in "
@@ -21,7 +22,7 @@ _PROGRAM = (
 
 
 def advice(folder: str, paths: Iterable[str]) -> str:
-    """How to convert a folder's pickled weights: a phrase with a shell command; empty if there are none.
+    """Return how to convert a folder's pickled weights, a phrase with a shell command; empty if there are none.
 
     folder: an absolute path on this machine, or a remote's name; paths: the names of its files.
     """
@@ -29,7 +30,7 @@ def advice(folder: str, paths: Iterable[str]) -> str:
     weights = [path for path in found if path.startswith(_USUAL)] or found
     if not weights:
         return ""
-    # `./`: a name that begins with a dash is no option.
+    # `./` keeps a name that begins with a dash from being an option.
     names = [shlex.quote(f"./{path}") for path in weights]
     command = f'{shlex.quote(sys.executable)} -P -c "{_PROGRAM}" model.safetensors {" ".join(names)}'
     if folder.startswith("/"):

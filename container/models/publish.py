@@ -1,6 +1,6 @@
-"""Make and remove folders of the cache. A folder that exists under its name is complete, whatever was killed.
+"""Create and remove folders of the cache. A folder that exists under its final name is always complete.
 
-It is made under a lock in a folder beside it, flushed and renamed.
+The files are written to a temporary folder beside it, under a lock, then flushed; then the folder is renamed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from container.progress import ProgressView
 
 @contextmanager
 def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
-    """Hold the file's lock; the kernel releases it when the process ends, however it ends."""
+    """Hold the file's lock. The kernel releases the lock when the process ends, even if it is killed."""
     with path.open("a") as file:
         if not try_lock(file):
             view.say(f"another process is {what}; waiting for it")
@@ -30,13 +30,13 @@ def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
 
 @contextmanager
 def lock_if_free(path: Path) -> Iterator[bool]:
-    """Hold the lock of `locked` unless another process has it; yields whether it is held."""
+    """Hold the lock of `locked` unless another process has it. Yields whether the lock is held."""
     with path.open("a") as file:
         yield try_lock(file)
 
 
 def try_lock(file: IO[Any]) -> bool:
-    """Lock an open file; False when another process has the lock."""
+    """Lock an open file. Returns False if another process has the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -45,7 +45,7 @@ def try_lock(file: IO[Any]) -> bool:
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raises ModelNotAvailable when the disk of `folder` has less than `needed_bytes` free."""
+    """Raise ModelNotAvailable if the disk of `folder` has less than `needed_bytes` free."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise ModelNotAvailable(
@@ -62,7 +62,7 @@ def make_folder(
     make: Callable[[Path], None],
     detail: str = "",
 ) -> Path:
-    """Return the folder `target`; unless it exists, let `make` fill a folder beside it, then rename that.
+    """Return the folder `target`. If it does not exist, `make` fills a temporary folder, which is then renamed.
 
     what, detail: for messages. Raises: ModelNotAvailable: the disk is too full; OSError; whatever `make` raises.
     """
@@ -72,7 +72,7 @@ def make_folder(
     with locked(target.parent / f".{target.name}.lock", what, view):
         if target.is_dir():
             return target
-        # Nobody else holds the lock, so every unfinished folder was left by a killed process.
+        # This process holds the lock, so every unfinished folder was left by a killed process.
         for left_over in target.parent.glob(f".{target.name}.part-*"):
             shutil.rmtree(left_over)
         require_space(target.parent, needed_bytes, what)
@@ -97,7 +97,7 @@ def flush(path: Path) -> None:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Rename the finished folder `part` to `target`; readable by everyone."""
+    """Make the finished folder `part` readable by everyone, and rename it to `target`."""
     for path in (*part.rglob("*"), part):
         path.chmod(0o755 if path.is_dir() else 0o644)
         flush(path)  # a power cut after the rename must not leave a folder of empty files
@@ -116,7 +116,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def remove_folder(folder: Path, why: str, view: ProgressView) -> int:
-    """Remove a folder and say so. Returns the bytes freed. Raises OSError."""
+    """Remove a folder and report it. Returns the bytes freed. Raises OSError."""
     size = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
     shutil.rmtree(folder)
     view.say(f"removed {folder}: {why}, {size} bytes")

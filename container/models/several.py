@@ -1,4 +1,4 @@
-"""A folder of model folders: several models, each under the name of its folder."""
+"""A folder of model folders: several models, each named after its folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILES = ("serving.properties", "config.json", "model.py")
-"""A model's folder has one of these."""
+"""Files of which a model's folder has at least one."""
 _NAMING = ("HF_MODEL_ID", "OPTION_MODEL_ID")
-"""Variables that name the only model."""
+"""Environment variables that name a single model."""
 
 
 def model_folders(path: Path, environ: Mapping[str, str]) -> dict[str, Path]:
-    """The folder of each model by name, if `path` holds nothing but model folders; else empty."""
+    """Return the folder of each model by name if `path` contains only model folders; else an empty dict."""
     if not path.is_dir() or _is_model(path) or any(environ.get(name) for name in _NAMING):
         return {}
     entries = [

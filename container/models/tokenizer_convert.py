@@ -1,8 +1,8 @@
-"""Convert the tokenizer of a model folder to tokenizer.json, by transformers.
+"""Convert the tokenizer of a model folder to tokenizer.json, with transformers.
 
 `python -m container.models.tokenizer_convert MODEL FOLDER`, run as a child process by
 `container/models/tokenizer_files.py` to free its memory afterwards. Prints nothing on success, else a JSON object
-`{"error": "..."}`. Only reads MODEL, and runs no code from there.
+`{"error": "..."}`. MODEL is only read, and no code in it is run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _SENTENCEPIECE = ("sentencepiece", "google.protobuf")
 
 
 class NotConvertible(Exception):
-    """The tokenizer cannot be converted to tokenizer.json. The text says why."""
+    """The tokenizer cannot be converted to tokenizer.json. The message says why."""
 
 
 def _require_packages(model: Path) -> None:
-    """Check the packages for sentencepiece: the error of transformers names another package."""
+    """Check that the packages for sentencepiece are installed. transformers' error names a different package."""
     pieces = sorted(path.name for path in model.glob("*.model") if path.name != "tiktoken.model")
     if not pieces:
         return
@@ -36,10 +36,10 @@ def _require_packages(model: Path) -> None:
 
 
 def read_ranks(file: str) -> dict[bytes, int]:
-    """Read a vocabulary of tiktoken: lines of a token in base64 and its rank.
+    """Read a tiktoken vocabulary: each line has a token in base64 and its rank.
 
-    transformers needs the package tiktoken for that, which keeps copies of what it reads in a temporary folder and
-    finds them by the name alone.
+    Replaces transformers' reader, which uses the package tiktoken. tiktoken caches what it reads in a temporary folder
+    and looks it up by name alone.
     """
     lines = [line.split() for line in Path(file).read_bytes().splitlines() if line]
     return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
@@ -48,7 +48,7 @@ def read_ranks(file: str) -> dict[bytes, int]:
 def convert_tokenizer(model: Path, folder: Path) -> None:
     """Write tokenizer.json into the existing `folder`. Raises: NotConvertible, and whatever transformers raises."""
     _require_packages(model)
-    from transformers import AutoTokenizer  # after the check: takes seconds
+    from transformers import AutoTokenizer  # after the check, because it takes seconds
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     TikTokenConverter.load_tiktoken_bpe = staticmethod(read_ranks)

@@ -1,10 +1,10 @@
 """Find the tokenizer.json of a model, or have transformers write one, once.
 
-It writes one where there is none, and where the model names a class that builds its tokenizer anew instead of taking
-tokenizer.json as it is: then ids differ (`LlamaTokenizer` leaves out spaces after special tokens). A model with random
-weights needs no tokenizer: it gets one of single bytes. The web process reads tokenizer.json and nothing else.
-Converted ones are in the cache, named by a hash of their sources; the model's folder is only read. Imports no
-transformers.
+transformers writes one if the model has none, or if the model names a tokenizer class that builds its tokenizer anew
+instead of loading tokenizer.json. Token ids would differ otherwise (`LlamaTokenizer` leaves out spaces after special
+tokens). A model with random weights needs no tokenizer and gets one of single bytes. The web process reads
+tokenizer.json and nothing else. Converted tokenizers are in the cache, named by a hash of their sources. The model's
+folder is only read. Imports no transformers.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from lmi_server.text.json_file import read_json
 
 TOKENIZER = "tokenizer.json"
 _VERSION = "2"
-"""Version of the conversion; a new one does not use old results."""
+"""Version of the conversion. A new version does not use old results."""
 _SECONDS = 300.0
 _MAX_ERROR = 400
 _NEEDED_BYTES = 128 << 20
 _READ = ("*.json", "*.model", "*.txt", "*.tiktoken")
 _NOT_READ = {"generation_config.json", "model.safetensors.index.json"}
 _AS_IT_IS = {"PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer"}
-"""Classes, without the ending `Fast`, that take tokenizer.json as it is."""
+"""Tokenizer classes, without the suffix `Fast`, that load tokenizer.json unchanged."""
 
 
 def _kind(model: Path) -> str | None:
-    """The tokenizer's files in the folder; None without any."""
+    """Return the name of the tokenizer's file or files in the folder; None without a tokenizer."""
     if (model / TOKENIZER).is_file():
         return TOKENIZER
     if (model / "vocab.json").is_file() and (model / "merges.txt").is_file():
@@ -53,13 +53,13 @@ def _has_one(model: Path) -> bool:
 
 
 def is_taken_as_it_is(model: Path) -> bool:
-    """Whether the folder has a tokenizer.json, and transformers would read that."""
+    """Return whether the folder has a tokenizer.json that transformers would load unchanged."""
     if not (model / TOKENIZER).is_file():
         return False
     for name in ("tokenizer_config.json", "config.json"):
         try:
             named = read_json(model / name).get("tokenizer_class")
-        except ValueError:  # reported by whoever needs the file
+        except ValueError:  # reported by the code that needs the file
             continue
         if isinstance(named, str):
             return named.removesuffix("Fast") in _AS_IT_IS
@@ -67,7 +67,7 @@ def is_taken_as_it_is(model: Path) -> bool:
 
 
 def note(model: Path, load_format: str) -> str | None:
-    """A note for users on a folder without a tokenizer, if it is served with random weights; else None."""
+    """Return a note for users if a folder without a tokenizer is served with random weights; else None."""
     if load_format != "dummy" or _has_one(model):
         return None
     return (
@@ -77,7 +77,7 @@ def note(model: Path, load_format: str) -> str | None:
 
 
 def refusal(model: Path, load_format: str = "auto") -> str | None:
-    """Why this folder has no usable tokenizer, judged by file names: one sentence; else None."""
+    """Return one sentence if the file names show that the folder has no usable tokenizer; else None."""
     if _has_one(model):
         return None
     if load_format == "dummy":
@@ -93,7 +93,7 @@ def refusal(model: Path, load_format: str = "auto") -> str | None:
 
 
 def _key(model: Path) -> str:
-    """A hash of everything that the result depends on."""
+    """Return a hash of everything that the converted tokenizer depends on."""
     digest = hashlib.sha256(f"{_VERSION} {importlib.metadata.version('transformers')}".encode())
     files = {path for pattern in _READ for path in model.glob(pattern) if path.name not in _NOT_READ}
     for path in sorted(files):
@@ -105,9 +105,9 @@ def _key(model: Path) -> str:
 def obtain(
     model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView, load_format: str = "auto"
 ) -> Path:
-    """The folder with the model's tokenizer.json: the model's own folder if that is what transformers would read.
+    """Return the folder with the model's tokenizer.json: the model's own if transformers would load that file.
 
-    environ: environment of the converting process; load_format: `dummy` needs no tokenizer of the model.
+    environ: environment of the converting process; load_format: with `dummy` the model needs no tokenizer.
     Raises: ModelNotAvailable, one sentence.
     """
     if is_taken_as_it_is(model):
@@ -127,7 +127,7 @@ def obtain(
 
 
 def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView) -> Path:
-    """Convert the tokenizer, or make one of bytes, into the cache. Raises: ModelNotAvailable."""
+    """Write the converted tokenizer, or a byte tokenizer, to the cache. Raises: ModelNotAvailable."""
     if _has_one(model):
         key, what, detail = _key(model), f"converting the tokenizer of {model}", _kind(model)
     else:
@@ -169,7 +169,7 @@ def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
 
 
 def _reported(output: str) -> str:
-    """The error that the process reported; empty without one."""
+    """Return the error that the converting process reported; empty without one."""
     try:
         answer: Any = json.loads(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
