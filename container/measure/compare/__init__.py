@@ -1,1 +1,1 @@
-"""`lmi compare`: the same load on several configurations, one after the other, and the statistics of the results."""
+"""`lmi compare`: benchmark several configurations in turn under the same load, with statistics of the results."""

@@ -1,10 +1,10 @@
-"""`lmi compare --attribute`: the gain of rolling over dynamic batching, divided into its causes.
+"""`lmi compare --attribute`: divide the gain of rolling over dynamic batching into its causes.
 
-Between the two come configurations that differ from their neighbours in one thing only. engine=Python runs the modules
-of transformers and cannot run the kernels of engine=MPI. So the static batch of engine=Python is played by engine=MPI,
-whose `batch_scheduler_policy=static_batch` runs the waiting requests as one batch to its end: from there on kernels,
-HTTP server and client are the same, and only the batching changes. In each round all have the same requests, so the
-product of the parts' mean ratios is the ratio of the whole.
+Configurations are added between the two, each of which differs from its neighbour in one thing only. engine=Python runs
+transformers' modules and cannot use the kernels of engine=MPI. Its static batches are therefore emulated by engine=MPI
+with `batch_scheduler_policy=static_batch`, which runs the waiting requests as one batch to its end. From there on,
+kernels, HTTP server and client are the same, and only the batching changes. In each round all configurations get the
+same requests, so the product of the parts' mean ratios is the ratio of the whole.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _POLICY = "option.batch_scheduler_policy"
 
 
 def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPath, ...], tuple[Part, ...]]:
-    """The missing configurations between a dynamic and a rolling one, with files below `made`, and the parts.
+    """Derive the configurations between a dynamic and a rolling one, with files below `made`, and the parts.
 
-    Raises BadConfiguration when these are not the two configurations.
+    Raises BadConfiguration unless `configs` are one dynamic and one rolling configuration.
     """
     if sorted(config.engine for config in configs) != ["MPI", "Python"] or any(one.url for one in configs):
         engines = ", ".join(f"{one.name}: {one.url or f'engine={one.engine}'}" for one in configs)
@@ -55,7 +55,7 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
         raise ValueError(f"{rolling.name} has no file")
     names, values, size = (dynamic.name, rolling.name), rolling.values, str(dynamic.batch_limit)
     contiguous, changes = dict(CONTIGUOUS), dict[str, str]()
-    if values.get(_POLICY) == "max_utilization":  # it needs pages
+    if values.get(_POLICY) == "max_utilization":  # requires a paged KV cache
         contiguous[_POLICY] = "guaranteed_no_evict"
     stages = (
         (PAGING, "contiguous", values.get("option.paged_attention") == "true", contiguous),
@@ -76,7 +76,7 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
 
 
 def _sums(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The whole gain, and what is left of it on the same kernels; nothing where there are no parts."""
+    """Return the whole gain, and the gain on the same kernels; empty without parts."""
     if not parts:
         return ()
     whole = Part("the whole gain", parts[0].name, parts[-1].base)
@@ -85,12 +85,12 @@ def _sums(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def further_pairs(parts: Sequence[Part]) -> tuple[tuple[str, str], ...]:
-    """(name, base) of the ratios that are shown besides those of the parts."""
+    """Return (name, base) of the ratios to show besides those of the parts."""
     return tuple((part.name, part.base) for part in _sums(parts))
 
 
 def sections(comparison: Comparison) -> tuple[Section, ...]:
-    """The section of the report, if the plan divides a gain."""
+    """Return the section on the causes of the gain, if the plan has parts."""
     parts = comparison.plan.parts
     if not parts:
         return ()
@@ -122,7 +122,7 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
 
 
 def findings(comparison: Comparison) -> tuple[Finding, ...]:
-    """The division of the throughput's gain in words, by scenario."""
+    """Describe in words, by scenario, how the throughput gain divides into its causes."""
     parts = comparison.plan.parts
     found = []
     for scenario in comparison.plan.scenarios if parts else ():
@@ -142,7 +142,7 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
 
 
 def json_values(comparison: Comparison) -> list[dict[str, Any]]:
-    """Each part of each scenario and measure; the sums are marked by `is_sum`."""
+    """Return each part for each scenario and measure. Sums of parts are marked by `is_sum`."""
     sums = _sums(comparison.plan.parts)
     return [
         {

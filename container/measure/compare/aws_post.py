@@ -1,8 +1,8 @@
-"""`lmi compare --aws-post`: the comparison of dynamic and rolling batching that AWS published, on a small model.
+"""`lmi compare --aws-post`: repeat AWS's published comparison of dynamic and rolling batching on a small model.
 
-The post ran falcon-40b on 8 GPUs; here its three configurations serve the bundled model. Three configurations are
-added: transformers with the batch of the rolling ones, and static batches on the kernels of engine=MPI, which divide
-the gain (`attribution.py`).
+The post ran falcon-40b on 8 GPUs; here its three configurations serve the bundled model. Three configurations are added
+to divide the gain (`attribution.py`): transformers with the batch size of the rolling configurations, and static
+batches of two sizes on the kernels of engine=MPI.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REQUESTS = 32
 
 @dataclass(frozen=True, slots=True)
 class PostFigures:
-    """One row of the post, scenario 1 and 2."""
+    """One row of the post's tables. Each pair has the values of scenarios 1 and 2."""
 
     tokens_per_second: tuple[float, float]
     latency_p90: tuple[float, float]
@@ -58,7 +58,7 @@ PUBLISHED = {
 
 
 def scenarios(load: LoadChoice) -> tuple[Scenario, ...]:
-    """The post's two scenarios with the number of requests and the arrivals of `load`. Raises BenchError."""
+    """Return the post's two scenarios with the number of requests and the arrivals of `load`. Raises BenchError."""
     made = (
         replace(load, preset=preset, requests=load.requests or _REQUESTS).scenario(PRESETS[preset])
         for preset in _SCENARIOS
@@ -70,7 +70,7 @@ def scenarios(load: LoadChoice) -> tuple[Scenario, ...]:
 
 
 def examples_folder(option: Path | None) -> Path:
-    """The folder of --examples, or `properties_examples` beside the package. Raises BadConfiguration."""
+    """Return the folder given by --examples, or `properties_examples` beside the package. Raises BadConfiguration."""
     folder = option or Path(__file__).resolve().parents[3] / "properties_examples"
     missing = [name for name in _TWINS.values() if not (folder / name / loader.FILE_NAME).is_file()]
     if missing:
@@ -82,7 +82,7 @@ def examples_folder(option: Path | None) -> Path:
 
 
 def named_paths(examples: Path, made: Path) -> tuple[NamedPath, ...]:
-    """The configurations, the dynamic one first. Writes the files of the three added ones below `made`."""
+    """Return the configurations, the dynamic one first. Writes the files of the three added ones below `made`."""
     dynamic, rolling = (examples / _TWINS[name] for name in (DYNAMIC, ROLLING))
     small = {**attribution.STATIC, "option.max_rolling_batch_size": "4"}
     return (
@@ -103,7 +103,7 @@ FURTHER_PAIRS = ((PAGED, DYNAMIC_32),)
 
 
 def section(comparison: Comparison) -> Section:
-    """The post's tables beside ours."""
+    """Return the section with the post's figures beside the measured ones."""
     return Section(
         "Beside the AWS post",
         "The post measured falcon-40b in fp16 on 8 GPUs; here a model of 135 million parameters ran on the machine"

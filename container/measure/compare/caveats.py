@@ -1,4 +1,4 @@
-"""Limits of a comparison's figures that a reader must know."""
+"""Caveats of a comparison: limits of its figures that a reader must know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from container.measure.compare.results import Comparison
 
 
 def caveats(comparison: Comparison) -> tuple[str, ...]:
-    """Sentences, the most serious first."""
+    """Return the caveats as sentences, most serious first."""
     return (
         *_failures(comparison),
         *warnings(comparison.configs),
@@ -28,7 +28,7 @@ def _failures(comparison: Comparison) -> list[str]:
 
 
 def _client_limited(comparison: Comparison) -> list[str]:
-    """One sentence for each configuration and scenario in which the client was the limit."""
+    """Return one sentence for each configuration and scenario in which the client was the bottleneck."""
     limited = [result for result in comparison.rounds if result.figures.client_limited]
     first = {(one.configuration, one.scenario): one for one in reversed(limited)}
     return [

@@ -1,4 +1,4 @@
-"""`lmi compare`."""
+"""The `lmi compare` command."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from container.run import launch
 from container.run.stop_signals import StopRequested, StopSignals
 
 DEFAULT_LOAD = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
-"""Several requests for each user: they fall out of step, and batches change while they run."""
+"""Several requests per user, so that users fall out of step and batches change while they run."""
 _MAX_ROUNDS = 50
 _STOPPED = 130
-"""Exit code after a signal to stop, as in shells."""
+"""Exit code after a stop signal, as in shells."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The command line."""
+    """Parsed command line."""
 
     selection: Selection
     plan: Plan
@@ -66,10 +66,10 @@ class CompareOptions:
 
 
 class _Quantity(click.ParamType[float]):
-    """A number above 0 with a unit."""
+    """Option type for a number above 0 with a unit."""
 
     def __init__(self, name: str, units: Mapping[str, float], allowed: str, most: float = math.inf) -> None:
-        """units: as of `read_quantity`; allowed: the values in words."""
+        """units: as for `read_quantity`; allowed: the valid values in words, for error messages."""
         self.name, self._units, self._allowed, self._most = name, units, allowed, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -193,7 +193,7 @@ def compare(
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = launch.environment()
-    # The caller's admin token is for other servers.
+    # The caller's admin token is for other servers: do not pass it on.
     start = functools.partial(start_server, environ=launch.without_admin_token(environ))
     try:
         with StopSignals() as signals:
@@ -210,9 +210,9 @@ def compare(
 def run_comparison(
     options: CompareOptions, environ: Mapping[str, str], machine: Machine, start: StartServer
 ) -> int:
-    """Measure, print, write. Returns the exit code.
+    """Run the comparison, print the results and write the files. Returns the exit code.
 
-    Raises: as `ComparisonRunner.run` and `read_selection`.
+    Raises the errors of `ComparisonRunner.run` and `read_selection`.
     """
     origin = report.make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
     view = view_for(sys.stderr)

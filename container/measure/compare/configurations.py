@@ -24,11 +24,11 @@ _REPORTED = {
     "paged_attention": "option.paged_attention",
     "world_size": "option.tensor_parallel_degree",
 }
-"""Options by the label of `lmi_engine_info` that has their value."""
+"""Options by the label of the metric `lmi_engine_info` that has their value."""
 
 
 class BadConfiguration(Exception):
-    """A configuration cannot be served on this machine. The text is for users."""
+    """A configuration cannot be served on this machine. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class NamedPath:
 
     name: str
     path: Path
-    """A folder with a serving.properties, or such a file."""
+    """A folder with a serving.properties, or the file itself."""
     origin: str = ""
     """How a configuration made for this comparison was derived; empty for the user's own files."""
 
@@ -57,13 +57,13 @@ class Configuration:
     model_folder: Path | None
     """The model's files on this disk; None for a running server."""
     values: dict[str, str]
-    """Effective values by key, as `lmi check` prints them; of a running server those that it reports."""
+    """Effective values by key, as `lmi check` prints them. For a running server, the values that it reports."""
     loading_timeout: float
-    """Seconds until the engine must be ready."""
+    """Seconds within which the engine must be ready."""
     origin: str = ""
     """As in `NamedPath`."""
     url: str = ""
-    """Address of a running server, without a trailing slash; empty for one that the comparison starts."""
+    """Address of a running server, without a trailing slash; empty if the comparison starts the server."""
 
     @property
     def dtype(self) -> str:
@@ -71,14 +71,14 @@ class Configuration:
 
     @property
     def batch_limit(self) -> int | None:
-        """The most sequences in a step (engine=MPI) or requests in a batch (engine=Python); None where unknown."""
+        """Maximum sequences per step (engine=MPI) or requests per batch (engine=Python); None if unknown."""
         text = self.values.get(
             "batch_size" if self.engine == "Python" else "option.max_rolling_batch_size", ""
         )
         return int(text) if text.isdecimal() else None
 
     def has_model_of(self, other: Configuration) -> bool:
-        """Whether both serve the same model. Running servers are compared by its name."""
+        """Return whether both serve the same model. With a running server, models are compared by name."""
         if self.model_folder is None or other.model_folder is None:
             return self.model == other.model
         return self.model_folder == other.model_folder
@@ -89,7 +89,7 @@ def is_url(text: str) -> bool:
 
 
 def names_for(places: Sequence[str]) -> tuple[str, ...]:
-    """The folder's name of each path, host and port of each URL; a name that occurs twice gets a number."""
+    """Name each path by its folder and each URL by host and port. A name that occurs twice gets a number."""
     plain = [urlsplit(text).netloc if is_url(text) else _plain_name(Path(text)) for text in places]
     names: list[str] = []
     for name in plain:
@@ -112,10 +112,10 @@ def read_configurations(
     machine: Machine,
     obtain: Callable[[ModelSource], Path],
 ) -> tuple[Configuration, ...]:
-    """Read each file, fetch its model and decide all open values for this machine. Starts no server.
+    """Read each file, fetch its model and resolve all open values for this machine. No server is started.
 
     obtain: prepares a model and returns its folder; may raise ModelNotAvailable.
-    Raises: BadConfiguration, naming every configuration that cannot be served and why.
+    Raises BadConfiguration, which names every configuration that cannot be served and the reason.
     """
     configs: list[Configuration] = []
     problems: list[str] = []
@@ -153,7 +153,7 @@ def _read(
 
 
 def read_running(name: str, url: str) -> Configuration:
-    """Describe a running server by its `/metrics`. Raises NoMetrics."""
+    """Describe a running server from its `/metrics`. Raises NoMetrics."""
     info = scrape(url).engine_info
     values = {key: info[label] for label, key in _REPORTED.items() if label in info}
     return Configuration(
@@ -170,14 +170,14 @@ def read_running(name: str, url: str) -> Configuration:
 
 
 def differing_values(configs: Sequence[Configuration]) -> dict[str, tuple[str, ...]]:
-    """Values of each key that is not the same in all configurations; empty where an engine has no such key."""
+    """Return the values of each key that differs between configurations; empty if an engine has no such key."""
     keys = dict.fromkeys(key for config in configs for key in config.values)
     rows = {key: tuple(config.values.get(key, "") for config in configs) for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
 
 def warnings(configs: Sequence[Configuration]) -> tuple[str, ...]:
-    """Sentences on differing models and precisions, which make speeds hard to compare."""
+    """Return warnings about different models and precisions, which make speeds hard to compare."""
     found = []
     if not all(config.has_model_of(configs[0]) for config in configs):
         models = ", ".join(f"{config.name}: {config.model}" for config in configs)

@@ -1,4 +1,4 @@
-"""Configurations made from others by changing some options."""
+"""Derive configurations from others by changing some options."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from lmi_server.values.show import one_line
 
 _MODEL = "option.model_id"
 _ENCODING = "latin-1"
-"""Of Java properties."""
+"""Encoding of Java properties files."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _MAX_COMMENT = 400
 
 
 def derive(name: str, source: Path, made: Path, changes: Mapping[str, str]) -> NamedPath:
-    """A copy of configuration `source`, in a new folder below `made`, with some options changed or added.
+    """Copy configuration `source` to a new folder below `made`, with some options changed or added.
 
-    source: as in `NamedPath`; changes: values by key. A user's code is copied, all else that is beside the file is
-    linked. Nothing is checked: the problems of a copy are those of its source.
+    source: as `NamedPath.path`; changes: values by key. User code is copied; all other files beside the configuration
+    are linked. Nothing is checked: a copy has the same problems as its source.
     """
     file = file_of(source)
     target = made / f"{len(list(made.iterdir())):02}"
     target.mkdir()
     for path in file.parent.iterdir():
-        # The server refuses a handler that is elsewhere.
+        # Copied, because the server refuses a handler whose link leads out of the folder.
         if path.is_file() and (path.suffix == ".py" or path.name == REQUIREMENTS):
             shutil.copyfile(path, target / path.name)
         elif path.name != loader.FILE_NAME:
@@ -45,17 +45,17 @@ def derive(name: str, source: Path, made: Path, changes: Mapping[str, str]) -> N
 
 
 def file_of(path: Path) -> Path:
-    """The file of a PATH, which may be a folder."""
+    """Return the properties file of a PATH, which may be a folder."""
     return path / loader.FILE_NAME if path.is_dir() else path
 
 
 def rewrite(
     file: Path, changes: Mapping[str, str], folder: Path, heading: Sequence[str] = (), effect: str = ""
 ) -> bytes:
-    """The content of `file` with changed options; all other lines, and its comments, stay as they are.
+    """Return the content of `file` with changed options. All other lines and the comments stay as they are.
 
-    changes: values by key; folder: where the content is to be, which may be another folder: the model stays the same;
-    heading: comments at its beginning; effect: of the changes, for a comment above each; empty for no such comments.
+    changes: values by key; folder: folder that the content is for (the model stays the same if it is another folder);
+    heading: comments at the top; effect: effect of the changes, for a comment above each; empty for no comments.
     """
     data = file.read_bytes() if file.is_file() else b""
     entries = grammar.parse(data, str(file)).entries
@@ -71,7 +71,7 @@ def rewrite(
         if key in wanted:
             begin = entry.line - 1
             end = begin + len(_LINE_END.split(entry.text))
-            # Of several lines with one option the last counts; the others are left out.
+            # If an option occurs several times, the last line counts; the other lines are dropped.
             lines[begin:end] = _lines(key, *pending.pop(key), f"was {entry.value}") if key in pending else []
     for key, (value, why) in pending.items():
         lines += _lines(key, value, why, "was not set")
@@ -89,9 +89,9 @@ def _comment(text: str) -> str:
 
 
 def _model_path(entries: Iterable[grammar.Entry], folder: Path) -> str:
-    """The model's place on this machine, for a copy of the file in another folder; empty where it has none.
+    """Return the model's path on this machine, for a copy of the file in another folder; empty if it has none.
 
-    entries: of the file; folder: of the file.
+    entries, folder: the entries and the folder of the original file.
     """
     named = [entry.value.strip() for entry in entries if _canonical(entry.key) == _MODEL]
     path = ModelSource(named[-1] if named else None, str(folder)).local_path
@@ -104,6 +104,6 @@ def _is_of_model(path: Path) -> bool:
 
 
 def _canonical(key: str) -> str:
-    """The option's name where `key` is another name of it."""
+    """Return the option's name if `key` is an alias, else `key`."""
     option = by_name().get(key)
     return option.name if option else key

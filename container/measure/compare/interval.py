@@ -1,7 +1,7 @@
 """The ratio of two configurations over paired rounds, with a confidence interval.
 
-A busy machine makes all times longer by some per cent, so logarithms are averaged. Rounds with the same number had the
-same requests and ran close to each other, so they are paired.
+A busy machine makes all times longer by some per cent, so logarithms are averaged. Rounds with the same number have the
+same requests and run close to each other in time, so they are paired.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ class Ratio:
 
     value: float
     low: float
-    """0 where one round leaves everything open."""
+    """Lower bound; 0 for a single round."""
     high: float
-    """Infinite where one round leaves everything open."""
+    """Upper bound; infinite for a single round."""
     count: int
 
     @property
     def differs(self) -> bool:
-        """The interval excludes 1."""
+        """Whether the interval excludes 1."""
         return self.low > 1.0 or self.high < 1.0
 
     @property
     def smallest_visible(self) -> float:
-        """The smallest measured difference, as a share, that excludes 1 with an interval of this width."""
+        """Smallest measured difference, as a share, at which an interval of this width excludes 1."""
         return math.sqrt(self.high / self.low) - 1.0 if self.low else math.inf
 
 
 def ratio_of_rounds(ratios: Iterable[float], num_shares: int) -> Ratio | None:
-    """Paired t-interval on the logarithms of ratios, one for each round; None without a round.
+    """Compute the paired t-interval on the logarithms of ratios; None without a usable ratio.
 
     Args:
-        ratios: values that are not positive and finite are left out.
-        num_shares: shares of the error probability; this interval gets one of them. With one for each interval that
-            is reported, all of them hold with probability 0.95 by Bonferroni's correction. Holm's has more power, but
-            gives no intervals that agree with its decisions.
+        ratios: one per round; values that are not positive and finite are ignored.
+        num_shares: number of shares of the error probability, of which this interval gets one. With one share per
+            reported interval, all intervals hold together with probability 0.95 (Bonferroni correction). Holm's
+            method has more power, but gives no intervals that agree with its decisions.
     """
     logs = [math.log(ratio) for ratio in ratios if 0.0 < ratio < math.inf]
     if not logs:
@@ -66,9 +66,9 @@ def ratio_of_rounds(ratios: Iterable[float], num_shares: int) -> Ratio | None:
 
 @functools.cache
 def t_quantile(error: float, freedom: int) -> float:
-    """The t that a Student variable of `freedom` degrees exceeds in absolute value with probability `error`.
+    """Return the t with P(|T| > t) = `error`, where T has Student's distribution with `freedom` degrees of freedom.
 
-    Bisection on the angle atan(t / sqrt(freedom)), in which the distribution is a finite sum.
+    Bisection on the angle atan(t / sqrt(freedom)), in which the distribution function is a finite sum.
     """
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
@@ -80,7 +80,7 @@ def t_quantile(error: float, freedom: int) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """Probability of |T| <= tan(angle) * sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return P(|T| <= tan(angle) * sqrt(freedom)) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     cosine, sine = math.cos(angle), math.sin(angle)
     odd = freedom % 2
     term = cosine if odd else 1.0

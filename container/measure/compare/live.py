@@ -1,8 +1,8 @@
-"""Configurations that differ in live settings only: one server serves them all, and is changed between rounds.
+"""Share one server among configurations that differ in live settings only, and change its settings between rounds.
 
-`PATCH /admin/scheduler` refuses settings that allow larger steps than memory was measured for at the start. So the
-server starts as the configuration with the largest steps. The configurations send their requests as different tenants:
-they have the same prompts, which none of them must find in the prefix cache because of another one.
+`PATCH /admin/scheduler` refuses settings that allow larger steps than memory was measured for at start-up. The server
+therefore starts with the configuration that has the largest steps. All configurations send the same prompts, so each
+uses a tenant of its own: no prompt may be found in the prefix cache because another configuration sent it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmi_server.properties.options import by_name
 from lmi_server.values.base import Scalar
 
 _TIMEOUT_SECONDS = 60.0
-"""More than a server takes that has to ask all copies of its engine, and then to take the change back."""
+"""Longer than a server needs to change all copies of its engine and then to roll the change back."""
 _MAX_SEQUENCES = "option.max_rolling_batch_size"
 _MAX_TOKENS = "option.max_num_batched_tokens"
 _CHUNKED = "option.enable_chunked_prefill"
@@ -30,7 +30,7 @@ _CHUNKED = "option.enable_chunked_prefill"
 
 @dataclass(frozen=True, slots=True)
 class SharedServer:
-    """Configurations that one server can serve in turn; most often a single one."""
+    """Configurations that one server can serve in turn; usually a single one."""
 
     started_as: Configuration
     members: tuple[Configuration, ...]
@@ -41,14 +41,17 @@ class SharedServer:
         return len(self.members) > 1
 
     def settings(self, name: str) -> dict[str, Scalar | None]:
-        """Body of the `PATCH` that turns the server into configuration `name`."""
+        """Return the body of the `PATCH` that switches the server to configuration `name`."""
         (config,) = (one for one in self.members if one.name == name)
         keys = [key for key in FIELDS if len({one.values.get(key) for one in self.members}) > 1]
         return {key.removeprefix("option."): _typed(key, config.values.get(key, "")) for key in keys}
 
 
 def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]:
-    """Divide the configurations among servers. Equal ones do not share: they are compared to see how servers vary."""
+    """Divide the configurations among servers.
+
+    Equal configurations do not share a server, because they are compared to see how much servers vary.
+    """
     alike: dict[object, list[Configuration]] = {}
     for config in configs:
         rest = frozenset((key, value) for key, value in config.values.items() if key not in FIELDS)
@@ -68,7 +71,7 @@ def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]
 
 
 def _code(config: Configuration) -> frozenset[tuple[str, bytes]]:
-    """A user's code beside the file, such as formatters."""
+    """Return the user's code beside the file, such as formatters, as pairs of file name and content."""
     if config.path is None:
         return frozenset()
     folder = config.path if config.path.is_dir() else config.path.parent
@@ -93,12 +96,12 @@ def _number(config: Configuration, key: str) -> int:
 
 
 def _typed(key: str, text: str) -> Scalar | None:
-    """The value of an option as JSON; None for one that is open, which `lmi check` prints in brackets."""
+    """Convert an option's value to JSON; None for an open value, which `lmi check` prints in brackets."""
     return None if not text or text.startswith("(") else by_name()[key].type.from_text(text)
 
 
 def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scalar | None]) -> None:
-    """Change the running server at `url` to configuration `name`. Raises ServerFailed."""
+    """Switch the running server at `url` to configuration `name`. Raises ServerFailed."""
     request = urllib.request.Request(  # noqa: S310
         f"{url}/admin/scheduler",
         json.dumps(settings).encode(),
@@ -115,5 +118,5 @@ def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scal
 
 
 def tenant_headers(configs: Sequence[Configuration], name: str) -> dict[str, str]:
-    """Headers of the requests of configuration `name`."""
+    """Return the headers for requests of configuration `name`."""
     return {"X-Tenant-Id": f"compare-{[config.name for config in configs].index(name)}"}

@@ -1,4 +1,4 @@
-"""The report of a comparison: text for people, JSON for programs."""
+"""The report of a comparison, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ resident set of each process; shared pages count in each."""
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a reader needs to repeat a comparison."""
+    """Everything that a reader needs to repeat a comparison."""
 
     command: str
     when: str
@@ -41,7 +41,7 @@ class Provenance:
 
 
 def make_provenance(command: str, machine: Machine) -> Provenance:
-    """Record the present time, machine and package versions."""
+    """Record the current time, the machine and the package versions."""
     return Provenance(
         command=command,
         when=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
@@ -51,7 +51,7 @@ def make_provenance(command: str, machine: Machine) -> Provenance:
 
 
 def make_report(comparison: Comparison, provenance: Provenance, extra: Sequence[Section] = ()) -> Report:
-    """The whole report; a reader needs no other text. extra: sections to add after the scenarios."""
+    """Return the whole report, which is self-contained. extra: sections to add after the scenarios."""
     *names, last = [config.name for config in comparison.configs]
     num_requests = sum(result.figures.num_requests for result in comparison.rounds)
     when, machine = provenance.when, provenance.machine
@@ -77,7 +77,7 @@ def make_report(comparison: Comparison, provenance: Provenance, extra: Sequence[
 
 
 def terminal_tables(comparison: Comparison, extra: Sequence[Section] = ()) -> tuple[Table, ...]:
-    """The most important tables. The summary is last, because that is what stays visible in a terminal."""
+    """Return the most important tables. The summary is last, so that it stays visible in a terminal."""
     scenarios = [scenario.name for scenario in comparison.plan.scenarios]
     makers = (tables.figures_table, tables.servers_table)
     return (
@@ -88,12 +88,12 @@ def terminal_tables(comparison: Comparison, extra: Sequence[Section] = ()) -> tu
 
 
 def _entitled(name: str, table: Table) -> Table:
-    """The table with a title that needs no heading above it."""
+    """Return the table with a title that needs no heading above it."""
     return dataclasses.replace(table, title=f"{name}: {table.title}")
 
 
 def _scenario(comparison: Comparison, name: str) -> Section:
-    """The page looks for this title to place the scenario's plots."""
+    """Return a scenario's section. The HTML page places the scenario's plots by this title."""
     makers = (tables.ratios_table, tables.figures_table, tables.servers_table)
     return Section(name, tables=tuple(make(comparison, name) for make in makers))
 
@@ -138,7 +138,7 @@ def _numbers(rounds: Sequence[int]) -> str:
 def json_values(
     comparison: Comparison, provenance: Provenance, extra: Sequence[Section] = ()
 ) -> dict[str, Any]:
-    """The text of the report, all measurements and the summary, for `container.measure.output.write_json`."""
+    """Return the report's text, all measurements and the summary, for `container.measure.output.write_json`."""
     base = comparison.configs[0].name
     return {
         **dataclasses.asdict(make_report(comparison, provenance, extra)),
@@ -161,7 +161,7 @@ def json_values(
 
 
 def _summary(comparison: Comparison, config: Configuration, base: str, scenario: str) -> dict[str, Any]:
-    """One configuration in one scenario."""
+    """Summarize one configuration in one scenario."""
     name = config.name
     compared = () if name == base else MEASURES
     results = comparison.of(name, scenario)

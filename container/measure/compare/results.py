@@ -1,7 +1,7 @@
-"""Raw results of a comparison: everything that was measured, nothing computed from several rounds.
+"""Raw results of a comparison: all measurements, without statistics over rounds.
 
-`lmi compare --json` writes them, with what is computed from them (`report.json_values`). docs/comparing.md lists the
-keys. Times are in seconds.
+`lmi compare --json` writes these results and the statistics (`report.json_values`). docs/comparing.md lists the keys.
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class RequestTiming:
     due: float
     sent: float
     first_token: float | None
-    """None without a token."""
+    """Arrival of the first token; None without a token."""
     last_token: float | None
     ended: float
-    """When the answer was complete, or given up."""
+    """Time at which the response was complete or abandoned."""
     prompt_tokens: int
     output_tokens: int
     error: str
-    """Empty if it succeeded."""
+    """Error text; empty if the request succeeded."""
 
     @property
     def ttft(self) -> float:
-        """NaN without a token."""
+        """Time to first token; NaN without a token."""
         return math.nan if self.first_token is None else self.first_token - self.due
 
     @property
     def tpot(self) -> float:
-        """Time per output token after the first; NaN for less than two tokens."""
+        """Time per output token after the first; NaN for fewer than two tokens."""
         if self.first_token is None or self.last_token is None or self.output_tokens < 2:
             return math.nan
         return (self.last_token - self.first_token) / (self.output_tokens - 1)
@@ -70,58 +70,58 @@ class RoundResult:
     configuration: str
     scenario: str
     round: int
-    """From 1."""
+    """Number of the round, from 1."""
     figures: Figures
     token_ids: tuple[tuple[int, ...], ...]
-    """By request, in the workload's order; empty where the dialect has no ids or the request failed."""
+    """Output token ids of each request, in the workload's order; empty without ids, or if the request failed."""
     batches: BatchSizes | None
-    """None where the server has no such metric."""
+    """None if the server has no such metric."""
     kv: KvUse | None
     """None for an engine without a KV cache of its own, and for a round too short for a sample."""
     counters: RoundCounters = field(default_factory=RoundCounters)
     requests: tuple[RequestTiming, ...] = ()
-    """In the workload's order."""
+    """Requests in the workload's order."""
     began: float = math.nan
-    """On this machine's monotonic clock, as the times in step traces (`engines/mpi/trace.py`)."""
+    """Start on this machine's monotonic clock, which step traces use too (`engines/mpi/trace.py`)."""
     ended: float = math.nan
     step_trace: str = ""
-    """The file with the server's steps; empty if none was written."""
+    """File with the server's steps; empty if none was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StayResult:
-    """The life of one server, or one use of a server that was running before."""
+    """The lifetime of one server, or one use of a server that was already running."""
 
     configurations: tuple[str, ...]
-    """Those that it served, that which it started with first: several where live settings were changed."""
+    """Configurations that the server served, in order of first use; several if live settings were changed."""
     rounds: tuple[int, ...]
     start_up_seconds: float | None
-    """None for a server that was running before."""
+    """None for a server that was already running."""
     peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All results."""
+    """All results of a comparison."""
 
     configs: tuple[Configuration, ...]
     plan: Plan
     rounds: tuple[RoundResult, ...]
-    """In the order in which they ran."""
+    """Rounds in the order in which they ran."""
     stays: tuple[StayResult, ...]
     stopped: str = ""
-    """Why no more rounds were run."""
+    """Reason why no more rounds were run."""
 
     @property
     def num_rounds(self) -> int:
         return max((result.round for result in self.rounds), default=0)
 
     def of(self, config: str, scenario: str) -> tuple[RoundResult, ...]:
-        """Rounds of one configuration and scenario, by number."""
+        """Return the rounds of one configuration and scenario, ordered by number."""
         found = [one for one in self.rounds if (one.configuration, one.scenario) == (config, scenario)]
         return tuple(sorted(found, key=lambda result: result.round))
 
     @property
     def num_failed(self) -> int:
-        """Failed requests of all rounds."""
+        """Number of failed requests over all rounds."""
         return sum(result.figures.num_errors for result in self.rounds)

@@ -1,4 +1,4 @@
-"""Run a comparison: one server at a time, rounds in turn, figures from the client and from `/metrics`."""
+"""Run a comparison: one server at a time, rounds in turn, figures from the client and `/metrics`."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ _SETTLE_POLL_SECONDS = 0.05
 
 @functools.cache
 def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
-    """Requests of one round, the same for configurations with the same tokenizer. Raises BenchError."""
+    """Make the requests of one round, the same for configurations with the same tokenizer. Raises BenchError."""
     return make_requests(scenario.workload, load_tokenizer(tokenizer), seed)
 
 
 @dataclass(slots=True)
 class _Life:
-    """A server that is up. Changed by the runner."""
+    """A running server and its use so far. Updated by the runner."""
 
     server: ReadyServer
     shared: SharedServer
     trace: Path | None
-    """The file that it writes its steps to. Where its configuration names one, other servers may write that too."""
+    """File that the server writes its steps to. Other servers may write it too if the configuration names it."""
     kept_trace: Path | None
-    """Where its steps are once it has stopped."""
+    """File with the steps once the server has stopped."""
     rounds: list[int] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
-    """Names of configurations."""
+    """Names of the served configurations, one per round."""
 
     def stop(self) -> StayResult:
-        """Raises: as `ReadyServer.stop`."""
+        """Stop the server and return its result. Raises the errors of `ReadyServer.stop`."""
         result = StayResult(
             configurations=tuple(dict.fromkeys(self.served)),
             rounds=tuple(dict.fromkeys(self.rounds)),
@@ -79,19 +79,19 @@ class _Life:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRunner:
-    """A comparison, ready to run."""
+    """Runs a comparison."""
 
     configs: tuple[Configuration, ...]
     plan: Plan
     tokenizers: Mapping[str, Path]
-    """By configuration: a folder with a tokenizer.json, or such a file."""
+    """Tokenizer by configuration: a folder with a tokenizer.json, or the file itself."""
     start: StartServer
     log_folder: Path
     view: ProgressView
     trace_folder: Path | None = None
-    """For a file with the steps of each life of a server; None: steps are not traced."""
+    """Folder for step traces, with a file for each start of a server; None disables step traces."""
     admin_token: str = field(default_factory=secrets.token_urlsafe, repr=False)
-    """Of the servers that it starts and changes."""
+    """Admin token of the servers whose live settings are changed."""
 
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
@@ -105,7 +105,7 @@ class ComparisonRunner:
         began = time.monotonic()
         try:
             for number in itertools.count(1):
-                self._make_requests(number)  # before a server runs that would have to wait for them
+                self._make_requests(number)  # in advance, so that no running server waits for them
                 for name in in_turn(list(shared), number):
                     if life is not None and life.shared is not shared[name]:
                         stays.append(life.stop())
@@ -129,7 +129,7 @@ class ComparisonRunner:
                 _requests(tokenizer, scenario, seed)
 
     def _start(self, shared: SharedServer, place: int, name: str, number: int) -> _Life:
-        """Start a server for its configuration `name`, and warm it up. number: of its first round."""
+        """Start a server and warm it up. name: its next configuration; number: number of its first round."""
         config = shared.started_as
         stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)}"
         variables = {launch.ADMIN_TOKEN: self.admin_token} if shared.switches else {}
@@ -156,7 +156,7 @@ class ComparisonRunner:
         return _Life(server, shared, trace, kept)
 
     def _rounds(self, life: _Life, name: str, number: int) -> list[RoundResult]:
-        """All scenarios of one round of a configuration."""
+        """Run all scenarios of one round of a configuration."""
         if life.shared.switches:
             change_settings(name, life.server.url, self.admin_token, life.shared.settings(name))
         results = [self._round(life, name, scenario, number) for scenario in self.plan.scenarios]
@@ -205,7 +205,7 @@ class ComparisonRunner:
         return "" if self.plan.stopping else f" of {self.plan.num_rounds}"
 
     def _load(self, server: ReadyServer, name: str, sessions: Sequence[UserSession], title: str) -> LoadRun:
-        """Put the load on from another thread, so that this one handles a stop signal at once."""
+        """Send the load from another thread, so that this thread handles a stop signal at once."""
         done: Future[LoadRun] = Future()
 
         def work() -> None:
@@ -232,12 +232,12 @@ class ComparisonRunner:
             return done.result()
         except BaseException:
             server.kill()  # ends the requests in flight, and with them the other thread
-            thread.join(_END_SECONDS)  # that of a server which keeps running ends with this process
+            thread.join(_END_SECONDS)  # if the server keeps running, the thread ends with this process
             raise
 
 
 def _of_first_copy(trace: Path, config: Configuration) -> Path:
-    """The file that gets the steps: with several copies of the model, that of the first one."""
+    """Return the file that gets the steps. With several copies of the model it is the first copy's file."""
     alone = config.values.get("option.data_parallel_size", "1") == "1"
     return trace if alone else trace.with_stem(f"{trace.stem}-copy1")
 
@@ -252,7 +252,7 @@ def _one_line(title: str, result: RoundResult) -> str:
 
 
 def _scrape_when_idle(url: str) -> MetricsSnapshot:
-    """The metrics of a server without running requests; after a few seconds, whatever it does."""
+    """Return the metrics of a server once it is idle, or after a few seconds even if it is not."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
         snapshot = scrape(url)

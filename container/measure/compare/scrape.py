@@ -1,4 +1,4 @@
-"""Batch sizes and KV cache use of a server, from its `/metrics`."""
+"""Read batch sizes, KV cache use and counters from a server's `/metrics`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 4 << 20
 SAMPLE_SECONDS = 0.5
-"""Time between two samples of the KV cache during a round."""
+"""Time between two samples of the KV cache use during a round."""
 
 
 class NoMetrics(Exception):
-    """`/metrics` does not answer, or answers with something else."""
+    """`/metrics` does not respond, or not in the Prometheus text format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class BatchSizes:
     count: int
     """Steps under engine=MPI, batches under engine=Python."""
     mean: float
-    """Sequences a step, or requests a batch."""
+    """Mean sequences per step, or requests per batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class KvUse:
     mean_allocated: float
     peak_allocated: float
     waste: float | None
-    """Share of the allocated slots without a token, over all samples; None where nothing was allocated."""
+    """Share of the allocated slots without a token, over all samples; None if nothing was allocated."""
 
     @property
     def mean_share(self) -> float:
-        """Mean share of all slots that are allocated."""
+        """Mean share of the slots that are allocated."""
         return self.mean_allocated / self.slots_total
 
     @property
@@ -57,17 +57,17 @@ class KvUse:
 
 @dataclass(frozen=True, slots=True)
 class RoundCounters:
-    """A server's counters over one round; None where it has no such counter."""
+    """Increase of a server's counters over one round; None if the server has no such counter."""
 
     prompt_tokens: int | None = None
     tokens_generated: int | None = None
     padding_tokens: int | None = None
     """Padding of the shorter prompts of a batch. engine=Python only."""
     ended_row_tokens: int | None = None
-    """Computed for finished rows of an unfinished batch. engine=Python only."""
+    """Tokens computed for finished rows of an unfinished batch. engine=Python only."""
     preemptions: int | None = None
     recomputed_tokens: int | None = None
-    """After preemptions."""
+    """Tokens recomputed after preemptions."""
     prefix_hit_tokens: int | None = None
     """Prompt tokens that were found in the prefix cache."""
 
@@ -90,15 +90,15 @@ class RoundCounters:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Samples of `/metrics`."""
+    """The samples of one scrape of `/metrics`."""
 
     samples: dict[str, float]
-    """By name, summed over label sets; without those of single copies."""
+    """Values by metric name, summed over label sets. Samples of single copies are left out."""
     engine_info: dict[str, str] = field(default_factory=dict)
-    """Labels of `lmi_engine_info`; none for a server of another kind."""
+    """Labels of `lmi_engine_info`; empty for other kinds of servers."""
 
     def batches_since(self, before: MetricsSnapshot) -> BatchSizes | None:
-        """Batches since an earlier snapshot; None without a histogram of batch sizes, or when nothing ran."""
+        """Return the batches since an earlier snapshot; None without a batch-size histogram, or if nothing ran."""
         name = "lmi_batch_size"
         if f"{name}_count" not in self.samples:
             return None
@@ -107,7 +107,7 @@ class MetricsSnapshot:
         return BatchSizes(int(count), total / count) if count > 0 else None
 
     def counters_since(self, before: MetricsSnapshot) -> RoundCounters:
-        """Differences to an earlier snapshot."""
+        """Return the increase of the counters since an earlier snapshot."""
         names = {field.name: f"lmi_{field.name}_total" for field in dataclasses.fields(RoundCounters)}
         return RoundCounters(
             **{
@@ -119,14 +119,14 @@ class MetricsSnapshot:
 
     @property
     def idle(self) -> bool:
-        """Whether no request runs or waits, as far as the engine answered; an engine that is busy may not in time."""
+        """Whether no request runs or waits. False if the engine did not respond in time, as a busy engine may not."""
         if not self.samples.get("lmi_engine_up", 1.0):
             return False
         return not any(self.samples.get(f"lmi_requests_{state}") for state in ("running", "waiting"))
 
     @property
     def kv_slots(self) -> tuple[float, float, float] | None:
-        """(all, allocated, allocated but unfilled) slots; None under an engine without a KV cache of its own."""
+        """(total, allocated, allocated but unfilled) slots; None for an engine without its own KV cache."""
         names = ("blocks_total", "blocks_free", "blocks_cached", "slots_total", "slots_unfilled")
         values = [self.samples.get(f"lmi_kv_{name}") for name in names]
         known = [value for value in values if value is not None]
@@ -137,13 +137,13 @@ class MetricsSnapshot:
 
 
 def parse_metrics(text: str) -> MetricsSnapshot:
-    """Read the text format of Prometheus. Raises NoMetrics when it is something else."""
+    """Parse the Prometheus text format. Raises NoMetrics if the text has another format."""
     samples: dict[str, float] = {}
     info: dict[str, str] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if "copy" in sample.labels:  # the sum over the copies is a sample of its own
+                if "copy" in sample.labels:  # the sum over the copies is a separate sample
                     continue
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
                 if sample.name == "lmi_engine_info":
@@ -163,7 +163,7 @@ def scrape(url: str) -> MetricsSnapshot:
 
 
 def kv_use(snapshots: Sequence[MetricsSnapshot]) -> KvUse | None:
-    """Mean, peak and waste over the samples of a round; None where no sample has a KV cache."""
+    """Compute mean, peak and waste over the samples of a round; None if no sample has KV cache metrics."""
     seen = [slots for snapshot in snapshots if (slots := snapshot.kv_slots) is not None]
     if not seen:
         return None
@@ -189,7 +189,7 @@ def sampling(
     def run() -> None:
         due = time.monotonic() + seconds / 5  # so that a short round has a sample too
         while not stop.wait(max(0.0, due - time.monotonic())):
-            with suppress(NoMetrics):  # only a sample is lost; a server that is gone shows in the requests
+            with suppress(NoMetrics):  # only a sample is lost; a dead server makes its requests fail
                 snapshots.append(look())
             due = max(due + seconds, time.monotonic())
 

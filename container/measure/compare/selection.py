@@ -1,4 +1,4 @@
-"""Which configurations a comparison has: files, running servers, a grid of options, and those that divide a gain."""
+"""Select the configurations of a comparison: files, running servers, a grid of options, parts of a gain."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MAX_POINTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the command line names. Raises BenchError when it contradicts itself."""
+    """The configurations that the command line names. Raises BenchError if its options contradict each other."""
 
     places: tuple[str, ...] = ()
     """Folders, files and URLs."""
     settings: tuple[str, ...] = ()
-    """`--set`: `option.x=1,2,4`."""
+    """Values of `--set`, such as `option.x=1,2,4`."""
     attribute: bool = False
     aws_post: bool = False
     examples: Path | None = None
@@ -71,7 +71,7 @@ class Selection:
 
 
 def grid(settings: Sequence[str]) -> tuple[dict[str, str], ...]:
-    """The points of a grid, the baseline first, which is empty where the grid has one point: the file as it is.
+    """Return the points of a grid, the baseline first. If the grid has one point, the baseline is the unchanged file.
 
     settings: each `key=value,value`. Raises BenchError.
     """
@@ -83,9 +83,9 @@ def grid(settings: Sequence[str]) -> tuple[dict[str, str], ...]:
 
 
 def axes(settings: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
-    """The values of each key.
+    """Parse the values of each key.
 
-    settings: each `key=value,value`; option: the one of the command line that gives them. Raises BenchError.
+    settings: each `key=value,value`; option: the command-line option, for error messages. Raises BenchError.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in settings:
@@ -103,7 +103,7 @@ def axes(settings: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
 
 
 def point_name(point: Mapping[str, str], file_name: str) -> str:
-    """Such as `max_rolling_batch_size=8 kv_cache_dtype=bf16`; the file's own name for the file as it is."""
+    """Name a point, such as `max_rolling_batch_size=8 kv_cache_dtype=bf16`; `file_name` for the unchanged file."""
     return " ".join(f"{key.removeprefix('option.')}={value}" for key, value in point.items()) or file_name
 
 
@@ -115,11 +115,11 @@ def read_selection(
     machine: Machine,
     view: ProgressView,
 ) -> tuple[tuple[Configuration, ...], Plan]:
-    """Read and prepare the configurations. Returns them, and the plan with the pairs that are compared.
+    """Read and prepare the configurations. Returns them, and the plan with the pairs to compare.
 
-    made: a folder for the files of those that are derived from others. Raises: BadConfiguration, NoMetrics.
+    made: a folder for the files of derived configurations. Raises BadConfiguration, NoMetrics.
     """
-    # Most comparisons are of one model: it is looked up once.
+    # Most comparisons have a single model, which is looked up once.
     obtain = functools.cache(lambda source: model_files.obtain(source, view))
 
     def read(paths: Sequence[NamedPath]) -> tuple[Configuration, ...]:
@@ -132,7 +132,7 @@ def read_selection(
     names = names_for(selection.places)
     if selection.settings:
         (file,) = (NamedPath(names[0], Path(selection.places[0])),)
-        read([file])  # its own faults are reported as the file's
+        read([file])  # so that problems of the file itself are reported under its name
         points = grid(selection.settings)
         paths = tuple(
             derive(point_name(point, file.name), file.path, made, point) if point else file
@@ -155,19 +155,19 @@ def read_selection(
 
 
 def _require_effect(keys: Iterable[str], configs: Sequence[Configuration]) -> None:
-    """Check that each key acts on some configuration. The last one has them all. Raises BadConfiguration."""
+    """Check that each key has an effect. The last configuration sets all keys. Raises BadConfiguration."""
     last, engines = configs[-1], {"any", *(config.engine for config in configs)}
     for option in map(by_name().__getitem__, keys):
         works = option.status is Status.WORKS and option.engine in engines
-        if not works and option.name in last.values:  # others are a handler's own
+        if not works and option.name in last.values:  # other keys are for a handler
             why = option.reason or f"it is for engine={option.engine} (got engine={last.engine})"
             raise BadConfiguration(f"--set: {option.name} has no effect: {why}")
 
 
 def tokenizers_for(configs: Sequence[Configuration], tokenizer: Path | None) -> dict[str, Path]:
-    """Folder or file of the tokenizer by configuration: its own; for running servers that of the first file.
+    """Return each configuration's tokenizer (folder or file). Running servers get the one of the first file.
 
-    tokenizer: for all. Raises BadConfiguration.
+    tokenizer: overrides the tokenizer of all configurations. Raises BadConfiguration.
     """
     first = next((config.model_folder for config in configs if config.model_folder), None)
     found = {config.name: tokenizer or config.model_folder or first for config in configs}

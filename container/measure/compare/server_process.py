@@ -1,4 +1,4 @@
-"""A server as a child process, from its start to an orderly stop."""
+"""Run a server as a child process, from its start to an orderly stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from container.run.processes import Child, process_tree
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
 _SPARE_SECONDS = 60.0
-"""Added to the configuration's own time limit for loading, which its server watches itself."""
+"""Added to the configuration's own time limit for loading, which the server enforces itself."""
 _TAIL_LINES = 30
 
 
@@ -27,15 +27,15 @@ class StopTimeouts:
     """Seconds allowed for each step of stopping a server."""
 
     stop: float = 35.0
-    """After SIGTERM, while it finishes its requests."""
+    """After SIGTERM, while the server finishes its requests."""
     second_signal: float = 1.5
-    """Before the second SIGTERM, on which it stops at once. It counts signals within one second as one."""
+    """Before the second SIGTERM, which stops the server at once. Signals within one second count as one."""
     at_once: float = 5.0
-    """After the second SIGTERM; then it is killed."""
+    """After the second SIGTERM, before the server is killed."""
 
 
 class ServerFailed(Exception):
-    """A server did not start or stop as it should. The text ends with the last lines of its log."""
+    """A server did not start or stop as it should. The message ends with the last lines of its log."""
 
 
 class ReadyServer(Protocol):
@@ -47,26 +47,26 @@ class ReadyServer(Protocol):
 
     @property
     def start_up_seconds(self) -> float | None:
-        """From the start of the process to the first 200 of `/ping`; None where it was running before."""
+        """From the start of the process to the first 200 of `/ping`; None if the server was already running."""
 
     def peak_memory(self) -> int | None:
-        """Sum of the peak resident sets of its processes, bytes; None where they are unknown."""
+        """Return the sum of the peak resident set sizes of its processes, in bytes; None if unknown."""
 
     def stop(self) -> None:
-        """Stop it and wait. Raises ServerFailed when it does not stop well."""
+        """Stop the server and wait. Raises ServerFailed if it does not stop cleanly."""
 
     def kill(self) -> None:
-        """Stop it at once, whatever its state; harmless after its end."""
+        """Stop the server at once, whatever its state. Idempotent."""
 
 
 StartServer = Callable[[Configuration, Path, Mapping[str, str]], ReadyServer]
-"""Starts a configuration and returns when it is ready. The file is for its log; the variables are added to its
-environment. Raises ServerFailed."""
+"""Function of (configuration, log file, environment variables to add) that starts a server and returns when it is
+ready. Raises ServerFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that somebody else started. It is left alone."""
+    """A server that was started by someone else. It is never stopped."""
 
     url: str
     start_up_seconds: float | None = None
@@ -82,7 +82,7 @@ class RunningServer:
 def start_server(
     config: Configuration, log_path: Path, variables: Mapping[str, str], environ: Mapping[str, str]
 ) -> ReadyServer:
-    """As `StartServer`. environ: the environment of servers."""
+    """Start a server as described at `StartServer`. environ: the environment of all servers."""
     if config.url:
         return RunningServer(config.url)
     return ServerProcess.start(config, log_path, {**environ, **variables})
@@ -122,9 +122,9 @@ class ServerProcess:
         environ: Mapping[str, str],
         health: str = "/ping",
     ) -> Self:
-        """Start any server by `command` with a port appended, and wait until `health` answers 200.
+        """Start a server by `command` with a port appended, and wait until the path `health` answers 200.
 
-        limit: seconds until then. Raises ServerFailed.
+        limit: time limit, in seconds. Raises ServerFailed.
         """
         port = free_port()
         started = time.monotonic()
@@ -152,7 +152,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         if self._child.poll() is None:
-            # On a second SIGTERM it ends at once, and still cleans up.
+            # On a second SIGTERM the server stops at once, but still cleans up.
             self._child.terminate()
             if self._child.wait(self._timeouts.second_signal) is None:
                 self._child.terminate()

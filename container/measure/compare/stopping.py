@@ -1,17 +1,18 @@
-"""When a comparison has enough rounds: by the width of its intervals, never by where they lie.
+"""Decide when a comparison has enough rounds: by the width of its intervals, never by their position.
 
 Stopping as soon as a difference shows would find one in nearly every comparison of equal configurations. Stopping by
-width does not: the logarithms of the ratios are taken as normal, as the t-interval takes them anyway, and then their
-mean is independent of all the differences between rounds, from which alone the width comes (Basu's theorem). So the
-mean of the rounds at which a run stops is as far from the truth as that of any fixed number of rounds.
+width does not. The logarithms of the ratios are assumed to be normal, as the t-interval assumes anyway. Their mean is
+then independent of the differences between rounds, which alone determine the width (Basu's theorem). The mean of a run
+that stops by width is therefore as far from the truth as that of a fixed number of rounds.
 
-What is left is a smaller effect: rounds that happen to agree stop a run early, and their interval is too narrow
-(Anscombe 1952; Chow and Robbins 1965, whose coverage is right in the limit only). Two things pay for it. The width is
-looked at after few rounds, each time 1.4 times as many as before. And the intervals are made for a third of the error
-probability (`EARLY_STOP_FACTOR`): a simulation of normal rounds (`tests/container/measure/compare/test_stopping.py`)
-puts the error then at no more than the stated one, whatever the noise and the precision.
+A smaller effect remains: rounds that happen to agree stop a run early, and their interval is too narrow (Anscombe 1952;
+Chow and Robbins 1965, whose coverage is right in the limit only). Two measures compensate for it. The width is checked
+rarely: each check comes after 1.4 times as many rounds as the one before. And the intervals are computed for a third of
+the error probability (`EARLY_STOP_FACTOR`). In a simulation of normal rounds
+(`tests/container/measure/compare/test_stopping.py`) the error then is at most the stated one, whatever the noise and
+the precision.
 
-A time limit is no function of the ratios: it depends on the sum of all times, in which the configurations are alike.
+A time limit does not depend on the ratios, but on the sum of all times, to which all configurations contribute alike.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from container.measure.numbers import percent
 
 _GROWTH = 1.4
 _MIN_ROUNDS = 5
-"""A few rounds may agree by chance however much rounds vary."""
+"""Fewer rounds may agree by chance, however much rounds vary."""
 
 
 def looks(first: int, last: int) -> tuple[int, ...]:
-    """Numbers of rounds after which the width is looked at."""
+    """Return the numbers of rounds after which the width is checked."""
     found = [min(max(first, _MIN_ROUNDS), last)]
     while found[-1] < last:
         found.append(min(last, max(found[-1] + 1, math.ceil(found[-1] * _GROWTH))))
@@ -36,7 +37,7 @@ def looks(first: int, last: int) -> tuple[int, ...]:
 
 
 def widest(comparison: Comparison) -> float:
-    """The largest half-width of the intervals of tokens/s over all configurations and scenarios, as a share."""
+    """Return the largest half-width of the tokens/s intervals over all configurations and scenarios, as a share."""
     base, *others = [config.name for config in comparison.configs]
     found = (
         ratio(comparison, name, base, scenario.name, TOKENS_PER_SECOND)
@@ -47,9 +48,9 @@ def widest(comparison: Comparison) -> float:
 
 
 def reason_to_stop(comparison: Comparison, seconds: float) -> str:
-    """Why no round follows those of `comparison`; empty when one does.
+    """Return why no round follows those of `comparison`; empty if another round follows.
 
-    comparison: all rounds so far are complete; seconds: since the first one began.
+    comparison: all rounds so far, which are complete; seconds: time since the first round began.
     """
     plan, done = comparison.plan, comparison.num_rounds
     rule = plan.stopping

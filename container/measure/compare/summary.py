@@ -18,9 +18,9 @@ from container.measure.numbers import NOTHING, interval, number
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of a round.
+    """A measure taken from the figures of a round.
 
-    Requests/s are left out: all configurations get the same requests, so their ratio is that of the tokens/s.
+    Requests/s are left out: all configurations get the same requests, so the ratio of requests/s is that of tokens/s.
     """
 
     key: str
@@ -31,7 +31,7 @@ class Measure:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether it is a rate, not a time."""
+        """Whether the measure is a rate, not a time."""
         return self.unit == "/s"
 
     @property
@@ -66,7 +66,7 @@ class Median:
 
 
 def median(values: Iterable[float]) -> Median | None:
-    """The median of the finite values; None without any."""
+    """Return the median of the finite values; None without finite values."""
     known = sorted(value for value in values if math.isfinite(value))
     if not known:
         return None
@@ -74,7 +74,7 @@ def median(values: Iterable[float]) -> Median | None:
 
 
 def spread(found: Median | None, scale: float = 1.0) -> str:
-    """Write `median (smallest to largest)`; the median alone for one round."""
+    """Format as `median (smallest to largest)`; the median alone for one round."""
     if found is None:
         return NOTHING
     text = number(found.value * scale)
@@ -84,7 +84,7 @@ def spread(found: Median | None, scale: float = 1.0) -> str:
 
 
 def times(ratio: Ratio | None) -> str:
-    """Write `ratio (interval)`; the ratio alone for one round, which gives no interval."""
+    """Format as `ratio (interval)`; the ratio alone for one round, which gives no interval."""
     if ratio is None:
         return NOTHING
     text = f"{number(ratio.value)}x"
@@ -92,7 +92,7 @@ def times(ratio: Ratio | None) -> str:
 
 
 def over_rounds(comparison: Comparison, name: str, scenario: str, measure: Measure) -> Median | None:
-    """A configuration's figure over the rounds of a scenario."""
+    """Return the median of a configuration's measure over the rounds of a scenario."""
     return median(measure.of(result.figures) for result in comparison.of(name, scenario))
 
 
@@ -104,9 +104,9 @@ def ratio(
     measure: Measure,
     num_measures: int = len(MEASURES),
 ) -> Ratio | None:
-    """Configuration `name` over `base`, from rounds with the same number, which had the same requests.
+    """Return the ratio of configuration `name` to `base`, from rounds with the same number and so the same requests.
 
-    num_measures: of each pair whose intervals are reported.
+    num_measures: number of reported measures of each pair.
     """
     below = {result.round: measure.of(result.figures) for result in comparison.of(base, scenario)}
     ratios = [
@@ -119,20 +119,20 @@ def ratio(
 
 
 def mean_batch(results: Iterable[RoundResult]) -> float | None:
-    """Mean over all batches of all rounds; None where no server counts batches."""
+    """Return the mean size of all batches of all rounds; None if no server counts batches."""
     batches = [result.batches for result in results if result.batches]
     total = sum(batch.mean * batch.count for batch in batches)
     return total / sum(batch.count for batch in batches) if batches else None
 
 
 def occupancy(config: Configuration, results: Iterable[RoundResult]) -> float | None:
-    """Mean batch as a share of the largest one that the configuration allows; None where either is unknown."""
+    """Return the mean batch size as a share of the configuration's limit; None if either is unknown."""
     mean = mean_batch(results)
     return mean / config.batch_limit if mean is not None and config.batch_limit else None
 
 
 def counters(results: Iterable[RoundResult]) -> RoundCounters:
-    """Sums over rounds; None where no round has the counter."""
+    """Sum the counters over rounds; None if no round has the counter."""
     found = [dataclasses.asdict(result.counters) for result in results]
     known = {name: [one[name] for one in found if one[name] is not None] for name in RoundCounters.__slots__}
     return RoundCounters(**{name: sum(values) if values else None for name, values in known.items()})
@@ -151,19 +151,19 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """Requests to which two configurations gave the same tokens, over all rounds."""
+    """Number of requests that two configurations answered with the same tokens, over all rounds."""
 
     num_requests: int
     """Requests answered by both."""
     num_identical: int
     earliest: TokenDifference | None
-    """The difference at the smallest position; None where there is none."""
+    """The difference at the smallest position; None if all tokens are the same."""
 
 
 def equality(comparison: Comparison, name: str, base: str, scenario: str) -> Equality | None:
     """Compare the tokens of `name` and `base` request by request.
 
-    None for a configuration with itself, for different models, and where no token ids are known.
+    Returns None for a configuration and itself, for different models, and if no token ids are known.
     """
     named = {config.name: config for config in comparison.configs}
     if name == base or not named[name].has_model_of(named[base]):
@@ -186,6 +186,6 @@ def equality(comparison: Comparison, name: str, base: str, scenario: str) -> Equ
 
 
 def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Index at which two different sequences diverge; the shorter length where one is a prefix of the other."""
+    """Return the index at which two different sequences diverge; the shorter length if one is a prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -28,7 +28,7 @@ _BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
 
 
 def short_table(comparison: Comparison) -> Table:
-    """Throughput and latency, a row for each configuration in each scenario."""
+    """Return throughput and latency, with a row for each configuration in each scenario."""
     base = comparison.configs[0].name
     rows = []
     for scenario in comparison.plan.scenarios:
@@ -51,7 +51,7 @@ def short_table(comparison: Comparison) -> Table:
 
 
 def figures_table(comparison: Comparison, scenario: str) -> Table:
-    """Each measure of each configuration: median over the rounds, smallest and largest."""
+    """Return each measure of each configuration: the median, smallest and largest value over the rounds."""
     names = [config.name for config in comparison.configs]
     rows = [
         (
@@ -67,7 +67,7 @@ def figures_table(comparison: Comparison, scenario: str) -> Table:
 
 
 def ratios_table(comparison: Comparison, scenario: str) -> Table:
-    """Each measure of each further configuration, compared with the first one."""
+    """Compare each measure of each further configuration with the first configuration."""
     base, *others = [config.name for config in comparison.configs]
     rows = [
         (
@@ -84,7 +84,7 @@ def ratios_table(comparison: Comparison, scenario: str) -> Table:
 
 
 def servers_table(comparison: Comparison, scenario: str) -> Table:
-    """Batch sizes, KV cache, counters and tokens of the servers; without rows of which nothing is known."""
+    """Return batch sizes, KV cache use, counters and tokens of the servers, without rows that have no values."""
     columns = [_server(comparison, config, scenario) for config in comparison.configs]
     rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
     known = tuple(row for row in rows if set(row[1:]) != {NOTHING})
@@ -93,7 +93,7 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
 
 
 def _server(comparison: Comparison, config: Configuration, scenario: str) -> dict[str, str]:
-    """The cells of a configuration by the titles of their rows."""
+    """Return the cells of a configuration by row title."""
     base = comparison.configs[0].name
     results = comparison.of(config.name, scenario)
     same = equality(comparison, config.name, base, scenario)
@@ -126,7 +126,7 @@ def _count(count: int | None, share: float | None = None) -> str:
 
 
 def configurations_table(comparison: Comparison) -> Table:
-    """Each configuration, with the start-up time and peak memory of its server."""
+    """Return each configuration with the start-up time and peak memory of its server."""
     rows = []
     for config in comparison.configs:
         lives = [stay for stay in comparison.stays if config.name in stay.configurations]
@@ -147,7 +147,7 @@ def _origin(config: Configuration) -> str:
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """The effective values in which the configurations differ."""
+    """Return the effective values that differ between the configurations."""
     rows = tuple(
         (key, *(value or NOTHING for value in values))
         for key, values in differing_values(comparison.configs).items()
@@ -167,7 +167,7 @@ def _batch(results: tuple[RoundResult, ...], engine: str) -> str:
 
 
 def _kv(results: tuple[RoundResult, ...], peak: bool) -> str:
-    """Median over the rounds, and its share of the whole cache."""
+    """Format the median of the allocated slots over the rounds, and its share of the whole cache."""
     uses = [result.kv for result in results if result.kv]
     slots = median(use.peak_allocated if peak else use.mean_allocated for use in uses)
     share = median(use.peak_share if peak else use.mean_share for use in uses)

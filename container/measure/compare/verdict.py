@@ -12,13 +12,13 @@ from container.measure.numbers import NOTHING, interval, percent
 from container.measure.sections import Finding
 
 _LARGEST_BOUND = 0.25
-"""Above this bound on the difference the verdict is that there were too few rounds."""
+"""If the difference may be larger than this share, the verdict is that there were too few rounds."""
 _NOTHING_KNOWN = 10.0
-"""If an interval reaches from less than a tenth to more than ten times, its bounds are not worth printing."""
+"""If an interval reaches beyond this factor on both sides of 1, its bounds are not worth printing."""
 
 
 def headline(comparison: Comparison) -> tuple[Finding, ...]:
-    """Compare throughput and latency of each further configuration with the first one."""
+    """Compare throughput and latency of each further configuration with the first configuration."""
     base, *others = [config.name for config in comparison.configs]
     found = []
     for scenario in comparison.plan.scenarios:
@@ -37,17 +37,17 @@ def finding_kind(seen: Ratio | None) -> Literal["difference", "same", "open"]:
 
 
 def _bound(seen: Ratio) -> float:
-    """The largest difference, as a share, that the interval leaves possible."""
+    """Return the largest difference, as a share, that the interval allows."""
     return max(seen.high, 1 / seen.low) - 1 if seen.low else math.inf
 
 
 def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> str:
-    """Compare one measure of configuration `name` with `base`: a sentence without its full stop."""
+    """Compare one measure of configuration `name` with `base`, in a sentence without its full stop."""
     return in_words(ratio(comparison, name, base, scenario, measure), name, base, measure)
 
 
 def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
-    """Say what the ratio of `name` to `base` shows: a sentence without its full stop."""
+    """Describe the ratio of `name` to `base`, in a sentence without its full stop."""
     if seen is None:
         return NOTHING
     if seen.count == 1:
@@ -64,7 +64,7 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
 
 
 def _difference(seen: Ratio, name: str, base: str, measure: Measure) -> str:
-    """The better configuration comes first: it has more tokens/s, or shorter times."""
+    """Describe a difference. The better configuration (more tokens/s, or shorter times) comes first."""
     if (seen.value > 1) != measure.higher_is_better:
         name, base = base, name
         seen = Ratio(1 / seen.value, 1 / seen.high, 1 / seen.low, seen.count)
