@@ -1,7 +1,7 @@
 """Locations of model files: one class for each kind of location, registered in `SCHEMES`. Imports no torch.
 
-Every scheme has `locate` (is the model complete on this disk? does no work, opens no connection) and `obtain` (make it
-so).
+Every scheme has `locate`, which finds a model that is complete on this disk and opens no connection, and `obtain`,
+which prepares the model if needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCHEMES: dict[str, Scheme] = {
     "s3": S3Models(),
     "hub": HubModels(),
 }
-"""Schemes in the order in which `owns` is asked."""
+"""Schemes in the order in which `owns` is called."""
 
 
 def _scheme(source: ModelSource) -> Scheme | None:
@@ -50,17 +50,17 @@ def _scheme(source: ModelSource) -> Scheme | None:
 
 
 def is_fetched(source: ModelSource) -> bool:
-    """Whether the model comes over a network, judged by its address."""
+    """Return whether the model comes over a network, judged by its address."""
     return isinstance(_scheme(source), RemoteScheme) and refusal(source) is None
 
 
 def is_described(source: ModelSource) -> bool:
-    """Whether the model is a GGUF file, which is described before it is served."""
+    """Return whether the model is a GGUF file, which gets a description before it is served."""
     return isinstance(_scheme(source), GgufModels) and refusal(source) is None
 
 
 def refusal(source: ModelSource) -> str | None:
-    """Why no scheme can provide this source, in one sentence; else None. Opens no connection."""
+    """Return in one sentence why no scheme can provide this source; else None. Opens no connection."""
     scheme = _scheme(source)
     if scheme is not None:
         return scheme.refusal(source)
@@ -71,13 +71,13 @@ def refusal(source: ModelSource) -> str | None:
 
 
 def locate(source: ModelSource, cache: Path | None = None) -> Path | None:
-    """The model's folder if it is complete on this disk, else None. Does no work and opens no connection."""
+    """Return the model's folder if it is complete on this disk, else None. Prepares nothing, opens no connection."""
     scheme = _scheme(source)
     return scheme.locate(source, cache or cache_dir(environment())) if scheme else None
 
 
 def obtain(source: ModelSource, view: ProgressView, cache: Path | None = None) -> Path:
-    """The model's folder, prepared if needed. Raises ModelNotAvailable."""
+    """Return the model's folder, prepared if needed. Raises ModelNotAvailable."""
     scheme = _scheme(source)
     if scheme is None:
         raise ModelNotAvailable(refusal(source))
@@ -85,7 +85,7 @@ def obtain(source: ModelSource, view: ProgressView, cache: Path | None = None) -
 
 
 def verify(source: ModelSource, view: ProgressView, cache: Path | None = None) -> Path:
-    """As `obtain`, but compare all files of an existing copy with the remote, and fetch damaged ones again.
+    """Like `obtain`, but compare all files of an existing copy with the remote, and fetch damaged files again.
 
     Raises: ModelNotAvailable.
     """
@@ -95,7 +95,7 @@ def verify(source: ModelSource, view: ProgressView, cache: Path | None = None) -
 def prune(view: ProgressView, source: ModelSource | None = None, cache: Path | None = None) -> int:
     """Remove copies of earlier versions and unfinished fetches, of `source` or of all models in the cache.
 
-    Copies that a server uses are kept. Returns the bytes freed. Raises ModelNotAvailable.
+    Copies in use by a server are kept. Returns the bytes freed. Raises ModelNotAvailable.
     """
     cache = cache or cache_dir(environment())
     try:
@@ -110,7 +110,7 @@ def prune(view: ProgressView, source: ModelSource | None = None, cache: Path | N
 
 
 def _remote_scheme(source: ModelSource) -> RemoteScheme:
-    """The scheme that fetches the source. Raises ModelNotAvailable when it is not fetched."""
+    """Return the scheme that fetches the source. Raises ModelNotAvailable if the source is not fetched."""
     if reason := refusal(source):
         raise ModelNotAvailable(reason)
     scheme = _scheme(source)

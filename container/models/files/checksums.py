@@ -13,18 +13,18 @@ from awscrt import checksums as crt
 from zlib_ng import zlib_ng
 
 _BLOCK_BYTES = 1 << 20
-"""Size of a read, small enough to be hashed while it is in the processor's cache."""
+"""Bytes per read, small enough to be hashed while they are in the CPU's cache."""
 
 
 class Hash(Protocol):
-    """An object of hashlib."""
+    """The interface of a hash object of hashlib."""
 
     def update(self, data: bytes | memoryview, /) -> None: ...
     def digest(self) -> bytes: ...
 
 
 class _Crc:
-    """A function of a running CRC with the interface of hashlib."""
+    """A running CRC with the interface of hashlib."""
 
     def __init__(self, function: Callable[[bytes | memoryview, int], int], num_bytes: int) -> None:
         self._function = function
@@ -35,29 +35,29 @@ class _Crc:
         self._value = self._function(data, self._value)
 
     def digest(self) -> bytes:
-        """Big-endian, as in S3."""
+        """Return the CRC in big-endian byte order, as in S3."""
         return self._value.to_bytes(self._num_bytes, "big")
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One kind of checksum."""
+    """A checksum algorithm."""
 
     name: str
     num_bytes: int
-    """Bytes of a digest."""
+    """Size of a digest in bytes."""
     begin: Callable[[], Hash]
     join: Callable[[int, int, int], int] | None = None
-    """For CRCs: combine those of two adjacent pieces, given the length of the second one."""
+    """Combines the CRCs of two adjacent pieces, given the length of the second one; None for hashes."""
 
     def of(self, content: bytes) -> bytes:
-        """Digest of bytes."""
+        """Return the digest of bytes."""
         begun = self.begin()
         begun.update(content)
         return begun.digest()
 
     def of_span(self, file: int, start: int, stop: int) -> bytes:
-        """Digest of the bytes [start, stop) of the file with descriptor `file`. Raises OSError."""
+        """Return the digest of the bytes [start, stop) of the file with descriptor `file`. Raises OSError."""
         begun = self.begin()
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, stop - start)))
         while start < stop:
@@ -69,7 +69,7 @@ class Algorithm:
         return begun.digest()
 
     def joined(self, digests: list[bytes], sizes: list[int]) -> bytes:
-        """CRC of adjacent pieces, from their CRCs and sizes in bytes."""
+        """Return the CRC of adjacent pieces, given their CRCs and sizes in bytes."""
         if self.join is None:
             raise ValueError(f"{self.name}: digests of pieces cannot be joined")
         value = 0
@@ -90,4 +90,4 @@ ALGORITHMS = (
     _crc("CRC32C", 4, crt.crc32c, crt.combine_crc32c),
     _crc("CRC32", 4, zlib_ng.crc32, crt.combine_crc32),  # 4 to 5 times as fast as crt.crc32 without AVX-512
 )
-"""In order of preference. S3 calls them `Checksum<name>`."""
+"""Algorithms in order of preference. S3's fields are named `Checksum<name>`."""

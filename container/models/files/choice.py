@@ -1,4 +1,4 @@
-"""Choose the listed files that serving needs, and refuse names that lead out of the model's folder."""
+"""Choose the listed files that serving needs, and reject names that lead out of the model's folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TEMPLATES = "additional_chat_templates/"
 _WEIGHTS = ".safetensors"
 _SINGLE = "model.safetensors"
 _SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
-"""Weights, configurations, chat templates, vocabularies and merges, and tokenizers that are not JSON."""
+"""Suffixes of weights, configurations, chat templates, vocabularies and merges, and tokenizers that are not JSON."""
 _OTHER_FORMATS = (*pickled.SUFFIXES, SUFFIX, ".h5", ".msgpack", ".onnx")
 WEIGHTS_FORMATS = (_WEIGHTS, *_OTHER_FORMATS)
 
 MAX_FILES = 4096
 MAX_SMALL_BYTES = 256 << 20
-"""Limit of every file but weights; the largest tokenizers have about 30 MiB."""
+"""Maximum size of a file other than weights. The largest tokenizers have about 30 MiB."""
 MAX_TOTAL_BYTES = 8 << 40
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
@@ -41,19 +41,19 @@ def is_safetensors(path: str) -> bool:
 
 
 def safe_join(folder: Path, path: str) -> Path:
-    """`folder / path` for an untrusted relative path. Raises ModelNotAvailable, naming the path."""
+    """Return `folder / path` for an untrusted relative path. Raises ModelNotAvailable, which names the path."""
     if why := _unsafe(path):
         raise ModelNotAvailable(f"{shown(path)} is refused as a file name: {why}")
     return folder.joinpath(*path.split("/"))
 
 
 def shown(path: str) -> str:
-    """An untrusted name for a message: short, without control characters."""
+    """Return an untrusted name for a message: short, without control characters."""
     return repr(path if len(path) <= 120 else f"{path[:120]}...")
 
 
 def _unsafe(path: str) -> str:
-    """Why the name must not become a path; else empty."""
+    """Return why the name is not a safe path; empty if it is safe."""
     if not path.isprintable():
         return "it has control characters"
     if "\\" in path:
@@ -71,11 +71,11 @@ def _unsafe(path: str) -> str:
 
 
 def choose(snapshot: Snapshot) -> Snapshot:
-    """The snapshot reduced to the files that serving needs: top-level ones, by their suffixes, and chat templates.
+    """Reduce a snapshot to the files that serving needs: top-level files, by their suffixes, and chat templates.
 
     A selection of everything keeps all files.
 
-    Raises: ModelNotAvailable: a refused name, no config.json, no weights where they are needed, or too much.
+    Raises: ModelNotAvailable: an unsafe name, no config.json, no weights although needed, too many files or bytes.
     """
     for file in snapshot.files:
         if why := _unsafe(file.path):
@@ -104,7 +104,7 @@ def choose(snapshot: Snapshot) -> Snapshot:
 
 
 def _gguf_files(snapshot: Snapshot) -> list[str]:
-    """The GGUF files of the model: those that are named, or the only ones where there are no safetensors.
+    """Return the GGUF files of the model: the named ones, or the only ones if there are no safetensors.
 
     Raises: ModelNotAvailable.
     """
@@ -165,7 +165,7 @@ def _bound(name: str, files: tuple[RemoteFile, ...], max_small_bytes: int = MAX_
 
 
 def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
-    """The snapshot without the weights that the index, already fetched, does not name.
+    """Return the snapshot without the weights that are missing in the index, which has been fetched.
 
     Raises: ModelNotAvailable: the index cannot be read, or names a file that was not listed.
     """
@@ -205,7 +205,7 @@ def _listed(paths: Iterable[str]) -> str:
 
 
 def _short(paths: Iterable[str]) -> str:
-    """At most three names, and the number of the others."""
+    """Return at most three of the names, and the number of the others."""
     names = sorted(paths)
     text = ", ".join(name if name.isprintable() and len(name) < 120 else shown(name) for name in names[:3])
     return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

@@ -3,7 +3,7 @@
 models/<slug>-<digest>/                  a published copy: exactly the model's files
 models/.remote/<slug>-<digest>.json      its remote and its files with their sizes, written before the copy appears;
                                          locked (shared) by servers that use the copy
-models/.remote/<slug>-<name's hash>.*    of one remote: `json` its last published copy, `lock`, `<digest>.part`
+models/.remote/<slug>-<name's hash>.*    files of one remote: `json` (last published copy), `lock`, `<digest>.part`
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _MAX_SLUG = 80
 
 
 def _slug(name: str) -> str:
-    """A remote's name as a readable part of a file name."""
+    """Return a remote's name as a readable part of a file name."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", name)[:_MAX_SLUG].strip("-.") or "model"
 
 
 def folders(cache: Path) -> tuple[Path, Path]:
-    """The folder of copies, and the folder of their metadata."""
+    """Return the folder of copies and the folder of their metadata."""
     models = cache / "models"
     return models, models / ".remote"
 
 
 def key(name: str) -> str:
-    """Prefix of the names of a remote's metadata files."""
+    """Return the prefix of the names of a remote's metadata files."""
     return f"{_slug(name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def copy_name(name: str, selection: Selection) -> str:
-    """Name of the copies of the remote `name`; a copy of some files is never used as a whole one."""
+    """Return the name of a remote's copies. A partial copy has another name, so that it is not used as a whole one."""
     if selection.gguf:
         name = f"{name} ({selection.gguf})"
     if selection.everything:
@@ -88,11 +88,11 @@ class Copy:
 
     @property
     def part(self) -> Path:
-        """The folder in which it is made."""
+        """The folder in which the copy is assembled."""
         return folders(self.cache)[1] / f"{key(self.snapshot.name)}.{self.snapshot.digest}.part"
 
     def other_parts(self) -> list[Path]:
-        """Folders that killed fetches of other snapshots of this remote left."""
+        """Return the folders that killed fetches of other snapshots of this remote left behind."""
         found = self.part.parent.glob(f"{key(self.snapshot.name)}.*.part")
         return [path for path in found if path != self.part]
 
@@ -100,7 +100,7 @@ class Copy:
         return is_complete(self.cache, self._id)
 
     def write_list(self, files: tuple[RemoteFile, ...]) -> None:
-        """Write the list of published files, by which a missing file is noticed later."""
+        """Write the list of published files, which is used later to detect missing files."""
         content = {"name": self.snapshot.name, "files": {file.path: file.size for file in files}}
         path = folders(self.cache)[1] / f"{self._id}.json"
         if read_json(path) != content:  # an unchanged file keeps its locks
@@ -115,13 +115,13 @@ class Copy:
         shutil.rmtree(self.folder)
 
     def remember(self) -> None:
-        """Record it as the last published copy of its remote. The caller holds the lock."""
+        """Record this copy as the last published copy of its remote. The caller holds the lock."""
         index = folders(self.cache)[1] / f"{key(self.snapshot.name)}.json"
         replace_text(index, json.dumps({"name": self.snapshot.name, "copy": self._id}))
 
 
 def is_complete(cache: Path, copy: str) -> bool:
-    """Whether the copy exists with all its files."""
+    """Return whether the copy exists with all its files."""
     models, aside = folders(cache)
     files = read_json(aside / f"{copy}.json").get("files")
     if not isinstance(files, dict) or not files:
@@ -130,7 +130,7 @@ def is_complete(cache: Path, copy: str) -> bool:
 
 
 def _size(path: Path) -> int:
-    """Size of a file in bytes; -1 without a file."""
+    """Return the size of a file in bytes; -1 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -138,7 +138,7 @@ def _size(path: Path) -> int:
 
 
 def last_published(name: str, cache: Path) -> Path | None:
-    """The complete copy of the remote `name` that was published last."""
+    """Return the last published copy of the remote `name` if it is complete; else None."""
     models, aside = folders(cache)
     index = read_json(aside / f"{key(name)}.json")
     copy = index.get("copy")
@@ -153,10 +153,10 @@ def last_published(name: str, cache: Path) -> Path | None:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep a copy, or that with the GGUF files of a description, from being removed by `prune` while the block runs;
-    does nothing for other folders.
+    """Protect a copy from `prune` while the block runs. Other folders are ignored.
 
-    Raises: ModelNotAvailable: it has just been removed.
+    For a description of GGUF files, the copy that contains these files is protected.
+    Raises: ModelNotAvailable: the folder has just been removed.
     """
     index = read_index(folder) if folder.is_dir() else None
     files = folder if index is None else Path(index.folder)

@@ -1,4 +1,4 @@
-"""GGUF files as models: each is described once by a model folder in the cache. Weights stay in the files."""
+"""GGUF files as models. A model folder in the cache describes each of them; weights stay in the GGUF files."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from container.progress import ProgressView
 from engines.models.gguf_index import read_index
 
 _VERSION = "3"
-"""Version of the description; a new one does not use old results."""
+"""Version of the description. A new version does not use old results."""
 _NEEDED_BYTES = 128 << 20
 _SECONDS = 300.0
 
 
 def problem(folder: Path) -> str | None:
-    """Why the GGUF files of a model folder cannot be read, in one sentence; None if they can."""
+    """Return in one sentence why the GGUF files of a model folder cannot be read; None if they can."""
     index = read_index(folder)
     return index.problem or None if index is not None else None
 
 
 def first_files(folder: Path) -> list[Path]:
-    """The GGUF files below a folder, of models in several files the first."""
+    """Return the GGUF files below a folder; of a split model, only the first file."""
     return [path for path in sorted(folder.rglob(f"*{SUFFIX}")) if is_first(path.name)]
 
 
 def locate_description(file: Path, cache: Path) -> Path | None:
-    """The description of the model whose first file this is, if there is one."""
+    """Return the folder that describes the model with the first file `file`; None if it does not exist."""
     folder = _folder(file.resolve(), cache)
     return folder if folder is not None and folder.is_dir() else None
 
 
 def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
-    """The description, made if needed. Raises: ModelNotAvailable."""
+    """Return the folder that describes a model, created if needed. Raises: ModelNotAvailable."""
     file = file.resolve()
     target = _folder(file, cache)
     if target is None:
@@ -56,7 +56,7 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
 
 
 def _folder(file: Path, cache: Path) -> Path | None:
-    """The description's place, by all that it depends on; None: not all files are there."""
+    """Return the description's folder, named by a hash of all that it depends on; None if a file is missing."""
     parts = [_VERSION, importlib.metadata.version("transformers"), str(file)]
     files = [file.with_name(name) for name in parts_of(file.name)]
     if not all(path.is_file() for path in files):
@@ -68,7 +68,7 @@ def _folder(file: Path, cache: Path) -> Path | None:
 
 
 def _describe(file: Path, part: Path) -> None:
-    """Run the description in a child process. Raises: ModelNotAvailable."""
+    """Write the description in a child process. Raises: ModelNotAvailable."""
     command = [sys.executable, "-P", "-m", "container.models.gguf_describe", str(file), str(part)]
     try:
         done = subprocess.run(

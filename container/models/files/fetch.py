@@ -1,7 +1,7 @@
 """Fetch a model from any remote into the cache: list, check the disk space, fetch, verify, publish.
 
-A copy appears under its name only when it is complete. An interrupted fetch is resumed by the next one if the model is
-unchanged; a full disk or a damaged file costs only unfinished files.
+A copy appears under its final name only when it is complete. The next fetch resumes an interrupted one if the model is
+unchanged. After a full disk or a damaged file, only unfinished files are lost.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from container.models.publish import flush, locked, publish, require_space
 from container.progress import ProgressView
 
 _RESERVE_BYTES = 64 << 20
-"""Disk space that is left free for other programs."""
+"""Disk space left free for other programs."""
 _UNFINISHED = ".unfinished"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection = WITHOUT_CODE) -> Path:
-    """The model's folder in the cache, fetched if needed. Raises: ModelNotAvailable."""
+    """Return the model's folder in the cache, fetched if needed. Raises: ModelNotAvailable."""
     name = copy_name(remote.name, selection)
     with _disk_errors(name, cache):
         try:
@@ -55,9 +55,9 @@ def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection
 
 
 def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection = WITHOUT_CODE) -> Path:
-    """As `obtain`, but compare all files of an existing copy with the remote, and fetch damaged ones again.
+    """Like `obtain`, but compare all files of an existing copy with the remote, and fetch damaged files again.
 
-    Raises: ModelNotAvailable, also when the remote does not answer.
+    Raises: ModelNotAvailable, also if the remote does not respond.
     """
     with _disk_errors(copy_name(remote.name, selection), cache):
         copy = _list(remote, cache, selection)
@@ -92,7 +92,7 @@ def _disk_errors(name: str, cache: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(copy: Copy, view: ProgressView) -> Iterator[None]:
-    """Keep others from making or removing copies of this remote. Raises OSError."""
+    """Prevent other processes from creating or removing copies of this remote. Raises OSError."""
     copy.lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(copy.lock, f"fetching {copy.snapshot.name}", view):
         yield
@@ -129,7 +129,7 @@ def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """One fetch of one snapshot. Its owner holds the lock, so every part folder was left by a killed fetch."""
+    """A fetch of one snapshot. The caller holds the lock, so existing part folders were left by killed fetches."""
 
     remote: Remote
     copy: Copy
@@ -170,7 +170,7 @@ class _Fetch:
             self.view.finish()
 
     def _files(self) -> tuple[RemoteFile, ...]:
-        """The files to fetch; fetches the index of a model in several files first, which names its weights."""
+        """Return the files to fetch. Fetches the index of sharded weights first, which names the shards."""
         snapshot: Snapshot = self.copy.snapshot
         if snapshot.selection.everything:
             return snapshot.files
@@ -182,9 +182,9 @@ class _Fetch:
         return snapshot.files
 
     def _fetch_all(self, files: tuple[RemoteFile, ...]) -> None:
-        """Fetch all files into the part folder; small ones first, so that errors in them show early.
+        """Fetch all files into the part folder, small files first, so that errors in them are reported early.
 
-        While a file is flushed to the disk the next one is fetched.
+        While a file is flushed to disk, the next one is fetched.
         """
         done, total, lock = 0, sum(file.size for file in files), threading.Lock()
 
@@ -214,7 +214,7 @@ class _Fetch:
             _say_verified(self.view, self.copy.snapshot.name, verified)
 
     def _fetch(self, file: RemoteFile, report: Report) -> Verification | None:
-        """Fetch and verify one file, for `_keep`; None if it is kept already."""
+        """Fetch and verify one file, which the caller passes to `_keep`. Returns None if the file is there already."""
         target, unfinished = self._places(file)
         if target.exists():
             report(file.size)
@@ -235,18 +235,18 @@ class _Fetch:
         return verification
 
     def _keep(self, file: RemoteFile) -> None:
-        """Flush a fetched file to the disk, then move it to the part folder, which has only whole files."""
+        """Flush a fetched file to disk, then move it to its final place in the part folder."""
         target, unfinished = self._places(file)
         flush(unfinished)
         unfinished.rename(target)
 
     def _places(self, file: RemoteFile) -> tuple[Path, Path]:
-        """Where a file is kept, and where it is while it is fetched."""
+        """Return the final path of a file in the part folder, and its path while it is fetched."""
         part = self.copy.part
         return choice.safe_join(part, file.path), choice.safe_join(part / _UNFINISHED, file.path)
 
     def _drop_unfinished(self) -> None:
-        """Remove unfinished files after a permanent error; keep whole files if weights are among them."""
+        """Remove unfinished files after a permanent error. Complete files are kept if weights are among them."""
         part = self.copy.part
         worth = any(choice.is_weights(path.name) for path in part.glob("*"))
         shutil.rmtree(part / _UNFINISHED if worth else part, ignore_errors=True)

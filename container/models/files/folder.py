@@ -1,4 +1,4 @@
-"""The scheme of folders on this machine, which are only read: `/opt/ml/model` may be mounted read-only."""
+"""The scheme of folders on this machine. They are only read, because `/opt/ml/model` may be mounted read-only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lmi_server.config import ModelSource
 
 
 def weights_problem(folder: Path) -> str | None:
-    """Why the weights in a model's folder cannot be loaded, in one sentence; None if they are complete.
+    """Return in one sentence why the weights in a model's folder cannot be loaded; None if they are complete.
 
-    The rules are those of fetched models: safetensors, all files of the index, no truncated file. Reads the index and
-    the headers of the files; of a GGUF file only the size.
+    The rules are the same as for fetched models: safetensors, all files of the index, no truncated file. Reads the
+    index and the headers of the files. Of a GGUF file it only checks the size.
     """
     if (folder / gguf_index.NAME).is_file():
         return described.problem(folder)
@@ -40,7 +40,7 @@ def weights_problem(folder: Path) -> str | None:
 
 
 class LocalFolder(Scheme):
-    """A folder on this machine: `option.model_id`, or without it the folder of serving.properties."""
+    """A folder on this machine: `option.model_id`, which defaults to the folder of serving.properties."""
 
     def owns(self, source: ModelSource) -> bool:
         if source.model_id is None or source.model_id.startswith(("/", "~", "./", "../")):

@@ -13,7 +13,7 @@ from lmi_server.config import ModelSource
 
 
 def _files(source: ModelSource) -> list[Path]:
-    """The first file of the model that `option.model_id` names, or of those in the folder that it names."""
+    """Return the first file of the GGUF model, or of each GGUF model in the folder, that `option.model_id` names."""
     if "://" in (source.model_id or ""):
         return []
     path = source.local_path
@@ -25,7 +25,7 @@ def _files(source: ModelSource) -> list[Path]:
 
 
 class GgufModels(Scheme):
-    """A GGUF file, or a folder with one and no safetensors; the files of one model count as one."""
+    """A GGUF model: a GGUF file, or a folder with the files of one GGUF model and no safetensors."""
 
     def owns(self, source: ModelSource) -> bool:
         return bool(_files(source))

@@ -1,7 +1,7 @@
-"""A file that is fetched in parts, with a note of each part's bytes beside it, to resume after an interruption.
+"""A file that is fetched in parts. A note beside it records the bytes of each part, to resume after an interruption.
 
-The note is written with every block and never flushed: it survives the process, not the machine. It names the present
-boot of the machine, so that after a crash of the machine an unfinished file is fetched again from its beginning.
+The note is written with every block but never flushed, so it survives a crash of the process, not of the machine. It
+contains the machine's boot id: after a reboot, an unfinished file is fetched again from its beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def note_of(target: Path) -> Path:
 
 
 def forget(target: Path) -> None:
-    """Remove the bytes received of a file, so that nothing resumes with them."""
+    """Remove the received bytes of a file and its note, so that the next fetch starts again."""
     for path in (target, note_of(target)):
         path.unlink(missing_ok=True)
 
@@ -30,7 +30,7 @@ class PartsFile:
     """A file that several threads write in parts. A context manager."""
 
     def __init__(self, target: Path, size: int, version: str) -> None:
-        """Resume `target` if its note is of the same version and size; else start again. Raises OSError."""
+        """Resume `target` if its note has the same version and size; else start again. Raises OSError."""
         self.size = size
         self._count = -(-size // PART_BYTES)
         mark = _mark(version, size)
@@ -41,7 +41,7 @@ class PartsFile:
             forget(target)
             done = [0] * self._count
         self.done = done
-        """Bytes written of each part; changed only by the thread that fetches the part."""
+        """Bytes written of each part. Only the thread that fetches a part changes its number."""
         self._file = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._file, size)
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -50,7 +50,7 @@ class PartsFile:
         self._mark_bytes = len(mark)
 
     def open_parts(self) -> list[int]:
-        """Indices of incomplete parts."""
+        """Return the indices of incomplete parts."""
         return [index for index in range(self._count) if self.done[index] < self.part_size(index)]
 
     def part_size(self, index: int) -> int:
@@ -75,7 +75,7 @@ class PartsFile:
 
 
 def _mark(version: str, size: int) -> bytes:
-    """Head of the note: a hash of the content's version and of this boot of the machine."""
+    """Return the head of the note: a hash of the content's version and size and the machine's boot id."""
     try:
         boot = _BOOT_ID.read_text()
     except OSError:
@@ -84,7 +84,7 @@ def _mark(version: str, size: int) -> bytes:
 
 
 def _read_note(path: Path, mark: bytes, count: int) -> list[int] | None:
-    """Bytes of each part; None when the note cannot be read or belongs to something else."""
+    """Return the bytes of each part; None if the note cannot be read or belongs to other content."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -1,6 +1,7 @@
 """Remove copies of earlier versions, incomplete copies and unfinished fetches from the cache.
 
-Removes only what `copies.py` made, under the lock that fetches of the same remote take, and no copy that a server uses.
+Removes only files made by `copies.py`, under the lock that fetches of the same remote take. Keeps copies that a server
+uses.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ _PART = re.compile(r"(.+-[0-9a-f]{8})\.[0-9a-f]{16}\.part")
 
 @dataclass(slots=True)
 class _Belongings:
-    """Files of one remote in the cache."""
+    """Copies and unfinished fetches of one remote in the cache."""
 
     copies: list[str] = field(default_factory=list)
     parts: list[Path] = field(default_factory=list)
 
 
 def prune(cache: Path, view: ProgressView, name: str | None = None) -> int:
-    """Prune the remote `name`, or all, and report what is removed. Returns the bytes freed. Raises OSError."""
+    """Prune the remote `name`, or all, and report each removal. Returns the bytes freed. Raises OSError."""
     remotes = _found(cache)
     keys = sorted(remotes) if name is None else [key(name)]
     return sum(_prune_remote(cache, view, one, remotes[one]) for one in keys if one in remotes)
 
 
 def _found(cache: Path) -> dict[str, _Belongings]:
-    """Files by the remotes' keys."""
+    """Return the copies and unfinished fetches of each remote, by the remote's key."""
     found: defaultdict[str, _Belongings] = defaultdict(_Belongings)
     for path in folders(cache)[1].glob("*"):
         if (listed := _LIST.fullmatch(path.name)) and isinstance(name := read_json(path).get("name"), str):

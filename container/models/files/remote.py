@@ -1,4 +1,4 @@
-"""The interface of a place that models are fetched from; `fetch.py` does the rest, the same for all of them."""
+"""The interface of a remote that models are fetched from. The rest, in `fetch.py`, is the same for all remotes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class RemoteFile:
     """One file of a model, as the remote lists it."""
 
     path: str
-    """Relative to the model's folder, with `/`; untrusted, so it is checked before it becomes a path."""
+    """Path relative to the model's folder, with `/`. It is untrusted and is checked before it is used."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     version: str
-    """Changes when the content does: an ETag, a blob id."""
+    """Version of the content, such as an ETag or a blob id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Optional files of a model."""
+    """Which of a model's optional files are fetched."""
 
     with_code: bool = False
-    """Whether the model's *.py are fetched."""
+    """Whether the model's *.py files are fetched."""
     with_weights: bool = True
     streamed: bool = False
-    """Whether weights stay where they are: their files have headers here, and holes where tensors are."""
+    """Whether weights stay at the remote. Local files then have the headers, and holes in place of the tensors."""
     gguf: str = ""
-    """The GGUF file, or the quantisation of the only one; empty: none is named."""
+    """The GGUF file, or the quantization of the only one; empty if none is named."""
     everything: bool = False
-    """Whether all files are fetched, of whatever kind and in all folders."""
+    """Whether all files are fetched, of every kind and in all folders."""
 
 
 WITHOUT_CODE = Selection()
@@ -44,21 +44,21 @@ WITHOUT_CODE = Selection()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model at one moment: the result of a listing."""
+    """The state of a model at one point in time, as listed."""
 
     name: str
-    """The place, as the user knows it: `s3://bucket/prefix/`, `owner/name@main`."""
+    """The location as users know it: `s3://bucket/prefix/`, `owner/name@main`."""
     files: tuple[RemoteFile, ...]
     selection: Selection = WITHOUT_CODE
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def digest(self) -> str:
-        """A hash of the content: listings of one place with the same files and versions have the same digest."""
+        """A hash of the location and of the files' paths, sizes and versions."""
         lines = sorted(f"{file.path}\0{file.size}\0{file.version}" for file in self.files)
         return hashlib.sha256("\n".join([self.name, *lines]).encode()).hexdigest()[:16]
 
@@ -68,33 +68,33 @@ class Verification:
     """How the content of a file was verified."""
 
     by: str
-    """What was compared: `sha256`, `CRC32 by part`; empty when nothing could be compared."""
+    """The checksum that was compared, such as `sha256` or `CRC32 by part`; empty if nothing could be compared."""
     missing: str = ""
-    """Why nothing could be compared: a phrase that follows the file's name and a colon."""
+    """The reason why nothing could be compared: a phrase that follows the file's name and a colon."""
 
 
 class Remote(Protocol):
-    """One model in one place."""
+    """A model at a remote location."""
 
     @property
     def name(self) -> str:
-        """As in `Snapshot`; known before the first request."""
+        """The name as in `Snapshot`; known before the first request."""
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All files of the model, within 10 s including retries.
+        """Return all files of the model, within 10 s including retries.
 
-        Raises: RemoteUnreachable; ModelNotAvailable: the place does not exist or may not be read.
+        Raises: RemoteUnreachable; ModelNotAvailable: the location does not exist or may not be read.
         """
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         """Fetch the whole file into `target` and verify it.
 
-        `target` may hold bytes of an earlier, interrupted attempt, which are reported but not fetched again. Notes for
-        that are kept in files beside it whose names begin with its name.
+        `target` may contain bytes of an interrupted attempt. They are reported but not fetched again. Notes on them are
+        in files beside `target` whose names begin with the name of `target`.
 
         Raises:
-            RemoteUnreachable: given up without progress; received bytes are kept for the next attempt.
-            ModelNotAvailable: it cannot be had, is damaged, or has changed since the listing.
+            RemoteUnreachable: no progress for too long; received bytes are kept for the next attempt.
+            ModelNotAvailable: the file cannot be fetched, is damaged, or has changed since the listing.
             OSError: from the local disk.
         """
 
@@ -102,7 +102,7 @@ class Remote(Protocol):
         """Compare the content of `path`, a file of the right size, with the remote's.
 
         Raises:
-            DamagedContent: they differ.
-            ModelNotAvailable: the remote does not answer, or no longer has the file.
+            DamagedContent: the contents differ.
+            ModelNotAvailable: the remote does not respond, or no longer has the file.
             OSError: from the local disk.
         """

@@ -1,4 +1,4 @@
-"""How long a remote that fails is tried again: one time limit for all requests and threads of a piece of work."""
+"""Retries of a failing remote: one time limit for all requests and threads of a task."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 import time
 
 SILENCE_SECONDS = 7.0
-"""A remote without progress for this long is given up, so that users see the error 10 s after the program started."""
+"""Time without progress after which retries stop, so that users see the error 10 s after the program started."""
 _MAX_FAILURES = 50
 _FIRST_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 1.0
 
 
 class RetryBudget:
-    """Shared by threads. Setting `stop` ends all waiting."""
+    """A time limit for retries, shared by threads. Setting `stop` ends all waits."""
 
     def __init__(self) -> None:
         self._seconds = SILENCE_SECONDS
@@ -26,10 +26,10 @@ class RetryBudget:
         self._last = time.monotonic()
 
     def again(self, began: float, failures: int) -> bool:
-        """Whether to retry after the `failures`-th failure of an attempt begun at `began` (`time.monotonic`).
+        """Return whether to retry after the `failures`-th failure of an attempt begun at `began` (`time.monotonic`).
 
-        Waits before it returns True, a little longer each time. Returns False when another attempt of the same
-        duration would exceed the time limit.
+        Waits before it returns True, longer after each failure. Returns False if another attempt of the same duration
+        would exceed the time limit.
         """
         now = time.monotonic()
         delay = min(_MAX_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** min(failures - 1, 10))

@@ -1,7 +1,7 @@
-"""Check by its header that a safetensors file is complete. No torch: the reader of the engine needs it.
+"""Check by its header that a safetensors file is complete. Does not use the engine's reader, which needs torch.
 
-The format (huggingface.co/docs/safetensors): u64 header length, JSON header, tensors without gaps. Python's
-integers cannot overflow.
+The format (huggingface.co/docs/safetensors): u64 header length, JSON header, tensors without gaps. Sums of sizes cannot
+overflow, because Python's integers are unbounded.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _DTYPE_BITS = {
 
 
 class DamagedFile(Exception):
-    """The file is not a complete safetensors file. The text follows the file's name."""
+    """The file is not a complete safetensors file. The message is meant to follow the file's name."""
 
 
 def require_complete(path: Path) -> int:
     """Check that the file has exactly the size that its header states. Reads the header only.
 
-    Returns: how many numbers its tensors have. Raises: DamagedFile.
+    Returns: the number of elements of all tensors. Raises: DamagedFile.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -59,7 +59,7 @@ def require_complete(path: Path) -> int:
 
 
 def _span(name: str, entry: Any) -> tuple[int, int, str]:
-    """(start, end, name) of one tensor; half-open byte range from the end of the header."""
+    """Return (start, end, name) of one tensor: its half-open byte range, from the end of the header."""
     shown = name if len(name) <= 120 else f"{name[:120]}..."
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]

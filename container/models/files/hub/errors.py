@@ -31,7 +31,7 @@ class HubAddress:
 
 
 def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelNotAvailable:
-    """RemoteUnreachable where trying later may help, else ModelNotAvailable.
+    """Return RemoteUnreachable if trying later may help, else ModelNotAvailable.
 
     file: the path in the repository that was being read.
     """
@@ -48,7 +48,7 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
 
 
 def _answered(error: errors.HfHubHTTPError, address: HubAddress, file: str, what: str) -> ModelNotAvailable:
-    """For an error status of the hub."""
+    """Return the error for an error status of the hub."""
     status = error.response.status_code
     caller = "the token's account" if _with_token(error) else "a caller without HF_TOKEN"
     if status in _TRY_LATER:
@@ -98,7 +98,7 @@ def _no_answer(error: httpx2.HTTPError, endpoint: str) -> str:
     try:
         url = error.request.url  # files may be on another host than the hub itself
         host = f"{url.scheme}://{url.netloc.decode()}"
-    except RuntimeError:  # it has none
+    except RuntimeError:  # the error has no request
         host = endpoint
     if cause is not None:
         return f"the name of {host} cannot be resolved; is there a network?"

@@ -1,7 +1,7 @@
 """A model of a Hugging Face hub, read at one commit. Imports huggingface_hub.
 
-Files are read by HTTP ranges in huggingface_hub's session: its own `hf_hub_download` starts a file again after an
-interruption longer than its retries, and its other transport (xet) keeps caches of its own and needs further hosts.
+Files are read as HTTP ranges in huggingface_hub's session. `hf_hub_download` would start a file again after an
+interruption longer than its retries, and its other transport (xet) keeps its own caches and needs further hosts.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from container.models.files.remote import RemoteFile, Report, Verification
 from container.models.files.retry import RetryBudget
 
 _ANSWER_SECONDS = 6.0
-"""Time limit of the listing with its retries: on a busy machine the program needs the rest of 10 s to start."""
+"""Time limit of the listing with its retries. On a busy machine the program needs the rest of 10 s to start."""
 _WAITS = (0.5, 1.0)
 """Seconds before the second and the third attempt at the listing."""
 _SILENCE_SECONDS = 3.0
-"""Limit for connecting and between two reads; short enough for a second attempt within the retry budget."""
+"""Time limit for connecting and between two reads, short enough for a second attempt within the retry budget."""
 _MAX_CONNECTIONS = 1000
 _BLOCK_BYTES = 1 << 20
 _LIBRARY = "lmi-server"
 """Name of the client in requests."""
 _SHA256 = "sha256:"
-"""Prefix of `RemoteFile.version` where it is the content's sha256; else it is git's blob id."""
+"""Prefix of a `RemoteFile.version` that is the content's sha256. Other versions are git blob ids."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
@@ -54,8 +54,8 @@ class HubRemote:
         return self.address.name
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All files of the commit that the revision names now. Raises as `Remote.list_files`."""
-        # Otherwise the library sends the hub facts about this machine, and asks it first which ones.
+        """Return all files of the commit that the revision names now. Raises the errors of `Remote.list_files`."""
+        # Otherwise the library asks the hub which facts about this machine to send, and sends them.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         info = self._answer()
         if info.sha is None or not _COMMIT.fullmatch(info.sha) or info.siblings is None:
@@ -71,9 +71,9 @@ class HubRemote:
         return RemoteFile(sibling.rfilename, size, version)
 
     def _answer(self) -> ModelInfo:
-        """The hub's answer within `_ANSWER_SECONDS`.
+        """Return the hub's response within `_ANSWER_SECONDS`.
 
-        Requested in a thread: resolving an unknown host name blocks for longer than any connection time-out.
+        The request runs in a thread, because resolving an unknown host name may block longer than any timeout.
         """
         answer: Future[ModelInfo] = Future()
 
@@ -90,7 +90,7 @@ class HubRemote:
             raise unavailable(httpx2.TimeoutException("no answer"), self.address) from None
 
     def _ask(self) -> ModelInfo:
-        """Retry until there is an answer. Raises: ModelNotAvailable."""
+        """Request the listing, with retries. Raises: ModelNotAvailable."""
         api = HfApi(endpoint=self.address.endpoint, library_name=_LIBRARY)
         until = time.monotonic() + _ANSWER_SECONDS
         waits = list(_WAITS)
@@ -107,7 +107,7 @@ class HubRemote:
                     raise failure from error
                 time.sleep(waits.pop(0))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise unavailable(error, self.address) from error  # not the answer of a hub
+                raise unavailable(error, self.address) from error  # not the response of a hub
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         resumed = _size_of(target) > 0
@@ -118,12 +118,12 @@ class HubRemote:
             target.unlink()
             if not resumed:
                 raise
-        # The damage may be in the bytes of an earlier attempt: fetch it all once more.
+        # The damage may be in the bytes of an earlier attempt: fetch the whole file once more.
         report(-file.size)
         return self.fetch(file, target, report)
 
     def verify(self, file: RemoteFile, path: Path) -> Verification:
-        """Compare the sha256 of LFS files, and git's blob id of others."""
+        """Compare the sha256 of LFS files, and the git blob id of other files."""
         kind, _, expected = file.version.partition(":")
         if not expected:
             return Verification("", "the hub has only its size")
@@ -141,7 +141,7 @@ class HubRemote:
         return Verification(name)
 
     def _complete(self, file: RemoteFile, target: Path, report: Report) -> None:
-        """Fetch the missing bytes of `target`. Raises as `Remote.fetch`."""
+        """Fetch the missing bytes of `target`. Raises the errors of `Remote.fetch`."""
         if _size_of(target) > file.size:
             target.unlink()
         target.touch()
@@ -164,7 +164,7 @@ class HubRemote:
     def _read_on(
         self, file: RemoteFile, target: Path, report: Report, budget: RetryBudget
     ) -> RemoteUnreachable:
-        """Append the bytes of one connection to `target`; returns why it ended early.
+        """Append the bytes of one connection to `target`. Returns why the connection ended early.
 
         Raises: ModelNotAvailable for permanent errors.
         """
@@ -203,7 +203,7 @@ class HubRemote:
         )
 
     def _begin(self, file: RemoteFile, response: httpx2.Response) -> int:
-        """The first byte of the answer. Raises ModelNotAvailable when the file's size differs from the listed one."""
+        """Return the offset of the response's first byte. Raises ModelNotAvailable if the file's size has changed."""
         begin, size = 0, response.headers.get("Content-Length", "")
         if response.status_code == 206:
             found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -216,5 +216,5 @@ class HubRemote:
 
 
 def _size_of(path: Path) -> int:
-    """Size in bytes; 0 without a file."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0

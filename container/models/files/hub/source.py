@@ -1,4 +1,4 @@
-"""The scheme of models of the Hugging Face hub. huggingface_hub is imported only when one is fetched."""
+"""The scheme of models of the Hugging Face hub. huggingface_hub is imported only when a model is fetched."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ID = re.compile(rf"(?:{_NAME}/)?{_NAME}")
 _MAX_ID = 96
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NOT_IN_REVISION = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|//|@\{")
-"""What git forbids in a revision."""
+"""Characters and sequences that git forbids in a revision."""
 _WEB_ADDRESS = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/(?:models/)?([^/?#]+/[^/?#]+).*"
 )
 
 
 def id_of_address(text: str) -> str | None:
-    """`owner/name` of a web address or `hf://` address, which users may take for the id; else None."""
+    """Return `owner/name` of a web or `hf://` address, which users may mistake for the id; else None."""
     found = _WEB_ADDRESS.fullmatch(text)
     return found[1].partition("@")[0] if found and _is_id(found[1].partition("@")[0]) else None
 
@@ -41,7 +41,7 @@ def _is_id(text: str) -> bool:
 
 
 def _id_problem(model_id: str, model_dir: str) -> str | None:
-    """Why `model_id` is not a hub id; None if it is."""
+    """Return why `model_id` is not a hub id; None if it is one."""
     if _is_id(model_id):
         return None
     stated = f"option.model_id={model_id}: "
@@ -71,7 +71,7 @@ def _revision(source: ModelSource) -> str:
 
 
 def _endpoint(environ: Mapping[str, str]) -> str:
-    """Raises ModelNotAvailable when HF_ENDPOINT is not an address."""
+    """Return the hub's address. Raises ModelNotAvailable if HF_ENDPOINT is not an address."""
     endpoint = (environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
     wrong = f"HF_ENDPOINT={endpoint} is not an address; allowed: https://host, http://host:port"
     try:
@@ -103,7 +103,7 @@ class HubModels(RemoteScheme):
         return f"{_repository(source)}@{_revision(source)}"
 
     def is_pinned(self, source: ModelSource) -> bool:
-        """A commit does not change; where code is needed, the copy may be one without."""
+        """Return True for a commit, which never changes; False if code is needed, which the copy may lack."""
         return _COMMIT.fullmatch(_revision(source)) is not None and not source.trust_remote_code
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
@@ -117,11 +117,11 @@ class HubModels(RemoteScheme):
     def remote(self, source: ModelSource) -> Remote:
         endpoint = _endpoint(launch.environment())
         try:
-            # Imported here because `lmi check` and the other schemes do without.
+            # Imported here because `lmi check` and the other schemes do not need it.
             from container.models.files.hub.errors import HubAddress
             from container.models.files.hub.remote import HubRemote
         except ValueError as error:
-            # huggingface_hub reads its own variables when it is imported.
+            # huggingface_hub reads its environment variables when it is imported.
             raise ModelNotAvailable(f"an HF_... environment variable has a wrong value: {error}") from error
         repo_id = _repository(source)
         folder = Path(source.model_dir, repo_id) if "/" in repo_id else None

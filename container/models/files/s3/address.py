@@ -9,7 +9,7 @@ from container.models.errors import ModelNotAvailable
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
-"""More than S3 allows today: old buckets and other servers have capitals, underscores and longer names."""
+"""Bucket names, more than S3 allows today: old buckets and other servers use capitals, underscores, longer names."""
 _MAX_PREFIX_BYTES = 1024
 
 
@@ -19,7 +19,7 @@ class S3Address:
 
     bucket: str
     prefix: str
-    """Ends in `/`, or is empty for the bucket itself."""
+    """Key prefix that ends in `/`; empty for the bucket itself."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""Compare the content of a file with the checksums that S3 has of the object.
+"""Compare the content of a file with S3's checksums of the object.
 
-S3 has a checksum of the whole object, or one of the checksums of its parts (COMPOSITE, as for multi-part uploads by
-boto3), or only the ETag: the MD5 of the object, or the MD5 of the MD5s of its parts.
+S3 has a checksum of the whole object, or a checksum of its parts' checksums (COMPOSITE, as for multi-part uploads by
+boto3), or only the ETag: the MD5 of the object, or the MD5 of its parts' MD5s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from container.models.files.checksums import ALGORITHMS, MD5, Algorithm, Hash
 
 _PIECE_BYTES = 8 << 20
-"""The CRC of a whole object is combined from those of pieces, which several threads compute."""
+"""Size of a piece. The CRC of a whole object is combined from CRCs of pieces, which several threads compute."""
 _MAX_THREADS = 8
 
 
@@ -32,26 +32,26 @@ class ObjectPart:
 
     size: int
     digests: Mapping[str, bytes]
-    """By algorithm, as far as S3 has them for single parts."""
+    """Digests of the part by algorithm, as far as S3 has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectChecksum:
-    """The best checksum of an object in the answer to HeadObject."""
+    """The best checksum of an object in a HeadObject response."""
 
     algorithm: Algorithm
     digest: bytes
     num_parts: int = 0
-    """Number of parts whose digests `digest` is made of; 0: it is the digest of the object itself."""
+    """Number of parts whose digests `digest` is made of; 0 if it is the digest of the object itself."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the checksum in messages."""
         return f"{self.algorithm.name} by part" if self.num_parts else self.algorithm.name
 
 
 def object_checksum(bucket: str, head: Mapping[str, Any]) -> ObjectChecksum | None:
-    """The best checksum in the answer to HeadObject; None without any."""
+    """Return the best checksum in a HeadObject response; None without any."""
     for algorithm in ALGORITHMS:
         text = str(head.get(f"Checksum{algorithm.name}", ""))
         digest, _, count = text.partition("-")
@@ -67,7 +67,7 @@ def object_checksum(bucket: str, head: Mapping[str, Any]) -> ObjectChecksum | No
 
 
 def decoded(algorithm: Algorithm, text: str) -> bytes:
-    """Decode a digest of S3; empty if it is not one of the algorithm."""
+    """Decode a digest in S3's base64; empty if it is not a digest of the algorithm."""
     try:
         digest = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -76,13 +76,14 @@ def decoded(algorithm: Algorithm, text: str) -> bytes:
 
 
 def _etag_is_no_md5(bucket: str, head: Mapping[str, Any]) -> bool:
-    """Whether the ETag is something else: the object has a key of its own, or is in a directory bucket."""
+    """Return whether the ETag is not an MD5: the object is encrypted with KMS or the customer's key, or its bucket is a
+    directory bucket."""
     encrypted = str(head.get("ServerSideEncryption", "")).startswith("aws:") or "SSECustomerAlgorithm" in head
     return encrypted or bucket.endswith("--x-s3")
 
 
 class ContentCheck:
-    """Compares a file with a checksum of S3, span by span, as soon as all bytes of a span are there."""
+    """Compares a file with a checksum of S3, span by span, as soon as all bytes of a span have arrived."""
 
     def __init__(
         self, path: Path, size: int, expected: ObjectChecksum, parts: Sequence[ObjectPart] = ()
@@ -114,9 +115,9 @@ class ContentCheck:
         return self._expected.algorithm.begin() if whole else None
 
     def arrived(self, start: int, stop: int, digest: bytes | None = None) -> None:
-        """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread.
+        """Record that the bytes [start, stop) are in the file. Call it once for each byte. Thread-safe.
 
-        digest: of the hash from `begin`; without it the bytes are read from the file.
+        digest: of the hash from `begin`. Without it, the bytes are read from the file.
         """
         if digest is not None:
             self._digests[self._index(start)] = digest
@@ -133,11 +134,11 @@ class ContentCheck:
         self._compute(whole)
 
     def _index(self, start: int) -> int:
-        """The number of the span that has the byte `start`."""
+        """Return the index of the span that contains the byte `start`."""
         return bisect_right(self._ends, start) - 1
 
     def difference(self) -> str | None:
-        """Describe the difference once all bytes are in the file; None without one. Raises OSError."""
+        """Return a description of the difference, or None. Call it when all bytes are in the file. Raises OSError."""
         count = len(self._ends) - 1
         remaining = [index for index in range(count) if index not in self._digests]
         with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:

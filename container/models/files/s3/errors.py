@@ -15,7 +15,7 @@ from container.models.files.retry import RetryBudget
 
 T = TypeVar("T")
 FAILURES = (BotoCoreError, ClientError, ResponseParserError)
-"""Exceptions of a request."""
+"""Exceptions that a request may raise."""
 
 _RETRIED = (
     aws.HTTPClientError,
@@ -67,9 +67,9 @@ _SENTENCES = {
 
 
 def attempt(what: Callable[[], T], budget: RetryBudget, where: str) -> T:
-    """The result of a request, retried while it fails with a temporary error.
+    """Return the result of a request, which is retried while it fails with a temporary error.
 
-    where: the address in the sentence. Raises ModelNotAvailable.
+    where: the address in the error message. Raises ModelNotAvailable.
     """
     failures = 0
     while True:
@@ -86,7 +86,7 @@ def attempt(what: Callable[[], T], budget: RetryBudget, where: str) -> T:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the error is temporary."""
+    """Return whether the error is temporary."""
     if isinstance(error, ClientError):
         passing = _status(error) >= 500 and _status(error) != 501  # 501: the server does not know the request
         return passing or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
@@ -94,7 +94,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def refused(error: Exception, where: str) -> ModelNotAvailable:
-    """RemoteUnreachable for a temporary error, else ModelNotAvailable."""
+    """Return RemoteUnreachable for a temporary error, else ModelNotAvailable."""
     kind = RemoteUnreachable if may_pass(error) else ModelNotAvailable
     return kind(f"{where}: {_reason(error)}")
 
@@ -123,7 +123,7 @@ def _reason(error: Exception) -> str:
 
 
 def _answered(error: ClientError) -> str:
-    """For an error status of S3."""
+    """Return the reason for an error status of S3."""
     code, status = _code(error), _status(error)
     if code == "NoSuchBucket":
         return "there is no such bucket; check option.model_id, AWS_ENDPOINT_URL and AWS_REGION"
@@ -153,7 +153,7 @@ def _status(error: ClientError) -> int:
 
 
 def _endpoint(error: Exception) -> str:
-    """` at http://host:port`, if the error has it; without path and query, which holds a signature."""
+    """Return ` at http://host:port` if the error has it, without path and query, which contains a signature."""
     url = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
     parts = url.split("/")
     return f" at {parts[0]}//{parts[2].rpartition('@')[2]}" if len(parts) > 2 else ""

@@ -13,14 +13,14 @@ from container.models.files.s3.errors import FAILURES, attempt, may_pass
 from container.models.files.s3.parts import THREADS, S3Object
 
 _MAX_PARTS = 10_000
-"""S3's own limit."""
+"""S3's own limit of parts per object."""
 
 
 def layouts(source: S3Object, num_parts: int) -> Iterator[tuple[ObjectPart, ...]]:
-    """Every layout that the object may have, the cheapest to request first; none where S3 has none.
+    """Yield every layout that the object may have, the cheapest to request first; none if S3 reports no parts.
 
-    HeadObject has the sizes of the first and the last part, from which the others nearly always follow; if not, it is
-    sent for each part. Raises: RemoteUnreachable.
+    HeadObject reports the sizes of the first and the last part, from which the others nearly always follow. If they do
+    not, HeadObject is sent for each part. Raises: RemoteUnreachable.
     """
     if num_parts > _MAX_PARTS:
         return
@@ -37,7 +37,7 @@ def layouts(source: S3Object, num_parts: int) -> Iterator[tuple[ObjectPart, ...]
 
 
 def _parts(source: S3Object, numbers: Sequence[int], budget: RetryBudget) -> list[ObjectPart]:
-    """Parts by HeadObject; size -1 where the server refuses the request or does not know it."""
+    """Request parts with HeadObject. Their size is -1 if the server refuses or does not support the request."""
 
     def once(number: int) -> Mapping[str, Any]:
         try:

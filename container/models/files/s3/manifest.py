@@ -1,4 +1,4 @@
-"""The note beside the headers of streamed weights: which objects they are."""
+"""The file beside the headers of streamed weights that names their objects in S3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def manifest_text(address: S3Address, files: Sequence[RemoteFile]) -> str:
 
 
 def read_manifest(folder: Path) -> tuple[S3Address, tuple[RemoteFile, ...]]:
-    """Raises: OSError, or KeyError, TypeError, ValueError: it is not what `manifest_text` makes."""
+    """Read a folder's manifest.
+
+    Raises: OSError, or KeyError, TypeError, ValueError: the file is not the output of `manifest_text`.
+    """
     content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     files = tuple(RemoteFile(**file) for file in content["files"])
     return S3Address(content["bucket"], content["prefix"]), files

@@ -21,15 +21,15 @@ from container.models.files.s3.errors import FAILURES, may_pass, refused
 
 THREADS = 8
 _READ_BYTES = 256 << 10
-"""Most bytes that an interruption loses, besides the buffers of the connection."""
+"""Maximum bytes that an interruption loses, besides the buffers of the connection."""
 _MAX_RUN = 8
-"""Most parts of one request: a request takes some milliseconds of Python."""
+"""Maximum parts of one request. Requests are long, because each takes some milliseconds of Python."""
 _REQUESTS_PER_THREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
-    """One object."""
+    """An object in S3, as listed."""
 
     client: Any
     """A boto3 client, which is thread-safe."""
@@ -43,17 +43,17 @@ class S3Object:
 
 
 class Check(Protocol):
-    """Verifies ranges [start, stop) of an object's bytes; called from any thread."""
+    """Verifies ranges [start, stop) of an object's bytes. Must be thread-safe."""
 
     def begin(self, start: int, stop: int) -> Hash | None:
         """Return a running hash to update with the range's bytes as they are received; None if none is needed."""
 
     def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
-        """Note that the range is in the file. digest: of the hash from `begin`, if all bytes went through it."""
+        """Record that the range is in the file. digest: of the hash from `begin`, if all bytes went through it."""
 
 
 def fetch_parts(source: S3Object, target: Path, report: Report, check: Check) -> None:
-    """Fetch the object into `target`; resumes an earlier call, and keeps the received bytes when it fails.
+    """Fetch the object into `target`. Resumes an earlier call, and keeps the received bytes on failure.
 
     check: called for every part that this call completes.
 
@@ -81,9 +81,9 @@ def fetch_parts(source: S3Object, target: Path, report: Report, check: Check) ->
 
 
 def _runs(file: PartsFile) -> Iterator[range]:
-    """Consecutive parts for one request each; only the first part of a run may have bytes already.
+    """Yield runs of consecutive parts, one request each. Only the first part of a run may have bytes already.
 
-    Runs are short enough for every thread to get several requests.
+    Runs are short enough that every thread gets several requests.
     """
     parts = file.open_parts()
     most = max(1, min(_MAX_RUN, len(parts) // (THREADS * _REQUESTS_PER_THREAD)))
@@ -117,7 +117,7 @@ class _Reader:
             self._read_run(run)
 
     def _read_run(self, run: range) -> None:
-        """Read every part of the run, resumed after interruptions."""
+        """Read every part of the run, and resume after interruptions."""
         failures = 0
         while (unread := self._unread(run)) and not self.budget.stop.is_set():
             began, before = time.monotonic(), self._done(run)
@@ -141,17 +141,17 @@ class _Reader:
         return sum(self.file.done[part] for part in run)
 
     def _read_range(self, run: range) -> None:
-        """Request the missing bytes of the parts, of which only the first may have some, and write them."""
+        """Request and write the missing bytes of the parts. Only the first part may have bytes already."""
         start = run[0] * PART_BYTES + self.file.done[run[0]]
         stop = run[-1] * PART_BYTES + self.file.part_size(run[-1])
-        # Used as a context manager, it gives a stream whose errors are not botocore's.
+        # As a context manager, the body would give a stream that does not raise botocore's errors.
         with closing(open_range(self.source, start, stop)) as body:
             for part in run:
                 if not self._read_part(part, body):
                     return
 
     def _read_part(self, part: int, body: Any) -> bool:
-        """Write the missing bytes of a part; False if the answer ended early. Raises one of `FAILURES`."""
+        """Write the missing bytes of a part. Returns False if the response ended early. Raises one of `FAILURES`."""
         start, size = part * PART_BYTES, self.file.part_size(part)
         digest = None if self.file.done[part] else self.check.begin(start, start + size)
         while missing := size - self.file.done[part]:
@@ -168,9 +168,9 @@ class _Reader:
 
 
 def open_range(source: S3Object, start: int, stop: int) -> Any:
-    """Request the bytes [start, stop) of an object, unchanged since it was listed: botocore's stream of them.
+    """Request the bytes [start, stop) of an object, and return botocore's stream of them.
 
-    Raises: ModelNotAvailable, or one of `FAILURES`.
+    Raises: ModelNotAvailable, also if the object has changed since the listing; one of `FAILURES`.
     """
     answer = source.client.get_object(
         Bucket=source.bucket,
@@ -187,7 +187,7 @@ def open_range(source: S3Object, start: int, stop: int) -> Any:
 
 
 def _check(source: S3Object, answer: dict[str, Any], start: int, stop: int) -> None:
-    """Check that the answer has the requested bytes of the listed object. Raises ModelNotAvailable."""
+    """Check that the response has the requested bytes of the listed object. Raises ModelNotAvailable."""
     if answer["ETag"] != source.file.version:
         raise ModelNotAvailable(
             f"{source.where}: the object changed while it was read; start again when its upload is over"

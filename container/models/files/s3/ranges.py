@@ -1,6 +1,6 @@
 """Ranges of S3 objects read straight into memory: the weights of a model with `option.load_format=stream`.
 
-A range is requested on condition of the object's ETag, and is verified by its length; no checksum covers a range.
+Requests are conditional on the object's ETag. A range is verified by its length only: no checksum covers a range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engines.models.byte_ranges import ByteRanges
 
 
 def read_range(source: S3Object, start: int, out: memoryview) -> None:
-    """Fill `out` with an object's bytes from `start` on, resumed after interruptions.
+    """Fill `out` with an object's bytes from `start` on, and resume after interruptions.
 
     Raises: ModelNotAvailable.
     """
@@ -45,7 +45,7 @@ class S3Ranges(ByteRanges):
     block_bytes = 8 << 20
 
     def __init__(self, folder: Path) -> None:
-        """Raises: ValueError, OSError: the folder has no usable manifest."""
+        """Read the folder's manifest. Raises: ValueError, OSError: the folder has no usable manifest."""
         self._address, files = read_manifest(folder)
         self._files = {file.path: file for file in files}
         self._client = connect(environment())

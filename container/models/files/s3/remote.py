@@ -1,4 +1,4 @@
-"""A model in S3: the listing, and each object in parallel ranged reads."""
+"""A model in S3: lists its objects and fetches each by parallel ranged reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 2.0
 _READ_SECONDS = 3.4
-"""Two attempts and the start of the program take less than 10 s."""
+"""Read timeout, short enough for the start of the program and two attempts within 10 s."""
 _MAX_PAGES = 10
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 
@@ -56,14 +56,14 @@ def _config(addressing_style: str | None) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class S3Remote:
-    """One model under one prefix."""
+    """A model under a prefix of a bucket."""
 
     address: S3Address
     environ: Mapping[str, str] = field(repr=False)
     nested: bool = False
     """Whether objects in folders below the prefix belong to the model."""
     _clients: list[Any] = field(default_factory=list, repr=False)
-    """The one client, once it is connected."""
+    """The boto3 client, once connected; at most one entry."""
 
     @property
     def name(self) -> str:
@@ -105,11 +105,11 @@ class S3Remote:
         return ObjectCheck(source, head, path).verify()
 
     def object_of(self, file: RemoteFile) -> S3Object:
-        """The object of a listed file."""
+        """Return the object of a listed file."""
         return S3Object(self._clients[0], self.address.bucket, f"{self.address.prefix}{file.path}", file)
 
     def _object(self, file: RemoteFile) -> tuple[S3Object, Mapping[str, Any]]:
-        """The object of a listed file, and the answer to HeadObject. Raises ModelNotAvailable."""
+        """Return the object of a listed file, and the HeadObject response. Raises ModelNotAvailable."""
         source = self.object_of(file)
         head = attempt(
             lambda: source.client.head_object(Bucket=source.bucket, Key=source.key, ChecksumMode="ENABLED"),
@@ -135,7 +135,7 @@ class S3Remote:
                 yield RemoteFile(path, int(entry["Size"]), str(entry["ETag"]))
 
     def _pages(self, folder: str = "") -> Iterator[Mapping[str, Any]]:
-        """The pages of the listing: `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
+        """Yield the pages of the listing. `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
         client, budget = self._clients[0], RetryBudget()
         prefix = f"{self.address.prefix}{folder}"
         address = {"Bucket": self.address.bucket, "Prefix": prefix}

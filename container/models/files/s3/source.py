@@ -11,7 +11,7 @@ from container.run.launch import environment
 from lmi_server.config import ModelSource
 
 BYTE_RANGES = "container.models.files.s3.ranges:S3Ranges"
-"""What reads streamed weights, for `ModelSettings.byte_ranges`."""
+"""Import path of the reader of streamed weights, for `ModelSettings.byte_ranges`."""
 
 
 class S3Models(RemoteScheme):
@@ -39,5 +39,5 @@ class S3Models(RemoteScheme):
 
 
 def _address(source: ModelSource) -> S3Address:
-    """Raises ModelNotAvailable."""
+    """Return the model's address in S3. Raises ModelNotAvailable."""
     return parse_address(split_address(source.model_id or "")[0])

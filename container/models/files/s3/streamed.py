@@ -1,7 +1,7 @@
-"""A model in S3 whose weights stay there: of them, only the headers are fetched.
+"""A model in S3 whose weights stay there. Only the headers of weights are fetched.
 
-A file of weights has its real size here, but is a hole behind the header, which takes no room on the disk. So what
-reads headers, sizes and names finds everything in its place.
+A local file of weights has its real size, but after the header it is a hole, which takes no disk space. Code that reads
+names, sizes and headers therefore works as usual.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MADE_HERE = Verification("the listing")
 
 @dataclass(frozen=True, slots=True)
 class StreamedS3:
-    """One model under one prefix, without the content of its weights."""
+    """A model under a prefix of a bucket, without the content of its weights."""
 
     whole: S3Remote
     _manifest: list[bytes] = field(default_factory=list, repr=False)
-    """The one manifest, once the files are listed."""
+    """The manifest, once the files are listed; at most one entry."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,10 @@ class StreamedS3:
         return _STREAMED if is_safetensors(file.path) else self.whole.verify(file, path)
 
     def _fetch_header(self, file: RemoteFile, target: Path) -> None:
-        """Raises: ModelNotAvailable, OSError. Whether it is a header is checked by the caller, as for whole files."""
+        """Fetch the header of a file. The caller checks the header, as for whole files.
+
+        Raises: ModelNotAvailable, OSError.
+        """
         source = self.whole.object_of(file)
         prefix = bytearray(min(8, file.size))
         read_range(source, 0, memoryview(prefix))

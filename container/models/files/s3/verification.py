@@ -15,10 +15,10 @@ from container.models.files.s3.parts import S3Object
 
 
 class ObjectCheck:
-    """Compares a file with its object, while its bytes arrive and afterwards."""
+    """Compares a file with its S3 object, while the bytes arrive and afterwards."""
 
     def __init__(self, source: S3Object, head: Mapping[str, Any], path: Path) -> None:
-        """head: the answer to HeadObject with checksums. Raises: RemoteUnreachable."""
+        """head: the HeadObject response, with checksums. Raises: RemoteUnreachable."""
         self._source = source
         self._expected = object_checksum(source.bucket, head)
         self._checks = _checks(source, self._expected, path)
@@ -29,7 +29,7 @@ class ObjectCheck:
         return self._check.begin(start, stop) if self._check is not None else None
 
     def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
-        """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread."""
+        """Record that the bytes [start, stop) are in the file. Call it once for each byte. Thread-safe."""
         if self._check is not None:
             self._check.arrived(start, stop, digest)
 
@@ -54,7 +54,7 @@ class ObjectCheck:
 
 
 def _checks(source: S3Object, expected: ObjectChecksum | None, path: Path) -> Iterator[ContentCheck]:
-    """One check for every layout that the object's parts may have."""
+    """Yield a check for every layout that the object's parts may have."""
     if expected is None:
         return
     if not expected.num_parts:
