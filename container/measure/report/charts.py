@@ -1,4 +1,4 @@
-"""The plots of a report, made from the results, each with a sentence that says how to read it."""
+"""Make the plots of a report from the results, each with a sentence on how to read it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from container.measure.report.svg import Plot
 _THROUGHPUT = TOKENS_PER_SECOND.key
 _RATIOS = (_THROUGHPUT, "ttft_p50", "gap_p50", LATENCY_P90.key)
 _MAX_STRETCH = 3.0
-"""The time axis of slots ends at this multiple of the shortest run, so that this run stays visible."""
+"""The time axis of slot plots ends at this multiple of the shortest run, so that the shortest run stays visible."""
 _MAX_WIDTH = 100.0
-"""An interval may be unbounded. It is drawn up to this multiple of the ratio, and down to this fraction of it."""
+"""An interval may be unbounded. It is drawn from the ratio divided by this factor to the ratio times this factor."""
 
 
 def plots_by_section(results: Results) -> dict[str, list[Plot]]:
-    """The plots of each section that has some, by its title. The plot over load is in the first section."""
+    """Return the plots by section title. The plot over load belongs to the first section."""
     makers = (throughput, attribution, distributions, slot_rows)
     found = {one: [plot for make in makers for plot in make(results, one)] for one in results.scenarios}
     return found | {section.title: list(over_load(results)) for section in results.sections[:1]}
 
 
 def throughput(results: Results, scenario: str) -> Iterator[Plot]:
-    """Bars, and ratios to the first configuration."""
+    """Yield bars of the throughput, and ratios to the first configuration."""
     found = [
         Bar(name, place, seen.value, seen.low, seen.high, _round_values(results, name, scenario))
         for place, name in enumerate(results.names)
@@ -64,7 +64,7 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
 
 
 def _ends(ratio: RatioInterval) -> tuple[float, float]:
-    """The interval as far as it is drawn; for one round, which leaves everything open, the point itself."""
+    """Return the ends of the interval to draw. A single round gives no interval, so both ends are the point itself."""
     if ratio.count == 1:
         return ratio.value, ratio.value
     high = math.inf if ratio.high is None else ratio.high
@@ -77,7 +77,7 @@ def _round_values(results: Results, name: str, scenario: str) -> tuple[float, ..
 
 
 def attribution(results: Results, scenario: str) -> Iterator[Plot]:
-    """A waterfall of the throughput, from the configuration with the least to the one with the most."""
+    """Yield a waterfall of the throughput, from the configuration with the least to the one with the most."""
     factors = {
         part.cause: part.ratio.value
         for part in reversed(results.attribution)
@@ -98,7 +98,7 @@ _DISTRIBUTIONS = {
 
 
 def distributions(results: Results, scenario: str) -> Iterator[Plot]:
-    """The times of all requests of all rounds."""
+    """Yield the distributions of the request times over all rounds."""
     for key, (title, meaning) in _DISTRIBUTIONS.items():
         found: dict[int, list[float]] = {}
         for place, name in enumerate(results.names):
@@ -111,7 +111,7 @@ def distributions(results: Results, scenario: str) -> Iterator[Plot]:
 
 
 def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:
-    """The slots in the last round of each configuration, on one time axis."""
+    """Yield the slots in the last round of each configuration, on a common time axis."""
     last_rounds = {name: results.rounds_of(name, scenario)[-1:] for name in results.names}
     found = {name: use for name, last in last_rounds.items() for one in last if (use := _slot_use(one))}
     times = [use.seconds for use in found.values()]
@@ -135,7 +135,7 @@ def _slot_use(one: ReportedRound) -> SlotUse | None:
 
 
 def over_load(results: Results) -> Iterator[Plot]:
-    """Throughput against latency at the rates that `lmi bench --find-rate` tried."""
+    """Yield throughput against latency at the rates that `lmi bench --find-rate` tried."""
     points = [
         LoadPoint(f"{trial.rate:.3g}/s", speed, latency)
         for trial in sorted(results.trials, key=lambda trial: trial.rate or 0.0)

@@ -1,4 +1,4 @@
-"""Write a report as one HTML file that needs nothing else."""
+"""Write a report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_html(results: Results, path: Path) -> None:
     require_matplotlib()
     svg = SvgRenderer()
 
-    # matplotlib escapes the texts of its SVG.
+    # Safe as markup, because matplotlib escapes the texts of its SVG.
     def wide(plot: Plot) -> Markup:
         width = _WIDE_PIXELS * plot.share - (2 * _GAP_PIXELS * (1 - plot.share))
         return Markup(svg.render(plot, width))  # noqa: S704

@@ -1,4 +1,4 @@
-"""The plots of a report. Each function returns a drawing that `container.measure.report.svg` makes into SVG."""
+"""The plots of a report. Each function returns a `Plot`, which `container.measure.report.svg` renders."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from container.measure.report.svg import (
 )
 
 _MAX_POINTS = 200
-"""Most points of a distribution's curve; more would not be visible."""
+"""Maximum points of a distribution's curve; more would not be visible."""
 _WIDE_RATIO = 15.0
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+"""Ratio of the largest to the smallest value at which an axis becomes logarithmic."""
 _BAR_PIXELS, _AXIS_PIXELS = 46, 52
 _MAX_SLOTS = 64
 _INVISIBLE = 1 / 1500
-"""Gaps of a smaller share of the time axis are closed."""
+"""Share of the time axis up to which gaps are closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Bar:
 
 
 def bars(title: str, unit: str, found: Sequence[Bar], caption: str, share: float) -> Plot:
-    """Horizontal bars from 0, the name above each."""
+    """Plot horizontal bars from 0, with the name above each."""
 
     def draw(ax: Any) -> None:
         for row, bar in enumerate(found):
@@ -71,7 +71,7 @@ def bars(title: str, unit: str, found: Sequence[Bar], caption: str, share: float
 
 
 def ratios(title: str, found: Mapping[str, Sequence[Bar]], caption: str, share: float) -> Plot:
-    """Points with intervals and a line at 1, in groups with a heading each."""
+    """Plot points with intervals and a line at 1, in groups with a heading each."""
     heading, row = 30, 20
     height = sum(heading + row * len(group) for group in found.values())
 
@@ -97,7 +97,7 @@ def ratios(title: str, found: Mapping[str, Sequence[Bar]], caption: str, share: 
 
 
 def _above(ax: Any, y: float, left: str, right: str) -> None:
-    """Write texts above y at the ends of the axis. Names of any length fit, as they take no room beside it."""
+    """Write texts above y at the ends of the axis. Long names fit, because they take no room beside the axis."""
     room = int(10 * ax.figure.get_figwidth()) - 9  # letters
     short = left if len(left) <= room else f"{left[: room // 2]}…{left[-(room // 2) :]}"
     at_edge = {"transform": ax.get_yaxis_transform(), "va": "bottom", "zorder": 4}
@@ -132,7 +132,7 @@ def _log_if_wide(axis: Any, ratio: float, least: float = 2.0) -> bool:
 
 
 def distribution(title: str, found: Mapping[int, Sequence[float]], caption: str) -> Plot:
-    """Cumulative distributions; seconds by index of the configuration."""
+    """Plot cumulative distributions. found: values in seconds, by index of the configuration."""
 
     def draw(ax: Any) -> None:
         curves = {place: _quantiles(values) for place, values in found.items()}
@@ -160,7 +160,7 @@ def _line(place: int) -> dict[str, Any]:
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
-    """The sorted values, thinned out to `_MAX_POINTS`; at least two."""
+    """Return the sorted values, thinned out to at most `_MAX_POINTS`; at least two."""
     ordered = sorted(values)
     count = min(max(2, len(ordered)), _MAX_POINTS)
     return [ordered[round(index * (len(ordered) - 1) / (count - 1))] for index in range(count)]
@@ -178,7 +178,7 @@ class LoadPoint:
 
 
 def load_curve(title: str, points: Sequence[LoadPoint], latency: str, caption: str) -> Plot:
-    """Latency over throughput, a point for each load."""
+    """Plot latency over throughput, with a point for each load."""
     speeds, latencies = [point.throughput for point in points], [point.latency for point in points]
 
     def draw(ax: Any) -> None:
@@ -197,7 +197,7 @@ def load_curve(title: str, points: Sequence[LoadPoint], latency: str, caption: s
 
 
 def waterfall(title: str, found: Mapping[str, float], caption: str) -> Plot:
-    """Factors that multiply up to the whole, by their causes, on a logarithmic axis from 1."""
+    """Plot factors by cause, which multiply up to the whole gain, on a logarithmic axis from 1."""
 
     def draw(ax: Any) -> None:
         before, ends = 1.0, [1.0]
@@ -219,7 +219,7 @@ def waterfall(title: str, found: Mapping[str, float], caption: str) -> Plot:
 
 
 def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
-    """Slots as rows, time to the right, requests as colours. seconds: end of the time axis, the same for all."""
+    """Plot slots as rows, time to the right and requests as colours. seconds: end of the time axis."""
     rows = min(use.num_slots, _MAX_SLOTS)
 
     def draw(ax: Any) -> None:

@@ -1,4 +1,4 @@
-"""`lmi report`."""
+"""The `lmi report` command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _check_name(ctx: click.Context, param: click.Parameter, path: Path | None) -
         raise click.BadParameter(f"not a kind of report (got {path}); allowed: a name ending in .html")
     if path is not None:
         try:
-            require_matplotlib()  # better now than after a long measurement
+            require_matplotlib()  # fail now, not after a long measurement
         except NoPlots as error:
             raise click.ClickException(str(error)) from error
     return path
@@ -31,7 +31,7 @@ report_option = click.option(
     callback=_check_name,
     help="Write a page with plots to this file, .html.",
 )
-"""For commands that write a report beside other things."""
+"""Option for commands that write a report in addition to other output."""
 
 
 @click.command("report")
@@ -62,7 +62,7 @@ def report(results: Path, out: Path | None) -> None:
 
 
 def write_report(document: Any, path: Path) -> None:
-    """Write the page of a command's JSON. Raises click.ClickException, BadResults."""
+    """Write the page for a command's JSON. Raises click.ClickException, BadResults."""
     try:
         write_html(read_results(document), path)
     except (NoPlots, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a page shows of the JSON of `lmi compare`, `lmi bench` and `lmi simulate`."""
+"""The part of the JSON of `lmi compare`, `lmi bench` and `lmi simulate` that a page shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from container.measure.sections import Finding, Section
 
 
 class BadResults(Exception):
-    """A document has other keys than the commands of this version write. The text is for users."""
+    """A document does not have the keys that the commands of this version write. The message is for users."""
 
 
 class NamedConfiguration(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class NamedConfiguration(msgspec.Struct, frozen=True):
 
 
 class RatioInterval(msgspec.Struct, frozen=True):
-    """As `Ratio`; the high end is null where it is infinite."""
+    """JSON form of `Ratio`; an infinite upper bound is null."""
 
     value: float
     low: float
@@ -38,7 +38,7 @@ class RunFigures(msgspec.Struct, frozen=True):
 
 
 class ReportedRound(msgspec.Struct, frozen=True):
-    """As `RoundResult`."""
+    """JSON form of `RoundResult`, with the fields that a page shows."""
 
     configuration: str
     scenario: str
@@ -55,7 +55,7 @@ class ReportedRound(msgspec.Struct, frozen=True):
 
 
 class ScenarioSummary(msgspec.Struct, frozen=True):
-    """The rounds of a configuration in a scenario; by measure."""
+    """Statistics of a configuration in a scenario, by measure."""
 
     configuration: str
     scenario: str
@@ -64,7 +64,7 @@ class ScenarioSummary(msgspec.Struct, frozen=True):
 
 
 class PartOfGain(msgspec.Struct, frozen=True):
-    """The ratio of two configurations."""
+    """One part of a gain: the ratio of two configurations."""
 
     scenario: str
     measure: str
@@ -74,14 +74,14 @@ class PartOfGain(msgspec.Struct, frozen=True):
 
 
 class ReportedTrial(msgspec.Struct, frozen=True):
-    """As `RateTrial`; the rate is null where all requests came at once."""
+    """JSON form of `RateTrial`; the rate of a burst is null."""
 
     rate: float | None
     figures: RunFigures
 
 
 class Results(msgspec.Struct, frozen=True):
-    """A document; `lmi bench` and `lmi simulate` write only some of its keys."""
+    """A whole document. `lmi bench` and `lmi simulate` write only some of its keys."""
 
     title: str
     lead: str
@@ -95,7 +95,7 @@ class Results(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Configurations, the baseline first."""
+        """Names of the configurations, the baseline first."""
         return tuple(config.name for config in self.configurations)
 
     @property
@@ -103,17 +103,17 @@ class Results(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(one.scenario for one in self.rounds))
 
     def rounds_of(self, name: str, scenario: str) -> list[ReportedRound]:
-        """By number."""
+        """Return the rounds of a configuration in a scenario, ordered by number."""
         return [one for one in self.rounds if (one.configuration, one.scenario) == (name, scenario)]
 
     def summary_of(self, name: str, scenario: str) -> ScenarioSummary:
-        """Empty where there is none."""
+        """Return the summary of a configuration in a scenario; an empty summary if there is none."""
         found = (one for one in self.summary if (one.configuration, one.scenario) == (name, scenario))
         return next(found, ScenarioSummary(name, scenario))
 
 
 def read_results(document: Any) -> Results:
-    """Check a document. Raises BadResults."""
+    """Validate and convert a document. Raises BadResults."""
     try:
         return msgspec.convert(document, Results)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
-"""The slots of a batch over time: the request that each one computes, and the time in which it is empty.
+"""The slots of a batch over time: the requests that each slot computes, and the times in which it is empty.
 
-Read from an engine's step trace (`engines.mpi.trace`), or estimated from the times at which a client saw its tokens.
+Slots are read from an engine's step trace (`engines.mpi.trace`), or estimated from the times that a client measured.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 _PAUSE_SECONDS = 0.05
-"""Between two steps, the most that counts as a part of the first one: planning and sending outputs."""
+"""Longest pause between two steps that counts as part of the first step: planning and sending outputs."""
 _MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpan:
-    """A request that is computed in a slot without interruption."""
+    """A period in which a slot computes one request without interruption."""
 
     slot: int
     request: int
-    """Number in order of arrival, from 0."""
+    """Number of the request in order of arrival, from 0."""
     start: float
     """Seconds since the first span."""
     end: float
@@ -37,11 +37,11 @@ class SlotUse:
 
     spans: tuple[SlotSpan, ...]
     is_traced: bool
-    """Whether it comes from a step trace."""
+    """Whether the spans come from a step trace."""
 
     @property
     def num_slots(self) -> int:
-        """Slots that were in use at the same time."""
+        """Number of slots that were in use at the same time."""
         return 1 + max(span.slot for span in self.spans)
 
     @property
@@ -56,10 +56,10 @@ class SlotUse:
 
 
 def read_step_trace(path: Path, began: float, ended: float) -> SlotUse | None:
-    """The slots in the steps that started between two times of the trace's clock.
+    """Read the slots in the steps that started between two times of the trace's clock.
 
-    None when the file cannot be read, is larger than 256 MiB, or has no such step. What follows a line that is cut off
-    is left out.
+    Returns None if the file cannot be read, is larger than 256 MiB, or has no such step. A truncated line and all
+    lines after it are ignored.
     """
     steps: list[Mapping[str, Any]] = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -73,7 +73,7 @@ def read_step_trace(path: Path, began: float, ended: float) -> SlotUse | None:
 
 
 def slots_of_steps(steps: Sequence[Mapping[str, Any]]) -> SlotUse | None:
-    """The slots in these steps, records of a step trace. Requests that arrived before them are left out."""
+    """Return the slots in these steps of a step trace. Requests that arrived before the first step are left out."""
     arrivals = [arrival for step in steps for arrival in step["arrivals"]]
     numbers = {arrival["id"]: number for number, arrival in enumerate(arrivals)}
     prompt_tokens = {arrival["id"]: arrival["prompt_tokens"] for arrival in arrivals}
@@ -103,13 +103,13 @@ def slots_of_steps(steps: Sequence[Mapping[str, Any]]) -> SlotUse | None:
 
 
 def _end(step: Mapping[str, Any], following: Mapping[str, Any] | None) -> float:
-    """The end of a step, with the host's work after it."""
+    """Return the end of a step, including the host's work after it."""
     end: float = step["time"] + sum(step["seconds"].values())
     return following["time"] if following and following["time"] <= end + _PAUSE_SECONDS else end
 
 
 def _free_slot(running: Iterable[SlotSpan], earlier: int | None) -> int:
-    """The slot that a request had before, if it is free, else the first free one."""
+    """Return the slot that the request had before if it is free, else the first free slot."""
     taken = {span.slot for span in running}
     if earlier is not None and earlier not in taken:
         return earlier
@@ -119,7 +119,7 @@ def _free_slot(running: Iterable[SlotSpan], earlier: int | None) -> int:
 def slots_of_requests(times: Iterable[tuple[float, float]]) -> SlotUse | None:
     """Estimate the slots from the times of the first token and of the end of each request, in order of arrival.
 
-    The time to the first token is left out: a client cannot see how much of it the request was computed.
+    The time to the first token is left out: a client cannot see for how much of it the request was computed.
     """
     spans: list[SlotSpan] = []
     for number, (first, end) in sorted(enumerate(times), key=lambda item: item[1]):

@@ -1,4 +1,4 @@
-"""Plots as SVG text that goes into a page: drawn by matplotlib, coloured by the page's CSS variables."""
+"""Render plots as SVG text for a page: drawn by matplotlib, coloured by the page's CSS variables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NUM_COLOURS = 8
-"""CSS variables `--c0` to `--c7` (configurations) and `--r0` to `--r7` (requests)."""
+"""Number of CSS variables: `--c0` to `--c7` for configurations and `--r0` to `--r7` for requests."""
 _NAMES = ("ink", "quiet", "rule", "card", "empty", "good", "bad")
 _BOTTOM_PIXELS, _TOP_PIXELS, _RIGHT_PIXELS = 44, 6, 10
-"""Room around the axes."""
+"""Margins around the axes."""
 DASHES = ((), (7, 3), (2, 2), (9, 3, 2, 3))
 _ROLES = {f"#0{place}0{place}0{place}": name for place, name in enumerate(_NAMES, start=1)}
 INK, QUIET, RULE, CARD, EMPTY, GAIN, LOSS = _ROLES
-"""Text, secondary text, grid lines, background of plots, background of slots, improvements, losses."""
+"""Colours of text, secondary text, grid lines, background of plots, background of slots, improvements, losses."""
 _CLUTTER = re.compile(
     r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
     re.DOTALL,
@@ -32,7 +32,7 @@ class NoPlots(Exception):
 
 
 def require_matplotlib() -> None:
-    """Raises NoPlots."""
+    """Check that matplotlib is installed. Raises NoPlots."""
     if importlib.util.find_spec("matplotlib") is None:
         raise NoPlots(
             "plots need matplotlib, which is not installed; install it with: pip install matplotlib"
@@ -40,17 +40,17 @@ def require_matplotlib() -> None:
 
 
 def line_colour(place: int) -> str:
-    """Colour of the configuration with this index, to be used in a plot."""
+    """Return the colour of the configuration with this index, for use in a plot."""
     return f"#01000{place % NUM_COLOURS}"
 
 
 def request_colour(number: int) -> str:
-    """Colour of the request with this number, to be used in a plot."""
+    """Return the colour of the request with this number, for use in a plot."""
     return f"#02000{number % NUM_COLOURS}"
 
 
 def line_dashes(place: int) -> tuple[int, ...]:
-    """Dash pattern of the configuration with this index, for readers who do not see its colour."""
+    """Return the dash pattern of the configuration with this index, for readers who cannot distinguish colours."""
     return DASHES[(place + place // NUM_COLOURS) % len(DASHES)]
 
 
@@ -60,22 +60,22 @@ class Plot:
 
     title: str
     caption: str
-    """One sentence that says how to read it."""
+    """One sentence on how to read the plot."""
     draw: Callable[[Any], None]
     """Draws on matplotlib's axes."""
     height: float
     """CSS pixels."""
     left: float = 4.0
-    """CSS pixels left of the axes, for what is written there."""
+    """CSS pixels left of the axes, for labels."""
     share: float = 1.0
     """Share of the page's width on a wide screen."""
     configuration: str = ""
-    """The one that it shows; empty for a plot of several."""
+    """Name of the configuration that the plot shows; empty for a plot of several configurations."""
 
 
 @dataclass(slots=True)
 class SvgRenderer:
-    """Draws the plots of one page, with ids that are unique on it."""
+    """Renders the plots of one page, with ids that are unique on the page."""
 
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -103,7 +103,7 @@ class SvgRenderer:
             "grid.color": RULE,
             "grid.linewidth": 0.8,
         }
-        # A name may have letters that matplotlib's own font lacks; the browser's has them.
+        # Ignore warnings about letters that matplotlib's font lacks: the browser's font has them.
         with matplotlib.rc_context(style), warnings.catch_warnings(action="ignore"):
             figure = Figure(figsize=(width / 72, plot.height / 72))
             figure.patch.set_visible(False)
