@@ -1,1 +1,1 @@
-"""Measures servers: load, comparisons, profiles, KV waste."""
+"""Commands that measure servers: benchmarks, comparisons, simulation, tuning, profiles, KV cache waste."""

@@ -1,4 +1,4 @@
-"""KV cache wasted by contiguous and paged allocation: the real scheduler and allocators without a model.
+"""Measure the KV cache wasted by contiguous and paged allocation: real scheduler and allocators, no model.
 
 All requests arrive at the start. A step computes one token of each running sequence, and chunks of prompts.
 """
@@ -23,12 +23,12 @@ _END = SampledToken(0)
 
 @dataclass(frozen=True, slots=True)
 class WasteLoad:
-    """The load that each kind of allocation gets."""
+    """The load, which is the same for each kind of allocation."""
 
     num_requests: int
     prompt_tokens: int
     mean_output_tokens: float
-    """Mean of an exponential distribution; longer answers than `max_new_tokens` are drawn again."""
+    """Mean of an exponential distribution. Answers longer than `max_new_tokens` are redrawn."""
     max_new_tokens: int
     """Limit of every request; the scheduler does not know the actual length of an answer."""
     pool_tokens: int
@@ -72,10 +72,10 @@ class AllocationResult:
     allocated: float
     """Share of the pool that is allocated."""
     promised: float
-    """Share of the pool in blocks reserved for running sequences and not allocated yet."""
+    """Share of the pool in blocks that are reserved for running sequences but not allocated yet."""
     mean_running: float
     mean_running_loaded: float
-    """Mean over the steps in which requests waited."""
+    """Mean running sequences over the steps in which requests waited."""
     max_running: int
     preemptions: int
     recomputed_tokens: int
@@ -85,7 +85,7 @@ class AllocationResult:
 def measure_waste(
     allocation: Allocation, load: WasteLoad, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> AllocationResult:
-    """Run all requests to their ends. Raises ValueError: a request can never fit into the pool."""
+    """Run all requests to completion. Raises ValueError if a request can never fit into the pool."""
     block_size = load.block_size
     blocks = make_block_manager(load.pool_tokens // block_size, block_size, allocation.paged)
     scheduler = _scheduler(allocation, load, blocks)
@@ -121,11 +121,11 @@ def measure_waste(
 
 @dataclass(frozen=True, slots=True)
 class _StepUse:
-    """Use of the cache after one step, when its finished sequences have left."""
+    """Cache use after one step, without the sequences that finished in the step."""
 
     num_used: int
     unfilled: float | None
-    """Share of the allocated slots without a token; None without allocated slots."""
+    """Share of the allocated slots without a token; None if no slots are allocated."""
     num_promised: int
     num_running: int
     num_waiting: int

@@ -1,4 +1,4 @@
-"""`lmi kv-waste`."""
+"""The `lmi kv-waste` command."""
 
 from __future__ import annotations
 

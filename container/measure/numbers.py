@@ -1,4 +1,4 @@
-"""Numbers in tables and sentences: three significant digits, a unit, a dash where there is no value."""
+"""Format numbers for tables and sentences: three significant digits, a unit, a dash for a missing value."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 
 NOTHING = "-"
 SECONDS = {"s": 1, "ms": 1000}
-"""Units of a time."""
+"""Units of time, with the number of each in a second."""
 
 
 def read_quantity(text: str, units: Mapping[str, float]) -> float:
-    """Read a number with its unit, such as `500ms`; NaN where it is none.
+    """Parse a number with its unit, such as `500ms`; NaN if the text is not one.
 
-    units: how many of each are 1.
+    units: the number of each unit that makes 1.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\D*)", text, re.ASCII)
     return float(match[1]) / units[match[2]] if match and match[2] in units else math.nan
 
 
 def number(value: float) -> str:
-    """About three significant digits: 1.23e-06, 0.0123, 1.23, 12.3, 123, 1234, 1.23e+07."""
+    """Format with about three significant digits: 1.23e-06, 0.0123, 1.23, 12.3, 123, 1234, 1.23e+07."""
     if not math.isfinite(value):
         return NOTHING
     if value == 0:
@@ -31,7 +31,7 @@ def number(value: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """The bounds of a ratio. Beyond a factor of 1000 they only say that the ratio is not known."""
+    """Format the bounds of a ratio. Bounds beyond a factor of 1000 are cut off: the ratio is practically unknown."""
     bounds = (
         "less than 0.001" if low < 0.001 else number(low),
         "more than 1000" if high > 1000 else number(high),
@@ -40,7 +40,7 @@ def interval(low: float, high: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with its unit: milliseconds below a second."""
+    """Format a time with its unit: milliseconds below a second."""
     if not math.isfinite(value):
         return NOTHING
     return f"{number(value)} s" if value >= 1 else f"{number(value * 1000)} ms"

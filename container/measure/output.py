@@ -1,4 +1,4 @@
-"""Results of the measuring commands: tables on the terminal and in Markdown, and JSON files."""
+"""Output of the measuring commands: tables on the terminal and in Markdown, JSON and CSV files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 _WIDTH = 140
-"""Characters of a line where the output is not a terminal."""
+"""Characters per line if the output is not a terminal."""
 
 json_option = click.option(
     "--json",
@@ -45,7 +45,7 @@ class Table:
     """Number of leading columns that are left-aligned; the others are right-aligned."""
 
     def markdown(self) -> str:
-        """A pipe table without the title."""
+        """Return the table in Markdown, without the title."""
         ruler = ("---" if place < self.num_left else "---:" for place in range(len(self.header)))
         lines = [self.header, ruler, *self.rows]
         return "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines)
@@ -57,8 +57,8 @@ class Table:
                 Text(name), justify="left" if place < self.num_left else "right", overflow="fold"
             )
         for row in self.rows:
-            table.add_row(*map(Text, row))  # not markup: a name or an error may hold brackets
-        # A title stays on one line however narrow the terminal is: it may hold a path to copy.
+            table.add_row(*map(Text, row))  # not markup: names and errors may contain brackets
+        # A title is not wrapped, however narrow the terminal is: it may contain a path to copy.
         console.print(Text(self.title, style="bold"), soft_wrap=True)
         console.print(table)
 
@@ -68,7 +68,7 @@ def _cell(text: str) -> str:
 
 
 def console_for(json_path: Path | None) -> Console:
-    """A console on stdout, or on stderr when the JSON goes to stdout."""
+    """Return a console on stdout, or on stderr if the JSON goes to stdout."""
     console = Console(file=sys.stderr if str(json_path) == "-" else sys.stdout)
     if not console.is_terminal:
         console.width = _WIDTH
@@ -84,14 +84,14 @@ def show(table: Table, notes: Sequence[str], json_path: Path | None) -> None:
 
 
 def require_folders(*files: Path | None) -> None:
-    """Check, before a long measurement, that files can be written. Raises click.UsageError."""
+    """Check before a long measurement that the folders of its files exist. Raises click.UsageError."""
     for file in files:
         if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
             raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
 
 
 def write_json(values: Any, json_path: Path | None) -> None:
-    """Write `values` where the user asked for JSON. Raises click.ClickException: the file cannot be written."""
+    """Write `values` as JSON if the user asked for it. Raises click.ClickException if the file cannot be written."""
     if json_path is None:
         return
     text = json.dumps(as_json(values), indent=1)
@@ -105,9 +105,9 @@ def write_json(values: Any, json_path: Path | None) -> None:
 
 
 def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Path | None) -> None:
-    """Write a table where the user asked for CSV; NaN becomes an empty cell.
+    """Write a table as CSV if the user asked for it. NaN becomes an empty cell.
 
-    Raises click.ClickException: the file cannot be written.
+    Raises click.ClickException if the file cannot be written.
     """
     if csv_path is None:
         return
@@ -121,7 +121,7 @@ def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Pa
 
 
 def as_json(value: Any) -> Any:
-    """Plain JSON values: dataclasses become objects, paths become text, NaN and infinity become null."""
+    """Convert to plain JSON values: dataclasses become objects, paths become text, NaN and infinity become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return as_json(dataclasses.asdict(value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`lmi profile`."""
+"""The `lmi profile` command."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
 
 
 def _engine_config(path: str, sequences: int) -> MpiEngineConfig:
-    """Raises CannotServe: not engine=MPI on one rank of a CPU."""
+    """Resolve the engine's configuration for one rank. Raises CannotServe unless it is engine=MPI on a CPU."""
     environ = launch.environment()
     loaded = loader.load(Path(path), environ, lenient=False)
     model_path = model_files.obtain(loaded.config.source, view_for(sys.stderr))

@@ -1,4 +1,4 @@
-"""The text of a report: findings and sections. Here as Markdown; `container.measure.report` makes a page of them."""
+"""The text of a report: findings and sections, as Markdown here, as an HTML page in `container.measure.report`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Finding:
     """A result in words."""
 
     subject: str
-    """Such as a scenario and a measure."""
+    """Subject of the finding, such as a scenario and a measure."""
     sentence: str
     kind: Literal["difference", "same", "open", "failed"]
     """A difference, no difference, too few rounds for a verdict, or a failure."""
@@ -25,7 +25,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what is below it. A part of the text in backticks is code."""
+    """A heading and its content. Text in backticks is code."""
 
     title: str
     text: str = ""
@@ -35,11 +35,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole report, the findings first."""
+    """A whole report, findings first."""
 
     title: str
     lead: str
-    """When and where it was measured; may be empty."""
+    """Time and place of the measurement; may be empty."""
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
 
@@ -58,7 +58,7 @@ def _bullets(sentences: Iterable[object]) -> str:
 
 
 def failed_requests(num_failed: int, num_requests: int) -> tuple[Finding, ...]:
-    """A finding if any request failed."""
+    """Return a finding if any request failed, else nothing."""
     if not num_failed:
         return ()
     sentence = (
@@ -69,5 +69,5 @@ def failed_requests(num_failed: int, num_requests: int) -> tuple[Finding, ...]:
 
 
 def package_versions(versions: Mapping[str, str]) -> str:
-    """The line of a report that lists the installed packages."""
+    """Return the line of a report that lists the installed packages."""
     return f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"
