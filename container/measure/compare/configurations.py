@@ -61,7 +61,7 @@ class Configuration:
     loading_timeout: float
     """Seconds within which the engine must be ready."""
     origin: str = ""
-    """As in `NamedPath`."""
+    """Same as `NamedPath.origin`."""
     url: str = ""
     """Address of a running server, without a trailing slash; empty if the comparison starts the server."""
 

@@ -34,7 +34,7 @@ class SharedServer:
 
     started_as: Configuration
     members: tuple[Configuration, ...]
-    """In the order of the comparison; `started_as` is one of them."""
+    """All configurations of the server, `started_as` included, in the order of the comparison."""
 
     @property
     def switches(self) -> bool:

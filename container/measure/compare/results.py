@@ -75,9 +75,9 @@ class RoundResult:
     token_ids: tuple[tuple[int, ...], ...]
     """Output token ids of each request, in the workload's order; empty without ids, or if the request failed."""
     batches: BatchSizes | None
-    """None if the server has no such metric."""
+    """Batch sizes; None if the server has no such metric."""
     kv: KvUse | None
-    """None for an engine without a KV cache of its own, and for a round too short for a sample."""
+    """KV cache use; None for an engine without its own KV cache, and for a round too short for a sample."""
     counters: RoundCounters = field(default_factory=RoundCounters)
     requests: tuple[RequestTiming, ...] = ()
     """Requests in the workload's order."""
@@ -96,7 +96,7 @@ class StayResult:
     """Configurations that the server served, in order of first use; several if live settings were changed."""
     rounds: tuple[int, ...]
     start_up_seconds: float | None
-    """None for a server that was already running."""
+    """Start-up time; None for a server that was already running."""
     peak_memory_bytes: int | None
 
 

@@ -96,7 +96,7 @@ class ComparisonRunner:
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
-        Raises: ServerFailed, NoMetrics, BenchError.
+        Raises ServerFailed, NoMetrics, BenchError.
         """
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []

@@ -27,11 +27,11 @@ class StopTimeouts:
     """Seconds allowed for each step of stopping a server."""
 
     stop: float = 35.0
-    """After SIGTERM, while the server finishes its requests."""
+    """Wait after SIGTERM, while the server finishes its requests."""
     second_signal: float = 1.5
-    """Before the second SIGTERM, which stops the server at once. Signals within one second count as one."""
+    """Wait before a second SIGTERM, which stops the server at once. Signals within one second count as one."""
     at_once: float = 5.0
-    """After the second SIGTERM, before the server is killed."""
+    """Wait after the second SIGTERM, before the server is killed."""
 
 
 class ServerFailed(Exception):
@@ -47,7 +47,7 @@ class ReadyServer(Protocol):
 
     @property
     def start_up_seconds(self) -> float | None:
-        """From the start of the process to the first 200 of `/ping`; None if the server was already running."""
+        """Time from the process start to the first 200 of `/ping`; None if the server was already running."""
 
     def peak_memory(self) -> int | None:
         """Return the sum of the peak resident set sizes of its processes, in bytes; None if unknown."""
