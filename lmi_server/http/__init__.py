@@ -1,1 +1,1 @@
-"""What one client can take of the server: connections, bodies, streams."""
+"""HTTP connections, request bodies and streams, with limits on what one client can use."""

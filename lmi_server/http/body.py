@@ -1,4 +1,4 @@
-"""Reading the bodies of requests, each of bounded size, and all together too."""
+"""Read request bodies, with limits on the size of each body and of all bodies together."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from lmi_server.http.json_object import parse_object
 from lmi_server.values.show import as_json
 
 MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
-"""The smallest limit of all bodies that one web process reads and parses at a time; two of the largest always fit."""
+"""Minimum for the limit on all bodies that one web process reads and parses at a time. Two of any size always fit."""
 _PIECE_BYTES = 64 * 1024
 _ACCEPTED_TYPES = "application/json (UTF-8)"
 
 
 class Bodies:
-    """Reads bodies, and counts their bytes in this process."""
+    """Reads request bodies, and limits their total size in this process."""
 
     def __init__(self, max_request_size: int) -> None:
-        """`max_request_size`: bytes of one body."""
+        """`max_request_size`: maximum bytes of one body."""
         self._max_request_size = max_request_size
         self._max_in_flight = max(MIN_BYTES_IN_FLIGHT, 2 * max_request_size)
         self._in_flight = 0
 
     @contextmanager
     def json_object(self, request: Request) -> Iterator[dict[str, Any]]:
-        """Read the JSON object in a request's body, which counts as in flight until the block is left.
+        """Read the JSON object in a request's body. The body counts as in flight until the `with` block ends.
 
         Raises:
-            UnsupportedMediaType: the headers say that the body is something else.
-            InvalidRequest: the body is no JSON object.
-            As `raw`.
+            UnsupportedMediaType: the headers declare another type.
+            InvalidRequest: the body is not a JSON object.
+            The errors of `raw`.
         """
         _check_media_type(request)
         with self.raw(request) as data:
@@ -45,19 +45,19 @@ class Bodies:
 
     @contextmanager
     def raw(self, request: Request) -> Iterator[bytearray]:
-        """Read a request's body, of any type, which counts as in flight until the block is left.
+        """Read a request's body of any type. The body counts as in flight until the `with` block ends.
 
         Raises:
             InvalidRequest: the body is incomplete.
-            BodyTooSlow: the client takes too long to send it.
+            BodyTooSlow: the client takes too long to send the body.
             Overloaded: too many bytes of other bodies are in flight.
-            werkzeug.exceptions.RequestEntityTooLarge: it is larger than `max_request_size`.
+            werkzeug.exceptions.RequestEntityTooLarge: the body is larger than `max_request_size`.
         """
         held = 0
         try:
             data = bytearray()
             for piece in self._pieces(request):
-                # Bytes count once they arrive: a client that announces many and sends none takes no room.
+                # Count bytes when they arrive: a client that announces a large body and sends nothing uses no quota.
                 if self._in_flight + len(piece) > self._max_in_flight:
                     raise Overloaded("too many large request bodies are being read at once; try again later")
                 self._in_flight += len(piece)
@@ -91,7 +91,7 @@ _BROKEN_OFF = "body: its transfer broke off; accepted: a complete one"
 
 
 def _check_media_type(request: Request) -> None:
-    """Refuse types other than JSON. A client that does not set it sends none, or `application/octet-stream`."""
+    """Reject types other than JSON. A missing type and `application/octet-stream` (common defaults) are accepted."""
     if not request.content_type:
         return
     mimetype = request.mimetype

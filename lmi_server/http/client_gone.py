@@ -1,7 +1,7 @@
-"""Noticing that a client has left. WSGI reports it only when something is written.
+"""Detect that a client has disconnected. WSGI reports this only on a write.
 
-Under gunicorn the connection is in the WSGI environment. It is readable when the client closed it, or when it sent
-more (a pipelined request); MSG_PEEK distinguishes the two.
+gunicorn puts the connection into the WSGI environment. The connection is readable when the client has closed it, or
+has sent more (a pipelined request). MSG_PEEK distinguishes the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gevent import monkey
 from gevent import socket as gevent_socket
 
 _HANGUP_POLL_SECONDS = 0.25
-# gevent removes `select.poll`. The original is fine here, because it never waits.
+# gevent removes `select.poll`. The original is safe here, because it is called without waiting.
 _poll: Any = monkey.get_original("select", "poll")
 
 
@@ -25,7 +25,7 @@ class ClientWatch:
     """Watches one connection from `start` to `stop`. Without a connection, `left` stays False."""
 
     def __init__(self, connection: Any) -> None:
-        # Under TLS a peek does not show the end of a connection; the next write does.
+        # Under TLS, a peek does not detect that the connection was closed; the next write does.
         usable = isinstance(connection, socket.socket | gevent_socket.socket)
         self._connection = connection if usable and not isinstance(connection, ssl.SSLSocket) else None
         self._greenlet: gevent.Greenlet[..., None] | None = None
@@ -33,26 +33,26 @@ class ClientWatch:
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> ClientWatch:
-        """Make the watch of a WSGI request's connection, where the server provides it."""
+        """Return the watch of a WSGI request's connection, if the server provides the connection."""
         return cls(environ.get("gunicorn.socket"))
 
     @property
     def left(self) -> bool:
-        """Whether the client is known to be gone. Free where a greenlet watches, else one system call."""
+        """Whether the client is known to have disconnected. Costs one system call unless a greenlet watches."""
         if not self._left and self._greenlet is None and self._connection is not None:
             self._left = _hung_up(self._connection)
         return self._left
 
     def start(self, on_left: Callable[[], None]) -> None:
-        """Call `on_left` from another greenlet as soon as the client is gone.
+        """Call `on_left` from another greenlet as soon as the client disconnects.
 
-        Only where the server runs on gevent; elsewhere `left` has to be polled.
+        Works only if the server runs on gevent. Otherwise `left` has to be polled.
         """
         if isinstance(self._connection, gevent_socket.socket):
             self._greenlet = gevent.spawn(self._watch, self._connection, on_left)
 
     def stop(self) -> None:
-        """Stop using the connection; nothing of the watch touches it after this. Idempotent."""
+        """Stop watching. The watch does not use the connection afterwards. Idempotent."""
         greenlet, self._greenlet = self._greenlet, None
         self._connection = None
         if greenlet is not None and greenlet is not gevent.getcurrent():
@@ -64,14 +64,14 @@ class ClientWatch:
         except OSError:
             more = False
         while more and not _hung_up(connection):
-            # Unread bytes make the connection readable, so that says nothing any more.
+            # Unread bytes keep the connection readable, so waiting for it to become readable no longer helps.
             gevent.sleep(_HANGUP_POLL_SECONDS)
         self._left = True
         on_left()
 
 
 def _hung_up(connection: Any) -> bool:
-    """Whether the peer closed its side or the connection is broken. Does not wait."""
+    """Return whether the peer has closed its side or the connection is broken. Does not block."""
     try:
         poll = _poll()
         poll.register(connection.fileno(), select.POLLRDHUP)

@@ -1,6 +1,6 @@
-"""A client's connection with time limits: for a request, for its body, and for reading the answer.
+"""A client connection with time limits for the headers, the body, and reading the response.
 
-gunicorn's worker reads and writes through it and does not know of these limits.
+gunicorn's worker reads and writes through the connection and does not know about the limits.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gevent import socket as gevent_socket
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds and bytes that a client may take."""
+    """Limits on the time and bytes that a client may use."""
 
     idle_seconds: float = 75.0
-    """Until the first byte of a request; longer than load balancers keep an idle connection."""
+    """Time until the first byte of a request; longer than load balancers keep an idle connection."""
     head_seconds: float = 10.0
-    """From there to the end of its headers."""
+    """Time from the first byte to the end of the headers."""
     head_bytes: int = 32 * 1024
-    """Of request line and headers."""
+    """Maximum size of request line and headers."""
     body_seconds: float = 240.0
-    """For a whole body, at any speed; the default of `option.predict_timeout`."""
+    """Time for a whole body, at any speed; equals the default of `option.predict_timeout`."""
     stall_seconds: float = 30.0
-    """For which a client may send or read nothing within a body or an answer."""
+    """Time for which a client may send or read nothing within a body or a response."""
     bytes_per_second: int = 1024
-    """The least average rate over that time."""
+    """Minimum average rate over `stall_seconds`."""
 
 
 class _Phase(Enum):
@@ -44,7 +44,7 @@ class _Phase(Enum):
 
 
 class Pace:
-    """The seconds for which a client may still stall. Bytes that move add to them, up to the limit."""
+    """The seconds for which a client may still stall. Each transfer adds seconds, up to the limit."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -56,13 +56,13 @@ class Pace:
 
 
 class ClientConnection(gevent_socket.socket):
-    """Takes over an accepted socket. One greenlet reads and writes; another one may peek (`MSG_PEEK`)."""
+    """An accepted socket with time limits. One greenlet reads and writes; another one may peek (`MSG_PEEK`)."""
 
     def __init__(self, accepted: gevent_socket.socket, limits: ConnectionLimits) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         self.limits = limits
         self.awaits_client = False
-        """Whether it waits for bytes of a request right now."""
+        """Whether the connection is currently waiting for bytes of a request."""
         self._evicted = False
         self.await_request()
 
@@ -71,7 +71,7 @@ class ClientConnection(gevent_socket.socket):
         self._begin(_Phase.IDLE, self.limits.idle_seconds)
 
     def begin_request(self) -> None:
-        """Expect the body: the headers are complete."""
+        """Expect the body, after the headers are complete."""
         self._begin(_Phase.REQUEST, self.limits.body_seconds)
         self._reading = Pace(self.limits)
         self._writing = Pace(self.limits)
@@ -83,18 +83,18 @@ class ClientConnection(gevent_socket.socket):
         self._num_head_bytes = 0
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Receive as a socket does. Without a request in time, the connection ends as if the client had closed it.
+        """Receive like `socket.recv`. If no request arrives in time, act as if the client had closed the connection.
 
-        Raises `TimeoutError`: the client takes too long to send a body.
+        Raises `TimeoutError` if the client takes too long to send a body.
         """
         if flags:
             return self._received(size, flags)
         return self._recv_body(size) if self._phase is _Phase.REQUEST else self._recv_head(size)
 
     def sendall(self, data: bytes, flags: int = 0) -> None:
-        """Send as a socket does. Raises `ConnectionResetError`: the client reads too slowly, or not at all."""
+        """Send like `socket.sendall`. Raises `ConnectionResetError` if the client reads too slowly or not at all."""
         pace = self._writing if self._phase is _Phase.REQUEST else Pace(self.limits)
-        # Nearly always the kernel takes all of it at once.
+        # Almost always the kernel accepts all data at once.
         sent = self._send_now(data, flags)
         pace.moved(sent, 0.0)
         rest = memoryview(data)[sent:]
@@ -115,13 +115,13 @@ class ClientConnection(gevent_socket.socket):
         return self._phase is _Phase.IDLE
 
     def evict(self) -> None:
-        """End the connection, which waits for its client; its reader sees the end."""
+        """Close a connection that is waiting for its client. The reader gets an end of file."""
         self._evicted = True
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
     def _send_now(self, data: bytes, flags: int) -> int:
-        """Return the number of bytes that the kernel takes at once."""
+        """Send without blocking; return the number of bytes that the kernel accepted."""
         try:
             num_bytes: int = self.send(data, flags, timeout=0.0)
         except BlockingIOError:
@@ -133,7 +133,7 @@ class ClientConnection(gevent_socket.socket):
         return data
 
     def _recv_within(self, seconds: float, size: int) -> bytes:
-        """Raises `TimeoutError`."""
+        """Receive within a time limit. Raises `TimeoutError`."""
         if seconds <= 0:
             raise TimeoutError("the client took too long")
         self.awaits_client = True
@@ -149,7 +149,7 @@ class ClientConnection(gevent_socket.socket):
             self.awaits_client = False
 
     def _recv_head(self, size: int) -> bytes:
-        """Receive whole lines, so that gunicorn does not parse each byte that trickles in."""
+        """Receive whole lines, so that gunicorn does not parse the headers again for every byte of a slow client."""
         lines = b""
         try:
             while self._num_head_bytes <= self.limits.head_bytes:
@@ -175,7 +175,7 @@ class ClientConnection(gevent_socket.socket):
         began = time.monotonic()
         data = self._recv_within(min(self._reading.seconds_left, self._deadline - began), size)
         self._reading.moved(len(data), time.monotonic() - began)
-        # Bytes that are already here are received without a pause in which other greenlets run.
+        # Receiving bytes that have already arrived does not switch greenlets, so let others run here.
         gevent.sleep(0)
         return data
 
@@ -189,6 +189,6 @@ class ClientConnection(gevent_socket.socket):
             self.sendall(head.encode() + body)
 
     def _drop_what_is_not_sent(self) -> None:
-        """Let the kernel drop what the client does not read."""
+        """Make the kernel discard unsent data when the connection is closed."""
         with contextlib.suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

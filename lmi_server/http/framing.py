@@ -10,18 +10,18 @@ from lmi_server.http.json_reply import dump
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How records are written to a stream."""
+    """The format of the records of a stream."""
 
     content_type: str
     prefix: str
     suffix: str
 
     def frame(self, record: Any) -> str:
-        """Return one record with its end of line."""
+        """Return one record as text, with its prefix and suffix."""
         return self.prefix + dump(record) + self.suffix
 
 
 JSON_LINES = Framing("application/jsonlines", "", "\n")
 SSE = Framing("text/event-stream; charset=utf-8", "data: ", "\n\n")
 SSE_DONE = "data: [DONE]\n\n"
-"""The end of an OpenAI stream without an error."""
+"""The last event of an OpenAI stream that ends without an error."""

@@ -1,4 +1,4 @@
-"""gunicorn's gevent worker with limits for each connection, and always with room for a new one."""
+"""gunicorn's gevent worker, with limits for each connection. It always accepts new connections."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lmi_server.http.connection import ClientConnection, ConnectionLimits
 
 _PIECE_BYTES = 64 * 1024
 _NOTE_SECONDS = 60.0
-"""Between two log lines about connections closed to make room."""
+"""Minimum time between two log lines about connections closed to make room."""
 
 
 class Worker(GeventWorker):
     """`worker_class` of `container/run/gunicorn_conf.py`.
 
-    At `worker_connections`, a new connection closes the one that has waited longest for its client. So idle and slow
-    clients, however many, keep no other client out.
+    When `worker_connections` are open, a new connection closes the one that has waited longest for its client. Idle
+    and slow clients therefore cannot keep other clients out.
     """
 
     limits = ConnectionLimits()
@@ -40,7 +40,7 @@ class Worker(GeventWorker):
         gevent.spawn(self._close_idle)
 
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
-        """No timeout round the wait for a request: the connection has its own."""
+        """Return a context without a timeout, since `ClientConnection` enforces its own."""
         return contextlib.nullcontext()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
@@ -57,12 +57,12 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Request, sock: ClientConnection, addr: Any) -> None:
         sock.begin_request()
         _bound_trailers(req.body, sock.limits.head_bytes)
-        # Pipelined requests arrive without a pause in which other greenlets run.
+        # Reading pipelined requests does not switch greenlets, so let others run here.
         gevent.sleep(0)
         try:
             super().handle_request(listener_name, req, sock, addr)
         except StopIteration:
-            # Closing with unread data would reset the connection, and the answer would be lost.
+            # Closing with unread data would reset the connection, and the response would be lost.
             _discard_rest(req.body)
             raise
         else:
@@ -73,7 +73,7 @@ class Worker(GeventWorker):
             raise StopIteration  # closes the connection
 
     def _close_idle(self) -> None:
-        """Have no client that asks for nothing delay the end."""
+        """Close idle connections, so that they do not delay the shutdown."""
         for connection in list(self._connections):
             if connection.is_idle:
                 connection.evict()
@@ -91,15 +91,15 @@ class Worker(GeventWorker):
 
 
 def _bound_trailers(body: Body, num_bytes: int) -> None:
-    """Bound what follows a chunked body as headers are bounded."""
+    """Limit the size of the trailers that follow a chunked body, as headers are limited."""
     if isinstance(body.reader, ChunkedReader):
         body.reader.limit_trailer_section = num_bytes
 
 
 def _discard_rest(body: Body) -> None:
-    """Read the rest of a body that the application left, so that the client can read its answer.
+    """Read the rest of a body that the application did not read, so that the client can read the response.
 
-    Raises `StopIteration`, which closes the connection: the start of the next request is unknown.
+    Raises `StopIteration`, which closes the connection, if the start of the next request cannot be found.
     """
     try:
         while not body.failed and body.read(_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""gunicorn, but modules are not imported from the current folder: `python -P -m lmi_server.http.gunicorn_main`."""
+"""Run gunicorn without imports from the current folder: `python -P -m lmi_server.http.gunicorn_main`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gunicorn.app.wsgiapp import WSGIApplication
 
 class _Application(WSGIApplication):
     def chdir(self) -> None:
-        """Stay where it is, and leave `sys.path` as it is: the current folder may be that of a model."""
+        """Do not change the folder or `sys.path`: the current folder may be that of a model."""
 
 
 if __name__ == "__main__":

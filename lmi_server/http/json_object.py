@@ -1,7 +1,7 @@
-"""From the bytes of a body to a JSON object that is safe to read.
+"""Parse the bytes of a body to a JSON object that is safe to process.
 
-Time and memory grow linearly with the body, the number of values is bounded, and other requests go on while a large
-body is parsed: `json.loads` alone would block every stream of the process for seconds.
+Time and memory grow linearly with the body, the number of values is limited, and other requests continue while a large
+body is parsed. `json.loads` alone would block every stream of the process for seconds.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from engines.errors import InvalidRequest
 from lmi_server.values.show import as_json
 
 MAX_DEPTH = 32
-"""Of nested lists and objects."""
+"""Maximum depth of nested lists and objects."""
 MAX_VALUES = 500_000
-"""Values in a body, without names of objects. 64 MiB of empty lists would take 1.5 GB."""
+"""Maximum number of values in a body, without the names in objects. 64 MiB of empty lists would take 1.5 GB."""
 _VALUES_PER_TURN = 20_000
-"""Values that are read before other greenlets get their turn: a few milliseconds."""
+"""Number of values that are read before other greenlets run; takes a few milliseconds."""
 _COMMA_OR_STRING = re.compile(rb',|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """Parse the JSON object in the bytes of a body.
 
-    Raises `InvalidRequest`: there is none, it is too deep or has too many values, a name is repeated, a number is not
-    finite, or a text is not valid Unicode.
+    Raises `InvalidRequest` if the body is not an object, is nested too deeply, or has too many values, a repeated name,
+    a number that is not finite, or a string that is not valid Unicode.
     """
     if not data or data.isspace():
         raise InvalidRequest("body: empty; accepted: a JSON object")
@@ -57,7 +57,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 class _Turns:
-    """Lets other greenlets run after every few values."""
+    """Lets other greenlets run after every `_VALUES_PER_TURN` values."""
 
     def __init__(self) -> None:
         self._num_values = 0
@@ -70,7 +70,7 @@ class _Turns:
 
 
 def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
-    """Count the commas outside of strings, which separate values. Few bodies need the exact count."""
+    """Count the commas outside strings, which separate values. Few bodies need the exact count."""
     if data.count(b",") < MAX_VALUES:
         return
     num_commas = 0
@@ -82,7 +82,7 @@ def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
 
 
 class _UniqueNames:
-    """Makes an object of its pairs. Raises `InvalidRequest` when a name is repeated."""
+    """Builds an object from its pairs. Raises `InvalidRequest` if a name is repeated."""
 
     def __init__(self, turns: _Turns) -> None:
         self._turns = turns
@@ -97,7 +97,7 @@ class _UniqueNames:
 
 
 def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
-    """Return the first name that an earlier pair has too; there is one."""
+    """Return the first repeated name. At least one name must be repeated."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
@@ -111,7 +111,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_tree(body: dict[str, Any], turns: _Turns) -> None:
-    """Check the depth, and that every text is valid Unicode: JSON escapes may spell half a surrogate pair."""
+    """Check the depth, and that every string is valid Unicode: JSON escapes may encode half a surrogate pair."""
     level: list[Any] = [body]
     depth = 0
     while level:

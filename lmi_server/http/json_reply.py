@@ -1,4 +1,4 @@
-"""JSON as it is sent to clients."""
+"""JSON responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 def dump(value: Any) -> str:
     """Write compact JSON on one line.
 
-    Of all characters only those are escaped that many clients take for the end of a line when they split a stream.
+    Of the non-ASCII characters, only those are escaped that many clients treat as line breaks when they split a stream.
     """
     text = _encode(value).decode()
     if text.isascii():
@@ -22,5 +22,5 @@ def dump(value: Any) -> str:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Make a response of one JSON value and a newline."""
+    """Return a response that consists of one JSON value and a newline."""
     return Response(dump(value) + "\n", status, content_type="application/json")
