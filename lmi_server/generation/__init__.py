@@ -1,1 +1,1 @@
-"""From requests to the engine and back to text."""
+"""Send requests to the engine, and convert its outputs to text."""

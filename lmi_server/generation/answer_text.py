@@ -1,6 +1,6 @@
-"""One prompt's output as text: tokens in, readable text out, until it ends.
+"""Convert the output tokens of one prompt to text.
 
-The engine knows only tokens, so stop strings are found here.
+The engine handles only tokens, so stop strings are found here.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ _LOWEST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How tokens become the text of an answer."""
+    """Rules by which tokens are converted to the text of a completion."""
 
     continues_prompt: bool
-    """The output continues the prompt's text; else it is a separate text, as in a chat."""
+    """Whether the output continues the prompt's text, rather than being a separate text as in a chat."""
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    """Named by the client; they end the text as a stop string does. The model's EOS ids are not among them."""
+    """Token ids from the client that end the text like a stop string. The model's EOS ids are not included."""
     include_stop: bool = False
-    """Keep the stop string or token that ends the text."""
+    """Whether to keep the stop string or token that ends the text."""
     skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated prompt with its parameters. Past this point nothing is optional or unchecked."""
+    """A validated prompt with its parameters. All values are checked, and all defaults are set."""
 
     prompt: str
-    """The prompt as the client wrote it; for `return_full_text`, `echo` and `details.inputs`."""
+    """The prompt as the client wrote it. Used for `return_full_text`, `echo` and `details.inputs`."""
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     rules: TextRules
     field: str
-    """The prompt's place in the body: `inputs`, `prompt[3]`."""
+    """The body's field that holds the prompt, such as `inputs` or `prompt[3]`."""
     n: int = 1
-    """Answers that are returned."""
+    """Number of completions to return."""
     best_of: int = 1
-    """Answers that are generated, at least n; the n likeliest are returned."""
+    """Number of completions to generate, at least `n`. The `n` most likely ones are returned."""
 
 
 class TopToken(NamedTuple):
-    """A likely token in the place of another one."""
+    """One of the most likely tokens at a position."""
 
     id: int
     text: str
@@ -61,34 +61,34 @@ class TopToken(NamedTuple):
 
 
 class TokenText(msgspec.Struct, frozen=True):
-    """One token, generated or of the prompt."""
+    """One token of the output or the prompt, as text."""
 
     id: int
     text: str
-    """All text that this token completes, stop strings included."""
+    """All text that this token completes, including stop strings."""
     shown: str
-    """The text that can be shown once this token is here: no part of a stop string, perhaps of earlier tokens."""
+    """Text that can be shown once this token has arrived, perhaps from earlier tokens. Excludes stop strings."""
     logprob: float | None
     special: bool
     top: tuple[TopToken, ...] = ()
-    """The likeliest tokens in this place, as many as the request wants."""
+    """The most likely tokens at this position, as many as requested."""
 
     def top_as(self, own: str) -> tuple[TopToken, ...]:
-        """Return `top`, with this token, where it is among them, under its own text."""
+        """Return `top`, with the text `own` for this token if it is among them."""
         return tuple(TopToken(one.id, own, one.logprob) if one.id == self.id else one for one in self.top)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished output."""
+    """A finished output, as text."""
 
     text: str
     tokens: tuple[TokenText, ...]
     num_released: int
-    """How many tokens, from the first, are wholly part of the text; a stop string may cut off the last ones."""
+    """Number of leading tokens whose whole text is in `text`. A stop string may cut off the last tokens."""
     finish_reason: FinishReason
     prompt_tokens: tuple[TokenText, ...] = ()
-    """The prompt's tokens with their log-probabilities, where the request wants them; the first has none."""
+    """The prompt's tokens with their log-probabilities, if requested. The first token has no log-probability."""
 
     @property
     def released(self) -> tuple[TokenText, ...]:
@@ -96,7 +96,7 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean per token; the best of several answers have the highest."""
+        """Mean log-probability per token, by which the completions of `best_of` are ranked."""
         known = [token.logprob for token in self.tokens if token.logprob is not None]
         return sum(known) / len(known) if known else _LOWEST_LOGPROB
 
@@ -105,16 +105,16 @@ class TextOutput(msgspec.Struct, frozen=True):
     """One output of the engine as text."""
 
     index: int
-    """Which answer of the call."""
+    """Index of the completion within the HTTP request."""
     tokens: tuple[TokenText, ...]
     released: tuple[TokenText, ...]
-    """Tokens now known to be part of the text: no stop string begins in them."""
+    """Tokens that are now known to be part of the text, because no stop string begins in them."""
     rest: str
     """Text held back until the end."""
     completion: Completion | None
-    """Set on the answer's last output."""
+    """Set on the last output only."""
     prompt_tokens: tuple[TokenText, ...] = ()
-    """On the first output, where the request wants the prompt's log-probabilities."""
+    """Set on the first output, if the prompt's log-probabilities are requested."""
 
     @property
     def shown(self) -> str:
@@ -123,7 +123,7 @@ class TextOutput(msgspec.Struct, frozen=True):
 
 
 class PromptText:
-    """A prompt. Mutable: its tokens are made for the first answer that reports on them, and kept for the others."""
+    """A prompt. Its tokens are computed for the first completion that needs them and cached for the others."""
 
     def __init__(self, request: GenerationRequest, text: TextModel) -> None:
         self.request = request
@@ -131,7 +131,7 @@ class PromptText:
         self._tokens: tuple[TokenText, ...] = ()
 
     def tokens(self, logprobs: Sequence[PromptLogprob]) -> tuple[TokenText, ...]:
-        """Join the prompt's tokens with what the engine reports of each but the first."""
+        """Return the prompt's tokens with the log-probabilities that the engine reports for all but the first."""
         if not self._tokens:
             self._tokens = tuple(self._join(logprobs))
         return self._tokens
@@ -150,15 +150,15 @@ class PromptText:
 
 
 class AnswerText:
-    """The text that follows one prompt. Mutable; belongs to the `TextGeneration` that feeds it."""
+    """The text of one completion. Owned by the `TextGeneration` that adds the outputs."""
 
     def __init__(self, index: int, prompt: PromptText) -> None:
-        """`index`: the answer's number in the call. `prompt`: shared by all answers to it."""
+        """`index`: of the completion within the HTTP request. `prompt`: shared by all completions of the prompt."""
         request, text = prompt.request, prompt.text
         self.request = request
         self.num_generated = 0
         self.num_cached_tokens = 0
-        """Of the prompt; the engine reports it with the first token."""
+        """Number of cached prompt tokens, which the engine reports with the first token."""
         self._index = index
         self._prompt = prompt
         self._text = text
@@ -178,7 +178,7 @@ class AnswerText:
         self._num_released_chars = 0
 
     def take(self, output: RequestOutput) -> TextOutput:
-        """Turn an output without an error into text. What follows a stop string is dropped."""
+        """Convert an output without an error to text. Tokens after a stop string are dropped."""
         first = len(self._tokens)
         prompt_tokens = self._take_prompt(output) if first == 0 else ()
         stop_name: str | None = None
@@ -194,7 +194,7 @@ class AnswerText:
         self.num_generated = len(self._tokens)
         finish_reason = self._finish_reason(output, stop_name)
         rest = self._end(stop_name) if finish_reason is not None else ""
-        if self._stops.matched is not None:  # perhaps in the text that was held back
+        if self._stops.matched is not None:  # possibly in text that was held back until now
             finish_reason = FinishReason.STOP_SEQUENCE
         released = self._release()
         completion = None
@@ -209,14 +209,14 @@ class AnswerText:
         return TextOutput(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
 
     def _take_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
-        """Take what the engine reports with the first token."""
+        """Record what the engine reports about the prompt with the first token."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.token_ids and self.request.sampling.prompt_logprobs is not None:
             self._prompt_tokens = self._prompt.tokens(output.prompt_logprobs)
         return self._prompt_tokens
 
     def _take_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
-        """`ends`: the engine ended with this token, which is part of the text only with `include_stop`."""
+        """Add a token. `ends`: the engine stopped at this token, which is in the text only with `include_stop`."""
         special = token_id in self._text.special_ids
         if ends and not self._rules.include_stop:
             shown = ""
@@ -244,7 +244,7 @@ class AnswerText:
         return output.finish_reason
 
     def _end(self, stop_name: str | None) -> str:
-        """Return the text held back by the detokenizer, then by the stop strings."""
+        """Return the text held back by the detokenizer, followed by the text held back by the stop matcher."""
         rest = self._show(self._detokenizer.flush())
         held = self._stops.flush()
         if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
@@ -266,7 +266,7 @@ class AnswerText:
 
 
 def _special_stops(rules: TextRules, text: TextModel) -> dict[int, str]:
-    """Find stop strings that name special tokens, which no decoded text contains."""
+    """Return the stop strings that are special tokens, by id. Decoded text does not contain special tokens."""
     if not rules.skip_special_tokens:
         return {}
     return {text.special_tokens[stop]: stop for stop in rules.stop_strings if stop in text.special_tokens}

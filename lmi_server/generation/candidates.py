@@ -1,4 +1,4 @@
-"""`n` and `best_of`: one prompt becomes several requests to the engine; the likeliest answers are returned."""
+"""`n` and `best_of`: one prompt becomes several engine requests, and the most likely completions are returned."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lmi_server.generation.answer_text import Completion, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """The HTTP request that prompts belong to, as far as the engine needs it."""
+    """The properties of an HTTP request that the engine needs."""
 
     id: str
-    """Made by the server; the ids of the engine's requests begin with it."""
+    """Created by the server. The ids of the engine's requests start with this id."""
     arrival_time: float
-    """`time.monotonic()`."""
+    """`time.monotonic()` at the arrival."""
     timeout: float | None = None
-    """Seconds from the arrival after which the web process gives up; None: the engine alone watches the time."""
+    """Seconds after the arrival at which the web process times out; None if only the engine enforces a limit."""
     timeout_name: str = "option.predict_timeout"
-    """The option or field that sets it, for an error text."""
+    """The option or field that sets `timeout`, for error messages."""
     engine_stops: bool = True
-    """Whether the engine gives up at that moment too."""
+    """Whether the engine times out at that moment too."""
     tenant: str = ""
     priority: int = 0
 
@@ -35,15 +35,15 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One answer to be generated."""
+    """One completion to generate."""
 
     request: Request
     prompt: int
-    """The number of the prompt that it answers."""
+    """Index of the prompt within the HTTP request."""
 
 
 def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list[Candidate]:
-    """Make `best_of` requests for each prompt, in order; the later ones may share the first one's pages."""
+    """Return `best_of` engine requests for each prompt, in order. Later ones may share the first one's pages."""
     if len(requests) == 1 and requests[0].best_of == 1:
         ids: Iterator[str] = iter((http.id,))
     else:
@@ -62,7 +62,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
                 deadline=deadline,
                 priority=http.priority,
                 tenant=http.tenant,
-                # A request that reports on its prompt has to compute it.
+                # A request that returns the prompt's log-probabilities has to compute the prompt.
                 same_prompt_as=first if sampling.prompt_logprobs is None else "",
             )
             first = first or one.id
@@ -71,7 +71,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of a prompt's answer number `choice`, the same after a restart; the first has the request's."""
+    """Return the seed of completion number `choice`. The first one uses `seed` itself. Stable across restarts."""
     if choice == 0:
         return seed
     text = seed.to_bytes(8, "little") + choice.to_bytes(8, "little")
@@ -81,9 +81,9 @@ def choice_seed(seed: int, choice: int) -> int:
 def best_completions(
     requests: Sequence[GenerationRequest], completions: Sequence[Completion]
 ) -> tuple[Completion, ...]:
-    """Return the `n` best answers of each prompt, in the order of prompts.
+    """Return the `n` best completions of each prompt, in the order of the prompts.
 
-    Where `best_of` is more than `n`, those of the highest mean log-probability, the best first.
+    If `best_of` is more than `n`, these are the ones with the highest mean log-probability, best first.
     """
     found: list[Completion] = []
     start = 0

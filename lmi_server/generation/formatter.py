@@ -1,4 +1,4 @@
-"""A user's formatters, which run in a process of their own: they rewrite the bodies and answers of text generation."""
+"""Call a user's formatters, which rewrite the requests and responses of text generation in a separate process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lmi_server.http.json_reply import dump
 
 
 class Formatter:
-    """Asks the formatters' process. Calls raise `EngineError`, and `ClientGone` where the client leaves meanwhile."""
+    """Calls the formatters' process. Calls raise `EngineError`, or `ClientGone` if the client disconnects."""
 
     def __init__(self, engine: HandlerEngine, roles: Collection[str], timeout: float) -> None:
-        """roles: of `input_formatter` and `output_formatter`, those that the user supplies; timeout: seconds."""
+        """roles: which of `input_formatter` and `output_formatter` the user supplies; timeout: seconds."""
         self._engine = engine
         self._roles = roles
         self._timeout = timeout
 
     def body(self, data: bytearray, headers: Mapping[str, str], client: ClientWatch) -> dict[str, Any]:
-        """Return a request's body as the user's formatter rewrites it."""
+        """Return a request's body as rewritten by the user's formatter."""
         return parse_object(self._call("input", bytes(data), headers, client))
 
     @property
@@ -41,7 +41,7 @@ class Formatter:
         return "output_formatter" in self._roles
 
     def answer(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
-        """Return the rewritten records."""
+        """Return the response's records as rewritten by the user's formatter."""
         results: list[Any] = msgspec.json.decode(self._call("output", dump(content).encode(), {}, client))
         return results
 
@@ -52,7 +52,7 @@ class Formatter:
         try:
             return self._read(stage, stream, client)
         finally:
-            # Without effect once the last output is here.
+            # Has no effect after the last output.
             self._engine.abort(name, AbortReason.FAILED)
 
     def _read(self, stage: str, stream: InvocationStream, client: ClientWatch) -> bytearray:

@@ -1,6 +1,6 @@
-"""Drives the prompts of one HTTP request through the engine until all have ended or one has failed.
+"""Run the prompts of one HTTP request through the engine until all have finished or one has failed.
 
-`answer_text.py` makes text of each output. Where it finds a stop string, the engine's request is aborted here.
+`answer_text.py` converts each output to text. If it finds a stop string, the engine's request is aborted here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 
 POLL_SECONDS = 0.25
-"""How often a wait for the engine looks at the clock and at the client."""
+"""Interval at which a wait for the engine checks the clock and the client."""
 
 
 class ClientGone(Exception):
-    """The client left before its answer was complete."""
+    """The client disconnected before the response was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The answers to all prompts of one HTTP request."""
+    """The completions of all prompts of one HTTP request."""
 
     completions: tuple[Completion, ...]
-    """`n` for each prompt, one prompt after the other."""
+    """`n` completions for each prompt, in the order of the prompts."""
     num_generated: int
-    """Tokens, including those of answers that `best_of` dropped."""
+    """Generated tokens, including those of completions that `best_of` dropped."""
     num_cached_tokens: int
-    """Prompt tokens that the engine had computed before; each prompt counts once."""
+    """Prompt tokens that were in the engine's cache; each prompt counts once."""
 
 
 class TextGeneration:
-    """All prompts of one HTTP request. Iterate once, and always `close` it."""
+    """All prompts of one HTTP request. Iterate once, and always call `close`."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class TextGeneration:
             candidate.request.id: answer
             for candidate, answer in zip(self._candidates, self._texts, strict=True)
         }
-        """Texts whose requests the engine still serves, by request id."""
+        """Texts of the requests that the engine still runs, by request id."""
         self._completions: list[Completion | None] = [None] * len(self._candidates)
         self._engine = engine
         self._client = client
         self._clock = clock
         self._stream: RequestStream | None = None
         self._abort_reason = AbortReason.CLIENT_LEFT
-        """Why open requests are aborted. Without an error, they are open because the client left."""
+        """Reason for aborting open requests. Without an error, requests stay open only if the client disconnects."""
         self.first_token_time: float | None = None
 
     @property
@@ -88,21 +88,21 @@ class TextGeneration:
 
     @property
     def num_generated(self) -> int:
-        """Tokens, over all answers."""
+        """Generated tokens of all completions."""
         return sum(answer.num_generated for answer in self._texts)
 
     @property
     def ready(self) -> bool:
-        """Whether the next output is already here."""
+        """Whether the next output has already arrived."""
         return self._stream is not None and self._stream.ready
 
     @property
     def result(self) -> GenerationResult:
-        """The answers; complete after the last output."""
+        """The completions and token counts. Complete after the last output."""
         done = tuple(completion for completion in self._completions if completion is not None)
         cached: dict[int, int] = {}
         for candidate, answer in zip(self._candidates, self._texts, strict=True):
-            # Later answers to a prompt share the pages of the first one; the client did not ask for those twice.
+            # Only the first completion counts: the later ones share its pages, not pages of earlier requests.
             cached.setdefault(candidate.prompt, answer.num_cached_tokens)
         return GenerationResult(
             best_completions(self._prompts, done), self.num_generated, sum(cached.values())
@@ -114,20 +114,20 @@ class TextGeneration:
         return None not in self._completions
 
     def __iter__(self) -> Iterator[TextOutput]:
-        """Yield the text of each output of the engine; outputs of several answers are interleaved.
+        """Yield the text of each output of the engine; outputs of several completions are interleaved.
 
         Raises:
-            EngineError: the engine refused or failed one of the requests, or the time ran out.
-            ClientGone: the client left.
+            EngineError: the engine rejected or failed one of the requests, or the request timed out.
+            ClientGone: the client disconnected.
         """
-        # All at once, so that they can share a batch.
+        # Submit all requests at once, so that they can share a batch.
         stream = self._stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
         self._client.start(self._abort)
         try:
             while not self.finished:
                 output = self._next(stream)
                 answer = self._open.get(output.id)
-                if answer is None:  # sent before a stop string ended the request
+                if answer is None:  # the output was sent before a stop string ended the request
                     continue
                 if output.finished:
                     del self._open[output.id]
@@ -139,12 +139,12 @@ class TextGeneration:
         except DeadlineExceeded:
             self._abort_reason = AbortReason.TIMEOUT
             raise
-        except Exception:  # unexpected errors too: the answer cannot be completed
+        except Exception:  # unexpected errors too: the response cannot be completed
             self._abort_reason = AbortReason.FAILED
             raise
 
     def close(self) -> None:
-        """Free whatever the engine still holds for the request. Idempotent."""
+        """Stop watching the client, and abort the requests that the engine still runs. Idempotent."""
         self._client.stop()
         self._abort()
 
@@ -176,7 +176,7 @@ class TextGeneration:
         text = answer.take(output)
         if text.completion is not None:
             self._completions[text.index] = text.completion
-            # Before the last text is written: the engine must not go on computing after a stop string.
+            # Abort before the last text is written, so that the engine does not compute past a stop string.
             if self._open.pop(output.id, None) is not None:
                 self._engine.abort(output.id, AbortReason.STOP_SEQUENCE)
             if self.finished:
@@ -184,6 +184,6 @@ class TextGeneration:
         return text
 
     def _failure(self, answer: AnswerText, output: RequestOutput) -> EngineError:
-        """Return the error of the whole call: one failed request fails all. With several prompts the text names it."""
+        """Return the error of the whole HTTP request. With several prompts, the message names the one that failed."""
         where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)
