@@ -1,7 +1,7 @@
-"""Chat messages to prompt text, by the model's own template.
+"""Render chat messages to prompt text with the model's own template.
 
-Templates are Jinja programs from a model folder, so they run in Jinja's immutable sandbox, with limits of time and
-memory, and with the helpers that transformers gives them and no others. Requests never bring templates of their own.
+Templates are Jinja programs from a model folder, so they run in Jinja's immutable sandbox, with limits on time and
+memory, and with only the helpers that transformers provides. Requests cannot supply templates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from engines.errors import InvalidRequest
 from lmi_server.text.template_limits import LimitedEnvironment
 
-# What a template may raise about messages that it refuses; none of these are errors of the server.
+# Errors that a template may raise for messages that it rejects. None of them is an error of the server.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -33,11 +33,11 @@ _TEMPLATE_ERRORS = (
 
 
 class RenderedTooLong(InvalidRequest):
-    """The prompt is longer than the caller can use."""
+    """The rendered prompt is longer than the caller's limit."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks a training target; here it renders its body."""
+    """`{% generation %} ... {% endgeneration %}` marks a training target. Rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -68,7 +68,7 @@ def _tojson(
 
 
 class ChatTemplate:
-    """A model's compiled template with its special tokens."""
+    """A model's compiled chat template and its special tokens."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ChatTemplate:
     ) -> None:
         """`special_tokens`: `bos_token`, `eos_token` and so on, as templates name them.
 
-        Raises `ValueError`: `source` is not a template.
+        Raises `ValueError` if `source` is not a valid template.
         """
         environment = self._environment = LimitedEnvironment(
             trim_blocks=True,
@@ -99,7 +99,7 @@ class ChatTemplate:
         """Return the prompt text, ready for the assistant's turn.
 
         Raises:
-            InvalidRequest: the template refuses the messages, or takes too much time or memory for them.
+            InvalidRequest: the template rejects the messages, or takes too much time or memory for them.
             RenderedTooLong: the text exceeds `max_chars`.
         """
         parts: list[str] = []

@@ -1,4 +1,4 @@
-"""`clean_up_tokenization_spaces`: no space before punctuation, for tokenizers that write one between all words."""
+"""`clean_up_tokenization_spaces`: remove spaces before punctuation, for tokenizers that put one between all words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _CHANGES = (
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""Changes in transformers' order: each is made in the whole text that those before it left."""
+"""Replacements in transformers' order. Each applies to the whole result of the previous ones."""
 
 
 def cleaned_up(text: str) -> str:
@@ -18,10 +18,10 @@ def cleaned_up(text: str) -> str:
 
 
 class CleanUp:
-    """`cleaned_up` for a text that comes in pieces. Mutable.
+    """`cleaned_up` for a text that arrives in pieces.
 
-    What `push` and `flush` return, joined, is the cleaned-up text. Each change holds back what may be the beginning of
-    its pattern.
+    The results of `push` and `flush`, joined, are the cleaned-up text. Each replacement holds back text that may be the
+    start of its pattern.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CleanUp:
         return piece
 
     def flush(self) -> str:
-        """Return the text held back."""
+        """Return the text that was held back."""
         text = ""
         for place, (old, new) in enumerate(_CHANGES):
             text = (self._held[place] + text).replace(old, new)

@@ -1,8 +1,8 @@
 """Incremental detokenization.
 
-A character may spread over several tokens, and some tokenizers write a space differently at the start of a text.
-So a new token is decoded together with those before it, and only what it adds is returned (the prefix and read
-offsets of text-generation-inference). An incomplete character at the end, which may still change, is held back.
+A character may span several tokens, and some tokenizers write a space differently at the start of a text. Each new
+token is therefore decoded together with the tokens before it, and only the added text is returned (the prefix and read
+offsets of text-generation-inference). An incomplete character at the end is held back, because it may still change.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ from lmi_server.text.tokenizer import TextModel
 
 _INCOMPLETE = "\ufffd"
 _PROMPT_TAIL = 6
-"""Prompt tokens that give a continuation its left context."""
+"""Number of prompt tokens that are the left context of a continuation."""
 
 
 class IncrementalDetokenizer:
-    """The text of one answer. Mutable.
+    """Detokenizer of one completion.
 
-    What `push` and `flush` return, joined, is the decoded text of all tokens. One exception: where bytes of a byte
-    fallback are no UTF-8, decoding at once also replaces valid characters beside them, which are kept here.
+    The results of `push` and `flush`, joined, are the decoded text of all tokens, with one exception. If the bytes of
+    a byte fallback are not valid UTF-8, decoding all tokens at once also replaces valid characters next to those bytes.
+    This class keeps them.
     """
 
     def __init__(
         self, text: TextModel, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
-        """`prompt_token_ids`: only where the output continues the prompt's text, to keep a space between the two."""
+        """`prompt_token_ids`: set only if the output continues the prompt's text, to keep a space between the two."""
         self._decode = text.tokenizer.decode
         self._clean_up = CleanUp() if text.cleans_up_spaces else None
         self._hidden_ids = text.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
         self._num_read = len(self._window)
-        """window[:num_read] is context, whose text is returned already; the rest is new."""
+        """window[:num_read] is context whose text has been returned. The rest is new."""
         self._num_context_chars = len(self._decode(self._window, skip_special_tokens))
         self._num_returned = 0
-        """Characters of the new tokens' text that are returned already."""
+        """Number of characters of the new tokens' text that have been returned."""
 
     def push(self, token_id: int) -> str:
-        """Take one token and return the text that it completes, often empty."""
+        """Add one token and return the text that it completes, which is often empty."""
         piece = self._completed(token_id)
         return self._clean_up.push(piece) if self._clean_up else piece
 
@@ -50,7 +51,7 @@ class IncrementalDetokenizer:
         self._window.append(token_id)
         new = self._new_text()
         if new.endswith(_INCOMPLETE):
-            # The rest of a character is missing. Text before the incomplete run does not change any more.
+            # The rest of a character is missing. The text before the incomplete run is final.
             stable = new.rstrip(_INCOMPLETE)
             piece = stable[self._num_returned :]
             self._num_returned = max(self._num_returned, len(stable))
@@ -61,7 +62,7 @@ class IncrementalDetokenizer:
         return piece
 
     def flush(self) -> str:
-        """Return the text held back, at the end of the output; an incomplete character shows as U+FFFD."""
+        """Return the held-back text at the end of the output. An incomplete character becomes U+FFFD."""
         piece = self._new_text()[self._num_returned :]
         self._advance()
         return self._clean_up.push(piece) + self._clean_up.flush() if self._clean_up else piece

@@ -1,4 +1,4 @@
-"""A JSON file of a model folder."""
+"""Read JSON files of a model folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; empty when there is no such file. Raises `ValueError`, which names the file."""
+    """Return the object in a JSON file; empty if there is no such file. Raises `ValueError`, which names the file."""
     if not path.is_file():
         return {}
     try:

@@ -1,7 +1,7 @@
-"""Stop strings in streamed text: the text is cut before, or on request after, the first complete one.
+"""Find stop strings in streamed text. The text is cut before, or optionally after, the first match.
 
-The first is the one that ends first; of several that end together, the longest. So the result does not depend on how
-the text was cut into pieces.
+The first match is the one that ends first. If several end together, the longest wins. The result therefore does not
+depend on how the text was split into pieces.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Watches the text of one answer. Mutable."""
+    """Finds the first stop string in the text of one completion."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """`stops`: none is empty. `include`: the text ends with the stop string, which is shown."""
+        """`stops`: non-empty strings. `include`: whether to keep the stop string at the end of the text."""
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """The stop string that ended the text; None before a match."""
 
     def push(self, piece: str) -> str:
-        """Take the next piece and return the text that can be shown: it cannot be the start of a stop string."""
+        """Add the next piece. Return the text that can be shown; a possible start of a stop string is held back."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -37,12 +37,12 @@ class StopMatcher:
         return text[:shown]
 
     def flush(self) -> str:
-        """Return the text held back, when the text has ended."""
+        """Return the held-back text at the end of the output."""
         held, self._held = self._held, ""
         return held
 
     def _num_undecided(self, text: str) -> int:
-        """Return the length of the longest end of `text` that a stop string starts with."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self._stops), default=0) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]

@@ -1,4 +1,4 @@
-"""Find the chat templates of a model folder, by name, where transformers finds them."""
+"""Read the chat templates of a model folder from the same files as transformers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DEFAULT = "default"
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """Return the sources of the chat templates by name; empty without any.
+    """Return the sources of the chat templates by name; empty if there are none.
 
-    Files of their own (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) come before
-    tokenizer_config.json, and that before chat_template.json, which models of several modalities have.
+    Template files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take precedence over
+    tokenizer_config.json, which takes precedence over the chat_template.json of multimodal models.
 
-    Raises `ValueError`: a file is not valid; the text names it.
+    Raises `ValueError`, which names the file, if a file is not valid.
     """
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (own := folder / "chat_template.jinja").is_file():
@@ -37,7 +37,7 @@ def _read_text(path: Path) -> str:
 
 
 def _by_name(value: Any) -> dict[str, str]:
-    """Read a template, or a list of objects with `name` and `template`."""
+    """Return templates by name, from one template or a list of objects with `name` and `template`."""
     if isinstance(value, str):
         return {DEFAULT: value}
     named = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,8 +1,8 @@
-"""Limits of the processor time and memory that rendering a chat template takes.
+"""Limits on the CPU time and memory for rendering a chat template.
 
-A template blocks its web process while it renders, and it comes with the model. Loops and macros look at the clock.
-Whatever one operation allocates is bounded by the process's address space, which is limited for the moment. Operations
-that Python cannot interrupt (powers of large numbers, filters with huge arguments) are refused.
+A template comes with the model and blocks its web process while it renders. Loops and macros check the time. The
+process's address space is limited while a template renders, which bounds the memory of each operation. Operations that
+Python cannot interrupt (powers of large numbers, filters with huge arguments) are rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 SECONDS = 2.0
-"""Processor time of one rendering; long chats take some hundredths of it."""
+"""Maximum CPU time of one rendering. Long chats take a few hundredths of this."""
 _EXTRA_BYTES = 1 << 30
 _MAX_BITS = 4096
 _MAX_ARGUMENT = 1_000_000
@@ -45,18 +45,18 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: _with_small_numbers(one) for name, one in self.filters.items()}
 
     def limited_template(self, source: str) -> jinja2.Template:
-        """Compile a template whose loops and macros look at the clock. Raises `jinja2.TemplateSyntaxError`."""
+        """Compile a template, with a time check in each loop and macro. Raises `jinja2.TemplateSyntaxError`."""
         tree = self.parse(source)
         node: Any
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            # An attribute of the environment, which no variable of the template can hide.
+            # No variable of the template can shadow an attribute of the environment.
             call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
         return self.from_string(tree)
 
     @contextmanager
     def limits(self) -> Iterator[None]:
-        """Limit what is rendered in the body. One at a time, as the address space is the process's.
+        """Limit what is rendered in the `with` block. One thread at a time: the address space is per process.
 
         Raises `TemplateLimitError`.
         """
@@ -75,7 +75,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def check_time(self) -> None:
-        """Called by templates in every round of a loop. Raises `TemplateLimitError`."""
+        """Check the time limit. Called by templates in every loop iteration. Raises `TemplateLimitError`."""
         if time.thread_time() > self._deadline:
             raise TemplateLimitError(f"it takes longer than {SECONDS:g} s")
 
@@ -88,7 +88,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _with_small_numbers(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse large numbers as arguments of a filter; the filtered value may be large."""
+    """Wrap a filter to reject large numbers as arguments. The filtered value may be large."""
     num_before = 2 if hasattr(filter_, "jinja_pass_arg") else 1
 
     @functools.wraps(filter_)

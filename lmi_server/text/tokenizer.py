@@ -1,4 +1,4 @@
-"""The model's text side as the web process needs it: tokenizer, special tokens, EOS ids, chat template.
+"""The text side of a model for the web process: tokenizer, special tokens, EOS ids, chat template.
 
 Reads the files of a model folder with the `tokenizers` library; never imports transformers or torch.
 """
@@ -20,33 +20,33 @@ from lmi_server.text.template_files import DEFAULT, read_templates
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Text to token ids and back. All requests share one, which remembers the texts of single tokens."""
+    """Converts text to token ids and back. Shared by all requests. Caches the texts of single tokens."""
 
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     """Generation ends with any of these."""
     special_tokens: Mapping[str, int]
-    """Ids, by text, of the tokens that never show in a decoded text."""
+    """Ids, by text, of the special tokens, which decoded text omits by default."""
     special_ids: frozenset[int]
     chat_template: ChatTemplate | None
     longest_token: int
-    """Characters of the longest entry of the vocabulary."""
+    """Length of the longest entry of the vocabulary, in characters."""
     vocabulary_size: int
-    """Token ids go from 0 to one below this."""
+    """Token ids range from 0 to `vocabulary_size - 1`."""
     is_encoder_decoder: bool = False
-    """The output is a separate text, and its length does not count the prompt."""
+    """Whether the output is a separate text whose length does not include the prompt."""
     cleans_up_spaces: bool = False
-    """Decoded texts lose spaces before punctuation: `clean_up_tokenization_spaces`."""
+    """Whether spaces before punctuation are removed from decoded text (`clean_up_tokenization_spaces`)."""
     _token_texts: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The results of `token_text`, by id."""
+    """Cached results of `token_text`, by token id."""
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
-        """Read a model folder, and tokenizer.json from `tokenizer_folder` where it is given.
+        """Read a model folder. If `tokenizer_folder` is given, tokenizer.json is read from there.
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.json.
-            ValueError: a file is not valid; the text names it.
+            ValueError: a file is not valid; the message names the file.
         """
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config = read_json(folder / "tokenizer_config.json")
@@ -68,25 +68,25 @@ class TextModel:
             longest_token=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(folder, vocabulary),
             is_encoder_decoder=read_json(folder / "config.json").get("is_encoder_decoder") is True,
-            # As in transformers, not for BPE, where it would remove spaces that the model wrote.
+            # As in transformers, not for BPE, where this would remove spaces that the model generated.
             cleans_up_spaces=config.get("clean_up_tokenization_spaces") is True
             and type(tokenizer.model).__name__ != "BPE",
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text. `add_special_tokens`: with those that the model adds to a plain text."""
+        """Return the token ids of a text. `add_special_tokens`: add the ones that the model adds to a plain text."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids, by default without special tokens; an incomplete character shows as U+FFFD."""
+        """Return the text of token ids, by default without special tokens. An incomplete character becomes U+FFFD."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return cleaned_up(text) if self.cleans_up_spaces else text
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token within a text; a special token shows as its name."""
+        """Return the text of one token within a longer text. A special token is returned as its name."""
         text = self._token_texts.get(token_id)
         if text is None:
-            # The second of two, because some tokenizers drop a space at the start of a text.
+            # Decode the token twice and keep the second text: some tokenizers drop a space at the start of a text.
             first = self.decode([token_id], skip_special_tokens=False)
             text = self.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
             self._token_texts[token_id] = text
@@ -98,16 +98,16 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise FileNotFoundError(f"{path}: no such file; the model folder needs a tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
-    # Some files keep the settings of the training run; prompts are neither truncated nor padded here.
+    # Some files keep the truncation and padding of the training run. Prompts are neither truncated nor padded here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and all others so named; a token is written as a string or as an object with `content`."""
+    """Return the tokens named like `bos_token`. Each is a string or an object with `content`; the first source wins."""
     named: dict[str, str] = {}
     for source in sources:
         for name, value in source.items():
@@ -118,10 +118,10 @@ def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the ids of generation_config.json, or else of config.json, and the tokenizer's `eos_token`, as vLLM does.
+    """Return the EOS ids of generation_config.json or else config.json, and the tokenizer's `eos_token`, as vLLM does.
 
-    transformers leaves the last one out, so it generates beyond the end of a chat where a model's config.json names
-    only the end of a text.
+    transformers omits the tokenizer's, so it generates past the end of a chat turn if a model's config.json has only
+    the end-of-text token.
     """
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
@@ -134,7 +134,7 @@ def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str])
 
 
 def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
-    """Return the size that both know: the tokenizer, which may lack entries of the model, and config.json."""
+    """Return the smaller of the tokenizer's vocabulary size and config.json's `vocab_size`. The two may differ."""
     size = max(vocabulary.values(), default=-1) + 1
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
