@@ -1,1 +1,1 @@
-"""The process level: what the image and the command line run. Imports every other package, imported by none."""
+"""The process level: what the image and the command line run. Imports all other packages; none of them imports it."""

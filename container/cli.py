@@ -24,7 +24,7 @@ _COMMANDS = Registry(
         "tune": "container.measure.tune.tune_command:tune",
     }
 )
-"""Modules are loaded only when their command is called, so that the others start faster."""
+"""Commands by name. A module is imported only when its command is called, so that other commands start faster."""
 
 
 class _Commands(click.Group):

@@ -21,5 +21,5 @@ lenient_option = click.option(
 
 
 def model_path(path: str | None) -> Path:
-    """The PATH of a command, or its default."""
+    """Return the PATH of a command, or the default path."""
     return Path(path or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)

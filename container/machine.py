@@ -1,4 +1,4 @@
-"""What this machine has: cores, free memory, GPUs. Found without torch and without a network, in well under 1 s."""
+"""Detect this machine's cores, free memory and GPUs. Requires neither torch nor a network; takes well under 1 s."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ class Machine:
     """Resources of this machine that an engine may use."""
 
     cpu_count: int
-    """Cores that this process may use by its affinity and its cgroup's quota; at least 1."""
+    """Cores that this process may use according to its affinity and its cgroup's quota; at least 1."""
     memory_available_bytes: int
     """Free main memory within the cgroup's limit."""
     gpu_count: int = 0
     """GPUs that this process may use and that the installed torch can compute on."""
     gpu_names: tuple[str, ...] = ()
-    """One name for each GPU, or none where they are unknown."""
+    """Name of each GPU; empty strings, or an empty tuple, if the names are unknown."""
     shared_memory_bytes: int | None = None
-    """Free space in /dev/shm; None where it does not exist or cannot be written, so that nothing is put there."""
+    """Free space in /dev/shm; None if it is missing or not writable, and therefore not used."""
     omp_num_threads: int | None = None
-    """What OMP_NUM_THREADS says; None where it is not set."""
+    """Value of OMP_NUM_THREADS; None if it is not set."""
     cpu_kernels: str = ""
-    """The instruction set of the native CPU kernels; empty where torch serves instead."""
+    """The instruction set of the native CPU kernels; empty if torch is used instead."""
     note: str = ""
-    """Why existing GPUs are not counted; else empty."""
+    """The reason why existing GPUs are not counted; else empty."""
     name: str = "this machine"
-    """As messages call it."""
+    """The machine's name in messages."""
 
     def threads(self, num_processes: int) -> int:
-        """Threads of each of so many processes: its share of the cores, or what OMP_NUM_THREADS says, but no more than
-        there are cores: threads that wait for each other spin."""
+        """Return the number of threads for each of `num_processes` processes: OMP_NUM_THREADS, or a share of the cores.
+        At most the number of cores, because threads that wait for each other spin."""
         return min(self.omp_num_threads or max(1, self.cpu_count // num_processes), self.cpu_count)
 
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Inspect this machine.
+    """Detect this machine's resources.
 
-    environ: gives CUDA_VISIBLE_DEVICES and OMP_NUM_THREADS; root: where /proc, /sys and /dev are.
+    environ: read for CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS and LMI_CPU_KERNELS; root: parent of /proc, /sys and /dev.
     """
     cgroups = _cgroup_folders(root)
     names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -72,7 +72,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
 
 
 def describe(machine: Machine) -> str:
-    """Cores, processor, free memory and GPUs in one line."""
+    """Describe cores, processor, free memory and GPUs in one line."""
     cores = "1 core" if machine.cpu_count == 1 else f"{machine.cpu_count} cores"
     gpus = "no GPU"
     if machine.gpu_count:
@@ -86,7 +86,7 @@ def describe(machine: Machine) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter for measurements, as far as they are installed."""
+    """Return the versions of Python and of the installed packages that matter for measurements."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -104,14 +104,14 @@ def _read(path: Path) -> str:
 
 
 def _cgroup_folders(root: Path) -> tuple[Path, ...]:
-    """Folders of this process's cgroup and its parents, in cgroup v2 and v1; the limits of all apply."""
+    """Return the folders of this process's cgroup and its parents, in cgroup v2 and v1. The limits of all apply."""
     folders: list[Path] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(",") if controllers else [""]:
             top = root / "sys/fs/cgroup" / controller
             own = top / path.lstrip("/")
-            # In a container the path may be the host's and not exist here; then the top is our own group.
+            # In a container the path may be the host's and not exist here. Then the top is the container's own group.
             folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
     return tuple(dict.fromkeys(folders))
 
@@ -128,7 +128,7 @@ def _cpu_count(cgroups: tuple[Path, ...]) -> int:
 
 
 def _omp_num_threads(text: str) -> int | None:
-    """The first number of a list for nested levels; None for what OpenMP would ignore."""
+    """Return the first number of a list for nested levels; None for a value that OpenMP would ignore."""
     first = text.partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
 
@@ -144,7 +144,7 @@ def _memory_available(root: Path, cgroups: tuple[Path, ...]) -> int:
             limit, usage = _read(folder / limit_file), _read(folder / usage_file)
             if not (limit.isdecimal() and usage.isdecimal()):
                 continue
-            # The kernel reclaims file pages that were not used lately before anything fails.
+            # The kernel reclaims inactive file pages before an allocation fails.
             cache = re.search(rf"^{cache_key} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
             free = int(limit) - int(usage) + (int(cache[1]) if cache else 0)
             available = min(available, max(0, free))
@@ -159,7 +159,7 @@ def _shared_memory(folder: Path) -> int | None:
 
 
 def _gpus(root: Path) -> tuple[tuple[str, str], ...]:
-    """(name, UUID) of each GPU or MIG slice that the driver shows here."""
+    """Return (name, UUID) of each GPU or MIG slice that the driver lists."""
     devices = sorted(root.glob("dev/nvidia[0-9]*"))
     if not devices and not (root / "dev/dxg").exists():
         return ()
@@ -173,7 +173,7 @@ def _gpus(root: Path) -> tuple[tuple[str, str], ...]:
 
 
 def parse_listing(listing: str) -> tuple[tuple[str, str], ...]:
-    """(name, UUID) of each device in the output of `nvidia-smi -L`; MIG slices replace their GPU."""
+    """Return (name, UUID) of each device in the output of `nvidia-smi -L`. MIG slices replace the GPUs."""
     gpus: list[tuple[str, str]] = []
     slices: list[tuple[str, str]] = []
     for line in listing.splitlines():
@@ -190,7 +190,7 @@ def parse_listing(listing: str) -> tuple[tuple[str, str], ...]:
 
 
 def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tuple[str, str], ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects: indices or UUID prefixes, up to the first invalid one."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects: indices or UUID prefixes, up to the first invalid one."""
     if visible is None:
         return gpus
     selected: list[tuple[str, str]] = []
@@ -207,7 +207,10 @@ def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tu
 
 
 def _cpu_kernels(wanted: str) -> str:
-    """Ask the native library itself: its Python package imports torch. wanted: as for `lmi_kernels.cpu.library`."""
+    """Return the instruction set of the native kernels; empty without them. wanted: as for `lmi_kernels.cpu.library`.
+
+    Loads the native library directly, because its Python package imports torch.
+    """
     spec = importlib.util.find_spec("lmi_kernels")
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(folder).glob("cpu/_native*.so")):
@@ -222,7 +225,7 @@ def _cpu_kernels(wanted: str) -> str:
 
 
 def _torch_is_cpu_build() -> bool:
-    """Read torch's version file: importing torch takes seconds. False without torch."""
+    """Return whether torch is a CPU build, read from its version file: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         match = re.search(r"^cuda\b[^=]*=\s*(.+)$", _read(Path(folder) / "version.py"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, else a few log lines."""
+"""Progress of long tasks: a bar on a terminal, else a few log lines."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class ProgressView(Protocol):
-    """Shows the progress of one piece of work after the other."""
+    """Shows the progress of tasks, one at a time."""
 
     def say(self, text: str) -> None:
         """Print a line."""
 
     def start(self, title: str) -> None:
-        """Start a piece of work; finishes the one before."""
+        """Start a task. Finishes the previous one."""
 
     def update(self, done: int, total: int, note: str = "") -> None:
-        """Report the finished parts of the present work. note: figures so far."""
+        """Report that `done` of `total` parts of the current task are finished. note: figures so far."""
 
     def finish(self) -> None:
-        """Finish the present work."""
+        """Finish the current task."""
 
 
 class LogLines:
-    """For logs: a line at the start and at every quarter of a piece of work."""
+    """Progress in logs: a line at the start and at every quarter of a task."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class LogLines:
 
 
 class Bars:
-    """For a terminal."""
+    """Progress bars on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -82,5 +82,5 @@ class Bars:
 
 
 def view_for(stream: TextIO) -> ProgressView:
-    """Bars where `stream` is a terminal, else log lines."""
+    """Return bars if `stream` is a terminal, else log lines."""
     return Bars(Console(file=stream)) if stream.isatty() else LogLines(stream)

@@ -1,5 +1,5 @@
-"""`lmi deploy`: a serving.properties and an instance type become a SageMaker endpoint."""
+"""`lmi deploy`: create a SageMaker endpoint from a serving.properties and an instance type."""
 
 
 class CannotDeploy(Exception):
-    """The endpoint cannot be planned, created or compared. The text is for users."""
+    """The endpoint cannot be planned, created or compared. The message is for users."""

@@ -24,7 +24,7 @@ _ONLY_VARIANT = "AllTraffic"
 _VARIANT = re.compile(r"(?P<name>[^=]+)=(?P<path>.+?)(?::(?P<weight>\d+(\.\d+)?))?")
 _CPU_ONLY = re.compile(r"ml\.[cmrt]\d\w*\.\w+")
 _CPU_NETWORK = 1.25e9
-"""Bytes a second; instances without accelerators have 10 Gbit/s and more."""
+"""Network bandwidth in bytes per second. Instances without accelerators have at least 10 Gbit/s."""
 
 
 @click.command()
@@ -103,7 +103,7 @@ def deploy(
 
 
 def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
-    """Raises: click.UsageError."""
+    """Return the production variants that the command line names. Raises: click.UsageError."""
     if (path is None) == (not texts):
         raise click.UsageError("Give either PATH or --variant.")
     if path is not None:
@@ -118,14 +118,14 @@ def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
 
 
 def find_instance(name: str) -> Instance:
-    """The instance of a name; those without accelerators are not in the table. Raises: NoSuchHardwareError."""
+    """Return an instance by its name. The table lacks instances without accelerators. Raises: NoSuchHardwareError."""
     if _CPU_ONLY.fullmatch(name) and name not in hardware.instances():
         return Instance(name, "CPU", 1, 0, 0, 0, _CPU_NETWORK, "")
     return hardware.instance(name)
 
 
 def _client() -> Any:
-    """boto3's client of SageMaker; a dry run does without boto3. Raises: CannotDeploy."""
+    """Return boto3's SageMaker client. boto3 is imported here, because a dry run needs none. Raises: CannotDeploy."""
     import boto3
 
     try:

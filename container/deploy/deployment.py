@@ -1,7 +1,7 @@
-"""The calls of boto3 that make an endpoint: one model for each variant, a configuration, the endpoint.
+"""The boto3 calls that create an endpoint: one model for each variant, an endpoint configuration, and the endpoint.
 
-Names of models and of the configuration end in a digest of what they say, digests of secrets included. So a changed
-deployment gets new ones, and an update can go back to the old.
+The names of models and of the configuration end in a digest of their content, including digests of secrets. A changed
+deployment therefore gets new names, and an update can be rolled back to the old models and configuration.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from lmi_server.properties.problems import PropertiesError
 
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
-"""For the platform to find instances and to fetch the image."""
+"""Time for SageMaker to provision instances and to pull the image."""
 _POLL_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """A production variant, as it is asked for."""
+    """A requested production variant."""
 
     name: str
     path: Path
@@ -55,21 +55,21 @@ class VariantSpec:
 
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
-    """An endpoint, as it is asked for: what all its variants share."""
+    """A requested endpoint: the settings that all its variants share."""
 
     name: str
     image: str
     role: str
     instance: Instance
     count: int
-    """Instances of each variant."""
+    """Number of instances of each variant."""
     model_data: str | None
-    """The prefix in S3 that the platform copies to `/opt/ml/model`; None: the container fetches `option.model_id`.
+    """The S3 prefix that SageMaker copies to `/opt/ml/model`; None if the container fetches `option.model_id`.
 
-    `lmi endpoint` also takes a `file://` address.
+    `lmi endpoint` also accepts a `file://` address.
     """
     environment: Mapping[str, Value]
-    """Variables besides those of the serving.properties."""
+    """Environment variables besides those of the serving.properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything that makes an endpoint, in order."""
+    """The calls that create or update an endpoint, in order, and how to wait for it."""
 
     endpoint: str
     calls: tuple[ApiCall, ...]
@@ -92,13 +92,13 @@ class Deployment:
 
     @property
     def config_name(self) -> str:
-        """The endpoint's configuration once it is deployed."""
+        """Name of the endpoint's configuration once the endpoint is deployed."""
         name: str = self.calls[-1].parameters["EndpointConfigName"]
         return name
 
 
 def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool = False) -> Deployment:
-    """Plan an endpoint; `update` replaces one that runs. May list the model's files in S3 or on the Hub.
+    """Plan a new endpoint, or with `update` a change of a running one. May list the model's files in S3 or on the Hub.
 
     Raises: PropertiesError, CannotDeploy.
     """
@@ -130,13 +130,13 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
 
 
 def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
-    """The configuration of a variant, and the variables that give it to the container."""
+    """Return the configuration of a variant, and the environment variables that pass it to the container."""
     shown = {name: str(value) for name, value in endpoint.environment.items()}
     found = examine(variant.path, shown)
     if found.loaded is None:
         raise PropertiesError(tuple(found.problems), tuple(found.warnings))
     config = found.loaded.config
-    # The file has precedence, as it has in a container.
+    # The file overrides the other variables, as in a container.
     environment: dict[str, Value] = {**endpoint.environment, **variables.from_file(found.entries)}
     variables.require_short(environment)
     if endpoint.model_data is not None:
@@ -156,7 +156,7 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
 
 
 def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction | None, str]:
-    """Predict the start of a variant; None where the size of its model is not known. The text says what was found."""
+    """Predict the start of a variant, None if the size of its model is unknown. Also returns a note for users."""
     source = config.source
     if endpoint.model_data is not None and model_files.locate(source) is None:
         source = ModelSource(endpoint.model_data.removeprefix("file://"))
@@ -173,7 +173,7 @@ def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction |
 
 
 def _model(endpoint: EndpointSpec, environment: Mapping[str, Value]) -> dict[str, Any]:
-    """The parameters of `create_model`, but for the name."""
+    """Return the parameters of `create_model` except the name."""
     container: dict[str, Any] = {"Image": endpoint.image}
     if endpoint.model_data is not None:
         source = {"S3Uri": endpoint.model_data, "S3DataType": "S3Prefix", "CompressionType": "None"}
@@ -212,7 +212,7 @@ def _production_variant(
 
 
 def _named(name: str, content: Any) -> str:
-    """The name with a digest of the content, in which secrets are digests. Raises: CannotDeploy."""
+    """Return the name with a digest of the content. Secrets in the content are digests. Raises: CannotDeploy."""
     text = json.dumps(content, sort_keys=True, default=repr)
     full = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     if len(full) > _MAX_NAME:
@@ -223,7 +223,7 @@ def _named(name: str, content: Any) -> str:
 
 
 def _require_possible(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
-    """Check what the platform would report only later, or not at all. Raises: CannotDeploy."""
+    """Check for errors that SageMaker would report only later, or not at all. Raises: CannotDeploy."""
     if reason := hardware.image_obstacle(hardware.device(endpoint.instance.device)):
         raise CannotDeploy(f"--instance {endpoint.instance.name}: {reason}")
     names = [variant.name for variant in variants]

@@ -1,4 +1,4 @@
-"""What a deployment would change in a running endpoint."""
+"""Compare a deployment with a running endpoint."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from lmi_server.values.show import as_option, masked, one_line
 
 _UNSET = "(not set)"
 _NOT_COMPARED = ("ModelName", "VariantName", "ContainerHostname", "Mode", "ETag", "ManifestEtag")
-"""Names, and fields that the platform adds to what it was given."""
+"""Fields that are not compared: names, and fields that SageMaker adds."""
 _SUMMARY = {
     "CurrentWeight": "InitialVariantWeight",
     "CurrentInstanceCount": "InitialInstanceCount",
 }
-"""Of a running variant: values that may have changed since its creation."""
+"""Fields of a running variant that may have changed since its creation, and their names in the configuration."""
 
 VariantValues = dict[str, dict[str, str]]
-"""By the variant's name: effective values by name, as text."""
+"""Effective values as text, by the variant's name and the value's name."""
 
 
 def planned(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues:
-    """Return the effective values of a deployment. Raises: CannotDeploy: a secret is not in `environ`."""
+    """Return the effective values of a deployment. Raises: CannotDeploy if a secret is not in `environ`."""
     calls = [(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
     models = {one["ModelName"]: one for method, one in calls if method == "create_model"}
     (config,) = (one for method, one in calls if method == "create_endpoint_config")
@@ -42,7 +42,7 @@ def planned(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues
 
 
 def running(endpoint: str, sagemaker: Any) -> VariantValues:
-    """Return the effective values of an endpoint that exists. Raises: CannotDeploy."""
+    """Return the effective values of an existing endpoint. Raises: CannotDeploy."""
     values = {}
     try:
         found = sagemaker.describe_endpoint(EndpointName=endpoint)
@@ -59,7 +59,7 @@ def running(endpoint: str, sagemaker: Any) -> VariantValues:
 
 
 def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
-    """Yield lines for people; none where nothing differs."""
+    """Yield the differences as lines for people; none if nothing differs."""
     for variant in sorted(before.keys() | after.keys()):
         if variant not in after:
             yield f"variant {variant}: runs, and is removed"
@@ -81,7 +81,7 @@ def _shown(name: str, value: str | None) -> str:
 
 
 def _values(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a variant and of its model, and the options and other variables of its container."""
+    """Return the fields of a variant and of its model, and the options and other variables of its container."""
     container = model.get("PrimaryContainer") or model["Containers"][0]
     fields = {**row, **container, "ExecutionRoleArn": model.get("ExecutionRoleArn", "")}
     environment: dict[str, str] = fields.pop("Environment", {})
@@ -95,7 +95,7 @@ def _values(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The innermost fields: their own names are clear without those of the structures round them."""
+    """Yield the innermost fields. Their own names are clear without those of the enclosing structures."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _flat(value)
@@ -104,7 +104,7 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
-    """The effective value of every option under these variables."""
+    """Return the effective value of every option under these environment variables."""
     with tempfile.TemporaryDirectory() as folder:
         found = examine(Path(folder), environment, lenient=True)
     values = {option.name: as_option(option.default) for option in OPTIONS if option.status is Status.WORKS}

@@ -20,9 +20,9 @@ _UNDO = {
 def execute(
     deployment: Deployment, sagemaker: Any, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
-    """Make the calls and wait until the endpoint is in service. A call that fails takes back those before it.
+    """Make the calls and wait until the endpoint is in service. If a call fails, earlier calls are undone.
 
-    sagemaker: boto3's client. Raises: CannotDeploy, also when the platform rolls an update back.
+    sagemaker: boto3's client. Raises: CannotDeploy, also when SageMaker rolls an update back.
     """
     calls = [ApiCall(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
     made: list[ApiCall] = []

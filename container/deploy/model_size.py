@@ -12,7 +12,7 @@ from lmi_server.config import ModelSource
 
 
 def model_bytes(source: ModelSource) -> int:
-    """The size of a model's files, on this disk or as a listing of its source says. Raises: ModelNotAvailable."""
+    """Return the size of a model's files in bytes, from this disk or from a listing. Raises: ModelNotAvailable."""
     folder = model_files.locate(source)
     if folder is not None:
         gguf = read_index(folder)

@@ -11,18 +11,18 @@ from container.deploy.variables import ShellSecret
 _WIDTH = 88
 _INDENT = "    "
 _ENDLESS = 1 << 30
-"""Characters that fit on a line which is not folded."""
+"""Line width at which nothing is folded."""
 
 
 def as_script(deployment: Deployment) -> str:
-    """Write the program. Secrets are read from its environment."""
+    """Return the program. It reads secrets from its environment."""
     models = [
         call.parameters["PrimaryContainer"] for call in deployment.calls if call.method == "create_model"
     ]
     values = [value for model in models for value in model["Environment"].values()]
     secrets = sorted({value.variable for value in values if isinstance(value, ShellSecret)})
     lines = [f'"""Deploy {deployment.endpoint} on SageMaker. Needs boto3, AWS credentials and a region.']
-    # A docstring ends at three quotes, wherever they are from.
+    # Three quotes in a note would end the docstring.
     notes = [note.replace("\\", "\\\\").replace('"""', "...") for note in deployment.notes]
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
     lines += ["", f"Secrets are read from the environment: {', '.join(secrets)}."] if secrets else []
@@ -45,7 +45,7 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
 
 
 def _source(value: Any, indent: str, before: int) -> str:
-    """A value as Python source that starts `before` characters after the indent."""
+    """Return a value as Python source that starts `before` characters after the indent."""
     match value:
         case ShellSecret(variable):
             return f'os.environ["{variable}"]'
@@ -63,7 +63,7 @@ def _source(value: Any, indent: str, before: int) -> str:
 
 
 def _bracketed(brackets: str, items: list[tuple[str, Any]], indent: str, before: int) -> str:
-    """Items, each after its name, in brackets: on one line where they fit with a comma behind, else one on a line."""
+    """Return named items in brackets: on one line if they fit with a trailing comma, else one per line."""
     inline = ", ".join(name + _source(value, "", -_ENDLESS) for name, value in items)
     if len(indent) + before + len(inline) + 3 <= _WIDTH:
         return f"{brackets[0]}{inline}{brackets[1]}"

@@ -21,16 +21,16 @@ from lmi_server.properties.options import by_name
 MODEL_ID = "OPTION_MODEL_ID"
 _SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _MAX_CHARS = 1024
-"""SageMaker's limit of a value."""
+"""SageMaker's limit for the value of a variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellSecret:
-    """A secret value: that of a variable in the environment of whoever deploys. It is never printed."""
+    """A secret: the value of a variable in the environment of the user who deploys. It is never printed."""
 
     variable: str
     digest: str = field(default="", compare=False)
-    """Changes with the value, from which it is slow to compute: a guess is tested only at that price."""
+    """Digest of the value, which shows changes. It is slow to compute, so that testing guesses is expensive."""
 
     @classmethod
     def of(cls, variable: str, value: str) -> ShellSecret:
@@ -50,7 +50,7 @@ def is_secret(variable: str) -> bool:
 
 
 def from_file(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the variables of a file's settings; of a repeated key the last one counts. Raises: CannotDeploy."""
+    """Return the variables of a file's settings. The last entry of a repeated key counts. Raises: CannotDeploy."""
     found = {}
     for entry in {entry.key: entry for entry in entries}.values():
         variable = _variable(entry)
@@ -64,7 +64,7 @@ def from_file(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[str, Value]:
-    """Read `--env NAME=VALUE` and `--env NAME`, which takes the value from `environ`. Raises: CannotDeploy."""
+    """Parse `--env NAME=VALUE` and `--env NAME`, which takes the value from `environ`. Raises: CannotDeploy."""
     found: dict[str, Value] = {}
     for word in words:
         name, has_value, value = word.partition("=")
@@ -84,7 +84,7 @@ def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[
 
 
 def require_short(variables: Mapping[str, Value]) -> None:
-    """Check the platform's limit of a value. Raises: CannotDeploy."""
+    """Check SageMaker's limit for the values of variables. Raises: CannotDeploy."""
     for name, value in variables.items():
         if len(str(value)) > _MAX_CHARS:
             raise CannotDeploy(
@@ -94,7 +94,7 @@ def require_short(variables: Mapping[str, Value]) -> None:
 
 
 def revealed(value: Any, environ: Mapping[str, str]) -> Any:
-    """Return the parameters of a call with the values of their secrets. Raises: CannotDeploy."""
+    """Return the parameters of a call, with secrets replaced by their values. Raises: CannotDeploy."""
     match value:
         case ShellSecret(variable):
             if variable not in environ:
@@ -108,7 +108,7 @@ def revealed(value: Any, environ: Mapping[str, str]) -> Any:
 
 
 def _variable(entry: Entry) -> str:
-    """The variable that sets the key of an entry. Raises: CannotDeploy."""
+    """Return the environment variable that sets the key of an entry. Raises: CannotDeploy."""
     option = by_name().get(entry.key)
     key = option.name if option else entry.key
     for variable in variables_of(key):
