@@ -1,1 +1,1 @@
-"""Handlers of users under engine=Python: `model.py` files written for LMI, run in processes of their own."""
+"""User handlers under engine=Python: `model.py` files written for LMI, run in worker processes."""

@@ -1,4 +1,4 @@
-"""What a handler returns, as the pieces of an HTTP answer."""
+"""Convert what a handler returns to the pieces of an HTTP response."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from engines.invocations import AnswerHead, Invocation, InvocationOutput
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 16 * 1024 * 1024
-"""A longer body is sent in several messages."""
+"""Maximum body bytes per message. A longer body is sent in several messages."""
 _FAILED = 424
 _NO_CONTENT = AnswerHead(HTTPStatus.NO_CONTENT, "No Content", ())
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 
 
 class CannotAnswer(Exception):
-    """The handler has returned something that is no answer to its input."""
+    """The handler returned something that is not a response to its input."""
 
 
 def check_load(result: Any) -> None:
-    """Raises `CannotAnswer`: the call that loads the handler has returned an error."""
+    """Raise `CannotAnswer` if the call that loads the handler returned an error."""
     if isinstance(result, Output) and result.code >= 300:
         raise CannotAnswer(f"the handler's first call returned {_error(result)}")
 
 
 def whole(request_id: str, output: Output | None) -> Iterator[InvocationOutput]:
-    """Yield an answer without a stream, one message each. Raises `CannotAnswer`."""
+    """Yield the messages of a response without a stream. Raises `CannotAnswer`."""
     if output is None:
         return _pieces(request_id, _NO_CONTENT, b"")
     return _pieces(request_id, head(output), body(output))
 
 
 def of_batch(batch: Sequence[Invocation], output: Any) -> Iterator[InvocationOutput]:
-    """Yield the answers to a batch. Raises `CannotAnswer` before the first: a body is missing, or it is an error."""
+    """Return an iterator over the responses to a batch. Raises `CannotAnswer` if any is missing, or for an error."""
     if output is None:
         bodies, common = [b""] * len(batch), _NO_CONTENT
     elif not isinstance(output, Output) or output.stream_content is not None:
@@ -58,7 +58,7 @@ def of_batch(batch: Sequence[Invocation], output: Any) -> Iterator[InvocationOut
 
 
 def failure(request_id: str, error: Exception) -> InvocationOutput:
-    """Return the answer to a request whose call has raised an error."""
+    """Return the response to a request whose call raised an error."""
     text = str(error)
     if out_of_memory(error):
         no_room = AnswerHead(HTTPStatus.INSUFFICIENT_STORAGE, _phrase(text or "out of memory"), ())
@@ -68,13 +68,13 @@ def failure(request_id: str, error: Exception) -> InvocationOutput:
 
 
 def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
-    """Return the last record of a stream that has raised an error."""
+    """Return the last record of a stream that raised an error."""
     logger.error("%s: the handler's stream failed", request_id, exc_info=error)
     return InvocationOutput(request_id, body=encode_json({"error": str(error), "code": _FAILED}) + b"\n")
 
 
 def stream_of(output: Output) -> Generator[bytes, None, None]:
-    """Yield the pieces of an output's stream, formatted; none is empty."""
+    """Yield the formatted pieces of an output's stream, without empty ones."""
     write = output.stream_formatter
     for item in output.stream_content or ():
         piece = item if write is None else write(item)
@@ -85,7 +85,7 @@ def stream_of(output: Output) -> Generator[bytes, None, None]:
 
 
 def head(output: Output) -> AnswerHead:
-    """Return status and headers. Raises `CannotAnswer`: HTTP cannot send them."""
+    """Return status and headers. Raises `CannotAnswer` if they are not valid in HTTP."""
     wrong = [name for name in output.properties if not _HEADER_NAME.fullmatch(str(name))]
     if wrong or not isinstance(output.code, int) or not 200 <= output.code <= 599:
         what = f"the header name {wrong[0]!r}" if wrong else f"the status {output.code!r}"
@@ -95,7 +95,7 @@ def head(output: Output) -> AnswerHead:
 
 
 def body(output: Output) -> bytes:
-    """Return the part `data`, or the first one; empty without any."""
+    """Return the part `data`, or else the first part; empty if there are no parts."""
     content = output.content
     if content.is_empty():
         return b""
@@ -104,16 +104,16 @@ def body(output: Output) -> bytes:
 
 
 def finalize(output: Output | None) -> None:
-    """Call what the handler wants called after its answer."""
+    """Call the finalizer that the handler has set on its output, if any."""
     try:
         if output is not None:
             output.execute_finalize()
-    except Exception:  # the answer has been sent
+    except Exception:  # the response has been sent
         logger.exception("the handler's finalizer failed")
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error of any library says that memory, perhaps a GPU's, is used up."""
+    """Return whether an error of any library means that CPU or GPU memory is exhausted."""
     return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "CUDA out of memory" in str(error)
 
 
@@ -125,14 +125,14 @@ def _pieces(request_id: str, first: AnswerHead, data: bytes) -> Iterator[Invocat
 
 
 def _parts_by_index(output: Output) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of the request, body): by keys such as `batch_003.data`, in order where no key has a number."""
+    """Yield (index of the request, body). The index is in a key such as `batch_003.data`, or the part's position."""
     for place, (key, value) in enumerate(output.content):
         number = key.partition(".")[0].removeprefix("batch_")
         yield int(number) if key.startswith("batch_") and number.isdecimal() else place, value
 
 
 def _phrase(text: object) -> str:
-    """Return a text that may stand in the head of an HTTP answer: one line, Latin-1."""
+    """Return the text in a form that is valid in the head of an HTTP response: one line, Latin-1."""
     line = " ".join(str(text).split())[:4096]
     return "".join(c if c.isprintable() else " " for c in line).encode("latin-1", "replace").decode("latin-1")
 

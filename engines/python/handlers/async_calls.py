@@ -1,4 +1,4 @@
-"""Calls of an asynchronous handler: all requests in parallel, each one a task of one event loop."""
+"""Calls of an asynchronous handler. They run concurrently, each as a task of one event loop."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class AsyncCalls:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def load(self, properties: dict[str, str]) -> None:
-        """Make the call by which the handler loads its model. Raises whatever it raises, and `CannotAnswer`."""
+        """Make the call in which the handler loads its model. Raises: any error of the handler; `CannotAnswer`."""
         self._runner.run(self._load(properties))
 
     def serve(self) -> None:
-        """Raises `LinkClosed` when the dispatcher goes."""
+        """Run calls until the dispatcher exits. Raises `LinkClosed`."""
         with self._runner:
             self._runner.run(self._serve())
 
@@ -60,11 +60,11 @@ class AsyncCalls:
         await closed
 
     def take(self, message: ToWorker) -> None:
-        """Start a call, or cancel one."""
+        """Handle a message: start a call, or cancel one."""
         if isinstance(message, Add):
             name = message.invocation.id
             self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(message.invocation))
-            # Not at the end of `_run`: a task that is cancelled at once runs none of it.
+            # Not at the end of `_run`, which never runs if the task is cancelled before it starts.
             task.add_done_callback(lambda _: self._end(name))
         elif isinstance(message, Forget) and message.request_id in self._tasks:
             self._tasks[message.request_id].cancel()
@@ -79,12 +79,12 @@ class AsyncCalls:
             else:
                 await self._stream(name, _stream_of(result))
             answers.finalize(result if isinstance(result, Output) else None)
-        except Exception as error:  # the call's edge
+        except Exception as error:  # an error of the user's code must only fail this call
             logger.exception("%s: the handler failed", name)
             self._deliver(answers.failure(name, error))
 
     async def _stream(self, name: str, pieces: AsyncIterator[tuple[AnswerHead, bytes]]) -> None:
-        """Send a stream. An error before the first piece is raised; a later one ends the stream."""
+        """Send a stream. An error before the first piece is raised; a later error ends the stream."""
         head, first = await anext(pieces)
         self._deliver(InvocationOutput(name, head, first))
         try:
@@ -103,10 +103,10 @@ class AsyncCalls:
 
 
 async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:
-    """Yield an answer piece by piece: at least one, with the head of the whole answer.
+    """Yield the head and the data of each piece of a response. There is at least one piece.
 
     result: an `Output` with a stream, or an asynchronous generator of outputs.
-    Raises `answers.CannotAnswer`: it is neither.
+    Raises `answers.CannotAnswer` for anything else.
     """
     if isinstance(result, Output):
         pieces = answers.stream_of(result)
@@ -116,7 +116,7 @@ async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:
                 yield answers.head(result), piece
                 piece = await asyncio.to_thread(next, pieces, None)
         finally:
-            with contextlib.suppress(ValueError):  # a cancelled call's thread is still in it
+            with contextlib.suppress(ValueError):  # the thread of a cancelled call is still in it
                 pieces.close()
         return
     if not hasattr(result, "__aiter__"):

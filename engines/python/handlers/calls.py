@@ -1,4 +1,4 @@
-"""Calls of a handler, one after another: requests become an `Input`, and its `Output` becomes their answers."""
+"""Calls of a handler, one at a time: convert requests to an `Input`, and the handler's `Output` to responses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Calls:
         self._handler = handler
         self._link = link
         self._unwanted: set[str] = set()
-        """Requests of this batch that nobody waits for any more."""
+        """Ids of requests in this batch that are no longer wanted."""
 
     def load(self, properties: dict[str, str]) -> None:
-        """Make the call by which the handler loads its model. Raises whatever it raises, and `CannotAnswer`."""
+        """Make the call in which the handler loads its model. Raises: any error of the handler; `CannotAnswer`."""
         answers.check_load(self._handler(load_input(properties)))
 
     def serve(self) -> None:
-        """Raises `LinkClosed` when the dispatcher goes."""
+        """Run calls until the dispatcher exits. Raises `LinkClosed`."""
         batch: list[Invocation] = []
         while True:
             message = self._link.receive(None)
@@ -43,7 +43,7 @@ class Calls:
                 batch = []
 
     def run(self, batch: Sequence[Invocation]) -> bool:
-        """Answer a batch. Returns False if the call with all of them failed, and each has to run again alone."""
+        """Answer a batch. Return False if the call with the whole batch failed and each request has to run alone."""
         self._unwanted.clear()
         if len(batch) == 1 or not self._handler.takes_batches:
             for invocation in batch:
@@ -54,7 +54,7 @@ class Calls:
         try:
             output = self._handler(batch_input(batch))
             pieces = answers.of_batch(batch, output)
-        except Exception:  # the call's edge: whatever a request can break, it breaks for itself
+        except Exception:  # one request's error must not fail the others
             logger.exception("a call with %d requests failed; each runs again alone", len(batch))
             return False
         self._send(pieces)
@@ -73,12 +73,12 @@ class Calls:
             else:
                 self._send(answers.whole(invocation.id, output))
             answers.finalize(output)
-        except Exception as error:  # the call's edge
+        except Exception as error:  # an error of the user's code must only fail this call
             logger.exception("%s: the handler failed", invocation.id)
             self._deliver(answers.failure(invocation.id, error))
 
     def _stream(self, request_id: str, output: Output) -> None:
-        """Send a stream piece by piece. An error before the first piece is raised; a later one ends the stream."""
+        """Send a stream piece by piece. An error before the first piece is raised; a later error ends the stream."""
         pieces = answers.stream_of(output)
         first = next(pieces, b"")
         self._deliver(InvocationOutput(request_id, answers.head(output), first))
@@ -101,7 +101,7 @@ class Calls:
 
 
 def load_input(properties: dict[str, str]) -> Input:
-    """Make the input without content by which a handler loads its model."""
+    """Return the input without content with which a handler loads its model."""
     inputs = Input()
     inputs.properties = dict(properties)
     return inputs
@@ -109,7 +109,7 @@ def load_input(properties: dict[str, str]) -> Input:
 
 def single_input(invocation: Invocation) -> Input:
     inputs = load_input(invocation.properties)
-    inputs.properties.pop("batch_size", None)  # a client's, who could make it look like a batch
+    inputs.properties.pop("batch_size", None)  # set by a client, it would make the input look like a batch
     inputs.request_id = invocation.properties.get("requestId", invocation.id)
     for name, value in invocation.content:
         inputs.content.add(name, value)

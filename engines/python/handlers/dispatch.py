@@ -1,7 +1,7 @@
-"""The loop of a handler's dispatcher: receive requests, run them in workers, pass their answers on.
+"""The dispatcher's loop for a handler: receive requests, run them in workers, forward their outputs.
 
-When a worker ends or hangs with several requests, or a call of several fails, each of them runs again alone, so only
-the cause fails.
+If a worker crashes or hangs with several requests, or a call with several requests fails, each request is retried
+alone, so that only the one to blame fails.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engines.wire import InvocationOutputs, Invoke, ToEngine
 logger = logging.getLogger(__name__)
 
 GROW_AGAIN_SECONDS = 60.0
-"""Time before another worker is tried, when one beyond `min_workers` could not load the handler."""
+"""Seconds before another worker is started, after one beyond `min_workers` could not load the handler."""
 
 
 class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
-    """Runs one call at a time in each worker, or many of an asynchronous handler. One thread.
+    """Runs one call at a time in each worker, or many with an asynchronous handler. Single-threaded.
 
     `clock` is `time.monotonic` except in tests.
     """
@@ -46,23 +46,23 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:
-        """start_worker: starts the worker of a number."""
+        """start_worker: starts the worker with a given number."""
         metrics = DispatcherMetrics("lmi_worker_restarts_total")
         super().__init__(info, DynamicBatcher(config.batching), metrics, board, clock)
         self._config = config
         self._start_worker = start_worker
         self._slots: list[Slot] = []
         self._alone: deque[RunningInvocation] = deque()
-        """Requests of calls that failed: each runs again, alone, before all others."""
+        """Requests of failed calls. Each is retried alone, before all others."""
         self._grow_at = 0.0
-        """When workers beyond `min_workers` may be started, at the earliest."""
+        """Earliest time at which workers beyond `min_workers` may be started."""
         self._was_ready = False
 
     def serve(self, front: Front) -> None:
-        """Start the workers, and serve requests until a `Drain` has been carried out.
+        """Start the workers, and serve requests until a `Drain` is complete.
 
         Raises:
-            EngineFailed: the handler cannot be loaded, or workers end again and again.
+            EngineFailed: the handler cannot be loaded, or workers crash repeatedly.
         """
         for _ in range(self._config.handler.min_workers):
             self._add_slot(front)
@@ -84,7 +84,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             for slot in self._slots:
                 slot.process.close()
 
-    # Messages of web processes and the supervisor
+    # Messages from web processes and the supervisor
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Invoke):
@@ -93,7 +93,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             super()._handle(front, client, message)
 
     def _check(self, request: Invocation) -> None:
-        """A worker that is being started does not keep requests from waiting."""
+        """Accept every request. Requests wait while workers are started."""
 
     def _forget(self, request_id: str, reason: AbortReason) -> None:
         for slot in self._slots:
@@ -103,7 +103,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         if not self._batcher.abort(request_id):
             self._alone = deque(each for each in self._alone if each.invocation.id != request_id)
 
-    # Workers: their messages and their ends
+    # Workers: messages, crashes and restarts
 
     def _read(self, front: Front, slot: Slot) -> None:
         try:
@@ -127,7 +127,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._ended(front, slot, RequestFailed(f"the handler's process is gone: {end}"))
 
     def _kill_if_stuck(self, front: Front, slot: Slot) -> None:
-        """Stop what has taken too long: one call of an asynchronous handler, else the worker, which is restarted."""
+        """Cancel the late calls of an asynchronous handler. Otherwise kill and restart a worker that is late."""
         now = self._clock()
         if slot.act_at is None or now < slot.act_at:
             return
@@ -146,12 +146,12 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._send(front, slot, [self._failure(name, error) for name in late])
 
     def _ended(self, front: Front, slot: Slot, error: EngineError) -> None:
-        """Restart a worker whose process is gone. A request that was alone in it gets the error.
+        """Restart a worker whose process is gone. A request that was alone in the worker gets the error.
 
-        One beyond `min_workers` that could not load the handler is dropped: the others serve.
+        A worker beyond `min_workers` that could not load the handler is removed instead.
 
         Raises:
-            EngineFailed: a worker ends again and again without a request to blame.
+            EngineFailed: a worker crashes at start-up, or repeatedly with no request to blame.
         """
         logger.error("worker %d is gone with %d requests: %s", slot.number, len(slot.running), error)
         if slot.loading and len(self._slots) > self._config.handler.min_workers:
@@ -167,7 +167,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 raise EngineFailed(f"worker {slot.number} ended while {what}: {error}")
         was_alone = len(slot.calls) == 1
         slot.load_again(self._clock() + self._config.handler.loading_timeout)
-        # Before any answer is sent: a client that retries at once must not find the server ready.
+        # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._report_state(f"a worker is being started again: {error}")
         self._restart_process(front, slot.process)
         if was_alone:
@@ -187,7 +187,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._set_free(slot)
 
     def _run_again(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
-        """Queue requests of a failed call, each to run alone; those that are being answered fail."""
+        """Queue the requests of a failed call to run alone. Requests whose response has begun fail instead."""
         answering = [name for name in request_ids if slot.running[name].answering]
         self._alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
         error = RequestFailed("the handler's process ended while it answered")
@@ -209,7 +209,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._batcher.set_free(self._clock())
 
     def _report_state(self, reason: str = "") -> None:
-        """Report that the engine is ready, while a worker can be called."""
+        """Report the engine as ready if any worker has loaded the handler."""
         ready = not all(slot.loading for slot in self._slots)
         self._set_state(EngineState.READY if ready else EngineState.STARTING, "" if ready else reason)
 
@@ -225,7 +225,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._slots.remove(slot)
 
     def _fit_workers(self, front: Front) -> None:
-        """Start another worker while requests wait for one, and end those that have been idle for long."""
+        """Start another worker if requests wait for one, and stop workers that have been idle for too long."""
         settings = self._config.handler
         now = self._clock()
         waits = bool(self._batcher.num_waiting or self._alone)
@@ -237,7 +237,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             if slot.idle and now - slot.idle_since >= settings.max_idle_seconds:
                 self._drop_slot(front, slot)
 
-    # Calls and answers
+    # Calls and outputs
 
     def _start_calls(self) -> None:
         now = self._clock()
@@ -261,7 +261,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         slot.process.run([each.invocation for each in batch])
 
     def _send(self, front: Front, slot: Slot, outputs: list[InvocationOutput]) -> None:
-        """Count outputs and send them. Drop those of forgotten requests."""
+        """Count and send outputs. Outputs of aborted requests are dropped."""
         sent, finished = [], []
         for output in outputs:
             running = slot.running.get(output.id)

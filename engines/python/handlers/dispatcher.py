@@ -1,6 +1,6 @@
 """`python -m engines.python.handlers.dispatcher`: the process that batches requests for a user's handler.
 
-The supervisor starts it; it starts and restarts the workers. Runs no code of the user.
+Started by the supervisor. Starts and restarts the workers. Runs no user code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
-    """Raises `EngineFailed`."""
+    """Serve until the dispatcher is drained. Raises `EngineFailed`."""
     config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
 
     def start_worker(number: int) -> HandlerProcess:

@@ -1,4 +1,4 @@
-"""Find the handler in a user's file: a function, decorated functions, or those of the SageMaker inference toolkit."""
+"""Find the handler in a user's file: a function, decorated functions, or SageMaker inference toolkit functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engines.python.handlers.stages import Stages
 
 
 class Handler(Protocol):
-    """A handler as workers call it."""
+    """Interface through which workers call a handler."""
 
     @property
     def takes_batches(self) -> bool:
-        """Whether it may be called with several requests at once."""
+        """Whether one call may contain several requests."""
 
     def __call__(self, inputs: Input) -> Any:
         """Return an `Output` or None. May raise anything."""
@@ -40,7 +40,7 @@ class FunctionHandler:
 
 
 class AsyncHandler:
-    """A coroutine function such as `async def handle(inputs)`, or an asynchronous generator. Gets no batches."""
+    """A coroutine function such as `async def handle(inputs)`, or an asynchronous generator. Does not take batches."""
 
     def __init__(self, function: Callable[[Input], Any]) -> None:
         self._function = function
@@ -52,9 +52,9 @@ class AsyncHandler:
 
 
 def load_module(file: Path, folder: Path) -> ModuleType:
-    """Run the user's file as a module. It can import from its own folder and from the model's.
+    """Run the user's file as a module. The file can import from its own folder and from the model's.
 
-    Raises: whatever its code raises.
+    Raises: any error of the user's code; `ImportError` if the file is not a Python file.
     """
     for path in dict.fromkeys((str(folder), str(file.parent))):
         sys.path.insert(0, path)
@@ -69,11 +69,11 @@ def load_module(file: Path, folder: Path) -> ModuleType:
 
 
 def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Handler | AsyncHandler:
-    """Return the function of that name, else what decorated or toolkit functions make together.
+    """Return the handler: the named function, or else the module's decorated or toolkit functions together.
 
-    function: empty for formatters of text that the server generates.
+    function: empty if the module only has formatters for the server's own text generation.
 
-    Raises `ImportError`: the module has none of them.
+    Raises `ImportError` if the module has none of these.
     """
     if not function:
         return Formatters.of(module, properties)

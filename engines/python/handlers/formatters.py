@@ -1,4 +1,4 @@
-"""The formatters of a `model.py` that leaves text generation to the server: they rewrite bodies and answers."""
+"""Formatters of a `model.py` that leaves text generation to the server. They rewrite requests and responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Formatters:
-    """Answers calls of web processes, whose property `stage` is `input` or `output`."""
+    """Handles calls from web processes, whose property `stage` is `input` or `output`."""
 
     takes_batches = False
 
@@ -40,7 +40,7 @@ class Formatters:
         return Output().add(encode_json(self._body(inputs) if stage == "input" else self._answer(inputs)))
 
     def _body(self, inputs: Input) -> Any:
-        """Return the body that the input formatter makes of a request."""
+        """Return a request's body as rewritten by the input formatter."""
         function = self._functions["input_formatter"]
         if not _first_type(function).endswith("Input"):
             return with_options(function, self._properties, inputs.get_as_json())
@@ -52,7 +52,7 @@ class Formatters:
         return {"inputs": text, "parameters": request.parameters, **streams}
 
     def _answer(self, inputs: Input) -> list[Any]:
-        """Return what the output formatter makes of each record, or of each token: a text stands as it is."""
+        """Apply the output formatter to each record, or to each token and join the results to one text."""
         function = self._functions["output_formatter"]
         given = inputs.get_as_json()
         if not _first_type(function).endswith(("RequestOutput", "TextGenerationOutput")):
@@ -69,14 +69,14 @@ class Formatters:
 
 
 def _first_type(function: Function) -> str:
-    """Return the name of the type of a function's first parameter; empty where it has none."""
+    """Return the type name of a function's first parameter; empty if it has no annotation."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
     annotation = first.annotation if first is not None and first.annotation is not first.empty else ""
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
 
 
 def _tokenizer(model_path: str) -> Any:
-    """Return the model's tokenizer; None where transformers cannot load it."""
+    """Return the model's tokenizer; None if transformers cannot load it."""
     from transformers import AutoTokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""The messages between dispatcher and handler workers; `engines/python/link.py` carries them."""
+"""Messages between the dispatcher and handler workers, sent over `engines/python/link.py`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from engines.python.messages import CannotLoad, Forget, Ready
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: a request of the next batch. One message each, so that the size of a batch bounds no message."""
+    """To a worker: one request of the next batch. Message size therefore does not depend on the batch size."""
 
     invocation: Invocation
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: call the handler with the requests that were added. An asynchronous one is running them already."""
+    """To a worker: call the handler with the added requests. An asynchronous handler is already running them."""
 
 
 ToWorker = Add | RunBatch | Forget
@@ -28,11 +28,11 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallDone(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: a call is over. A request that has not had its last output by now has no answer."""
+    """From a worker: a call is over. Its requests get no further output, even if the last one is missing."""
 
     request_ids: list[str]
     failed: bool = False
-    """No request has an answer. Whichever was the cause, the others may succeed alone."""
+    """Whether the call with the whole batch failed. Each request may still succeed alone."""
 
 
 FromWorker = Ready | CannotLoad | Answered | CallDone

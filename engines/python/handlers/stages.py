@@ -1,7 +1,8 @@
-"""A handler made of the functions of one file: load, read a request, predict, write the answer.
+"""A handler built from the functions of one file: load the model, read a request, predict, write the response.
 
-They are decorated (`init_handler`, `input_formatter`, `prediction_handler`, `output_formatter`), or have the names of
-the SageMaker inference toolkit (`model_fn`, `input_fn`, `predict_fn`, `output_fn`; `transform_fn` for the last three).
+The functions are decorated (`init_handler`, `input_formatter`, `prediction_handler`, `output_formatter`), or named as
+in the SageMaker inference toolkit (`model_fn`, `input_fn`, `predict_fn`, `output_fn`; `transform_fn` replaces the last
+three).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOOLKIT = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
 
 @dataclass(frozen=True, slots=True)
 class ToolkitContext:
-    """What the toolkit passes to functions that take one more argument."""
+    """Context that the toolkit passes to functions that accept one more argument."""
 
     model_dir: str
     request_content_type: str = ""
@@ -31,7 +32,7 @@ class ToolkitContext:
 
 
 def marked(module: ModuleType) -> dict[str, Function]:
-    """Return the decorated functions of a module, by their role."""
+    """Return the decorated functions of a module by role."""
     own = vars(module).values()
     return {getattr(value, MARK): value for value in own if callable(value) and hasattr(value, MARK)}
 
@@ -42,14 +43,14 @@ class Stages:
     takes_batches = False
 
     def __init__(self, functions: dict[str, Function], properties: dict[str, str]) -> None:
-        """functions: by their role, or by their name in the toolkit."""
+        """functions: by role, or by name in the toolkit."""
         self._functions = functions
         self._properties = properties
         self._model: Any = None
 
     @classmethod
     def of(cls, module: ModuleType, function: str, properties: dict[str, str]) -> Self:
-        """Find the functions. Raises `ImportError`: those there are cannot answer a request."""
+        """Find the functions in a module. Raises `ImportError` if they cannot answer a request."""
         own = vars(module)
         functions = marked(module) or {name: own[name] for name in TOOLKIT if callable(own.get(name))}
         if not functions.keys() & {"prediction_handler", "predict_fn", "transform_fn"}:
@@ -83,7 +84,7 @@ class Stages:
             self._model = _call(load, folder, context=ToolkitContext(folder))
 
     def _accepted(self, accept: str) -> str:
-        """Return the type of a toolkit function's answer: the default where the client takes anything."""
+        """Return the content type for a toolkit function: the default if the client accepts anything."""
         default = self._properties.get("default_accept", _JSON)
         return default if accept.startswith("*/*") else accept
 
@@ -104,7 +105,7 @@ class Stages:
 
 
 def with_options(function: Function, options: Mapping[str, Any], *arguments: Any) -> Any:
-    """Call a decorated function, with those options that it takes as named arguments."""
+    """Call a decorated function, and pass the options that it accepts as keyword arguments."""
     parameters = inspect.signature(function).parameters
     taken = list(parameters)[: len(arguments)]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -117,7 +118,7 @@ def with_options(function: Function, options: Mapping[str, Any], *arguments: Any
 
 
 def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
-    """Call a function of the toolkit, which may take a context as its last argument."""
+    """Call a toolkit function. The context is appended if the function takes one more argument."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
@@ -126,7 +127,7 @@ def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
 
 
 def _as_output(result: Any, accept: str, content_type: str | None = None) -> Output:
-    """Make the answer of what a user's function returned: an output, a body, (body, content type), or a value."""
+    """Convert the result of a user's function (output, body, (body, content type), or any value) to an output."""
     if isinstance(result, Output):
         return result
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):

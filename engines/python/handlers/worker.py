@@ -1,6 +1,6 @@
 """`python -m engines.python.handlers.worker`: a process that runs a user's handler.
 
-The handler has the process to itself: its folder is the working directory, and `djl_python` can be imported.
+The handler has the process to itself. The model folder is the working directory, and `djl_python` can be imported.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ COMPAT = Path(__file__).parents[1] / "compat"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve the dispatcher until it goes; return the exit code."""
+    """Serve the dispatcher until it exits; return the exit code."""
     sys.path.insert(0, str(COMPAT))
     return run_worker("handler", ToWorker, _load, argv)
 
 
 def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
-    """Raises: whatever keeps the handler from loading."""
-    from engines.python.handlers.async_calls import AsyncCalls  # these import djl_python
+    """Load the handler, report it as ready, and return the serving loop. Raises: any error of loading."""
+    from engines.python.handlers.async_calls import AsyncCalls  # these modules import djl_python
     from engines.python.handlers.calls import Calls
     from engines.python.handlers.entry import AsyncHandler, find_handler, load_module
 
@@ -37,7 +37,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
     folder = Path(config.model.path)
     os.chdir(folder)
-    # Each worker sees its own GPUs only, so the first has the same number in all of them.
+    # Each worker sees only its own GPUs, so its first GPU is always number 0.
     device_id = "0" if config.parallel.device == "cuda" else "-1"
     properties = {**config.handler.properties, "model_dir": str(folder), "device_id": device_id}
     module = load_module(Path(config.handler.file), folder)
