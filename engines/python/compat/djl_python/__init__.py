@@ -1,4 +1,4 @@
-"""The Python interface of LMI's handlers, for `model.py` files written for LMI. For handler processes only."""
+"""LMI's Python interface for handlers, for `model.py` files written for LMI. Used in handler processes only."""
 
 import sys
 

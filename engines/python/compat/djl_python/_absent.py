@@ -1,4 +1,4 @@
-"""Modules of LMI's `djl_python` that are not here: importing one fails with what to do instead."""
+"""Modules of LMI's `djl_python` that are not provided. Importing one raises an error that names the alternative."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _ADVICE = {
     ),
     "stable_diffusion_inf2": "load the pipeline of diffusers in the handler's first call",
 }
-"""What to do instead, by the name that is imported."""
+"""Advice on what to do instead, by name of the imported module."""
 
 
 class AbsentModules(MetaPathFinder):
-    """Explains the import of a module that no other finder has."""
+    """Raises an explanatory `ImportError` for modules that no other finder has."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

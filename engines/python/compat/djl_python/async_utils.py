@@ -1,4 +1,4 @@
-"""Helpers of asynchronous handlers: their answers, whole or as chunks of a stream."""
+"""Helpers for asynchronous handlers: complete responses, and chunks of streams."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def create_non_stream_output(
     error: str | None = None,
     code: int | None = None,
 ) -> Output:
-    """Make a whole answer. properties: headers; error: replaces an empty body; code: the status."""
+    """Return a complete response. properties: headers; error: replaces an empty body; code: the HTTP status."""
     return _output(data, "application/json", error, code, properties or {})
 
 
 def create_stream_chunk_output(
     data: str | dict[str, Any], last_chunk: bool, error: str | None = None, code: int | None = None
 ) -> Output:
-    """Make one record of a stream, which ends with the generator that yields it, whatever `last_chunk` says."""
+    """Return one record of a stream. `last_chunk` is ignored: the stream ends when the handler's generator ends."""
     return _output(data, "application/jsonlines", error, code, {})
 
 
@@ -32,10 +32,10 @@ async def handle_streaming_response(
     accumulate_chunks: bool = False,
     **kwargs: Any,
 ) -> AsyncIterator[Output]:
-    """Yield the chunks of a stream as the formatter writes them, up to the one that it calls the last.
+    """Yield the formatted chunks of a stream, up to the one that the formatter marks as the last.
 
-    The formatter returns (text, whether it is the last). With `accumulate_chunks` it also takes `history`, and returns
-    it as a third value. When it fails, the last record is an error.
+    The formatter returns (text, is_last). With `accumulate_chunks` it also takes `history`, and returns the new history
+    as a third value. If the formatter fails, the last record is an error.
     """
     history: list[Any] = []
     async for chunk in response:

@@ -1,4 +1,4 @@
-"""Between the content types of HTTP and Python values."""
+"""Convert between HTTP content types and Python values."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ARRAYS = {
     "application/x-npz": np_util.to_npz,
     "application/x-npy": np_util.to_npy,
 }
-"""What writes arrays, by content type."""
+"""Encoders of arrays, by content type."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CSV_COLUMNS = {"inputs", "question", "context"}
 
 
 def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
-    """Return a request's content as its content type says; JSON without one, bytes for an unknown one.
+    """Decode a request's content by its content type. Defaults to JSON. Unknown types are returned as bytes.
 
     Raises:
-        ValueError: the content is not of that type.
-        KeyError: there is no such part.
+        ValueError: the content is not valid for its type.
+        KeyError: there is no part named `key`.
     """
     kind = (content_type or _JSON).partition(";")[0].strip().lower()
     if kind == _JSON:
@@ -47,7 +47,7 @@ def decode(inputs: Input, content_type: str | None, key: str | None = None) -> A
 
 
 def decode_csv(inputs: Input, key: str | None = None) -> Any:
-    """Return the columns of a CSV with a header. Raises `ValueError` when no column is one of `_CSV_COLUMNS`."""
+    """Return the columns of a CSV with a header. Raises `ValueError` if no column is one of `_CSV_COLUMNS`."""
     rows = inputs.get_as_csv(key)
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     if not _CSV_COLUMNS & columns.keys():
@@ -62,10 +62,10 @@ def encode(
     content_type: str | None = None,
     key: str | None = None,
 ) -> Output:
-    """Add a prediction to the outputs in the type that the client accepts, and say so in the headers.
+    """Add a prediction to the outputs in the type that the client accepts, and set the Content-Type header.
 
-    content_type: the request's; arrays are answered with arrays where the client accepts anything.
-    Raises `ValueError`: the client accepts nothing that is known.
+    content_type: the request's. If the client accepts anything, requests with arrays get arrays.
+    Raises `ValueError` if the client accepts no supported type.
     """
     wanted = (accept or "*/*").partition(",")[0].partition(";")[0].strip().lower()
     if wanted in ("*/*", ""):

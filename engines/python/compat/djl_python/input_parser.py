@@ -1,4 +1,4 @@
-"""Decorators of `model.py`: they mark functions, by which the server finds what the file supplies."""
+"""Decorators for `model.py`. They mark functions with a role, so that the server can find them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SAGEMAKER_ADAPTER_IDENTIFIER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
 def mark(role: str) -> Callable[[_Function], _Function]:
-    """Make the decorator of a role."""
+    """Return the decorator for a role."""
 
     def decorator(function: _Function) -> _Function:
         setattr(function, MARK, role)

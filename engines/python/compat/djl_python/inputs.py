@@ -1,4 +1,4 @@
-"""What a handler receives: the properties and the content of one request, or of a batch of them."""
+"""The input of a handler: the properties and the content of one request or of a batch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _DATA = "data"
 
 
 class Input:
-    """One request, or a batch. At the load of a worker it has no content, and the options as properties."""
+    """One request or a batch. In the call that loads a worker, there is no content, and the options are properties."""
 
     def __init__(self) -> None:
         self.request_id = ""
         self.function_name = "handle"
         self.properties: dict[str, str] = {}
-        """HTTP headers, custom attributes and the like; of a batch, with `batch_000.` and so on before the names."""
+        """HTTP headers, custom attributes and the like. In a batch, names have prefixes such as `batch_000.`."""
         self.content = PairList()
-        """Parts of the body by name; `data` is that of a body without parts."""
+        """Parts of the body by name. A body without parts is named `data`."""
 
     def get_function_name(self) -> str:
         return self.function_name
@@ -34,7 +34,7 @@ class Input:
         return self.properties
 
     def get_property(self, key: str) -> str | None:
-        """Return a property, whatever the case of its name; None where there is none."""
+        """Return a property by its case-insensitive name; None if it is missing."""
         if key in self.properties:
             return self.properties[key]
         wanted = key.lower()
@@ -44,7 +44,7 @@ class Input:
         return self.content
 
     def is_empty(self) -> bool:
-        """Whether this is the call at the load of the worker."""
+        """Return whether this is the call that loads the worker."""
         return self.content.is_empty()
 
     def contains_key(self, key: str) -> bool:
@@ -57,7 +57,7 @@ class Input:
         return int(self.properties.get("batch_size", 1))
 
     def get_batches(self) -> list[Input]:
-        """Return the requests of a batch, each as an input of its own; this input where it is no batch."""
+        """Return the requests of a batch as separate inputs, or `[self]` if this is not a batch."""
         if not self.is_batch():
             return [self]
         batches = [Input() for _ in range(self.get_batch_size())]
@@ -74,9 +74,9 @@ class Input:
         return batches
 
     def get_as_bytes(self, key: str | None = None) -> Any:
-        """Return a part; without a key `data`, or the first one.
+        """Return a part. The key defaults to `data`, or else to the first part.
 
-        Raises `KeyError`: there is no such part, or none at all.
+        Raises `KeyError` if there is no such part.
         """
         if key is None:
             if self.content.is_empty():
@@ -88,11 +88,11 @@ class Input:
         return _text(self.get_as_bytes(key))
 
     def get_as_json(self, key: str | None = None) -> Any:
-        """Raises `ValueError`: it is not JSON."""
+        """Return a part parsed as JSON. Raises `ValueError` if it is not valid JSON."""
         return json.loads(self.get_as_bytes(key))
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
-        """Return the rows by the names in the first line."""
+        """Return the rows of a CSV part as dictionaries. The first line has the names."""
         return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
 
     def get_as_image(self, key: str | None = None) -> Any:
@@ -108,7 +108,7 @@ class Input:
     get_as_npz = get_as_numpy
 
     def get_data(self, key: str | None = None) -> Any:
-        """Return a part as its content type says: JSON, text, image, arrays, else bytes."""
+        """Return a part decoded by its content type: JSON, text, image or arrays, else bytes."""
         kind = (self.get_property("Content-Type") or "").partition(";")[0].strip().lower()
         if kind == "application/json":
             return self.get_as_json(key)

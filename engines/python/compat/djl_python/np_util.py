@@ -1,8 +1,9 @@
-"""Arrays as bytes: DJL's NDList, and numpy's own formats. Object arrays are refused: reading them would run code.
+"""Encode and decode arrays: DJL's NDList and numpy's formats. Object arrays are rejected: reading them would run code.
 
-An NDList is big-endian: the number of arrays, then of each: the text `NDAR`, the version (1 to 3), from version 2 on a
-flag and perhaps a name, the sparse format, the type, the shape, from version 3 on the byte order of the data, and the
-data behind its length. A text has its length before it; a shape has its layout behind it, two bytes for each dimension.
+An NDList is big-endian. It starts with the number of arrays. For each array follow: the text `NDAR`, the version (1 to
+3), from version 2 on a flag and an optional name, the sparse format, the type, the shape, from version 3 on the byte
+order of the data, the length of the data, and the data. A text is preceded by its length. A shape is followed by its
+layout, two bytes for each dimension.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DJL_NAMES = {numpy: djl for djl, numpy in _NUMPY_NAMES.items()}
 
 
 def from_nd_list(encoded: bytes | bytearray) -> list[Any]:
-    """Return the arrays of an NDList, `.npy` or `.npz`. Raises `ValueError`: it is none of them, or not all there."""
+    """Return the arrays of an NDList, `.npy` or `.npz`. Raises `ValueError` for other or truncated data."""
     import numpy
 
     if encoded[:2] == b"PK":
@@ -43,7 +44,7 @@ def from_nd_list(encoded: bytes | bytearray) -> list[Any]:
 
 
 def to_nd_list(np_list: Any) -> bytes:
-    """Write an array, or a list or tuple of arrays, as an NDList. Raises `ValueError`: DJL lacks the type."""
+    """Write an array, or a list or tuple of arrays, as an NDList. Raises `ValueError` if DJL lacks the type."""
     import numpy
 
     arrays = [numpy.asarray(one) for one in _listed(np_list)]
@@ -69,14 +70,14 @@ def to_npz(values: Any) -> bytes:
 
 
 class _Reader:
-    """Reads an NDList from its beginning. All methods raise `ValueError`: it is none, or it ends too early."""
+    """Reads an NDList from start to end. All methods raise `ValueError` if the data is malformed or truncated."""
 
     def __init__(self, encoded: bytes | bytearray) -> None:
         self._encoded = encoded
         self.place = 0
 
     def array(self) -> Any:
-        """Read the next array; the result is a copy in the machine's byte order."""
+        """Read the next array. Returns a copy in the machine's byte order."""
         import numpy
 
         if (magic := self._text()) != _MAGIC:
@@ -101,7 +102,7 @@ class _Reader:
         return numpy.ndarray(shape, stored, self._bytes(size)).astype(kind)
 
     def number(self, code: str) -> int:
-        """Read an integer. code: its format in `struct`."""
+        """Read a non-negative integer. code: its format in `struct`."""
         found: int = struct.unpack(f">{code}", self._bytes(struct.calcsize(f">{code}")))[0]
         if found < 0:
             raise ValueError(f"the NDList has the size {found}")

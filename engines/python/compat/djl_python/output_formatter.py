@@ -1,4 +1,4 @@
-"""The decorator of functions that write answers, and the types that they receive."""
+"""The `output_formatter` decorator, and the types that decorated functions receive."""
 
 from __future__ import annotations
 

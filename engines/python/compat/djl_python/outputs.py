@@ -1,4 +1,4 @@
-"""What a handler returns: a status, headers, and one body for each request or a stream of chunks."""
+"""The output of a handler: a status, headers, and one body for each request or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANDLER_FAILED = "invoke handler failure"
 
 
 def encode_json(value: Any, indent: int | None = None) -> bytes:
-    """Write a value as JSON; arrays become lists. Raises `ValueError` for NaN and infinities, which JSON lacks."""
+    """Encode a value as JSON; arrays become lists. Raises `ValueError` for NaN and infinities, which JSON lacks."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_plain).encode()
 
 
@@ -27,18 +27,18 @@ def _plain(value: Any) -> Any:
 
 
 def _default_stream_output_formatter(item: Any) -> bytes:
-    """Write one item of a stream as a line of JSON."""
+    """Encode one item of a stream as a line of JSON."""
     return encode_json({"outputs": item}) + b"\n"
 
 
 class Output:
-    """The answer to one request, or to a batch."""
+    """The response to one request or to a batch."""
 
     def __init__(self, code: int = 200, message: str = "OK") -> None:
         self.code = code
         self.message = message
         self.properties: dict[str, str] = {}
-        """Headers of the answer."""
+        """Response headers."""
         self.content = PairList()
         self.stream_content: Iterable[Any] | None = None
         self.stream_formatter: Callable[[Any], bytes | bytearray | str] | None = None
@@ -63,9 +63,9 @@ class Output:
         return self.content
 
     def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """Add a part: text and bytes as they are, everything else as JSON.
+        """Add a part: text and bytes unchanged, everything else as JSON.
 
-        batch_index: the request of a batch that it answers; or give the key of that request's content.
+        batch_index: index of the request in the batch; alternatively, `key` is the key of that request's content.
         """
         if isinstance(value, str):
             data = value.encode()
@@ -89,7 +89,7 @@ class Output:
         return self.add(np_util.to_npz(value), key, batch_index)
 
     def error(self, error: object, code: int = 424, message: str = HANDLER_FAILED) -> Output:
-        """Turn this into an error with a JSON body."""
+        """Turn this output into an error with a JSON body."""
         self.code = code
         self.message = message
         self.content = PairList()
@@ -102,13 +102,13 @@ class Output:
         stream_content: Iterable[Any],
         output_formatter: Callable[[Any], bytes | bytearray | str] | None = _default_stream_output_formatter,
     ) -> Output:
-        """Answer with a stream. output_formatter: writes one item; None: items are text or bytes as they are."""
+        """Respond with a stream. output_formatter: encodes one item; None if the items are text or bytes."""
         self.stream_content = stream_content
         self.stream_formatter = output_formatter
         return self
 
     def finalize(self, function: Callable[..., object], *args: Any) -> Output:
-        """Call a function after the answer has been sent."""
+        """Set a function to call after the response has been sent."""
         self._finalizer = lambda: function(*args)
         return self
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class PairList:
-    """Keys and values in two parallel lists, which handlers may read and change."""
+    """Keys and values in two parallel lists, which handlers may read and modify."""
 
     def __init__(self, keys: list[str] | None = None, values: list[Any] | None = None) -> None:
         self.keys = list(keys or ())

@@ -1,4 +1,4 @@
-"""The types that formatters of text generation see: a request's input, and what has been generated of its output."""
+"""Types for formatters of text generation: a request's input, and the output generated so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Token:
 
 @dataclass
 class Sequence:
-    """One generated text. `get_next_token` walks over its tokens."""
+    """One generated text. `get_next_token` iterates over its tokens."""
 
     tokens: list[Token] = field(default_factory=list)
     cumulative_log_prob: float = 0.0
@@ -30,9 +30,9 @@ class Sequence:
     complete: bool = False
     """Whether no token will follow."""
     position: int = 0
-    """Tokens that `get_next_token` has returned."""
+    """Number of tokens that `get_next_token` has returned."""
     num_before: int = 0
-    """Tokens of the text before `tokens`."""
+    """Number of tokens generated before `tokens`."""
 
     def has_next_token(self) -> bool:
         return self.position < len(self.tokens)
@@ -72,7 +72,7 @@ class TextInput(RequestInput):
 
 @dataclass
 class RequestOutput:
-    """What has been computed for a request."""
+    """The output of a request so far."""
 
     request_id: int | str = 0
     finished: bool = False

@@ -1,4 +1,4 @@
-"""Text from a model of transformers, streamed step by step. Needs transformers and torch."""
+"""Stream text from a transformers model, step by step. Requires transformers and torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from transformers.generation.streamers import BaseStreamer
 
 STREAM_THREAD = "djl_python stream"
-"""Name of the thread of a stream."""
+"""Name of the threads that run `generate`."""
 _SAMPLING = ("temperature", "top_p", "top_k", "typical_p")
 _OWN_NAMES = ("manual_seed", "beam_size", "engine")
-"""Parameters of streams that `generate` does not have."""
+"""Parameters of streams that `generate` does not take."""
 
 
 class HFStreamer(BaseStreamer):  # type: ignore[misc]
-    """An iterator over the steps of a `generate` in another thread: a list with the new text of each row."""
+    """Iterator over the steps of a `generate` call in another thread. A step is a list with each row's new text."""
 
     def __init__(self, tokenizer: Any, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
         self._tokenizer = tokenizer
@@ -29,7 +29,7 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
         self._stopped = False
 
     def put(self, value: Any) -> None:
-        """Take the tokens of a step: [num_rows], or those of the prompts: [num_rows, length]."""
+        """Add the tokens of a step, [num_rows], or of the prompts, [num_rows, length]."""
         if self._stopped:
             raise RuntimeError("nobody reads the stream any more")
         is_prompt = value.dim() > 1
@@ -47,14 +47,14 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
         self._steps.put(error)
 
     def close(self) -> None:
-        """Have `generate` stop at its next step."""
+        """Make `generate` stop at its next step."""
         self._stopped = True
 
     def __iter__(self) -> Iterator[list[str]]:
         return self
 
     def __next__(self) -> list[str]:
-        """Raises whatever `generate` raised."""
+        """Return the next step. Raises: any error of `generate`."""
         step = self._steps.get()
         if isinstance(step, BaseException):
             raise step
@@ -63,7 +63,7 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
         return step
 
     def _new_text(self, number: int, tokens: Sequence[int], last: bool = False) -> str:
-        """Decode a row from its beginning: alone, a token loses its spaces, or is a part of a character."""
+        """Return a row's new text. Decodes the whole row: a token alone may lose spaces or be part of a character."""
         self._tokens[number] += tokens
         text = self._tokenizer.decode(self._tokens[number], **self._decode_kwargs)
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not last:
@@ -74,7 +74,7 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
 
 
 class StreamingUtils:
-    """The streams of handlers, by LMI's names."""
+    """Streams for handlers, under LMI's names."""
 
     DEFAULT_MAX_NEW_TOKENS = 50
     BUILTIN_ENGINES = ("DeepSpeed", "Accelerate", "transformers-neuronx")
@@ -83,7 +83,7 @@ class StreamingUtils:
     def use_hf_default_streamer(
         model: Any, tokenizer: Any, inputs: Any, device: Any, **kwargs: Any
     ) -> Iterator[list[str]]:
-        """Stream `model.generate(**kwargs)`. The first step has the prompts. inputs: texts; device: None for a CPU."""
+        """Stream `model.generate(**kwargs)`. The first step has the prompts. inputs: texts; device: None means CPU."""
         return _stream(
             model, tokenizer, inputs, device, HFStreamer(tokenizer, skip_special_tokens=True), kwargs
         )
@@ -92,7 +92,7 @@ class StreamingUtils:
     def get_stream_generator(execution_engine: str) -> Callable[..., Iterator[list[str]]]:
         """Return the function (model, tokenizer, inputs, device, **parameters) that streams new text.
 
-        Raises `ValueError`: there is no such engine.
+        Raises `ValueError` if there is no such engine.
         """
         if execution_engine not in StreamingUtils.BUILTIN_ENGINES:
             raise ValueError(f"{execution_engine} engine is not supported for streaming")
@@ -121,7 +121,7 @@ def _stream_generator(
 def _stream(
     model: Any, tokenizer: Any, inputs: Any, device: Any, streamer: HFStreamer, kwargs: dict[str, Any]
 ) -> Iterator[list[str]]:
-    """Generate in a thread, and yield its steps. A stream that is closed early stops it."""
+    """Run `generate` in a thread, and yield its steps. Closing the stream early stops the thread."""
     if not tokenizer.pad_token:
         tokenizer.pad_token = tokenizer.eos_token
     side = "right" if model.config.is_encoder_decoder else "left"
@@ -131,7 +131,7 @@ def _stream(
     def generate() -> None:
         try:
             model.generate(**tokens, streamer=streamer, **{"pad_token_id": tokenizer.pad_token_id, **kwargs})
-        except BaseException as error:  # the thread's edge: the reader raises it
+        except BaseException as error:  # top level of the thread: the reader re-raises the error
             streamer.end(error)
 
     Thread(target=generate, name=STREAM_THREAD, daemon=True).start()
