@@ -16,7 +16,7 @@ from lmi_server.http.json_object import parse_object
 from lmi_server.values.show import as_json
 
 MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
-"""Minimum for the limit on all bodies that one web process reads and parses at a time. Two of any size always fit."""
+"""Minimum limit on all bodies that one web process reads and parses at a time. Two maximum-size bodies always fit."""
 _PIECE_BYTES = 64 * 1024
 _ACCEPTED_TYPES = "application/json (UTF-8)"
 
