@@ -67,7 +67,7 @@ class TokenText(msgspec.Struct, frozen=True):
     text: str
     """All text that this token completes, including stop strings."""
     shown: str
-    """Text that can be shown once this token has arrived, perhaps from earlier tokens. Excludes stop strings."""
+    """Text that can be shown once this token has arrived. May include held-back text of earlier tokens."""
     logprob: float | None
     special: bool
     top: tuple[TopToken, ...] = ()
@@ -153,7 +153,7 @@ class AnswerText:
     """The text of one completion. Owned by the `TextGeneration` that adds the outputs."""
 
     def __init__(self, index: int, prompt: PromptText) -> None:
-        """`index`: of the completion within the HTTP request. `prompt`: shared by all completions of the prompt."""
+        """`index`: index of the completion in the HTTP request. `prompt`: shared by all completions of the prompt."""
         request, text = prompt.request, prompt.text
         self.request = request
         self.num_generated = 0

@@ -40,7 +40,7 @@ def whole(request_id: str, output: Output | None) -> Iterator[InvocationOutput]:
 
 
 def of_batch(batch: Sequence[Invocation], output: Any) -> Iterator[InvocationOutput]:
-    """Return an iterator over the responses to a batch. Raises `CannotAnswer` if any is missing, or for an error."""
+    """Return the responses to a batch. Raises `CannotAnswer` if a body is missing or the output is an error."""
     if output is None:
         bodies, common = [b""] * len(batch), _NO_CONTENT
     elif not isinstance(output, Output) or output.stream_content is not None:

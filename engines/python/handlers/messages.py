@@ -22,7 +22,7 @@ ToWorker = Add | RunBatch | Forget
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: pieces of answers."""
+    """From a worker: pieces of responses."""
 
     outputs: list[InvocationOutput]
 
