@@ -1,1 +1,1 @@
-"""Tensor-parallel layers: each rank builds its own part and knows what to add up."""
+"""Tensor-parallel layers. Each rank builds only its own shard."""

@@ -1,4 +1,4 @@
-"""A layer's self-attention on this rank's heads, over the KV cache."""
+"""Self-attention of one layer over the KV cache, for this rank's heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SelfAttention:
     stopwatch: Stopwatch
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """x: [num_rows, hidden] -> this rank's part of a sum over ranks, [num_rows, hidden]."""
+        """Compute attention. x: [num_rows, hidden] -> [num_rows, hidden]. The caller sums the results over ranks."""
         qkv = lmi_kernels.linear(x, self.qkv)
         self.stopwatch.start()
         out = step.attend(qkv, self.rule, cache.layers[self.layer])

@@ -1,4 +1,4 @@
-"""How one layer attends on this rank: an argument of each step's attention."""
+"""Parameters of one layer's attention on this rank. Every call of `StepAttention.attend` takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embedding with a theta that grows with the longest sequence: dynamic NTK scaling."""
+"""Dynamic NTK scaling of rotary embedding: theta grows with the longest sequence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from engines.models.config import DynamicRope
 
 
 def dynamic_theta(dim: int, theta: float, scaling: DynamicRope, num_positions: int) -> float:
-    """num_positions: of the longest sequence. transformers takes the length of each sequence so far, for keys that it
-    does not turn again; here all sequences have the same theta."""
+    """Return theta for sequences of up to `num_positions` tokens.
+
+    All sequences have the same theta here. transformers uses the current length of each sequence, and does not rotate
+    earlier keys again.
+    """
     trained, factor = scaling.max_position_embeddings, scaling.factor
     longest = max(num_positions, trained)
     return float(theta * (factor * longest / trained - (factor - 1)) ** (dim / (dim - 2)))

@@ -1,4 +1,4 @@
-"""Token embedding and output head, split over ranks by vocabulary."""
+"""Token embedding and output head, sharded by vocabulary."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 
 Table = torch.Tensor | lmi_kernels.LinearWeight
-"""[ids, hidden], as `lmi_kernels.embedding` takes it."""
+"""Embedding table, [ids, hidden], as `lmi_kernels.embedding` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
-    """Token embedding: each rank looks up the ids that it owns, and a sum over ranks combines the rows."""
+    """Token embedding. Each rank looks up its own ids, and an all-reduce combines the rows."""
 
     weight: Table
-    """Of this rank's ids."""
+    """Rows of this rank's ids."""
     shard: Shard
     comm: Communicator
     scale: float | None = None
-    """Rows are multiplied by it."""
+    """Factor for token embeddings."""
     positions: Table | None = None
-    """Learned positions: a row for each, which every rank has."""
+    """Learned position embeddings, one row per position. Every rank has all of them."""
     norm: Norm | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """input_ids, positions: [num_rows], int64 -> [num_rows, hidden]."""
+        """Look up embeddings. input_ids, positions: [num_rows], int64 -> [num_rows, hidden]."""
         if self.comm.world_size == 1:
             rows = lmi_kernels.embedding(input_ids, self.weight)
         else:
@@ -46,17 +46,17 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Output head: logits over the whole vocabulary, on rank 0."""
+    """Output head. Rank 0 gathers the logits of the whole vocabulary."""
 
     weight: lmi_kernels.LinearWeight
-    """[this rank's share of the vocabulary, hidden]."""
+    """[this rank's shard of the vocabulary, hidden]."""
     vocab_size: int
     comm: Communicator
     softcap: float | None = None
-    """Logits become cap * tanh(logit / cap)."""
+    """Soft cap: logits become cap * tanh(logit / cap)."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on the others."""
+        """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""
         ranks = self.comm.world_size
         widths = [split_evenly(self.vocab_size, ranks, rank).size for rank in range(ranks)]
         logits = lmi_kernels.linear(hidden, self.weight)

@@ -1,6 +1,6 @@
-"""MLPs, dense or as a mixture of experts, on this rank's share of the middle.
+"""Dense MLPs and mixture of experts, on this rank's shard of the intermediate features.
 
-Each returns this rank's part of a sum over ranks: [num_rows, hidden] -> [num_rows, hidden]. slots: the step's
+Calls map [num_rows, hidden] to [num_rows, hidden], and the caller sums the results over ranks. slots: the step's
 `slot_mapping`, which marks padding.
 """
 
@@ -18,7 +18,7 @@ class GatedMlp:
     """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
 
     gate_up: lmi_kernels.LinearWeight
-    """Packed as gated, [2 * middle of this rank, hidden]; it knows the activation."""
+    """Weight packed as gated, with the activation: [2 * this rank's intermediate size, hidden]."""
     down: lmi_kernels.LinearWeight
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -40,14 +40,14 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
-    """A mixture of experts (Jiang et al. 2024, arXiv:2401.04088): each token takes the router's `top_k` experts,
-    weighted by its softmax. Every rank has the whole router."""
+    """Mixture of experts (Jiang et al. 2024, arXiv:2401.04088). Each token is routed to `top_k` experts, weighted by
+    the softmax of the router's scores. Every rank has the whole router."""
 
     router: lmi_kernels.LinearWeight
     experts: lmi_kernels.ExpertWeights
     top_k: int
     renormalise: bool
-    """Whether the shares of a token's experts add up to 1."""
+    """Whether the routing weights of a token's experts are normalised to a sum of 1."""
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         scores = lmi_kernels.linear(x, self.router)

@@ -1,4 +1,4 @@
-"""A step's attention by native CPU kernels, operation by operation, for models that are not recorded as programs."""
+"""Attention with native CPU kernels, one call per operation, for models that are not recorded as programs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lmi_kernels.cpu import LayerAttention, Step, Team
 
 @dataclass(slots=True)
 class NativeLayers:
-    """The attention of each layer of a model over a `NativeKvCache`, made when it is first needed."""
+    """The attention of each layer of a model over a `NativeKvCache`, made on first use."""
 
     team: Team
     made: dict[int, tuple[AttentionRule, LayerAttention]] = field(default_factory=dict)
-    """By the address of the layer's cache."""
+    """Rule and attention of each layer, by the address of the layer's cache."""
 
     def of(self, rule: AttentionRule, pool: Any) -> LayerAttention:
-        """pool: the layer's `KvLayer`."""
+        """Return the attention of a layer. pool: the layer's `KvLayer`."""
         kept = self.made.get(pool.data)
         if kept is not None and kept[0] is rule:
             return kept[1]
@@ -39,15 +39,15 @@ class NativeLayers:
 
 @dataclass(frozen=True, slots=True)
 class RowAngles:
-    """Cosines and sines of a step's rows, in place of a table for all positions."""
+    """Cosines and sines of a step's rows, instead of a table for all positions."""
 
     cos_sin: torch.Tensor
     """[num_rows, dim], fp32: cosines of dim / 2 angles, then sines."""
     interleaved: bool
     step: Step
-    """The step, with the numbers of its rows for positions."""
+    """Copy of the step with row numbers as positions."""
     rows: torch.Tensor
-    """What `step` points to."""
+    """Row numbers, int32. `step` points to them."""
 
     @classmethod
     def of(cls, step: Step, cos_sin: torch.Tensor, interleaved: bool) -> RowAngles:
@@ -70,7 +70,7 @@ class NativeStepAttention:
     def attend(
         self, qkv: torch.Tensor, rule: AttentionRule, pool: Any, angles: RowAngles | None = None
     ) -> torch.Tensor:
-        """angles: turn queries and keys by them; None: they are turned already, or not at all."""
+        """See `StepAttention.attend`. angles: rotate queries and keys by these; None: no rotation here."""
         layer, qkv = self.layers.of(rule, pool), qkv.contiguous()
         if angles is not None:
             return layer(qkv, angles.step, angles.cos_sin, angles.interleaved)

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, with or without adding to the residual stream first."""
+"""RMSNorm and LayerNorm, optionally fused with the residual addition."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import lmi_kernels
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """One norm, or two LayerNorms of the same rows, which are normalised once."""
+    """One norm, or two LayerNorms of the same rows that share the normalisation."""
 
     affines: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
-    """Weight and bias of each, [hidden]."""
+    """Weight and bias of each norm, [hidden]."""
     eps: float
     centred: bool
-    """LayerNorm."""
+    """True for LayerNorm, False for RMSNorm."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> the same, by the first norm."""
+        """Apply the first norm. x: [num_rows, hidden] -> [num_rows, hidden]."""
         return self._all(x)[0]
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Add x, [num_rows, hidden], to the residual stream, which may be overwritten; None: it begins with x.
+        """Add x, [num_rows, hidden], to the residual stream and normalise the sum.
 
-        Returns: the normalised stream for each norm, and the stream.
+        residual: the stream, which may be overwritten; None: the stream begins with x.
+
+        Returns: the normalised stream of each norm, and the stream.
         """
         if residual is None:
             return self._all(x), x

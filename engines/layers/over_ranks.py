@@ -1,7 +1,7 @@
-"""Sums and gathers over ranks: done now or, while a model is recorded, between operations of a native program.
+"""All-reduce and gather over ranks. While a model is recorded, they are recorded between the native operations.
 
-Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): split a layer's first linear by output features and its second by
-input features, and sum once.
+As in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), the first linear layer of a pair is sharded by output
+features and the second by input features, so one all-reduce per pair is enough.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from lmi_kernels.cpu import Rows
 
 
 def sum_over_ranks(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
-    """Sum each rank's tensor, [num_rows, width], which may be overwritten. Returns the sum, the same on every rank."""
+    """Return the sum of all ranks' tensors, [num_rows, width], on every rank. `tensor` may be overwritten."""
     if isinstance(tensor, Rows) and comm.world_size > 1:
         return tensor.recorder.outside(tensor, comm.all_reduce)
     return comm.all_reduce(tensor)
 
 
 def gather_columns(tensor: torch.Tensor, widths: list[int], comm: Communicator) -> torch.Tensor | None:
-    """Put the ranks' tensors, [num_rows, widths[rank]], side by side on rank 0; return None on the others.
+    """Concatenate the ranks' tensors, [num_rows, widths[rank]], by columns on rank 0. Return None on other ranks.
 
-    In a recorded model this is the last operation.
+    In a recorded model this must be the last operation.
     """
     if isinstance(tensor, Rows):
         tensor.recorder.end_with(lambda rows: comm.gather_columns(rows, widths))

@@ -1,4 +1,4 @@
-"""A step's attention on a GPU: Triton kernels, and block tables on the device."""
+"""Attention on a GPU, with Triton kernels and block tables on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from lmi_kernels import DecodePlan, PagedSequences
 
 @dataclass(frozen=True, slots=True)
 class PagedStepAttention:
-    """Token rows: single tokens first, one a sequence, then chunks. All tensors on the device."""
+    """A `StepAttention` for GPUs.
+
+    The rows of sequences with a single token come first, then those of prefill chunks. All tensors are on the device.
+    """
 
     positions: torch.Tensor
     """[num_rows], int64."""
@@ -23,13 +26,13 @@ class PagedStepAttention:
     """[num_rows], int64; -1: padding."""
     tables: RotaryTables
     singles: PagedSequences
-    """Sequences with one token, the first rows; may be none."""
+    """Sequences with one token in this step. May be empty."""
     decode_plans: Mapping[int | None, DecodePlan]
-    """Plan of the singles for each window in the model; empty when there are no singles."""
+    """Plan of the singles for each sliding window in the model. Empty if there are no singles."""
     chunks: PagedSequences | None = None
-    """Sequences with several tokens; None: there are none."""
+    """Sequences with several tokens in this step; None: there are none."""
     cu_seqlens_q: torch.Tensor | None = None
-    """[num_chunks + 1], int32: bounds of the chunks' rows, counted from the first chunk's first row."""
+    """[num_chunks + 1], int32: bounds of the chunks' rows, relative to the first chunk's first row."""
     max_query_len: int = 0
     """Length of the longest chunk."""
 

@@ -1,4 +1,4 @@
-"""Attention in a recorded program of native operations: the same calls for every step."""
+"""Attention while a model is recorded as a program of native operations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lmi_kernels.cpu import NotRecorded, Rows
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttention:
-    """A `StepAttention` that computes nothing: it adds operations to the recorder of its input."""
+    """A `StepAttention` that computes nothing. It adds operations to the recorder of its input."""
 
     positions: Rows
     tables: RotaryTables
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """Empty: there is no padding."""
+        """Empty, because recorded steps have no padding."""
         return torch.empty(0, dtype=torch.int64)
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: Any) -> torch.Tensor:
-        """pool: the layer's `KvLayer`."""
+        """Record a layer's attention. pool: the layer's `KvLayer`."""
         if not isinstance(qkv, Rows):
             raise NotRecorded("attention over something other than recorded rows")
         spec, rotary = rule.spec, rule.spec.rotary

@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotary embedding, made once for all positions."""
+"""Tables of cosines and sines for rotary embedding, computed once for all positions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engines.layers.yarn import yarn_frequencies
 from engines.models.config import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 
 RotaryTables = Mapping[Rotary, torch.Tensor]
-"""[num_positions, dim], fp32, for each kind of rotary embedding in a model: cosines of dim / 2 angles, then sines."""
+"""Table of each kind of rotary embedding, [num_positions, dim], fp32: cosines of dim / 2 angles, then sines."""
 
 
 def rotary_tables(rotaries: Iterable[Rotary], num_positions: int, device: torch.device) -> RotaryTables:
-    """num_positions: of the longest sequence, by which some kinds of scaling choose their frequencies."""
+    """Make the tables. num_positions: length of the longest sequence. Some kinds of scaling depend on it."""
     return {rotary: _table(rotary, num_positions).to(device) for rotary in rotaries}
 
 
 def cosines_and_sines(
     table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Look positions up in a table, [num_rows], int64.
+    """Look up positions in a table. positions: [num_rows], int64.
 
     Returns: cosines and signed sines as `lmi_kernels.rotary_` takes them, each [num_rows, 1, dim], fp32.
     """
@@ -53,12 +53,12 @@ def _table(rotary: Rotary, num_positions: int) -> torch.Tensor:
 
 
 def _frequencies(dim: int, theta: float) -> torch.Tensor:
-    """[dim / 2], fp32."""
+    """Return unscaled frequencies, [dim / 2], fp32."""
     return 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
 
 
 def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Stretch frequencies: all of them, or (Llama 3.1) the slow ones, with a ramp between."""
+    """Scale all frequencies (linear), or only the low ones with a ramp in between (Llama 3.1)."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     low = scaling.original_max_position_embeddings / scaling.low_freq_factor

@@ -1,4 +1,4 @@
-"""How a step's tokens attend: made once per step, an argument of every layer. One implementation for each backend."""
+"""Interface for the attention of one step. Each backend has an implementation, and all layers share one instance."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from engines.models.config import Rotary
 
 
 class StepAttention(Protocol):
-    """The positions of a step's tokens, their slots in the cache, and the keys that they see."""
+    """Positions of a step's tokens, their slots in the KV cache, and the keys that they attend to."""
 
     @property
     def positions(self) -> torch.Tensor:
-        """The position of each token row in its sequence, [num_rows], int64."""
+        """Position of each row's token in its sequence, [num_rows], int64."""
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """The slot of each token row, int64; -1: padding."""
+        """Cache slot of each row, int64; -1: padding."""
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
-        """Head norms, rotary embedding, cache write, attention.
+        """Apply head norms and rotary embedding, write keys and values to the cache, and compute attention.
 
         Args:
-            qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads; may be
+            qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads. May be
                 overwritten.
-            rule: the layer's.
-            pool: the layer's part of the cache, [2, num_kv_heads, num_blocks, block_size, head_dim], written.
+            rule: parameters of the layer.
+            pool: the layer's KV cache, [2, num_kv_heads, num_blocks, block_size, head_dim], written in place.
 
-        Returns: [num_rows, num_heads * head_dim]; padding rows hold finite numbers.
+        Returns: [num_rows, num_heads * head_dim]. Padding rows hold finite numbers.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TorchStepAttention:
-    """Attention by torch, sequence by sequence (`lmi_kernels.attention`), on CPUs without native kernels."""
+    """A `StepAttention` for CPUs without native kernels. Torch computes one sequence after the other."""
 
     positions: torch.Tensor
     """[num_tokens], int64."""
@@ -59,7 +59,7 @@ class TorchStepAttention:
                 part.copy_(lmi_kernels.rms_norm(part, weight, rule.norm_eps))
         rotary = rule.spec.rotary
         if rotary is not None:
-            # Queries and keys turn alike and are adjacent: one call turns both.
+            # Queries and keys are adjacent and rotated by the same angles, so one call rotates both.
             turned = qkv[:, :values_from, : rotary.dim]
             lmi_kernels.rotary_(turned, *self.rotary[rotary])
         keys_values = qkv[:, rule.num_heads :].view(num_tokens, 2, rule.num_kv_heads, rule.head_dim)

@@ -1,4 +1,4 @@
-"""Rotary frequencies stretched by YaRN (Peng et al. 2023, arXiv:2309.00071)."""
+"""Rotary frequencies with YaRN scaling (Peng et al. 2023, arXiv:2309.00071)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engines.models.config import Yarn
 
 
 def yarn_frequencies(dim: int, theta: float, yarn: Yarn) -> torch.Tensor:
-    """Return frequencies of dim / 2 pairs of features, fp32: slow ones are divided by the factor, fast ones kept."""
+    """Return the frequencies of dim / 2 pairs of features, fp32. Low frequencies are divided by the factor."""
     powers = theta ** (torch.arange(0, dim, 2).float() / dim)
     low, high = _pair(dim, theta, yarn.beta_fast, yarn), _pair(dim, theta, yarn.beta_slow, yarn)
     if yarn.truncate:
@@ -24,6 +24,6 @@ def yarn_frequencies(dim: int, theta: float, yarn: Yarn) -> torch.Tensor:
 
 
 def _pair(dim: int, theta: float, turns: float, yarn: Yarn) -> float:
-    """Return the number of the pair that turns so often in the trained context."""
+    """Return the index of the pair that makes `turns` rotations in the trained context. It may be fractional."""
     trained = yarn.original_max_position_embeddings
     return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
