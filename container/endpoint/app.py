@@ -1,4 +1,4 @@
-"""The HTTP server: what boto3's clients `sagemaker` and `sagemaker-runtime` send to `endpoint_url`, and /figures."""
+"""HTTP server for requests that boto3's clients `sagemaker` and `sagemaker-runtime` send, and for /figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from container.endpoint.runtime import STREAM, WHOLE, Runtime
 from container.measure.output import as_json
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine's loopback."""
+"""Names of the loopback interface."""
 _OPERATIONS = {"invocations": WHOLE, "invocations-response-stream": STREAM}
 _PIECE_BYTES = 1 << 20
 _MAX_DISCARDED_BYTES = 1 << 30
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocations, host: str) -> Flask:
-    """The routes. host: the address that is listened on; on loopback, requests for other names are refused."""
+    """Create the app. host: the listening address; on loopback, requests for other host names are refused."""
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
 
     @app.before_request
     def only_for_this_host() -> None:
-        """A page of the web in a browser here could reach the port under a name of its own (DNS rebinding)."""
+        """Prevent DNS rebinding, by which a web page in a local browser reaches this port under its own name."""
         if host in LOCAL and urlsplit(f"//{request.host}").hostname not in LOCAL:
             raise refused(
                 f"Host: not a name of this machine (got {request.host}); allowed: {', '.join(LOCAL)}"
@@ -90,7 +90,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
 
 
 def _discard_body() -> None:
-    """Read what the client still sends: it would find its connection reset, and not the answer."""
+    """Read the rest of the request. Otherwise the client would get a connection reset instead of the response."""
     left = min(request.content_length or 0, _MAX_DISCARDED_BYTES)
     while left > 0 and (data := request.environ["wsgi.input"].read(min(left, _PIECE_BYTES))):
         left -= len(data)
@@ -103,10 +103,10 @@ def _json(status: int, values: object, headers: Mapping[str, str] | None = None)
 
 class _Handler(WSGIRequestHandler):
     disable_nagle_algorithm = True
-    """Each part of a stream leaves at once."""
+    """Send each part of a stream at once."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Write no line for each request."""
+        """Do not log each request."""
 
 
 class EndpointServer:
@@ -126,7 +126,7 @@ class EndpointServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more requests."""
+        """Stop accepting requests."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

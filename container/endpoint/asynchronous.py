@@ -23,17 +23,17 @@ from container.endpoint.runtime import Runtime
 OPERATION = "InvokeEndpointAsync"
 _MAX_INLINE_BYTES = 128_000
 _MAX_BYTES = 1 << 30
-"""Of an input and of an output in S3."""
+"""Limit of an input and of an output in S3."""
 _MAX_WAITING = 10_000
 _AT_ONCE = 4
-"""`MaxConcurrentInvocationsPerInstance` where it is not set."""
+"""Default of `MaxConcurrentInvocationsPerInstance`."""
 _TTL_SECONDS = 21600
 _LIMIT_SECONDS = 900
 _FAILURES = (BotoCoreError, ClientError)
 
 
 class AsyncInvocations:
-    """Accepts asynchronous invocations and carries them out, as many at once as a fleet is configured for."""
+    """Accepts asynchronous invocations and runs them with the concurrency that their fleet is configured for."""
 
     def __init__(self, runtime: Runtime, connect: Connect, report: Report) -> None:
         self._runtime = runtime
@@ -43,7 +43,7 @@ class AsyncInvocations:
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
 
     def invoke(self, endpoint: Endpoint, headers: Headers, body: bytes) -> tuple[dict[str, str], str]:
-        """Accept an invocation. Returns the headers of the answer and the id. Raises ApiError."""
+        """Accept an invocation. Returns the response headers and the inference id. Raises ApiError."""
         params = self._runtime.service.from_headers(OPERATION, endpoint.name, headers)
         config = endpoint.config.get("AsyncInferenceConfig")
         if config is None:
@@ -87,7 +87,7 @@ class AsyncInvocations:
         return locations, number
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop waiting invocations."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -100,7 +100,7 @@ class AsyncInvocations:
         return self._pools[fleet]
 
     def _answer(self, endpoint: Endpoint, params: Mapping[str, Any], body: bytes) -> tuple[bytes, str]:
-        """The answer of a container and its content type. Raises ApiError."""
+        """Return a container's response and its content type. Raises ApiError."""
         headers = self._runtime.container_headers(OPERATION, params)
         limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
         call = ContainerCall(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
@@ -113,7 +113,7 @@ def _place(location: str) -> dict[str, str]:
 
 
 def _read(client: Any, location: str) -> bytes:
-    """Raises ApiError: it is too large."""
+    """Read an object. Raises ApiError if it is too large."""
     found = client.get_object(**_place(location))
     if found["ContentLength"] > _MAX_BYTES:
         raise runtime_refused(f"InputLocation: at most {_MAX_BYTES} bytes (got {found['ContentLength']})")

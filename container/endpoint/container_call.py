@@ -1,4 +1,4 @@
-"""One request to a container: its answer whole or as a stream of events, and its errors in the platform's words."""
+"""One request to a container: its response, whole or as an event stream, and its errors as on the platform."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from container.endpoint.traffic import Lease, Traffic
 from container.run.local_server import HOST
 
 MAX_BODY_BYTES = 25 << 20
-"""Of a request, and of an answer that is not streamed."""
+"""Limit of a request, and of a response that is not streamed."""
 _PIECE_BYTES = 64 << 10
 _MAX_MESSAGE_CHARS = 2048
 _TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
@@ -22,7 +22,7 @@ _FAILURES = (OSError, http.client.HTTPException)
 class ContainerCall:
     """A request that a container has answered with a status below 400. `close` ends its lease.
 
-    Each has a connection of its own: a kept one might be closed by the container just when a request is sent.
+    Each call has its own connection: the container might close a kept-alive one just when a request is sent.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ContainerCall:
     ) -> None:
         """Send the request and wait for the status. Raises ApiError.
 
-        limit: seconds for the whole answer.
+        limit: time-out for the whole response, in seconds.
         """
         self._traffic = traffic
         self._lease = lease
@@ -51,7 +51,7 @@ class ContainerCall:
             raise self._model_error(self._status, self.read().decode(errors="replace"))
 
     def header(self, name: str) -> str | None:
-        """A header of the container's answer."""
+        """Return a header of the container's response."""
         return self._response.getheader(name)
 
     @property
@@ -59,7 +59,7 @@ class ContainerCall:
         return self.header("Content-Type") or "application/octet-stream"
 
     def read(self, most: int = MAX_BODY_BYTES) -> bytes:
-        """The whole answer, at most `most` bytes. Raises ApiError."""
+        """Return the whole response, at most `most` bytes. Raises ApiError."""
         data = bytearray()
         try:
             for piece in self._pieces():
@@ -73,9 +73,9 @@ class ContainerCall:
         return bytes(data)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The answer as an event stream, each piece when it comes.
+        """Yield the response as an event stream, each chunk as it arrives.
 
-        Pieces are cut in two: parts end anywhere on the platform too, and a client that takes each for a line fails.
+        Chunks are split in two. On the platform, too, parts end anywhere: a client must not take each for a line.
         """
         try:
             for piece in self._pieces():
@@ -86,13 +86,13 @@ class ContainerCall:
         except _FAILURES as error:
             code = "ModelInvocationTimeExceeded" if isinstance(error, TimeoutError) else "StreamBroken"
             message = f"The container's stream ended early: {type(error).__name__}"
-            self.close()  # whoever reads the exception finds it counted
+            self.close()  # so that the failure is counted before the client sees it
             yield exception("ModelStreamError", {"Message": message, "ErrorCode": code})
         finally:
             self.close()
 
     def close(self) -> None:
-        """End the connection and the lease; harmless when repeated."""
+        """Close the connection and end the lease. Idempotent."""
         if self._open:
             self._open = False
             self._connection.close()

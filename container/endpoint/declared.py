@@ -1,4 +1,4 @@
-"""The FILE of `lmi endpoint` in TOML: models, configurations, endpoints, alarms, with the fields of boto3's calls."""
+"""The TOML file of `lmi endpoint`: models, configurations, endpoints and alarms, with the fields of boto3's calls."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OPERATIONS = {
 
 
 class BadFile(Exception):
-    """The file cannot be used. The text is for users."""
+    """The file is not valid. The message is for users."""
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """Raises BadFile."""
+    """Read the file. Raises BadFile."""
     try:
         declared = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -37,7 +37,7 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def declare(declared: Mapping[str, Any], platform: Platform) -> None:
-    """Create what a file declares, in the order of the calls. Raises BadFile."""
+    """Create the resources that a file declares: models, then configurations, then endpoints. Raises BadFile."""
     where = "alarms"
     try:
         platform.alarms.update(msgspec.convert(declared.get("alarms", {}), dict[str, AlarmRule]))

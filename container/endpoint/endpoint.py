@@ -1,4 +1,4 @@
-"""One endpoint: its fleets and its status, from creation over updates to its end."""
+"""One endpoint: its fleets and its status, from creation through updates to deletion."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from container.endpoint.traffic import Traffic
 from container.run.local_server import LocalServer, stop_all
 
 _DRAIN_SECONDS = 8 * 60.0
-"""The longest answer, a stream, is over by then."""
+"""Duration of the longest response, a stream."""
 _WATCH_SECONDS = 1.0
 _JOIN_SECONDS = 10.0
-"""For a thread that copies a model at the end."""
+"""Time at shutdown for a thread that is copying a model."""
 
 Report = Callable[[str], None]
-"""Takes a line for the operator."""
+"""Shows a line to the operator."""
 
 
 class Endpoint:
-    """A named endpoint. Its work runs in threads; one lock guards status and fleet."""
+    """A named endpoint. Changes run in background threads; one lock guards status and fleet."""
 
     def __init__(self, name: str, fleet: Fleet, report: Report) -> None:
         self.name = name
         self.created = self._modified = time.time()
         self.traffic = Traffic()
         self.figures: list[VariantFigures] = []
-        """Of all fleets that it has had, the first one first."""
+        """Figures of all fleets so far, the oldest first."""
         self.last_deployment: Mapping[str, Any] = {}
         """The latest `DeploymentConfig`."""
         self._report = report
@@ -40,12 +40,12 @@ class Endpoint:
         self._status = ""
         self._reason: str | None = None
         self.fleet = fleet
-        """In service; changed by its own threads only."""
+        """The fleet in service. Only the endpoint's own threads change it."""
         self._green: Fleet | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._filling = threading.Lock()
-        """Held while containers are added: two threads would add one each for the same gap."""
+        """Held while containers are added, so that two threads do not replace the same one."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -53,11 +53,11 @@ class Endpoint:
         return self.fleet.config
 
     def state(self) -> dict[str, object]:
-        """Its fields in `list_endpoints`."""
+        """Return the fields in `list_endpoints`."""
         return {"LastModifiedTime": self._modified, "EndpointStatus": self._status}
 
     def details(self) -> dict[str, object]:
-        """Its further fields in `describe_endpoint`."""
+        """Return the additional fields in `describe_endpoint`."""
         with self._lock:
             optional = {
                 "ShadowProductionVariants": [one.describe() for one in self.fleet.shadows.values()],
@@ -76,7 +76,7 @@ class Endpoint:
         self._begin("Creating", ("",), self._create)
 
     def update(self, green: Fleet, rollout: Rollout, deployment: Mapping[str, Any]) -> None:
-        """Replace the fleet. Raises ApiError while another change is under way.
+        """Replace the fleet. Raises ApiError while another change is in progress.
 
         deployment: the `DeploymentConfig` that `rollout` was read from.
         """
@@ -84,7 +84,7 @@ class Endpoint:
         self.last_deployment = deployment
 
     def scale(self, wanted: Sequence[Mapping[str, Any]]) -> None:
-        """Change weights and counts by `DesiredWeightsAndCapacities`. Raises ApiError."""
+        """Change weights and instance counts to `DesiredWeightsAndCapacities`. Raises ApiError."""
         variants = {variant.name: variant for variant in self.fleet.all_variants()}
         for one in wanted:
             if (name := one["VariantName"]) not in variants:
@@ -96,11 +96,11 @@ class Endpoint:
         self._begin("Updating", ("InService",), lambda: self._scale(changes))
 
     def delete(self, removed: Callable[[], None]) -> None:
-        """End all containers, then call `removed`. Raises ApiError while it is created or updated."""
+        """Stop all containers, then call `removed`. Raises ApiError while the endpoint is created or updated."""
         self._begin("Deleting", ("InService", "Failed"), lambda: self._delete(removed))
 
     def close(self) -> None:
-        """End everything at once: containers get SIGTERM and their 30 s."""
+        """Stop everything at once: containers get SIGTERM, then SIGKILL after 30 s."""
         self._stopping.set()
         self.traffic.use(None)
         fleets = [fleet for fleet in (self.fleet, self._green) if fleet is not None]
@@ -112,7 +112,7 @@ class Endpoint:
             fleet.stop()
 
     def _begin(self, status: str, before: Sequence[str], work: Callable[[], None]) -> None:
-        """Start `work` in a thread. Raises ApiError unless the status is one of `before`."""
+        """Run `work` in a thread. Raises ApiError unless the status is one of `before`."""
         with self._lock:
             if self._status not in before:
                 raise refused(f'Cannot update in-progress endpoint "{arn("endpoint", self.name)}".')
@@ -124,7 +124,7 @@ class Endpoint:
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # the edge of a thread: the endpoint would stay as it is for ever
+        except Exception as error:  # top of a thread: the status would never change again
             self._set("Failed", f"{type(error).__name__}: {error}")
 
     def _set(self, status: str, reason: str | None = None) -> None:
@@ -134,7 +134,7 @@ class Endpoint:
             self._report(f"endpoint {self.name}: {status}" + (f": {reason}" if reason else ""))
 
     def _start(self, fleet: Fleet) -> None:
-        """Raises FleetFailed."""
+        """Start a fleet and keep its figures. Raises FleetFailed."""
         self.figures += [variant.figures for variant in fleet.all_variants()]
         fleet.start()
 
@@ -190,7 +190,7 @@ class Endpoint:
         removed()
 
     def _retire(self, fleet: Fleet) -> None:
-        """End a fleet that gets no more requests, once those in flight are through."""
+        """Stop a fleet that gets no more requests, after those in flight."""
         self._drain(fleet.containers())
         fleet.stop()
 
@@ -202,7 +202,7 @@ class Endpoint:
                 return
 
     def _watch(self) -> None:
-        """Replace containers that end by themselves."""
+        """Replace containers that die."""
         while self._status != "Deleting" and not self._stopping.wait(_WATCH_SECONDS):
             fleet = self.fleet
             for variant in fleet.all_variants() if self._status == "InService" else ():
@@ -224,5 +224,5 @@ class Endpoint:
             while len(variant.containers) < variant.count and not fleet.stopping.is_set():
                 container = fleet.grow(variant)
                 self.traffic.add(variant, container)
-                if fleet.stopping.is_set():  # it was retired meanwhile
+                if fleet.stopping.is_set():  # the fleet was retired meanwhile
                     stop_all([container])

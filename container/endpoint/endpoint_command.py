@@ -1,4 +1,4 @@
-"""`lmi endpoint`."""
+"""`lmi endpoint`: rehearse a SageMaker endpoint on this machine."""
 
 from __future__ import annotations
 

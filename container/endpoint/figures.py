@@ -1,4 +1,4 @@
-"""Figures of the variants of an endpoint, and the verdict on two that served the same load."""
+"""Figures of an endpoint's variants, and verdicts on two variants that served the same load."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from container.measure.numbers import seconds
 from container.measure.output import Table
 
 _KEPT = 100_000
-"""The latest requests of a variant that percentiles are computed from."""
+"""Number of latest requests of a variant that are kept for percentiles."""
 _MAX_ROUNDS = 20
 _LEAST_IN_ROUND = 5
-"""Mean number of requests of the smaller variant in a round of the verdict."""
+"""Minimum mean number of requests per round, for the variant with fewer requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """One request that a container answered, or should have."""
+    """One request that a container answered or failed to answer."""
 
     ended: float
     """Monotonic time."""
     seconds: float
-    """From its start to the last byte of the answer."""
+    """Time from the start of the request to the last byte of the response."""
     first_byte: float | None
-    """Seconds to the first byte of a stream."""
+    """Seconds to the first byte of a stream; None if the response is not a stream."""
     status: int
-    """Of the container; 0 where it gave no answer in time."""
+    """HTTP status of the container's response; 0 if there was none in time."""
 
     @property
     def failed(self) -> bool:
@@ -43,12 +43,12 @@ class ServedRequest:
 
     @property
     def server_failed(self) -> bool:
-        """5xx and time-outs, which alarms count. A 4xx is the client's fault."""
+        """Whether the response was a 5xx or timed out. Alarms count these; a 4xx is the client's fault."""
         return self.status == 0 or self.status >= 500
 
 
 class VariantFigures:
-    """Counts the requests of one variant of one configuration. Threads may share it."""
+    """Counts the requests of one variant of one configuration. Thread-safe."""
 
     def __init__(self, endpoint: str, config: str, variant: str, shadow: bool) -> None:
         self.endpoint = endpoint
@@ -75,16 +75,16 @@ class VariantFigures:
             self._num_dropped += 1
 
     def served(self) -> list[ServedRequest]:
-        """The latest requests."""
+        """Return the latest requests."""
         with self._lock:
             return list(self._served)
 
     def answered(self) -> list[ServedRequest]:
-        """Those of the latest requests that did not fail."""
+        """Return the latest requests that did not fail."""
         return [request for request in self.served() if not request.failed]
 
     def values(self) -> dict[str, Any]:
-        """Plain values for JSON; times in seconds."""
+        """Return plain values for JSON, with times in seconds."""
         answered = self.answered()
         first_bytes = [request.first_byte for request in answered if request.first_byte is not None]
         return {
@@ -104,7 +104,7 @@ def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
     """Compare the median latencies of variants of one configuration, and of one variant before and after an update.
 
     Requests are cut into rounds of equal size by the time they ended, so that both variants of a round ran at the same
-    time; the rest is the statistics of `lmi compare`.
+    time. The statistics are those of `lmi compare`.
     """
     busy = [one for one in figures if one.answered()]
     pairs = [
@@ -121,7 +121,7 @@ def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
 
 
 def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> Ratio | None:
-    """The median latency of `other` over that of `base`; None where no round has both."""
+    """Return the median latency of `other` divided by that of `base`; None if no round has both."""
     sides = [base.answered(), other.answered()]
     fewest = min(len(side) for side in sides)
     num_rounds = max(1, min(_MAX_ROUNDS, fewest // _LEAST_IN_ROUND))
@@ -138,7 +138,7 @@ def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> R
 
 
 def table(figures: Sequence[VariantFigures]) -> Table:
-    """A row for each variant that got requests."""
+    """Return a table with a row for each variant that got requests."""
     rows = []
     for one in figures:
         values = one.values()

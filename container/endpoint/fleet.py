@@ -1,4 +1,4 @@
-"""The containers that serve one endpoint configuration: its variants, each with its instances."""
+"""Containers that serve one endpoint configuration: its variants, each with its instances."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from container.endpoint.process import Launcher
 from container.run.local_server import LocalServer, NotHealthy, stop_all
 
 _STARTUP_SECONDS = 480.0
-"""`ContainerStartupHealthCheckTimeoutInSeconds` where a variant has none."""
+"""Default of `ContainerStartupHealthCheckTimeoutInSeconds`."""
 
 
 class FleetFailed(Exception):
-    """A fleet did not start. The text is the `FailureReason`."""
+    """A fleet did not start. The message is the `FailureReason`."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class FleetVariant:
     """A variant of a fleet. `Traffic` reads weight and containers; `Endpoint` changes them."""
 
     definition: Mapping[str, Any]
-    """As in `create_endpoint_config`."""
+    """Definition of the variant, as in `create_endpoint_config`."""
     container: Mapping[str, Any]
     """The container definition of its model, as in `create_model`."""
     figures: VariantFigures
@@ -40,12 +40,12 @@ class FleetVariant:
 
     @property
     def least_outstanding(self) -> bool:
-        """Whether the container with the fewest requests in flight is chosen, not any."""
+        """Whether to choose the container with the fewest requests in flight instead of a random one."""
         strategy: str = self.definition.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM")
         return strategy != "RANDOM"
 
     def describe(self) -> dict[str, object]:
-        """An item of `ProductionVariants` in `describe_endpoint`."""
+        """Return an item of `ProductionVariants` in `describe_endpoint`."""
         return {
             "VariantName": self.name,
             "CurrentWeight": self.weight,
@@ -68,7 +68,7 @@ class Fleet:
         """models: the container definition of each model of the configuration, by name."""
         self.config = config
         self.stopping = threading.Event()
-        """Set once it is to end: containers that are starting are given up."""
+        """Set to stop the fleet. Containers that are still starting are abandoned."""
         self._endpoint = endpoint
         self._launcher = launcher
         self.variants = self._make(config["ProductionVariants"], models, shadow=False)
@@ -97,7 +97,7 @@ class Fleet:
         return [container for variant in self.all_variants() for container in variant.containers]
 
     def start(self) -> None:
-        """Start all containers and wait until all are healthy. Raises FleetFailed, after stopping all."""
+        """Start all containers and wait until all are healthy. On failure, stops all and raises FleetFailed."""
         try:
             for variant in self.all_variants():
                 for _ in range(variant.count):

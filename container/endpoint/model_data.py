@@ -1,4 +1,4 @@
-"""The model of a container, as a folder in place of /opt/ml/model: a copy of an S3 prefix, or a local folder."""
+"""Model folders of containers, in place of /opt/ml/model: copies of S3 prefixes, or local folders."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _READ_ONLY_FILE = 0o444
 _READ_ONLY_FOLDER = 0o555
 
 Connect = Callable[[], Any]
-"""Makes a boto3 client for S3."""
+"""Creates a boto3 client for S3."""
 
 
 class NoModelData(Exception):
-    """The model of a container cannot be read. The text is for users."""
+    """The model of a container cannot be read. The message is for users."""
 
 
 class ModelData:
-    """Copies each prefix of S3 once, below `folder`, and makes the copy read-only, as the platform's may be.
+    """Copies each S3 prefix once, below `folder`, and makes the copy read-only, as it may be on the platform.
 
-    A local folder is served in place: it is the caller's to change or not.
+    A local folder is used in place, and its permissions stay as they are.
     """
 
     def __init__(self, folder: Path, connect: Connect) -> None:
@@ -37,7 +37,7 @@ class ModelData:
         self._lock = threading.Lock()
 
     def folder_of(self, container: Mapping[str, Any]) -> Path:
-        """The model folder of a container definition; an empty one without model data. Raises NoModelData."""
+        """Return a container's model folder, an empty one if it has no model data. Raises NoModelData."""
         uri: str = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         self._folder.mkdir(parents=True, exist_ok=True)
         if uri.startswith(SCHEME):

@@ -1,4 +1,4 @@
-"""The control plane: models, endpoint configurations and endpoints, by the operations of boto3's `sagemaker`."""
+"""The control plane: models, endpoint configurations and endpoints, with the operations of boto3's `sagemaker`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from container.endpoint.validation import Service
 
 
 class Platform:
-    """Everything that is deployed. Threads may share it: each name is added and removed in one operation."""
+    """All deployed resources. Thread-safe: each name is added and removed atomically."""
 
     def __init__(
         self, launcher: Launcher, report: Report, alarms: Mapping[str, AlarmRule] | None = None
@@ -50,26 +50,26 @@ class Platform:
         }
 
     def call(self, operation: str, params: Mapping[str, Any]) -> dict[str, object]:
-        """Carry out an operation. Raises ApiError."""
+        """Run an operation and return its response. Raises ApiError."""
         if operation not in self._operations:
             raise ApiError("UnknownOperationException", f"{operation}: not supported by lmi endpoint")
         self._service.check(operation, params)
         return self._operations[operation](params)
 
     def endpoint(self, name: str) -> Endpoint:
-        """The endpoint that an invocation names. Raises ApiError."""
+        """Return the endpoint that an invocation names. Raises ApiError."""
         found = self._endpoints.items.get(name)
         if found is None:
             raise runtime_refused(f"Endpoint {name} not found.")
         return found
 
     def figures(self) -> list[VariantFigures]:
-        """Of all variants since the start, deleted ones included."""
+        """Return the figures of all variants since the start, including deleted ones."""
         endpoints = tuple(self._endpoints.items.values())
         return self._ended + [one for endpoint in endpoints for one in endpoint.figures]
 
     def close(self) -> None:
-        """End all endpoints, side by side."""
+        """Stop all endpoints in parallel."""
         endpoints = tuple(self._endpoints.items.values())
         with ThreadPoolExecutor(len(endpoints) or 1) as pool:
             list(pool.map(Endpoint.close, endpoints))

@@ -1,4 +1,4 @@
-"""The container of a variant as a local process."""
+"""Containers of variants as local processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from container.endpoint.model_data import ModelData
 from container.run.local_server import Command, LocalServer, serve_command
 
 _OURS = ("OPTION_", "SERVING_", "SAGEMAKER_", "ARGS_", "HF_MODEL_ID", "LMI_ADMIN_TOKEN", "LMI_MODEL_DIR")
-"""Variables of this process that a container does not get: they would change its configuration."""
+"""Prefixes of environment variables that containers do not get, because they would change their configuration."""
 
 
 class Launcher:
-    """Starts containers; their logs are in `folder`.
+    """Starts containers, with their logs in `folder`.
 
-    command: what is started for a model folder; tests start something smaller.
+    command: returns the command for a model folder; tests start a smaller server.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Launcher:
         self._numbers = itertools.count(1)
 
     def launch(self, name: str, container: Mapping[str, Any]) -> LocalServer:
-        """Start the container of a definition as in `create_model`. Raises NoModelData."""
+        """Start a container, defined as in `create_model`. Raises NoModelData."""
         folder = self._data.folder_of(container)
         self._folder.mkdir(parents=True, exist_ok=True)
         log = (self._folder / f"{name}-{next(self._numbers)}.log").open("wb", buffering=0)

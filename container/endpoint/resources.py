@@ -1,4 +1,4 @@
-"""Resources of the control plane by name, with the answers to `describe_*`, `delete_*` and `list_*`."""
+"""Resources of the control plane by name, with the responses of `describe_*`, `delete_*` and `list_*`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, Generic, Protocol, TypeVar
 from container.endpoint.api import arn, refused
 
 _PAGE = 10
-"""Items of a list without `MaxResults`."""
+"""Default of `MaxResults`."""
 
 
 class Resource(Protocol):
-    """A model, a configuration or an endpoint."""
+    """A model, an endpoint configuration or an endpoint."""
 
     created: float
 
     def state(self) -> dict[str, object]:
-        """Its fields in lists, besides name and creation."""
+        """Return the fields in `list_*`, besides name and creation time."""
 
     def details(self) -> dict[str, object]:
-        """Its further fields in `describe_*`."""
+        """Return the additional fields in `describe_*`."""
 
 
 class Definition:
-    """A model or an endpoint configuration: the fields that it was created with."""
+    """A model or an endpoint configuration: the fields of its `create_*` call."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.created = time.time()
@@ -45,40 +45,40 @@ class Collection(Generic[R]):
     """Resources of one kind by name."""
 
     def __init__(self, prefix: str, kind: str, noun: str) -> None:
-        """prefix: of the API's fields, such as `Model` in `ModelName`. kind: in resource names."""
+        """prefix: of the API's fields, such as `Model` in `ModelName`. kind: in ARNs. noun: in error messages."""
         self.items: dict[str, R] = {}
         self._prefix = prefix
         self._kind = kind
         self._noun = noun
 
     def add(self, name: str, item: R) -> dict[str, object]:
-        """Returns the answer to `create_*`. Raises ApiError: the name is in use."""
+        """Return the response of `create_*`. Raises ApiError if the name is in use."""
         if self.items.setdefault(name, item) is not item:
             raise refused(f'Cannot create already existing {self._noun} "{arn(self._kind, name)}".')
         return {f"{self._prefix}Arn": arn(self._kind, name)}
 
     def get(self, name: str) -> R:
-        """Raises ApiError: there is none."""
+        """Return the resource with this name. Raises ApiError if there is none."""
         found = self.items.get(name)
         if found is None:
             raise refused(f'Could not find {self._noun} "{arn(self._kind, name)}".')
         return found
 
     def describe(self, params: Mapping[str, Any]) -> dict[str, object]:
-        """The answer to `describe_*`. Raises ApiError."""
+        """Return the response of `describe_*`. Raises ApiError."""
         name = params[f"{self._prefix}Name"]
         item = self.get(name)
         return {**self._summary(name, item), **item.details()}
 
     def delete(self, params: Mapping[str, Any]) -> dict[str, object]:
-        """The answer to `delete_*`. Raises ApiError."""
+        """Return the response of `delete_*`. Raises ApiError."""
         name = params[f"{self._prefix}Name"]
         self.get(name)
         self.items.pop(name, None)
         return {}
 
     def page(self, params: Mapping[str, Any]) -> dict[str, object]:
-        """A page of a list; the newest first, if nothing else is asked for."""
+        """Return a page of `list_*`, by default with the newest first."""
         by_name, status = params.get("SortBy") == "Name", params.get("StatusEquals")
         pairs = sorted(self.items.items(), key=lambda pair: pair[0] if by_name else pair[1].created)
         rows = [self._summary(*pair) for pair in pairs if params.get("NameContains", "") in pair[0]]

@@ -1,4 +1,4 @@
-"""Blue/green updates: the steps in which traffic moves to a new fleet, and the alarms that move it back."""
+"""Blue/green updates: the steps in which traffic shifts to a new fleet, and the alarms that roll it back."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from container.measure.numbers import percent, seconds
 
 _POLL_SECONDS = 0.1
 _LARGEST_STEP = 0.5
-"""Of the new fleet, before it gets all requests."""
+"""Largest traffic share of the new fleet before it gets all requests."""
 _Threshold = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class AlarmRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An alarm on the variants of a new fleet. Without a threshold, any 5xx answer or time-out raises it."""
+    """An alarm on the variants of a new fleet. Without a threshold, any 5xx response or time-out raises it."""
 
     error_rate: _Threshold | None = None
-    """Largest share of 5xx answers and time-outs."""
+    """Maximum share of 5xx responses and time-outs."""
     latency_p90: _Threshold | None = None
-    """Largest 90th percentile, seconds."""
+    """Maximum 90th percentile of the latency, in seconds."""
     requests: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """Number of requests from which on it is evaluated."""
+    """Minimum number of requests before the alarm is evaluated."""
 
     def reason(self, served: Sequence[ServedRequest]) -> str | None:
-        """Why the alarm is raised; None while it is not."""
+        """Return why the alarm is raised, or None."""
         if len(served) < self.requests:
             return None
         rate = sum(request.server_failed for request in served) / len(served)
@@ -48,30 +48,30 @@ class AlarmRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AlarmRaised(Exception):
-    """A new fleet is to be rolled back. The text says which alarm and why."""
+    """An alarm rolls back a new fleet. The message names the alarm and the reason."""
 
 
 class Stopped(Exception):
-    """The update is given up because the endpoint ends."""
+    """The update is aborted because the endpoint stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How traffic moves from one fleet to another."""
+    """Plan for shifting traffic from one fleet to another."""
 
     shares: tuple[float, ...]
-    """Of the new fleet, step by step; the last one is 1."""
+    """Traffic share of the new fleet in each step; the last one is 1."""
     wait_seconds: float
-    """Time under watch after each step."""
+    """Time to watch the alarms after each step."""
     termination_wait_seconds: float
-    """Time that the old fleet is kept after the last step."""
+    """Time to keep the old fleet after the last step."""
     alarms: Mapping[str, AlarmRule]
 
     @classmethod
     def of(cls, config: Mapping[str, Any], num_containers: int, rules: Mapping[str, AlarmRule]) -> Rollout:
         """Read a `DeploymentConfig`. Raises ApiError.
 
-        num_containers: of the new fleet. rules: the alarms that are defined; others are raised by any 5xx.
+        num_containers: of the new fleet. rules: defined alarms; any 5xx response or time-out raises other alarms.
         """
         if "RollingUpdatePolicy" in config:
             raise refused(
@@ -88,7 +88,7 @@ class Rollout:
         )
 
     def run(self, traffic: Traffic, blue: Fleet, green: Fleet) -> None:
-        """Move the traffic from `blue` to `green`, which is healthy. Raises AlarmRaised and Stopped."""
+        """Shift traffic from `blue` to `green`, which is healthy. Raises AlarmRaised and Stopped."""
         for share in self.shares:
             traffic.use(blue, green, share)
             self._watch(green, self.wait_seconds)

@@ -1,4 +1,4 @@
-"""The runtime: invocations as boto3's `sagemaker-runtime` sends them become requests to a container."""
+"""The runtime API: turns invocations from boto3's `sagemaker-runtime` into requests to a container."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from container.endpoint.validation import Service
 WHOLE = "InvokeEndpoint"
 STREAM = "InvokeEndpointWithResponseStream"
 _MAX_COPIES = 64
-"""Copies for shadow variants in flight; further ones are dropped."""
+"""Maximum number of shadow copies in flight; further ones are dropped."""
 _PREFIX = "X-Amzn-SageMaker-"
 _PASSED_ON = (
     *("ContentType", "Accept", "CustomAttributes", "TargetModel", "InferenceId", "SessionId"),
     *("EnableExplanations", "PrefixAwareId"),
 )
-"""Parameters that a container gets, as headers; all other headers of a caller are left out."""
+"""Parameters that are forwarded to a container as headers; all other headers of a client are dropped."""
 _NEW_SESSION = "NEW_SESSION"
 
 
@@ -40,7 +40,7 @@ class TimeLimits:
 
 
 class Runtime:
-    """Invokes endpoints. Threads may share it."""
+    """Invokes endpoints. Thread-safe."""
 
     def __init__(self, limits: TimeLimits = TimeLimits()) -> None:
         self.service = Service("sagemaker-runtime", runtime_refused)
@@ -53,7 +53,7 @@ class Runtime:
     ) -> tuple[dict[str, str], bytes | ContainerCall]:
         """Invoke an endpoint. Raises ApiError.
 
-        Returns the headers of the answer, and the whole answer or an event stream, to be closed in any case.
+        Returns the response headers, and the whole response or an event stream, which the caller must close.
         """
         params = self.service.from_headers(operation, endpoint.name, headers)
         if "AsyncInferenceConfig" in endpoint.config:
@@ -75,13 +75,13 @@ class Runtime:
         return {**sent_back, **_session(endpoint, lease, session, call)}, call.read()
 
     def container_headers(self, operation: str, params: Mapping[str, Any]) -> dict[str, str]:
-        """The headers of a container's request, from the parameters of an invocation."""
+        """Return the headers of a container's request, given the parameters of an invocation."""
         names = self.service.header_names(WHOLE)
         passed = {names[name]: str(params[name]) for name in _PASSED_ON if name in params}
         return {**passed, f"{_PREFIX}Forwarded-Api": operation}
 
     def _copy(self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a copy to the shadow variant, if there is one and it is this request's turn."""
+        """Send a copy to the shadow variant, if there is one and this request is selected."""
         lease = endpoint.traffic.lease_shadow()
         if lease is None:
             return
@@ -91,7 +91,7 @@ class Runtime:
 
         def send() -> None:
             try:
-                with contextlib.suppress(ApiError):  # its figures count it
+                with contextlib.suppress(ApiError):  # the variant's figures count it
                     ContainerCall(endpoint.traffic, lease, headers, body, self._limits.whole).read()
             finally:
                 self._free_copies.release()
@@ -105,7 +105,7 @@ def _header(name: str, call: ContainerCall) -> dict[str, str]:
 
 
 def _session(endpoint: Endpoint, lease: Lease, session: str | None, call: ContainerCall) -> dict[str, str]:
-    """Headers on a session that the container opened or closed; it is routed to this container meanwhile."""
+    """Return headers on a session that the container opened or closed. An open session is pinned to the container."""
     closed = _header(f"{_PREFIX}Closed-Session-Id", call)
     if closed and session:
         endpoint.traffic.unpin(session)

@@ -1,4 +1,4 @@
-"""Which container gets a request: the fleet by its share of an update, the variant by weight, the container by load."""
+"""Request routing: the fleet by its share in an update, the variant by weight, the container by load or at random."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Lease:
 
 
 class Traffic:
-    """Routes the requests of one endpoint and counts those in flight. Threads may share it.
+    """Routes the requests of one endpoint and counts the requests in flight. Thread-safe.
 
-    One lock covers the choice of a container and the change of fleets, so a fleet that gets no new requests and has
-    none in flight is idle.
+    One lock guards the choice of a container and the change of fleets. So a fleet is idle if it gets no new requests
+    and has none in flight.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -44,14 +44,14 @@ class Traffic:
         self._sessions: OrderedDict[str, LocalServer] = OrderedDict()
 
     def use(self, blue: Fleet | None, green: Fleet | None = None, share: float = 0.0) -> None:
-        """Route to `blue`, and the given share of the requests to `green`. None for both: to nothing."""
+        """Route requests to `blue`, and this share of them to `green`. Without a fleet, requests are refused."""
         with self._changed:
             self._blue, self._green, self._green_share = blue, green, share
 
     def lease(self, target: str | None = None, session: str | None = None) -> Lease:
         """Choose a container for a request. Raises ApiError.
 
-        target: the variant to use whatever its weight. session: an id that `pin` has tied to a container.
+        target: the variant to use regardless of its weight. session: an id that `pin` has tied to a container.
         """
         with self._changed:
             fleet = self._fleet()
@@ -62,9 +62,9 @@ class Traffic:
             return self._lend(variant, container)
 
     def lease_shadow(self) -> Lease | None:
-        """Choose a container for a copy of a request; None where this request is not copied.
+        """Choose a container for a copy of a request; None if this request is not copied.
 
-        The share of copies is the weight of the shadow variant over that of the production variant.
+        The share of copied requests is the shadow variant's weight divided by the production variant's.
         """
         with self._changed:
             if self._blue is None:
@@ -77,13 +77,13 @@ class Traffic:
         return None
 
     def release(self, lease: Lease, status: int, first_byte: float | None = None) -> None:
-        """End a lease and count its request. status: of the container's answer, 0 for none in time."""
+        """End a lease and count its request. status: of the container's response, 0 if there was none in time."""
         now = time.monotonic()
         lease.variant.figures.record(ServedRequest(now, now - lease.started, first_byte, status))
         self._give_back(lease)
 
     def drop(self, lease: Lease) -> None:
-        """End a lease of a shadow variant that was not used."""
+        """End an unused lease of a shadow variant."""
         lease.variant.figures.record_dropped()
         self._give_back(lease)
 
@@ -93,7 +93,7 @@ class Traffic:
             self._changed.notify_all()
 
     def pin(self, session: str, container: LocalServer) -> None:
-        """Route the further requests of a session to its container."""
+        """Route further requests of a session to this container."""
         with self._changed:
             self._sessions[session] = container
             while len(self._sessions) > _MAX_SESSIONS:
@@ -104,12 +104,12 @@ class Traffic:
             self._sessions.pop(session, None)
 
     def add(self, variant: FleetVariant, container: LocalServer) -> None:
-        """Let a container get requests."""
+        """Start routing requests to a container."""
         with self._changed:
             variant.containers.append(container)
 
     def take_away(self, variant: FleetVariant, containers: Iterable[LocalServer]) -> None:
-        """Give these containers no more requests."""
+        """Stop routing requests to these containers."""
         with self._changed:
             variant.containers = [one for one in variant.containers if one not in containers]
 
@@ -118,7 +118,7 @@ class Traffic:
             variant.weight = weight
 
     def wait_idle(self, containers: Iterable[LocalServer], seconds: float) -> bool:
-        """Wait until containers that get no more requests have none in flight. False: some do after `seconds`."""
+        """Wait until containers that get no more requests have none in flight. Returns False when it times out."""
         watched = list(containers)
         with self._changed:
             return self._changed.wait_for(lambda: not any(one.in_flight for one in watched), seconds)

@@ -1,4 +1,4 @@
-"""Requests checked by the data that boto3 makes its clients from, and by what `lmi endpoint` supports of it."""
+"""Checks of requests against botocore's service descriptions, and against what `lmi endpoint` supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUIRED = {
     "ProductionVariant": ("ModelName",),
     "AsyncInferenceOutputConfig": ("S3OutputPath",),
 }
-"""By shape: fields without which the platform has other ways, and `lmi endpoint` has none."""
+"""By shape: fields that are optional on the platform, and required by `lmi endpoint`."""
 _NOT_SUPPORTED = {
     "CreateModelInput": ("Containers", "InferenceExecutionConfig"),
     "ContainerDefinition": (
@@ -31,23 +31,23 @@ _NOT_SUPPORTED = {
     "InvokeEndpointInput": ("InferenceComponentName", "TargetContainerHostname"),
     "InvokeEndpointWithResponseStreamInput": ("InferenceComponentName", "TargetContainerHostname"),
 }
-"""By shape: fields that change what an endpoint does, and are refused."""
+"""By shape: unsupported fields. They are refused, because they would change what an endpoint does."""
 _ONLY = {"ContainerMode": "SingleModel", "S3ModelDataType": "S3Prefix", "ModelCompressionType": "None"}
-"""By shape: the one value that is supported."""
+"""By shape: the only supported value."""
 _UNCHECKED_PATTERNS = {"S3ModelUri"}
-"""Models may also come from a local folder."""
+"""Shapes with unchecked patterns: models may also come from a local folder."""
 
 
 class Service:
-    """One service as botocore describes it."""
+    """A service, as described by botocore."""
 
     def __init__(self, name: str, refused: Callable[[str], ApiError]) -> None:
-        """refused: makes the error of an invalid request from its message."""
+        """refused: creates the error for an invalid request from its message."""
         self._refused = refused
         self._model = _service_model(name)
 
     def check(self, operation: str, params: Mapping[str, Any]) -> None:
-        """Check the input of an operation by its shape. Raises ApiError."""
+        """Check the input of an operation against its shape. Raises ApiError."""
         validator = _Validator()
         report = validator.validate(params, self._model.operation_model(operation).input_shape)
         problems = [*([report.generate_report()] if report.has_errors() else []), *validator.problems]
@@ -55,7 +55,7 @@ class Service:
             raise self._refused(f"validation error detected: {'; '.join(problems)}")
 
     def header_names(self, operation: str) -> dict[str, str]:
-        """The parameters of an operation that are headers: {parameter: header}."""
+        """Return the parameters of an operation that are headers: {parameter: header}."""
         members = self._model.operation_model(operation).input_shape.members
         return {
             name: shape.serialization["name"]
@@ -81,7 +81,7 @@ def _service_model(name: str) -> ServiceModel:
 
 
 class _Validator(ParamValidator):
-    """botocore's, with the limits that its clients leave to the service and those of `lmi endpoint`."""
+    """botocore's validator, plus limits that its clients leave to the service and those of `lmi endpoint`."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -99,7 +99,7 @@ class _Validator(ParamValidator):
 
 
 def _unfit_fields(params: Mapping[str, Any], shape: str, prefix: str) -> Iterator[str]:
-    """Say which fields are missing, and which are not supported."""
+    """Yield messages for missing and unsupported fields."""
     for field in _REQUIRED.get(shape, ()):
         if field not in params:
             yield f"{prefix}{field}: missing"
@@ -109,14 +109,14 @@ def _unfit_fields(params: Mapping[str, Any], shape: str, prefix: str) -> Iterato
 
 
 def _beyond(value: Any, shape: Shape) -> str:
-    """The limit that a value exceeds; empty where it keeps all."""
+    """Return the constraint that a value violates; empty if there is none."""
     limits = shape.metadata
     if isinstance(value, str) and shape.type_name == "string":
         if "enum" in limits and value not in limits["enum"]:
             near = difflib.get_close_matches(value, limits["enum"], 3) or limits["enum"][:5]
             return f"Member must satisfy enum value set: [{', '.join(near)}, ...]"
         pattern = limits.get("pattern", "")
-        # Patterns are Java's; those with classes that Python does not have are left out.
+        # Patterns have Java's syntax. Those with character classes that Python lacks are not checked.
         known = pattern and "\\p" not in pattern and shape.name not in _UNCHECKED_PATTERNS
         if known and not re.fullmatch(pattern, value):
             return f"Member must satisfy regular expression pattern: {pattern}"
