@@ -1,1 +1,1 @@
-"""`lmi simulate`: the engine's own scheduling in virtual time, on a machine that need not be here."""
+"""`lmi simulate`: the engine's own scheduling in virtual time, on this or any other machine."""

@@ -18,13 +18,13 @@ from container.measure.simulate.step_times import StepSeconds
 _Numbers = npt.NDArray[np.float64]
 _LEAST_STEPS = 50
 _HELD_OUT = 5
-"""Every fifth step is not fitted but predicted."""
+"""Every fifth step is held out to measure the error of predictions."""
 _ROUNDS = 5
 _HUBER = 1.345
-"""Residuals beyond so many standard deviations count less (Huber 1964)."""
+"""Standard deviations beyond which residuals count less (Huber 1964)."""
 _MAX_LINE_BYTES = 1 << 24
 _WARM_UP = "warm-up"
-"""Id of the engine's own first request."""
+"""Id of the engine's warm-up request."""
 
 
 class _Record(msgspec.Struct):
@@ -48,17 +48,17 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class CalibratedTimes:
-    """Times that are sums over features, those of the host included."""
+    """Step times, including the host's, as linear functions of `features`."""
 
     trace: str
     coefficients: tuple[float, ...]
-    """Seconds for each of the `features`, none negative."""
+    """Seconds per unit of each feature, not negative."""
     num_fitted: int
     num_held_out: int
     median_error: float
-    """Of held-out steps: absolute, as a share of the measured time."""
+    """Median absolute error of held-out steps, as a share of the measured time."""
     total_error: float
-    """Of all held-out steps together: the predicted time over the measured one, less 1."""
+    """Predicted total time of all held-out steps divided by the measured total, minus 1."""
 
     def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
         """See `StepTimes`."""
@@ -74,8 +74,11 @@ class CalibratedTimes:
 
 
 def features(starts: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
-    """Count what takes time: the step, whether it has prompts, its sequences, prompt tokens, tokens whose keys and
-    values are read, and pairs of a prompt's token with one that it sees."""
+    """Return the features that determine a step's time.
+
+    In order: 1 for the step, 1 if it has prompts, sequences, prompt tokens, tokens whose keys and values are read, and
+    query-key pairs of prompts.
+    """
     num_seqs, num_tokens = len(counts), sum(counts)
     context = sum(starts) + num_tokens
     if num_tokens == num_seqs:
@@ -89,7 +92,7 @@ def features(starts: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
 def calibrate(path: Path) -> CalibratedTimes:
     """Fit step times to a trace.
 
-    Raises CannotSimulateError: it cannot be read, is no trace, or has too few steps.
+    Raises CannotSimulateError if the file cannot be read, is not a trace, or has too few steps.
     """
     steps = list(measured_steps(_read(path)))
     if len(steps) < _LEAST_STEPS:
@@ -112,10 +115,11 @@ def calibrate(path: Path) -> CalibratedTimes:
 
 
 def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
-    """The steps whose time is known. A step lasts until the next one starts, or as long as its parts if none does.
+    """Yield the steps whose time is known: until the next step starts, or the sum of its parts if none follows.
 
-    Where the device runs ahead (there is a part `wait`), the host starts the step after the next one when it ends.
-    Nobody waits for a step of prompts alone that gives no token, so these and what follows them are left out.
+    If the device runs ahead (there is a part `wait`), the host starts step i + 2 when step i ends, so the time of step
+    i is from the start of i + 1 to that of i + 2. The host does not wait for a step without a decode, which gives no
+    token, so such a step and the one after it are left out.
     """
     late = any("wait" in record.seconds for record in records)
     unwaited = False
@@ -130,7 +134,7 @@ def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
 
 
 def fit(table: _Numbers, seconds: _Numbers) -> _Numbers:
-    """Non-negative least squares of relative errors, in which outliers count little.
+    """Solve non-negative least squares of relative errors, with small weights for outliers.
 
     table: [num_steps, num_features]; seconds: [num_steps], above 0 -> [num_features].
     """
@@ -149,7 +153,7 @@ def fit(table: _Numbers, seconds: _Numbers) -> _Numbers:
 
 
 def _nonnegative(rows: _Numbers, targets: _Numbers) -> _Numbers:
-    """Exact, by trying all sets of features: the best solution is the least-squares one of those that are above 0."""
+    """Solve exactly by trying all subsets of features: the best solution is the least-squares one of its support."""
     gram, right = rows.T @ rows, rows.T @ targets
     best, most = np.zeros(len(right)), 0.0
     for size in range(1, len(right) + 1):
@@ -163,7 +167,7 @@ def _nonnegative(rows: _Numbers, targets: _Numbers) -> _Numbers:
 
 
 def _read(path: Path) -> list[_Record]:
-    """Raises CannotSimulateError."""
+    """Read a step trace. Raises CannotSimulateError."""
     decoder = msgspec.json.Decoder(_Record)
     records: list[_Record] = []
     try:

@@ -1,4 +1,4 @@
-"""Clients in virtual time, in place of the web processes: they send the requests of a load and note the answers."""
+"""Clients in virtual time, in place of the web processes: send the requests of a load and record the responses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from engines.front import Front
 from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToClient, ToEngine
 
 ARRIVAL_SECONDS = 0.005
-"""From when a request is due until the engine has it: the client, the network, the web process and the tokenizer.
+"""Time from when a request is due until it reaches the engine: client, network, web process and tokenizer.
 
-It decides which step a request joins. A user's next request is due at the end of a step, and the engine starts the
-following one at once. On two cores that the engine kept busy it was 3 to 12 ms.
+The delay decides which step a request joins. A user's next request is due at the end of a step, and the engine starts
+the following step at once. Measured on two cores that the engine kept busy: 3 to 12 ms.
 """
 _CLIENT = b"virtual"
 
@@ -33,15 +33,15 @@ class _Answer:
     request: BenchRequest
     user: int
     place: int
-    """In the user's session."""
+    """Index in the user's session."""
     due: float
     token_times: list[float] = field(default_factory=list)
 
 
 class VirtualFront(Front):
-    """The engine's door in virtual time. It ends the engine's loop when all requests have ended.
+    """The engine's front in virtual time. Ends the engine's loop when all requests have ended.
 
-    Requests arrive as tokens, `ARRIVAL_SECONDS` after they were due; answers take no time to be written.
+    Requests arrive as token ids, `ARRIVAL_SECONDS` after they were due. Writing responses takes no time.
     """
 
     def __init__(
@@ -53,14 +53,15 @@ class VirtualFront(Front):
         server_timeout: float,
         on_done: Callable[[RequestOutcome], None],
     ) -> None:
-        """
-        sessions: as for `run_load`; prompt: token ids of a request.
-        timeout, server_timeout: seconds after which the client leaves, and after which the server ends a request.
+        """sessions: as for `run_load`. prompt: returns the token ids of a request.
+
+        timeout: seconds after which the client disconnects. server_timeout: seconds after which the server ends a
+        request.
         """
         self.next_event: Callable[[], float] = lambda: math.inf
-        """When something else happens that the engine waits for."""
+        """Returns the time of the next other event that the engine waits for."""
         self.stats: EngineStats | None = None
-        """At the end of all requests."""
+        """The engine's counters after all requests."""
         self._clock = clock
         self._sessions = sessions
         self._prompt = prompt
@@ -69,16 +70,16 @@ class VirtualFront(Front):
         self._on_done = on_done
         self._order = count()
         self._coming: list[tuple[float, int, int, int, float]] = []
-        """Heap of (when the engine gets it, order, user, place in the session, when it was due)."""
+        """Heap of (arrival at the engine, order, user, index in the session, due time)."""
         self._limits: list[tuple[float, str]] = []
-        """Heap of (time, request id): when clients leave, also those whose requests have ended since."""
+        """Heap of (time, request id): when requests time out, including requests that have ended since."""
         self._answers: dict[str, _Answer] = {}
         self._outcomes: list[RequestOutcome] = []
         for user, session in enumerate(sessions):
             self._schedule(user, 0, session.start)
 
     def run(self) -> LoadRun:
-        """The result, when the engine has ended."""
+        """Return the result. Call after the engine's loop has ended."""
         return LoadRun(
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
             wall_seconds=max(outcome.ended for outcome in self._outcomes),
@@ -87,7 +88,7 @@ class VirtualFront(Front):
         )
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
-        """Yield what is due. Without any, move the clock on, at most by `timeout`, to what comes next."""
+        """Advance the clock to the next event, by at most `timeout`, and yield the messages that are due."""
         clock = self._clock
         if timeout > 0 and (self._coming or self._answers):
             clock.advance_to(min(clock.now + timeout, self._next_time(), self.next_event()))
@@ -109,7 +110,7 @@ class VirtualFront(Front):
         now, answers = self._clock.now, self._answers
         for output in outputs:
             answer = answers.get(output.id)
-            if answer is None:  # its client has left
+            if answer is None:  # the client has disconnected
                 continue
             if output.token_ids:
                 answer.token_times.append(now)
@@ -123,13 +124,13 @@ class VirtualFront(Front):
         return True
 
     def watch(self, descriptor: int) -> None:
-        """Nothing to watch: see `next_event`."""
+        """Do nothing: `next_event` replaces descriptors."""
 
     def unwatch(self, descriptor: int) -> None:
-        """Nothing is watched."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: nothing is open."""
 
     def _next_time(self) -> float:
         while self._limits and self._limits[0][1] not in self._answers:
@@ -171,5 +172,5 @@ class VirtualFront(Front):
 
 @cache
 def _sampling(output_tokens: int) -> SamplingParams:
-    """Greedy, past EOS."""
+    """Return parameters for greedy sampling that ignores EOS."""
     return SamplingParams(output_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class VirtualClock:
-    """A clock that moves only when its user sets it. Called like `time.monotonic`."""
+    """A clock that advances only when it is set. Called like `time.monotonic`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -13,6 +13,6 @@ class VirtualClock:
         return self.now
 
     def advance_to(self, moment: float) -> None:
-        """Move on to this time; one that has passed changes nothing."""
+        """Advance to this time. A time in the past is ignored."""
         if moment > self.now:
             self.now = moment

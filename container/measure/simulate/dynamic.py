@@ -1,4 +1,4 @@
-"""engine=Python in virtual time: the dispatcher's own loop and batcher, before a process that computes nothing."""
+"""engine=Python in virtual time: the dispatcher's real loop and batcher, with a process that computes nothing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TOKEN = 0
 class VirtualGenerator(GeneratingProcess):
     """The generating process in virtual time: `generate` on prompts that are padded to the longest.
 
-    Rows that have ended, and those that nobody wants any more, are computed until the batch ends.
+    Rows that have ended or were aborted are still computed until the batch ends.
     """
 
     def __init__(self, clock: VirtualClock, times: StepTimes, batch_timeout: float) -> None:
         self.ready = math.inf
-        """When the step that is computed ends."""
+        """Time at which the current step ends."""
         self._clock = clock
         self._times = times
         self._batch_timeout = batch_timeout
@@ -55,7 +55,7 @@ class VirtualGenerator(GeneratingProcess):
         self._rows.pop(request_id, None)
 
     def receive(self, timeout: float) -> Iterator[FromGenerator]:
-        """Yield what the steps that have ended by now gave."""
+        """Yield the results of steps that have ended."""
         while self.ready <= self._clock.now:
             yield from self._finish_step()
 
@@ -64,7 +64,7 @@ class VirtualGenerator(GeneratingProcess):
 
     def _start_step(self, starts: list[int], counts: list[int]) -> None:
         now = self._clock.now
-        # A real process launches a step's kernels while the device computes the first of them, and waits at its end.
+        # A real process launches a step's kernels while the device computes the first ones, and then waits.
         seconds = max(self._times.seconds(starts, counts, self._size))
         self.ready = min(now + seconds, max(now, self._deadline))
 
@@ -101,9 +101,9 @@ def serve(
     front: VirtualFront,
     folder: Path,
 ) -> None:
-    """Serve the clients of `front` to their end.
+    """Serve the clients of `front` until all requests have ended.
 
-    engine: the server's; folder: an empty one, for the status board.
+    engine: of `server`. folder: an empty folder for the status board.
     """
     batching = engine.batching
     generator = VirtualGenerator(clock, times, batching.batch_timeout)

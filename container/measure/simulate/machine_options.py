@@ -35,14 +35,14 @@ _OPTIONS = (
 
 
 def machine_options(command: Command) -> Command:
-    """Give a command `instance`, `device`, `count`, `model` and `step_trace`."""
+    """Add the options `instance`, `device`, `count`, `model` and `step_trace` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def step_times(server: SimulatedServer, target: ServingTarget | None, step_trace: Path | None) -> StepTimes:
-    """Those of the named machine, or fitted to a trace. Raises CannotSimulateError."""
+    """Return the step times of the named machine, or step times fitted to a trace. Raises CannotSimulateError."""
     if target is not None and step_trace is None:
         return Roofline(server, target)
     if step_trace is None or not isinstance(server.engine, MpiEngineConfig):

@@ -1,4 +1,4 @@
-"""Prices of instances, from a file with their dates and sources: prices.json beside this, or the user's own."""
+"""Prices of instances with dates and sources, from prices.json in this folder or the user's own file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of an instance on demand."""
+    """On-demand price of an instance."""
 
     instance: str
-    """Such as `ml.g5.48xlarge` on SageMaker, `g5.48xlarge` on EC2."""
+    """Name, such as `ml.g5.48xlarge` on SageMaker, `g5.48xlarge` on EC2."""
     per_hour: float
-    """In USD."""
+    """USD per hour."""
     region: str = ""
     date: str = ""
-    """When it was read, such as 2026-01-21."""
+    """Date on which the price was read, such as 2026-01-21."""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the tokens of a run cost, if the instance does nothing else."""
+    """Cost of a run's tokens, if the instance does nothing else."""
 
     price: Price
     per_million_output_tokens: float
-    """In USD; NaN without tokens."""
+    """USD; NaN without tokens."""
     per_million_tokens: float
-    """Prompts and answers together."""
+    """USD for prompt and output tokens together."""
 
     def describe(self) -> str:
         price = self.price
@@ -51,9 +51,9 @@ class Cost:
 
 
 def read_prices(path: Path | None, instance: str) -> list[Price]:
-    """Prices of an instance, on SageMaker and on EC2. path: None: the file that comes with this.
+    """Return the prices of an instance on SageMaker and EC2. path: defaults to this package's file.
 
-    Raises CannotSimulateError: the file cannot be read or has another form.
+    Raises CannotSimulateError if the file cannot be read or has another form.
     """
     file = path or _OWN_FILE
     try:
@@ -68,7 +68,7 @@ def read_prices(path: Path | None, instance: str) -> list[Price]:
 
 
 def cost(price: Price, simulation: Simulation, copies: int = 1) -> Cost:
-    """The cost of the tokens of successful requests. copies: those on the machine, of which one was simulated."""
+    """Return the cost of successful requests. copies: of the model on the machine, of which one was simulated."""
     micro = _MILLION * price.per_hour / copies * simulation.figures.wall_seconds / 3600
     outputs = simulation.figures.output_tokens
     if not outputs:

@@ -1,4 +1,4 @@
-"""The requests of a workload as token ids, without a tokenizer: equal prefixes are equal ids, all else differs."""
+"""Requests of a workload as token ids, without a tokenizer. Equal prefixes have equal ids; other prompts differ."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from container.measure.bench.workload import BenchRequest, Workload, draw_shapes
 
 _OWN, _SHARED = 0, 1
-"""Token ids that fill a prompt's own part, and a block that prompts have in common."""
+"""Filler token ids of a prompt's own part, and of a block that prompts share."""
 
 
 def virtual_requests(
     workload: Workload, seed: int, vocab_size: int
 ) -> tuple[tuple[BenchRequest, ...], Callable[[BenchRequest], tuple[int, ...]]]:
-    """The requests that `lmi bench` sends with this seed, without their words; and what makes their token ids."""
+    """Return the requests that `lmi bench` sends with this seed, without text, and a function for their token ids."""
     shapes = draw_shapes(workload, seed)
     block_tokens = workload.prefixes.block_tokens if workload.prefixes else 0
 
     def numbered(number: int, length: int, filler: int) -> tuple[int, ...]:
-        """A different text for each number."""
+        """Return `length` token ids, different for each number."""
         high, low = divmod(number, vocab_size)
         return (low, high % vocab_size, *(filler,) * (length - 2))[:length]
 

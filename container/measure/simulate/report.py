@@ -1,4 +1,4 @@
-"""The report of a simulation: that of `lmi bench`, marked as simulated, with cost and the engine's counters."""
+"""Report of a simulation: that of `lmi bench`, marked as simulated, with cost and the engine's counters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SimulationReport(BenchReport):
     costs: tuple[Cost, ...]
 
     def json_values(self) -> dict[str, Any]:
-        """As of a benchmark; times in seconds, costs in USD."""
+        """Return the values of a benchmark and of the simulation. Times are in seconds, costs in USD."""
         return {
             "simulated": True,
             **BenchReport.json_values(self),
@@ -77,6 +77,6 @@ class SimulationReport(BenchReport):
         return lines + [(f"note: {note}", "") for note in self.server.notes]
 
     def _mean_batch(self) -> float:
-        """Sequences in a step of engine=MPI, or in a batch of engine=Python."""
+        """Return the mean number of sequences per step of engine=MPI, or per batch of engine=Python."""
         (sizes,) = [one for one in self.stats.histograms if one.name == "lmi_batch_size"]
         return sizes.sum / max(1, sum(sizes.counts))

@@ -1,4 +1,4 @@
-"""engine=MPI in virtual time: rank 0's own loop, scheduler and cache, on steps that compute nothing."""
+"""engine=MPI in virtual time: rank 0's real loop, scheduler and cache, with steps that compute nothing."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _TOKEN = SampledToken(0)
 
 
 class VirtualChoices:
-    """Tokens that a device will have chosen when its step has ended."""
+    """Tokens of a step, available when the device has finished the step."""
 
     def __init__(self, clock: VirtualClock, ready: float, count: int, at_once: bool) -> None:
         self.host_rows: Sequence[int] = range(count) if at_once else ()
-        """Rows that the host chooses for, so that it goes on only then: all where nothing runs ahead."""
+        """Rows sampled on the host, which waits for the step: all rows if nothing runs ahead, else none."""
         self._clock = clock
         self._ready = ready
         self._count = count
@@ -50,9 +50,9 @@ class VirtualChoices:
 
 
 class VirtualSteps:
-    """A `StepRunner` whose steps take their predicted time and give made-up tokens.
+    """A `StepRunner` whose steps take their predicted time and return placeholder tokens.
 
-    runs_ahead: as on a GPU, the host goes on while a step is computed, and plans the next one.
+    runs_ahead: as on a GPU, the host plans the next step while a step is computed.
     """
 
     def __init__(self, clock: VirtualClock, times: StepTimes, runs_ahead: bool) -> None:
@@ -60,10 +60,10 @@ class VirtualSteps:
         self._times = times
         self._runs_ahead = runs_ahead
         self._device_free = -math.inf
-        """When the device has computed all that was launched."""
+        """Time at which the device finishes all launched steps."""
 
     def update(self, plan: StepPlan) -> None:
-        """No rank keeps block tables."""
+        """Do nothing: there are no block tables."""
 
     def prepare(self, plan: StepPlan) -> StepPlan:
         return plan
@@ -89,9 +89,9 @@ def serve(
     folder: Path,
     step_trace: str = "",
 ) -> None:
-    """Serve the clients of `front` to their end.
+    """Serve the clients of `front` until all requests have ended.
 
-    engine: the server's; folder: an empty one, for the status board; step_trace: as `option.step_trace`.
+    engine: of `server`. folder: an empty folder for the status board. step_trace: as `option.step_trace`.
     """
     cache, model, max_len = engine.cache, server.model, engine.model.max_model_len
     largest = LargestStep.of(engine.scheduler.settings, max_len)

@@ -1,7 +1,7 @@
-"""Step times from data sheets: bytes against bandwidth, products against their rate, launches, sums over ranks.
+"""Step times from data sheets: memory bandwidth, matrix-product rates, kernel launches, all-reduces over ranks.
 
-Nothing here is fitted to the result of a server. The shares of the data sheets' figures that kernels reach are those
-that others have published: docs/simulating.md names the sources.
+Nothing here is fitted to measurements of a server. The share of a data sheet's figure that kernels reach is as
+published elsewhere: docs/simulating.md names the sources.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from engines.models.config import ModelConfig, element_bytes
 from engines.partition import split_evenly, split_heads
 
 _WEIGHT_BANDWIDTH = 0.75
-"""Of the bandwidth, where weights are read."""
+"""Share of the bandwidth reached when reading weights."""
 _KV_BANDWIDTH = 0.85
-"""Of the bandwidth, where keys and values are read."""
+"""Share of the bandwidth reached when reading keys and values."""
 _MATMUL_RATE = 0.7
-"""Of the rate of products, in linears of many rows."""
+"""Share of the matrix-product rate reached by linear layers with many rows."""
 _ATTENTION_RATE = 0.45
-"""Of the rate of products, in the attention of prompts."""
+"""Share of the matrix-product rate reached by the attention of prompts."""
 _LINK_BANDWIDTH = 0.75
-"""Of a link, in sums over ranks."""
+"""Share of a link's bandwidth reached by all-reduces."""
 _FAST_LINK = 100e9
-"""Bytes a second: from here on a link is NVLink or its like, below PCIe."""
+"""Bytes per second from which a link counts as NVLink or similar; slower links are PCIe."""
 _HOP_SECONDS = {True: 1e-6, False: 3e-6}
-"""Of a sum, for each of its 2 (ranks - 1) hops: on a fast link or not."""
+"""Latency of each of the 2 (ranks - 1) hops of an all-reduce, by whether the link is fast."""
 _KERNELS = {"MPI": 10, "Python": 33}
-"""In a layer: fused ones of engine=MPI, and those of an eager layer of transformers."""
+"""Kernels per layer: fused kernels of engine=MPI, and those of an eager layer of transformers."""
 _LAUNCH_SECONDS = 5e-6
-"""Of the host, for each kernel that is not in a CUDA graph."""
+"""Host time to launch a kernel that is not in a CUDA graph."""
 _GAP_SECONDS = {True: 5e-6, False: 2e-6}
-"""Of the device, to start and to end each kernel: of a CPU or not."""
+"""Device time to start and end each kernel, by whether the device is a CPU."""
 _HOST_SECONDS = 150e-6
 _HOST_SECONDS_PER_SEQUENCE = 1.5e-6
-"""Of the host, to plan a step and to take its results in."""
+"""Host time to plan a step and collect its results."""
 
 
 class Roofline:
-    """Step times of a server, by its first rank: all ranks compute at once.
+    """Step times of a server, computed for rank 0: all ranks work in parallel.
 
-    engine=Python spreads layers over its GPUs, which compute one after the other, as one rank with all layers.
+    engine=Python spreads layers over GPUs that compute one after the other, so it counts as one rank with all layers.
     """
 
     def __init__(self, server: SimulatedServer, target: ServingTarget) -> None:
-        """target: with devices of the catalogue, or a CPU, which counts as the catalogue's."""
+        """target: with devices of the catalogue, or any CPU, for which the catalogue's figures are used."""
         engine, model = server.engine, server.model
         on_cpu = not target.machine.gpu_count
         hardware = target.device or device(CPU)
@@ -74,7 +74,7 @@ class Roofline:
         self._kv_bytes = kv_bytes * share.keys_values.size / model.num_layers
         self._flops_per_pair = 4 * share.queries.size * model.head_dim
         self._layers = Counter(spec.window for spec in model.attention)
-        """Number of layers by the latest tokens that they see; None: all."""
+        """Number of layers by sliding window in tokens; None means no window."""
         self._num_sums = 1 + model.num_layers * (1 if model.parallel_block else 2) if ranks > 1 else 0
         self._sum_bytes = model.hidden_size * (4 if on_cpu or engine.model.dtype == "fp32" else 2)
         self._link = hardware.link
@@ -99,7 +99,7 @@ class Roofline:
         return StepSeconds(host, device)
 
     def _without_attention(self, num_tokens: int, num_sampled: int) -> float:
-        """What depends on two numbers only. Kept: most steps are like another one."""
+        """Return the time of all but attention. Cached, because it depends on two numbers that recur."""
         known = self._known.get((num_tokens, num_sampled))
         if known is None:
             known = self._product(self._dense, num_tokens) + self._product(self._head, num_sampled)
@@ -108,14 +108,14 @@ class Roofline:
         return known
 
     def _product(self, weights: float, num_rows: float) -> float:
-        """Linears with so many weights, on so many rows."""
+        """Return the time of linear layers with `weights` parameters on `num_rows` rows."""
         if not num_rows:
             return 0.0
         read = weights * self._element / (self._bandwidth * _WEIGHT_BANDWIDTH)
         return max(read, 2 * weights * num_rows / (self._rate * _MATMUL_RATE))
 
     def _mixture(self, num_tokens: int) -> float:
-        """Experts. Those that no token takes are not read; tokens take them at random."""
+        """Return the time of experts. Tokens choose them at random; experts without a token are not read."""
         if self._experts is None:
             return 0.0
         total, top_k = self._experts.num_experts, self._experts.top_k
@@ -125,7 +125,7 @@ class Roofline:
     def _attention(
         self, starts: Sequence[int], counts: Sequence[int], num_tokens: int, window: int | None
     ) -> float:
-        """One layer. Keys and values are read once, however many of a sequence's tokens are computed."""
+        """Return the time of one layer. Keys and values are read once per sequence, however many tokens it has."""
         seen = starts if window is None else [min(start, window) for start in starts]
         keys = sum(seen) + num_tokens
         pairs: float = keys
@@ -135,7 +135,7 @@ class Roofline:
         return max(read, pairs * self._flops_per_pair / (self._rate * _ATTENTION_RATE))
 
     def _sums(self, num_tokens: int) -> float:
-        """Sums over ranks: each rank sends 2 (ranks - 1) / ranks times the data."""
+        """Return the time of all-reduces, in which each rank sends 2 (ranks - 1) / ranks times the data."""
         if not self._num_sums:
             return 0.0
         hops = 2 * (self._ranks - 1)
@@ -145,7 +145,7 @@ class Roofline:
 
 
 def _expert_weights(model: ModelConfig, ranks: int) -> int:
-    """Numbers in one expert on a rank, over all layers with experts."""
+    """Return the parameters of one expert on a rank, over all layers with experts."""
     if model.experts is None:
         return 0
     middle = split_evenly(model.experts.intermediate_size, ranks, 0).size
@@ -153,7 +153,7 @@ def _expert_weights(model: ModelConfig, ranks: int) -> int:
 
 
 def _rate(server: SimulatedServer, hardware: Device) -> float:
-    """Rate of products in the dtype that they are computed in; fp32 where the device lacks it, as on every CPU."""
+    """Return the matrix-product rate in the compute dtype, or in fp32 if the device lacks it, as every CPU does."""
     flops, model = hardware.flops, server.engine.model
     dtype = model.quantize if model.quantize == "int8" else model.dtype
     return flops.get(dtype) or flops.get("fp32") or max(flops.values())

@@ -1,4 +1,4 @@
-"""The server that is simulated: a configuration, resolved for a machine that need not be here."""
+"""The simulated server: a configuration, resolved for this or any other machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lmi_server.properties import loader
 
 
 class CannotSimulateError(Exception):
-    """There is no simulation of this. The text is for users."""
+    """The simulation is not possible. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedServer:
-    """What `simulate` runs. A variant is made by `dataclasses.replace`."""
+    """Input of `simulate`. Variants are made with `dataclasses.replace`."""
 
     engine: MpiEngineConfig | PythonEngineConfig
     model: ModelConfig
@@ -34,13 +34,13 @@ class SimulatedServer:
     num_blocks: int = 0
     """Blocks of the KV cache; 0 under engine=Python, which has none."""
     copies: int = 1
-    """Engines on the machine, of which this is one."""
+    """Number of engines on the machine, of which this is one."""
     notes: tuple[str, ...] = ()
-    """What `lmi check` says of the configuration there."""
+    """Notes of `lmi check` on the configuration."""
 
     @property
     def kv_stored(self) -> str:
-        """Dtype of keys and values."""
+        """Dtype in which keys and values are stored."""
         engine = self.engine
         if isinstance(engine, MpiEngineConfig):
             return stored_kv_dtype(engine.cache, engine.parallel.device, engine.model.dtype)
@@ -48,7 +48,7 @@ class SimulatedServer:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine would report of itself."""
+        """Information that the real engine would report."""
         engine, ranks = self.engine, self.engine.parallel.tp_size
         if isinstance(engine, MpiEngineConfig):
             block_size, paged = engine.cache.block_size, engine.cache.paged
@@ -72,10 +72,10 @@ class SimulatedServer:
 
 
 def read_server(path: Path, model: Path | None, target: ServingTarget) -> SimulatedServer:
-    """As `resolve_server`, for a folder with a serving.properties, or such a file.
+    """Read a serving.properties, given by its path or folder, and call `resolve_server`.
 
-    model: a folder with the model's config.json; None where the model is on this disk.
-    Raises: PropertiesError, and as `resolve_server`.
+    model: a folder with the model's config.json; None if the model is on this disk.
+    Raises PropertiesError, and the errors of `resolve_server`.
     """
     config = loader.load(path, launch.environment()).config
     source = config.source
@@ -89,15 +89,15 @@ def read_server(path: Path, model: Path | None, target: ServingTarget) -> Simula
 
 
 def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> SimulatedServer:
-    """Decide all open values as `lmi serve` would on the target, and predict its KV cache as `lmi check` does.
+    """Resolve all open values as `lmi serve` would on the target, and predict the KV cache as `lmi check` does.
 
-    folder: has the model's config.json; no weights are needed.
+    folder: contains the model's config.json; weights are not needed.
 
     Raises:
-        CannotServe: the configuration cannot be served there.
-        CannotSimulateError: there is no simulation of this configuration.
+        CannotServe: the target cannot serve the configuration.
+        CannotSimulateError: the configuration cannot be simulated.
     """
-    source = replace(config.source, load_format="dummy")  # weights are not looked for
+    source = replace(config.source, load_format="dummy")  # weights are not needed
     resolved = resolve(replace(config, source=source), folder, target.machine)
     share = target.divided(resolved.copies)
     engine, timeout, copies = resolved.config, config.server.predict_timeout, resolved.copies
@@ -115,7 +115,7 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
         memory = predict_dynamic(engine, folder, model, share)
         if memory is not None and memory.weights > memory.available:
             raise CannotServe(memory.shortage)
-        # It starts, and may run out of memory on the longest requests.
+        # The server would start, and may run out of memory on the longest requests.
         notes += (memory.shortage,) if memory is not None and memory.shortage else ()
         return SimulatedServer(engine, model, timeout, copies=copies, notes=notes)
     memory = predict_rolling(engine, model, share)

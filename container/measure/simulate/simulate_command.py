@@ -1,4 +1,4 @@
-"""`lmi simulate`."""
+"""`lmi simulate`: predict latencies, throughput and cost without a model."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def simulate(
     csv_path: Path | None,
     json_path: Path | None,
 ) -> None:
-    """Predict latencies, throughput and cost of a configuration on a machine that need not be here.
+    """Predict latencies, throughput and cost of a configuration on this or any other machine.
 
-    The engine's own scheduler, KV cache and policies run in virtual time, on steps that take their predicted time. The
-    load is one of `lmi bench`; the same load, seed and machine give the same result.
+    The engine's own scheduler, KV cache and policies run in virtual time, with steps that take their predicted time.
+    Loads are those of `lmi bench`. The same load, seed and machine give the same result.
     """
     require_folders(json_path, csv_path)
     try:

@@ -1,4 +1,4 @@
-"""`simulate`: a server, a machine and a load in; the outcomes of all requests out."""
+"""Run a load on a simulated server, and return the outcomes of all requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Simulation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of successful requests."""
+        """Prompt tokens of successful requests."""
         pairs = zip(self.run.outcomes, self.requests, strict=True)
         return sum(request.prompt_tokens for outcome, request in pairs if not failure(outcome, request))
 
@@ -51,9 +51,9 @@ def simulate(
 ) -> Simulation:
     """Run a load on a server in virtual time. The same arguments give the same result.
 
-    times: such as `roofline(server, hardware)`.
-    timeout: seconds after which a client leaves; its request has failed.
-    on_done: called for each request that has ended.
+    times: such as `Roofline(server, target)`.
+    timeout: seconds after which a client disconnects and its request counts as failed.
+    on_done: called after each request.
     step_trace: as `option.step_trace`, with virtual times; engine=MPI only.
     """
     clock = VirtualClock()

@@ -1,4 +1,4 @@
-"""How long a step takes: what every prediction has in common."""
+"""Interface of all predictions of step times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StepSeconds(NamedTuple):
     """The predicted time of one step."""
 
     host: float
-    """To plan it and to launch it. On a GPU the device computes the step before meanwhile."""
+    """Time to plan and launch the step. On a GPU, the device computes the previous step meanwhile."""
     device: float
-    """To compute it."""
+    """Time to compute the step."""
 
 
 class StepTimes(Protocol):
@@ -24,22 +24,22 @@ class StepTimes(Protocol):
     def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
         """Predict the time of a step.
 
-        starts: [num_seqs]: tokens of each sequence that are computed already; counts: [num_seqs]: tokens of each in
-        this step; num_sampled: sequences that gain a token.
+        starts: [num_seqs], computed tokens of each sequence. counts: [num_seqs], tokens of each sequence in this step.
+        num_sampled: sequences that gain a token.
         """
 
     def describe(self) -> str:
-        """Where the times come from, in a sentence."""
+        """Return the source of the times as a phrase."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledTimes:
-    """Predicted times that are all too short or too long by the same factor."""
+    """Predicted times multiplied by a constant factor."""
 
     times: StepTimes
     factor: float
     source: str
-    """What the factor was found by."""
+    """How the factor was determined, for `describe`."""
 
     def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
         """See `StepTimes`."""
