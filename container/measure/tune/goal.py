@@ -1,4 +1,4 @@
-"""The goal of `lmi tune`: limits to keep, and one figure to make as good as possible."""
+"""The goal of `lmi tune`: limits to meet, and one objective to optimize."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METRICS: Mapping[str, Measure] = {
         *(Measure(name, name, "s", operator.attrgetter(field)) for name, field in _TIMES_OF.items()),
     )
 }
-"""By name: rates, the share of failed requests, and times in seconds, as `lmi bench` reports them."""
+"""Metrics by name: rates, the share of failed requests, and times in seconds, as `lmi bench` reports them."""
 _ACCEPTED = (
     f"{', '.join(_RATES)}, {ERRORS}, and {'/'.join(_STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
 )
@@ -50,12 +50,12 @@ class Limit:
 
     measure: Measure
     relation: str
-    """`<` or `<=`; of rates `>` or `>=`."""
+    """`<` or `<=`; for rates `>` or `>=`."""
     bound: float
-    """In seconds, per second, or as a share."""
+    """Bound in seconds, per second, or as a share."""
 
     def excess(self, value: float) -> float:
-        """By how much a value misses the bound, as a share of it: 0 where the limit is kept, infinite for NaN."""
+        """Return by how much a value misses the bound, as a share of it: 0 if it meets the limit, infinite for NaN."""
         if _KEEPS[self.relation](value, self.bound):
             return 0.0
         if math.isnan(value):
@@ -68,15 +68,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the best configuration is. Values are by name of a metric."""
+    """Limits and objective that define the best configuration. Values are keyed by metric name."""
 
     limits: tuple[Limit, ...]
     objective: Measure
-    """A rate is to be high, a time low."""
+    """Metric to optimize: rates are maximized, times are minimized."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The objective and what is traded for it: the limited figures, else a latency or the throughput."""
+        """The objective and its trade-offs: the limited figures, or else a latency or the throughput."""
         limited = (limit.measure for limit in self.limits if limit.measure.unit != "%")
         found = {measure.key: measure for measure in (self.objective, *limited)}
         if len(found) == 1:
@@ -85,15 +85,15 @@ class Goal:
         return tuple(found.values())
 
     def values(self, figures: Figures) -> dict[str, float]:
-        """The share of failed requests too."""
+        """Return the values of `measures` and the share of failed requests."""
         return {measure.key: measure.of(figures) for measure in (*self.measures, METRICS[ERRORS])}
 
     def excess(self, values: Mapping[str, float]) -> float:
-        """The sum over all limits."""
+        """Return the sum of the excesses over all limits."""
         return sum(limit.excess(values[limit.measure.key]) for limit in self.limits)
 
     def rank(self, values: Mapping[str, float]) -> tuple[float, float]:
-        """A key for sorting, the best first: those that keep the limits, then the nearest to them."""
+        """Return a sort key: values that meet all limits first, then the closest; among equals the best objective."""
         return self.excess(values), cost(self.objective, values)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Goal:
 
 
 def cost(measure: Measure, values: Mapping[str, float]) -> float:
-    """The value, negative where a high one is good; infinite where there is none, or a rate of 0."""
+    """Return the value to minimize: negated if higher is better, infinite for NaN or a rate of 0."""
     value = values[measure.key]
     if math.isnan(value) or (measure.higher_is_better and not value):
         return math.inf
@@ -110,7 +110,7 @@ def cost(measure: Measure, values: Mapping[str, float]) -> float:
 
 
 def show(measure: Measure, value: float) -> str:
-    """Write a value with its unit."""
+    """Format a value with its unit."""
     if math.isnan(value):
         return NOTHING
     match measure.unit:
@@ -122,7 +122,7 @@ def show(measure: Measure, value: float) -> str:
 
 
 def parse_goal(text: str) -> Goal:
-    """Read the value of `--goal`. Without a limit on errors no request may fail. Raises BenchError."""
+    """Parse the value of `--goal`. Without a limit on errors, no request may fail. Raises BenchError."""
     limits: list[Limit] = []
     objectives: list[Measure] = []
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""Real rounds of configurations on this machine, as `lmi compare` runs them, and step times learnt from them."""
+"""Real rounds of configurations on this machine, run as by `lmi compare`, and step times learned from them."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from container.models import files as model_files
 from container.progress import ProgressView
 
 TimesOf = Callable[[SimulatedServer], StepTimes]
-"""The step times of a configuration."""
+"""Returns the step times of a configuration."""
 
 
 @dataclass(slots=True)
 class RealRuns:
-    """Runs configurations under one load, and counts them."""
+    """Runs configurations under one load, and counts the rounds."""
 
     plan: Plan
-    """Its number of rounds is not used."""
+    """Load and seed. The number of rounds is ignored."""
     environ: Mapping[str, str]
     machine: Machine
     tokenizer: Path | None
-    """For the prompts of all configurations, instead of their own."""
+    """Tokenizer for the prompts of all configurations; None means each configuration's own."""
     start: StartServer
     folder: Path
-    """For logs and step traces."""
+    """Folder for logs and step traces."""
     view: ProgressView
     num_rounds: int = field(default=0, init=False)
     """Rounds of all configurations so far."""
 
     def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool = False) -> Comparison:
-        """Run rounds of each in turn; those that differ in live settings only share a server.
+        """Run rounds of each configuration in turn. Configurations that differ only in live settings share a server.
 
-        Raises: as `read_configurations` and `ComparisonRunner.run`.
+        Raises the errors of `read_configurations` and `ComparisonRunner.run`.
         """
         obtain = functools.cache(lambda source: model_files.obtain(source, self.view))
         configs = read_configurations(files, self.environ, self.machine, obtain)
@@ -65,15 +65,15 @@ class RealRuns:
 
 
 def learn_times(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
-    """Find the step times of a space by running two of its points, or one under engine=Python.
+    """Learn the step times of a space by running two of its points, or one under engine=Python.
 
-    Raises: BenchError where the load is too small, and as `RealRuns.run`.
+    Raises BenchError if the load is too small, and the errors of `RealRuns.run`.
     """
     return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, made)
 
 
 def _from_trace(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
-    """Fit the steps of the smallest and of the largest batches."""
+    """Fit step times to runs with the smallest and the largest batches."""
     files = []
     for name, extreme in (("smallest batches", min), ("largest batches", max)):
         changes = {key: extreme(space.axes[key], key=int) for key in (MAX_SEQUENCES, MAX_PROMPT_TOKENS)}
@@ -87,7 +87,7 @@ def _from_trace(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
 
 
 def _from_tokens(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
-    """Scale a roofline to the times between tokens: engine=Python writes no step trace."""
+    """Scale a roofline to the measured time per token, since engine=Python writes no step trace."""
     target = this_machine(runs.machine)
     server = read_server(space.origin.path, None, target)
     (result,) = runs.run([space.origin], 1).rounds
@@ -96,7 +96,7 @@ def _from_tokens(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
     predicted = simulate(server, Roofline(server, target), scenario, seed=seed).figures
     found = ((one.tpot.mean, one.latency.mean) for one in (result.figures, predicted))
     factors = [real / simulated for real, simulated in zip(*found, strict=True)]
-    # There is no time between the tokens of answers that come as a whole.
+    # Responses that are not streamed have no time between tokens.
     factor = next((one for one in factors if math.isfinite(one) and one > 0), 1.0)
     source = f"by the time per token that {space.origin.name} was measured to take"
     return lambda server: ScaledTimes(Roofline(server, target), factor, source)

@@ -1,4 +1,4 @@
-"""What `lmi tune` reports: a table, sentences, JSON, and the comments of the tuned file."""
+"""Report of `lmi tune`: a table, sentences, JSON, and the comments of the tuned file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from container.measure.tune.search import Proposal
 from container.measure.tune.tuning import Tuning
 
 _WRONG = 0.15
-"""Difference of a prediction from the measured figure that is mentioned."""
+"""Relative error above which a prediction is reported as wrong."""
 
 
 def section(tuning: Tuning) -> Section:
-    """The configurations and the verdict."""
+    """Return the table of configurations and the verdict."""
     return Section("Tuning", tables=(_table(tuning),), bullets=tuple(sentences(tuning)))
 
 
 def _table(tuning: Tuning) -> Table:
-    """The configurations that were run, then the rest of the Pareto set: predicted figures beside measured ones."""
+    """Return predicted and measured figures of the configurations that were run, then of the rest of the Pareto set."""
     goal, best = tuning.goal, tuning.pareto_set
     run = tuning.candidates if tuning.comparison else []
 
@@ -53,13 +53,13 @@ def _name(tuning: Tuning, one: Proposal) -> str:
 
 
 def _missed(tuning: Tuning, values: Mapping[str, float]) -> str:
-    """The limits that are not kept, and by how much."""
+    """Return the limits that are missed, and by how much."""
     found = ((limit, limit.excess(values[limit.measure.key])) for limit in tuning.goal.limits)
     return ", ".join(f"misses {limit} by {percent(excess)}" for limit, excess in found if excess)
 
 
 def sentences(tuning: Tuning) -> list[str]:
-    """The verdict first."""
+    """Return the findings as sentences, the verdict first."""
     explored, made = tuning.explored, tuning.comparison
     num_points = sum(space.num_points for space in explored.spaces)
     count = len(explored.proposals)
@@ -94,7 +94,7 @@ def _verdict(tuning: Tuning) -> str:
 
 
 def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
-    """Where the simulation and the real rounds disagree."""
+    """Yield the disagreements between simulation and real rounds."""
     candidates, goal = tuning.candidates, tuning.goal
     predicted_best = min(candidates, key=lambda one: goal.rank(one.values))
     if predicted_best is not tuning.best:
@@ -112,7 +112,7 @@ def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
 
 
 def effect(tuning: Tuning) -> str:
-    """What the best configuration gains over the file as it was, such as `tokens/s +23.0 % [18.1, 28.3]`."""
+    """Return the gain of the best configuration over the original file, such as `tokens/s +23.0 % [18.1, 28.3]`."""
     measure, found = tuning.goal.objective, tuning.ratio(tuning.best)
     key = measure.key
     if found is None:
@@ -130,7 +130,7 @@ def _gain(ratio: float) -> str:
 
 
 def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
-    """Comments at the beginning of the tuned file."""
+    """Return the comments at the beginning of the tuned file."""
     values = tuning.values(tuning.best)
     figures = ", ".join(f"{one.title} {show(one, values[one.key])}" for one in tuning.goal.measures)
     made = tuning.comparison
@@ -145,9 +145,9 @@ def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
 
 
 def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dict[str, Any]:
-    """Everything, for `container.measure.output.write_json`. Times are in seconds, unknown values null.
+    """Return all results for `container.measure.output.write_json`. Times are in seconds, unknown values null.
 
-    written: of `section`.
+    written: the result of `section`.
     """
     goal, explored, made = tuning.goal, tuning.explored, tuning.comparison
     best, run = tuning.pareto_set, tuning.candidates if made else []

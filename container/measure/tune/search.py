@@ -1,4 +1,4 @@
-"""The search for the best points of a grid, and what is kept of them."""
+"""Search for the best points of a grid, and selection of the results."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from container.measure.tune.goal import Goal, cost
 from container.measure.tune.space import Point
 
 Rank = tuple[float, float]
-"""A lower one is better."""
+"""Rank of a point; lower is better."""
 WORST: Rank = (math.inf, math.inf)
 _ALIKE = 0.02
-"""A simulation cannot rank predictions that differ by less."""
+"""Relative difference below which a simulation cannot rank predictions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A configuration, and what the simulation predicts of it."""
+    """A configuration and its predicted figures."""
 
     file: NamedPath
     changes: dict[str, str]
-    """Of the user's file, by option."""
+    """Changes to the user's file, by option."""
     figures: Figures
     values: dict[str, float]
-    """The figures of the goal, by name."""
+    """Figures of the goal, by metric name."""
 
     @property
     def name(self) -> str:
@@ -39,10 +39,10 @@ class Proposal:
 def search(
     axes: Sequence[Sequence[str]], start: Point, rank: Callable[[Point], Rank], most: int, seed: int = 0
 ) -> dict[Point, Rank]:
-    """Rank all points of a grid, or where there are more than `most` those that a descent along the axes meets.
+    """Rank all points of a grid, or if there are more than `most`, those that a coordinate descent visits.
 
-    The descent tries all values of one axis, goes on from the best with the next axis, and ends where no axis has a
-    better value. It begins at `start`, then at random points, until `most` points are ranked.
+    The descent tries all values of one axis, continues from the best with the next axis, and stops when no axis has a
+    better value. It starts at `start`, then at random points, until `most` points are ranked.
     """
     found: dict[Point, Rank] = {}
 
@@ -70,14 +70,14 @@ def _descend(point: Point, axes: Sequence[Sequence[str]], look: Callable[[Point]
         before = point
         for place, values in enumerate(axes):
             others = [(*point[:place], value, *point[place + 1 :]) for value in values]
-            # Of equal ones the present point, so that it does not walk to and fro.
+            # On a tie, keep the current point, so that the descent does not oscillate.
             point = min([point, *others], key=look)
 
 
 def shortlist(proposals: Sequence[Proposal], goal: Goal, count: int) -> list[Proposal]:
-    """The `count` best that differ in their predictions; of those that do not, the one with the fewest changes.
+    """Return the `count` best proposals with distinct predictions. Among similar ones, the fewest changes win.
 
-    The file as it is does not count, since it is run anyway.
+    The original file is left out, since it is run anyway.
     """
     rest = list(proposals)
     found: list[Proposal] = []
@@ -90,7 +90,7 @@ def shortlist(proposals: Sequence[Proposal], goal: Goal, count: int) -> list[Pro
 
 
 def best_alike(proposals: Sequence[Proposal], goal: Goal) -> list[Proposal]:
-    """The best and those that the simulation does not tell from it, the fewest changes first."""
+    """Return the best proposal and those that the simulation cannot tell from it, the fewest changes first."""
     best = min(proposals, key=lambda one: goal.rank(one.values))
     alike = [one for one in proposals if one is best or _are_alike(one, best, goal)]
     return sorted(alike, key=lambda one: (len(one.changes), goal.rank(one.values)))
@@ -104,12 +104,12 @@ def _are_alike(one: Proposal, best: Proposal, goal: Goal) -> bool:
 
 
 def pareto(proposals: Iterable[Proposal], goal: Goal) -> list[Proposal]:
-    """Those that no other one beats in one measure of the goal without being worse in another."""
+    """Return the Pareto-optimal proposals by the goal's measures."""
     costs = [(one, [cost(measure, one.values) for measure in goal.measures]) for one in proposals]
     ordered = sorted((pair for pair in costs if all(map(math.isfinite, pair[1]))), key=lambda pair: pair[1])
     found: list[tuple[Proposal, list[float]]] = []
     for one, values in ordered:
-        # Those before it are no worse in the first measure: one of them may be at least as good in all.
+        # Earlier ones are no worse in the first measure: one of them may be at least as good in all.
         if not any(all(a <= b for a, b in zip(other, values, strict=True)) for _, other in found):
             found.append((one, values))
     return [one for one, _ in found]

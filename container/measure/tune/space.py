@@ -1,4 +1,4 @@
-"""The configurations that `lmi tune` may choose: a file with other values of batching options."""
+"""Search space of `lmi tune`: a file with other values of batching options."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _SEARCHED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     },
     "Python": {"batch_size": (0.25, 0.5, 2, 4, 8), "max_batch_delay": (0, 0.25, 0.5, 2)},
 }
-"""By engine: the options that are searched unless the user names others. Numbers are multiples of the file's value, of
-other types all values are tried."""
+"""Options searched by default, by engine. Numbers are multiples of the file's value; for other types all values are
+tried."""
 _BATCHING = {*FIELDS, *itertools.chain.from_iterable(_SEARCHED.values())}
-"""Options that change which steps are computed, and not how long a step takes."""
+"""Options that change which steps are computed, but not how long a step takes."""
 _FOR_COMPARISONS = "static_batch"
-"""Plays dynamic batching; never faster than the other policies."""
+"""Emulates dynamic batching; never faster than the other policies."""
 
 Point = tuple[str, ...]
 """A value for each axis of a space."""
@@ -45,15 +45,15 @@ Point = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """A grid around one configuration. The steps of all its points take the same times."""
+    """A grid around one configuration. All its points share the same step times."""
 
     origin: NamedPath
-    """The file, or a copy of it with the searched options that change step times."""
+    """The user's file, or a copy with other values of options that change step times."""
     engine: str
     fixed: dict[str, str]
-    """What the copy changes in the file."""
+    """Changes of the copy to the user's file, by option."""
     axes: dict[str, tuple[str, ...]]
-    """The values of each option, that of `origin` first."""
+    """Values of each option, that of `origin` first."""
 
     @property
     def num_points(self) -> int:
@@ -61,17 +61,17 @@ class SearchSpace:
 
     @property
     def start(self) -> Point:
-        """The point that is `origin`."""
+        """The point of `origin`."""
         return tuple(values[0] for values in self.axes.values())
 
     def changes(self, point: Point) -> dict[str, str]:
-        """What a point changes in the user's file."""
+        """Return a point's changes to the user's file, by option."""
         pairs = zip(self.axes.items(), point, strict=True)
         return self.fixed | {key: value for (key, values), value in pairs if value != values[0]}
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Read `--search`: the values of each option, as one would write them. Raises BenchError."""
+    """Parse `--search` into the values of each option, as written in a file. Raises BenchError."""
     found = {}
     for key, texts in axes(settings, "--search").items():
         option = by_name()[key]
@@ -91,10 +91,10 @@ def search_spaces(
     made: Path,
     effective: Callable[[Path], Mapping[str, str]],
 ) -> Iterator[SearchSpace]:
-    """One space for each combination of the options that change step times; that of the file itself first.
+    """Yield one space for each combination of the options that change step times, that of the file itself first.
 
-    settings: of `read_settings`; made: a folder for copies of the file; effective: the values that a file gives, by
-    option; empty for a file that is not valid, which gets no space.
+    settings: from `read_settings`. made: a folder for copies of the file. effective: returns a file's effective values
+    by option; empty for an invalid file, which is skipped.
     """
     others = {key: values for key, values in settings.items() if key not in _BATCHING}
     present = effective(file.path)
@@ -117,7 +117,7 @@ def search_spaces(
 
 
 def _values(option: Option, present: str, factors: Iterable[float]) -> Sequence[str]:
-    """The values to try of an option. present: the file's, or words for an open one."""
+    """Return the values of an option to try. present: the file's value, or words for an open one."""
     match option.type:
         case Bool():
             return ("true", "false")

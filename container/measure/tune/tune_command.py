@@ -1,4 +1,4 @@
-"""`lmi tune`."""
+"""`lmi tune`: find the batching options that meet a goal."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def tune(
     report_path: Path | None,
     json_path: Path | None,
 ) -> None:
-    """Find the batching options that serve a goal best.
+    """Find the batching options that best meet a goal.
 
-    Many configurations are simulated, in the engine's own scheduler. The best of them are run beside the file as it is,
-    in interleaved rounds. The best one is written as a commented serving.properties.
+    Many configurations are simulated with the engine's own scheduler. The best ones and the original file are run in
+    interleaved rounds. The winner is written as a commented serving.properties.
     """
     output = output or file_of(path).with_name(file_of(path).name + _SUFFIX)
     require_folders(output, report_path, json_path)
@@ -188,7 +188,7 @@ def tune(
 def _given_times(
     explorer: Explorer, target: ServingTarget | None, step_trace: Path | None, space: SearchSpace
 ) -> TimesOf:
-    """The step times that the command line names. Raises CannotSimulateError."""
+    """Return the step times that the command line specifies. Raises CannotSimulateError."""
     if step_trace is None:
         return lambda server: step_times(server, target, None)
     if space.fixed:

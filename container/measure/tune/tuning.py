@@ -1,4 +1,4 @@
-"""Tuning a configuration: simulate, run the best, choose."""
+"""Tune a configuration: simulate candidates, run the best ones, choose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REFUSALS = (PropertiesError, CannotServe, CannotSimulateError)
 
 @dataclass(slots=True)
 class Explorer:
-    """Simulates the configurations of a file's search spaces, and keeps what was found."""
+    """Simulates the configurations of a file's search spaces, and keeps the results."""
 
     file: NamedPath
     plan: Plan
@@ -44,25 +44,25 @@ class Explorer:
     goal: Goal
     target: ServingTarget
     model: Path | None
-    """A folder with the model's config.json; None where the model is on this disk."""
+    """A folder with the model's config.json; None if the model is on this disk."""
     environ: Mapping[str, str]
     made: Path
-    """For copies of the file."""
+    """Folder for copies of the file."""
     view: ProgressView
     spaces: list[SearchSpace] = field(default_factory=list, init=False)
     proposals: list[Proposal] = field(default_factory=list, init=False)
-    """The file as it is first."""
+    """Simulated configurations, the original file first."""
     step_times: dict[str, str] = field(default_factory=dict, init=False)
-    """Where the step times of each space come from, by its origin."""
+    """Source of each space's step times, by the name of its origin."""
     skipped: dict[str, str] = field(default_factory=dict, init=False)
-    """Why configurations cannot be served or simulated, and the first one of each reason."""
+    """First configuration that cannot be served or simulated, by reason."""
 
     def explore(
         self, settings: Mapping[str, Sequence[str]], times_of: Callable[[SearchSpace], TimesOf], most: int
     ) -> None:
-        """Simulate at most `most` configurations, as many of each space.
+        """Simulate at most `most` configurations, equally many of each space.
 
-        settings: of `space.read_settings`. Raises: of the file itself what `read_server` and `times_of` raise.
+        settings: from `space.read_settings`. Raises the errors of `read_server` and `times_of` for the file itself.
         """
         self.spaces += search_spaces(self.file, settings, self.made, self._effective)
         for space in self.spaces:
@@ -77,7 +77,7 @@ class Explorer:
                 self._skip(space.origin.name, error)
 
     def _effective(self, path: Path) -> dict[str, str]:
-        """The values of a file; none where it is not valid. Raises PropertiesError for the user's own file."""
+        """Return the values of a file, or none if it is invalid. Raises PropertiesError for the user's own file."""
         try:
             loader.load(path, self.environ)
         except PropertiesError as error:
@@ -145,9 +145,9 @@ class Tuning:
 
     explored: Explorer
     comparison: Comparison | None
-    """Real rounds of the file as it is and of the best others; None where nothing was run."""
+    """Real rounds of the original file and of the best others; None if nothing was run."""
     num_rounds: int
-    """Rounds of all configurations, those that step times are learnt from included."""
+    """Real rounds of all configurations, including those that step times are learned from."""
 
     @property
     def goal(self) -> Goal:
@@ -155,12 +155,12 @@ class Tuning:
 
     @property
     def baseline(self) -> Proposal:
-        """The file as it is."""
+        """The original file."""
         return self.explored.proposals[0]
 
     @functools.cached_property
     def candidates(self) -> list[Proposal]:
-        """Those that were run; all where nothing was run. The best first."""
+        """Proposals that were run, or all if nothing was run; the best first."""
         found = list(self.explored.proposals)
         if self.comparison is not None:
             names = [config.name for config in self.comparison.configs]
@@ -168,7 +168,7 @@ class Tuning:
         ratios = {one.name: self.ratio(one) for one in found if one is not self.baseline}
 
         def rank(one: Proposal) -> Rank:
-            """By the ratio of paired rounds where all have one."""
+            """Rank by the ratio of paired rounds if all proposals have one."""
             excess, objective = self.goal.rank(self.values(one))
             if None not in ratios.values():
                 seen = ratios.get(one.name)
@@ -184,13 +184,13 @@ class Tuning:
 
     @functools.cached_property
     def pareto_set(self) -> list[Proposal]:
-        """By prediction."""
+        """Pareto-optimal proposals by predicted figures."""
         return pareto(self.explored.proposals, self.goal)
 
     def values(self, proposal: Proposal) -> dict[str, float]:
-        """The figures of the goal: predicted ones where nothing was run.
+        """Return the figures of the goal: predicted ones if nothing was run.
 
-        Else medians of the rounds, and the share of all their requests that failed.
+        Otherwise medians of the rounds, and the share of failed requests in all rounds together.
         """
         made = self.comparison
         if made is None:
@@ -202,9 +202,9 @@ class Tuning:
         return {key: found.value if found else math.nan for key, found in medians.items()} | {ERRORS: failed}
 
     def ratio(self, proposal: Proposal) -> Ratio | None:
-        """The objective over that of the file as it is.
+        """Return the objective divided by that of the original file.
 
-        None for that file, where nothing was run, and where one of both has no figure above 0 in some round.
+        None for the original file, if nothing was run, and if either has no figure above 0 in some round.
         """
         made = self.comparison
         if made is None or proposal is self.baseline:
