@@ -118,8 +118,8 @@ def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
     """Yield the steps whose time is known: until the next step starts, or the sum of its parts if none follows.
 
     If the device runs ahead (there is a part `wait`), the host starts step i + 2 when step i ends, so the time of step
-    i is from the start of i + 1 to that of i + 2. The host does not wait for a step without a decode, which gives no
-    token, so such a step and the one after it are left out.
+    i is from the start of i + 1 to that of i + 2. The host does not wait for a step of prompts that gives no token, so
+    steps without a decode and the steps after them are left out.
     """
     late = any("wait" in record.seconds for record in records)
     unwaited = False
