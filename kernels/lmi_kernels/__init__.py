@@ -1,4 +1,4 @@
-"""Operations on tensors: one file per operation, with its contract, its Triton kernel and its CPU implementation."""
+"""Tensor operations. Each operation has one file with its contract, its Triton kernel and its CPU implementation."""
 
 from lmi_kernels._triton import cdiv, runs_triton
 from lmi_kernels.attention.decode import decode_attention

@@ -1,4 +1,4 @@
-"""The only import of Triton. Without it kernels can be defined but not launched."""
+"""The only import of Triton. Without Triton, kernels can be defined but not launched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
 except ImportError:
 
     class _Missing:
-        """Stands in for a module or a kernel: every attribute is another one, and none can be launched."""
+        """Placeholder for a Triton module or kernel. Every attribute is a placeholder too, and launching one raises."""
 
         def __getattr__(self, name: str) -> _Missing:
             return self
@@ -35,7 +35,7 @@ __all__ = ["INTERPRETED", "cdiv", "jit", "next_power_of_2", "runs_triton", "tl",
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Return whether operations on this device are Triton kernels: always, except on a CPU without the interpreter."""
+    """Return whether operations on this device are Triton kernels. False only on a CPU without Triton's interpreter."""
     return device.type != "cpu" or INTERPRETED
 
 
@@ -49,5 +49,5 @@ def cdiv(total: int, part: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the smallest power of two that is at least `number`. number: at least 1."""
+    """Return the smallest power of two that is at least `number`, which must be at least 1."""
     return 1 << (number - 1).bit_length()

@@ -1,5 +1,5 @@
-"""Build a step's inputs on the device, from tables that stay there and the few numbers that the host sends. For GPUs;
-on a CPU the host builds them."""
+"""Build a step's inputs on the GPU, from tables that stay there and the few numbers that the host sends. On a CPU the
+host builds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 
 SAMPLED_LAST = -1
-"""In `token_ids`: the token sampled last for this sequence."""
+"""Value in `token_ids` that stands for the token sampled last for this sequence."""
 
 
 _BLOCK, _NUM_WARPS = 128, 4
@@ -24,28 +24,30 @@ def step_inputs(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token row i of sequence s = owners[i] is at position p = starts[s] + i - cu_seqlens_q[s] and in slot
+    """Compute token ids, positions, slots and sequence lengths of a step.
+
+    Token row i of sequence s = owners[i] is at position p = starts[s] + i - cu_seqlens_q[s] and in slot
     block_tables[rows[s], p // block_size] * block_size + p % block_size.
 
     Args:
         owners: [num_rows], int32: each token row's sequence; -1: padding.
         cu_seqlens_q: [num_seqs + 1], int32: sequence s has the token rows [cu_seqlens_q[s], cu_seqlens_q[s + 1]).
-        starts: [num_seqs], int32: position of the sequence's first token of this step; -1: padding, and so are its
-            token rows, if it has any.
+        starts: [num_seqs], int32: position of the sequence's first token of this step; -1: the sequence is padding, and
+            so are its token rows, if it has any.
         rows: [num_seqs], int32: each sequence's row of `last_tokens` and `block_tables`.
-        token_ids: [num_rows], int32; SAMPLED_LAST: last_tokens[rows[s]].
+        token_ids: [num_rows], int32; SAMPLED_LAST: take last_tokens[rows[s]].
         last_tokens: [table rows], int64.
         block_tables: [table rows, max_blocks], int32, contiguous.
-        block_size: tokens.
+        block_size: tokens per block.
 
     Returns:
         input_ids: [num_rows], int64; 0 for padding.
         positions: [num_rows], int64; 0 for padding.
         slot_mapping: [num_rows], int64; -1 for padding.
-        seq_lens: [num_seqs], int32: tokens of each sequence, this step's included; 0 for padding.
+        seq_lens: [num_seqs], int32: tokens of each sequence, including this step's; 0 for padding.
 
     Raises:
-        RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
+        RuntimeError: the tensors are on a CPU without Triton's interpreter.
     """
     if not uses_triton(owners):
         raise RuntimeError(f"step_inputs runs on a GPU, not on {owners.device}")
@@ -76,7 +78,7 @@ def step_inputs(
     return input_ids, positions, slot_mapping, seq_lens
 
 
-# One compiled kernel for all steps: lengths change, and arrays may be parts of one buffer.
+# Avoid recompilation: lengths change from step to step, and arrays may be unaligned parts of one buffer.
 @jit(
     do_not_specialize=("num_rows", "num_seqs", "max_blocks"),
     do_not_specialize_on_alignment=(

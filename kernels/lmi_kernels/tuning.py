@@ -1,7 +1,7 @@
-"""Tuned launch parameters, by operation and key: `tuned/<device name>.json`.
+"""Tuned launch parameters by operation and key, from `tuned/<device name>.json`.
 
-A file holds {operation: {key: {parameter: number}}}. What a device's own file (`NVIDIA_H200`) lacks is taken from
-that of its compute capability (`sm_90`), then from `default`, which fits every GPU from sm_80 on (99 KiB of shared
+A file holds {operation: {key: {parameter: number}}}. Entries missing in a device's file (`NVIDIA_H200`) are taken from
+the file of its compute capability (`sm_90`), then from `default`, which fits every GPU from sm_80 on (99 KiB of shared
 memory). Nothing is tuned at run time.
 """
 
@@ -34,7 +34,7 @@ def parameters(operation: str, key: str, device: torch.device) -> Parameters:
 
 @functools.cache
 def tables(device: torch.device) -> tuple[str, ...]:
-    """Return the names of a device's files, the most specific first."""
+    """Return the names of the files for a device, most specific first."""
     if device.type != "cuda":
         return (DEFAULT,)
     major, minor = torch.cuda.get_device_capability(device)
@@ -52,7 +52,7 @@ def _table(name: str) -> dict[str, dict[str, Parameters]]:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Return those of a GPU; elsewhere a small number, so that tests split work too."""
+    """Return the number of multiprocessors of a GPU. For other devices it is small, so that tests split work."""
     if device.type != "cuda":
         return 4
     count: int = torch.cuda.get_device_properties(device).multi_processor_count

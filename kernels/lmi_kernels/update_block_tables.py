@@ -1,4 +1,4 @@
-"""Keep the device's block tables equal to the host's, from a list of what a step changes. For GPUs."""
+"""Apply a step's changes of the host's block tables to the copy on the GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _BLOCK, _NUM_WARPS = 128, 4
 
 
 def update_block_tables(block_tables: torch.Tensor, updates: torch.Tensor) -> None:
-    """block_tables[row, column] = block for each (row, column, block) of the updates.
+    """Set block_tables[row, column] = block for each (row, column, block) in `updates`.
 
     Args:
         block_tables: [table rows, max_blocks], int32, contiguous; written in place.
-        updates: [num_updates, 3], int32, contiguous; each place at most once. Row -1: padding, which changes nothing.
+        updates: [num_updates, 3], int32, contiguous; each place at most once. Row -1 is padding and is ignored.
 
     Raises:
-        RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
+        RuntimeError: the tensors are on a CPU without Triton's interpreter.
     """
     if not uses_triton(block_tables):
         raise RuntimeError(f"update_block_tables runs on a GPU, not on {block_tables.device}")
@@ -27,7 +27,7 @@ def update_block_tables(block_tables: torch.Tensor, updates: torch.Tensor) -> No
     )
 
 
-# One compiled kernel for all steps: counts change, and updates may be a part of a larger buffer.
+# Avoid recompilation: counts change from step to step, and updates may be an unaligned part of a larger buffer.
 @jit(
     do_not_specialize=("max_blocks", "num_updates"),
     do_not_specialize_on_alignment=("updates_ptr",),

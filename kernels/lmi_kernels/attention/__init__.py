@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache, and what comes right before it: rotary embedding and the cache write."""
+"""Attention over the paged KV cache, rotary embedding, and writes to the cache."""

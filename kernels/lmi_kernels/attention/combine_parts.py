@@ -1,4 +1,4 @@
-"""The second kernel of decode attention: combine what several programs computed of one sequence."""
+"""Second kernel of decode attention: combine the partial results of sequences that were split over programs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from lmi_kernels.attention.decode_plan import DecodePlan
 def combine_parts(
     plan: DecodePlan, parts: torch.Tensor, maxima: torch.Tensor, sums: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Write the rows of sequences that were split, and zeros in rows of padding; other rows stay as they are.
+    """Write the rows of sequences that were split, and zeros to padding rows. Other rows are not changed.
 
     out = sum_p 2^(max_p - max) part_p / sum_p 2^(max_p - max) sum_p
 
     Args:
         parts: [num_programs + num_seqs, num_heads, head_dim], fp32: slot p + i holds program p's weighted sum
             for sequence i, not yet divided. Only slots of sequences that were split are read.
-        maxima: [num_programs + num_seqs, num_heads], fp32: greatest score, to base 2.
-        sums: as maxima: of 2^(score - maximum).
-        out: [num_seqs, num_heads, head_dim], a row's heads side by side.
+        maxima: [num_programs + num_seqs, num_heads], fp32: largest score, to base 2.
+        sums: [num_programs + num_seqs, num_heads], fp32: sum of 2^(score - maximum).
+        out: [num_seqs, num_heads, head_dim]; each row is contiguous.
     """
     num_seqs, num_heads, head_dim = out.shape
-    # The grid does not grow with the batch: the end of a program splits at most one sequence.
+    # The grid does not grow with the batch, because the end of a program splits at most one sequence.
     _combine_kernel[(plan.num_programs, num_heads)](
         plan.tile_starts,
         plan.program_starts,
@@ -60,8 +60,10 @@ def _combine_kernel(
     PARTS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
-    """Combine one head of the sequence that begins in this program and ends in a later one, if there is one. Write
-    zeros for padding, every num_programs-th sequence."""
+    """Combine one head of the sequence that begins in this program and ends in a later one, if there is one.
+
+    Each program also writes zeros to the padding among every num_programs-th sequence.
+    """
     program = tl.program_id(0)
     head = tl.program_id(1)
     num_programs = tl.num_programs(0)

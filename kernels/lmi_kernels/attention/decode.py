@@ -1,10 +1,10 @@
-"""Attention of one query per sequence over paged keys and values: softmax(rules(q K^T)) V, with softmax and sums in
-fp32.
+"""Decode attention: one query per sequence over paged keys and values. Computes softmax(rules(q K^T)) V, with softmax
+and sums in fp32.
 
-Each program computes its run of tiles (`decode_plan`), which may end one sequence and begin the next. If it has all
-tiles of a sequence, it writes the output; otherwise it writes a partial result, and a second kernel combines the
-partial results (Flash-Decoding, Dao et al. 2023). All query heads of a KV head are the rows of one product, so keys are
-read once.
+Each program computes its run of tiles (see `decode_plan`), which may end one sequence and begin the next. A program
+with all tiles of a sequence writes the output. Otherwise it writes a partial result, and a second kernel combines the
+partial results (Flash-Decoding, Dao et al. 2023). All query heads of a KV head are rows of one matrix product, so keys
+are read once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.attention.tiles import attend, padded_head_dim, sink_sums
 
 _MOST_ROWS = 64
-"""Query heads in one product. A KV head with more of them is split over programs, which read the same keys."""
+"""Most query heads in a matrix product. If a KV head has more, they are split over programs that read the same keys."""
 
 
 def decode_attention(
@@ -30,20 +30,21 @@ def decode_attention(
     rules: ScoreRules,
     out: torch.Tensor,
 ) -> None:
-    """Compute attention into `out`; rows of padding become 0.
+    """Compute attention into `out`. Padding rows become 0.
 
     Args:
-        q: [num_seqs, num_heads, head_dim], a row's heads side by side (it may be a slice of a wider matrix).
+        q: [num_seqs, num_heads, head_dim]. Each row is contiguous, but q may be a slice of a wider matrix.
         pool: [2, num_kv_heads, num_blocks, block_size, head_dim], contiguous, keys first.
-        plan: of these sequences, kv heads, head dim and window.
-        out: as q.
+        plan: made for these sequences, KV heads, head dim and window.
+        out: same shape and layout as q.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size, _ = pool.shape
     share = num_heads // num_kv_heads
     block_m = min(_MOST_ROWS, max(16, next_power_of_2(share)))
     row_tiles = cdiv(share, block_m)
-    # Program p's result for sequence i is in slot p + i, which no other pair has: with the next result p or i grows.
+    # Program p's result for sequence i is in slot p + i. The slot is unique, because from one result to the next either
+    # p or i grows by one.
     slots = plan.num_programs + num_seqs
     parts = torch.empty(slots, num_heads, head_dim, dtype=torch.float32, device=q.device)
     maxima = torch.empty(slots, num_heads, dtype=torch.float32, device=q.device)
@@ -90,7 +91,7 @@ def _launch_parameters(q: torch.Tensor, block_m: int) -> tuning.Parameters:
     """Return the number of warps and of pipeline stages."""
     key = tuning_key(q.shape[-1])
     found = tuning.parameters("decode_attention", key if block_m <= 32 else f"{key}, many heads", q.device)
-    # fp32, which only tests use, takes twice the shared memory.
+    # fp32 takes twice the shared memory. Only tests use it.
     stages = found["num_stages"] if q.element_size() == 2 else 1
     return {"num_warps": found["num_warps"], "num_stages": stages}
 
@@ -151,20 +152,20 @@ def _tiles_kernel(
         seq_end = tl.load(tile_starts_ptr + seq + 1)
         begin = tl.maximum(seq_begin, program * per_program)
         end = tl.minimum(seq_end, (program + 1) * per_program)
-        # Padding has no tiles, and the last sequence may begin just behind this program's tiles.
+        # Padding has no tiles, and the last sequence may begin right after this program's tiles.
         if begin < end:
             seq_len = tl.load(seq_lens_ptr + seq)
             table_ptr = block_tables_ptr + tl.load(table_rows_ptr + seq).to(tl.int64) * table_stride
             q = tl.load(q_ptr + seq * q_stride + row_offsets, mask=of_rows, other=0.0)
             first_key = tl.maximum(seq_len - WINDOW, 0) if WINDOW else 0
-            # Tiles are counted from the first one with a visible key.
+            # Tile 0 of a sequence is the first one with a visible key.
             start = (first_key // BLOCK_N + begin - seq_begin) * BLOCK_N
             stop = start + (end - begin) * BLOCK_N
             total = tl.zeros([BLOCK_M], tl.float32)
             peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
             weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             if HAS_SINKS:
-                # They count once: in the sequence's first part.
+                # Sinks count only once, in the sequence's first part.
                 counts = (row < SHARE) & (begin == seq_begin)
                 total, peak = sink_sums(tl.load(sinks_ptr + head, mask=counts, other=float("-inf")))
             position = tl.full([1], 0, tl.int32) + (seq_len - 1)

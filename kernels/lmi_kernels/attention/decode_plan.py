@@ -1,8 +1,8 @@
-"""The plan of decode attention, made on the device: which program of a fixed grid computes which keys of the batch.
+"""Plan of decode attention, made on the device: assign the keys of the batch to the programs of a fixed grid.
 
-Each sequence's visible keys are cut into tiles. The tiles of all sequences, one sequence after the other, are cut into
-equal runs, one per program (Stream-K, Osama et al. 2023, arXiv:2301.03598, applied to attention). So one long sequence
-beside many short ones is balanced like any other batch. The grid depends on the device alone, as CUDA graphs need it.
+Each sequence's visible keys are split into tiles. The tiles of all sequences, in order, are split into equal runs, one
+per program (Stream-K, Osama et al. 2023, arXiv:2301.03598, applied to attention). So one long sequence among many short
+ones is balanced like any other batch. The grid depends only on the device, as CUDA graphs require.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from lmi_kernels._triton import jit, next_power_of_2, tl
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 
 _BLOCK = 1024
-"""Sequences, or programs, that the planning kernel handles at once."""
+"""Number of sequences, or programs, that the planning kernel handles at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Program p computes the tiles [p * tiles_per_program, (p + 1) * tiles_per_program) of all sequences' tiles in a
-    row, as far as there are that many. The plan is the same for each KV head."""
+    """Assignment of tiles to programs, the same for each KV head.
+
+    The tiles of all sequences are numbered in order. Program p computes the tiles [p * tiles_per_program, (p + 1) *
+    tiles_per_program), as far as they exist.
+    """
 
     tile_starts: torch.Tensor
-    """[num_seqs + 1], int32: sequence i has the tiles [tile_starts[i], tile_starts[i + 1]), none if it is padding."""
+    """[num_seqs + 1], int32: sequence i has the tiles [tile_starts[i], tile_starts[i + 1]). Padding has no tiles."""
     program_starts: torch.Tensor
-    """[num_programs + 1], int32: the sequence of each program's first tile; the sequence of the very last tile where a
-    program has none."""
+    """[num_programs + 1], int32: the sequence of each program's first tile. For a program without tiles it is the
+    sequence of the last tile."""
     tiles_per_program: torch.Tensor
     """[1], int32."""
     num_programs: int
@@ -44,12 +47,12 @@ def plan_decode(
     num_programs: int | None = None,
     tuned: tuning.Parameters | None = None,
 ) -> DecodePlan:
-    """Plan a step, for all layers with the same `rules.window`.
+    """Plan a step for all layers with the same `rules.window`.
 
     Args:
-        num_kv_heads: of this rank; each has a grid of its own.
-        num_programs: None: as many as the device can run at once.
-        tuned: None: the device's launch parameters.
+        num_kv_heads: number of this rank's KV heads. Each has its own programs.
+        num_programs: programs per KV head; None: as many as the device can run at once.
+        tuned: launch parameters; None: those of the device.
     """
     if tuned is None:
         tuned = tuning.parameters("decode_attention", tuning_key(head_dim), sequences.seq_lens.device)
@@ -81,7 +84,7 @@ def _that_fill(device: torch.device, num_kv_heads: int, tuned: tuning.Parameters
 
 
 def tuning_key(head_dim: int) -> str:
-    """Return the key of the launch parameters, which head dims padded to the same power of two share."""
+    """Return the key of the launch parameters. Head dims that are padded to the same power of two share a key."""
     return str(max(64, next_power_of_2(head_dim)))
 
 
@@ -99,7 +102,7 @@ def _plan_kernel(
     MIN_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum up tiles over sequences, then search the sums for each program's first tile. One block does it all."""
+    """Sum up tiles over sequences, then search the sums for each program's first tile, all in one program."""
     lanes = tl.arange(0, BLOCK)
     total = 0
     for first in range(0, num_seqs, BLOCK):
@@ -107,20 +110,20 @@ def _plan_kernel(
         seq_len = tl.load(seq_lens_ptr + i, mask=i < num_seqs, other=0)
         tiles = (seq_len + (BLOCK_N - 1)) // BLOCK_N
         if WINDOW:
-            # Tiles before the window's first key are left out.
+            # Leave out tiles before the window's first key.
             tiles -= tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
         tl.store(tile_starts_ptr + 1 + i, total + tl.cumsum(tiles, 0), mask=i < num_seqs)
         total += tl.sum(tiles)
     tl.store(tile_starts_ptr, 0)
-    # Fewer tiles are not worth a program and the combination.
+    # A program with fewer tiles would not be worth the cost of combining its results.
     per_program = tl.maximum((total + num_programs - 1) // num_programs, MIN_TILES)
     tl.store(tiles_per_program_ptr, per_program)
-    # The search reads what other threads of the block wrote.
+    # The search reads what other threads wrote.
     tl.debug_barrier()
     for first in range(0, num_programs + 1, BLOCK):
         program = first + lanes
         tile = tl.minimum(program * per_program, tl.maximum(total - 1, 0))
-        # The sequence is in [low, high]: the first whose tiles end behind `tile`.
+        # The sequence, in [low, high], is the first one with tiles that end after `tile`.
         low = tl.zeros([BLOCK], tl.int32)
         high = low + (num_seqs - 1)
         for _ in range(search_steps):

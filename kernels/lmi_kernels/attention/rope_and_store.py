@@ -1,9 +1,9 @@
-"""What comes between the qkv projection and attention, in one launch: RMSNorm of heads (Qwen3), rotary position
-embedding (Su et al. 2021, arXiv:2104.09864), and the cache write. For GPUs; on a CPU there are `rms_norm`, `rotary_`
-and `store_kv`.
+"""One launch for everything between the qkv projection and attention: RMSNorm of heads (Qwen3), rotary position
+embedding (Su et al. 2021, arXiv:2104.09864), and the cache write. For GPUs; on a CPU use `rms_norm`, `rotary_` and
+`store_kv`.
 
-y[i] = x[i] * cos[i] - x[i + r/2] * sin[i],  y[i + r/2] = x[i + r/2] * cos[i] + x[i] * sin[i],  for i < r/2, in fp32,
-where r is the number of features that are turned.
+y[i] = x[i] * cos[i] - x[i + r/2] * sin[i],  y[i + r/2] = x[i + r/2] * cos[i] + x[i] * sin[i],  for i < r/2, in fp32.
+r is the number of rotated features.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl, uses_triton
 
 _NUM_WARPS = 2
-"""A multiprocessor holds 32 programs and 64 warps at most."""
+"""Warps per program. A multiprocessor holds at most 32 programs and 64 warps."""
 
 
 def rope_and_store(
@@ -26,25 +26,24 @@ def rope_and_store(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Normalise (if `norms`) and rotate queries and keys; write keys and values to the cache.
+    """Normalise (if `norms` is given) and rotate queries and keys, and write keys and values to the cache.
 
     Args:
         qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key, value heads.
         cos_sin: [max_positions, rotary_dim], fp32: cosines in the first half of a row, sines in the second. A head's
-            first rotary_dim features are turned, the others pass unchanged. None: no rotation.
+            first rotary_dim features are rotated, the others stay unchanged. None: no rotation.
         positions: [num_rows], int64, each below max_positions.
         slot_mapping: [num_rows], int64: block * block_size + offset in the block; -1: padding, which is not
             stored.
         pool: [2, num_kv_heads, num_blocks, block_size, head_dim], contiguous, keys first; written in place.
-        num_heads: query heads.
+        num_heads: number of query heads.
         norms: RMSNorm weights of the query heads and of the key heads, [head_dim] each.
-        eps: of these norms.
+        eps: epsilon of these norms.
 
-    Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype; padding rows hold
-        what follows from their inputs.
+    Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype. Padding rows are computed like others.
 
     Raises:
-        RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
+        RuntimeError: the tensors are on a CPU without Triton's interpreter.
     """
     if not uses_triton(qkv):
         raise RuntimeError(
@@ -56,7 +55,7 @@ def rope_and_store(
     q = qkv.new_empty(num_rows, num_heads, head_dim)
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     block_half = next_power_of_2(head_dim // 2)
-    # Each thread loads 16 bytes of each half; no more heads than there are.
+    # Each thread loads 16 bytes of each half. A program has at most as many heads as there are.
     all_heads = num_heads + two * num_kv_heads
     block_heads = min(max(1, _NUM_WARPS * 256 // block_half), next_power_of_2(all_heads))
     _rope_and_store_kernel[(num_rows, cdiv(all_heads, block_heads))](
@@ -82,7 +81,7 @@ def rope_and_store(
     return q
 
 
-# While memory is measured the cache has another size.
+# Not specialised, because the cache has another size while memory is profiled.
 @jit(do_not_specialize=("num_slots",))
 def _rope_and_store_kernel(
     qkv_ptr,
@@ -103,8 +102,9 @@ def _rope_and_store_kernel(
     ROTARY_DIM: tl.constexpr,
     NORMS: tl.constexpr,
 ):
-    """Compute BLOCK_HEADS heads of one row, as the first and the second features of pairs: [BLOCK_HEADS, HEAD_DIM / 2].
-    Features that are not turned are pairs too: those of the rest's first and second half.
+    """Compute BLOCK_HEADS heads of one row, as first and second features of pairs: [BLOCK_HEADS, HEAD_DIM / 2] each.
+
+    The features that are not rotated also form pairs, from their first and their second half.
     """
     half: tl.constexpr = HEAD_DIM // 2
     turned: tl.constexpr = ROTARY_DIM // 2
@@ -112,7 +112,7 @@ def _rope_and_store_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + row)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-    # In full shape: each thread reads the angles and weights of its own columns, without shared memory.
+    # Broadcast to the full shape: each thread then reads angles and weights of its own columns, without shared memory.
     columns = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
     in_half = columns < half
     firsts, seconds = columns, columns + half

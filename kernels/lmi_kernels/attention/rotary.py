@@ -9,17 +9,17 @@ def rotary_(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, interl
     """Rotate pairs of features in place: x[i] = x[i] * cos[i] + x[partner of i] * signed_sin[i].
 
     Args:
-        x: [num_tokens, num_heads, dim]; may be a part of a larger tensor.
+        x: [num_tokens, num_heads, dim]; may be a view of a larger tensor.
         cos: [num_tokens, 1, dim], fp32.
-        signed_sin: [num_tokens, 1, dim], fp32: the sine, negated for the first feature of each pair, which is done once
-            per step instead of once per layer.
-        interleaved: features 2i and 2i + 1 are a pair; else features i and i + dim / 2.
+        signed_sin: [num_tokens, 1, dim], fp32: sines, negated for the first feature of each pair. The caller negates
+            them once per step, not once per layer.
+        interleaved: whether features 2i and 2i + 1 are a pair; otherwise features i and i + dim / 2.
 
     The rotation is computed in fp32.
     """
     if x.dtype == torch.float32:
         swapped = _swapped(x, interleaved)
-        x.mul_(cos).add_(swapped.mul_(signed_sin))  # addcmul_ would round once less than transformers
+        x.mul_(cos).add_(swapped.mul_(signed_sin))  # addcmul_ would round differently from transformers
     else:
         x32 = x.float()
         x.copy_((x32 * cos).add_(_swapped(x32, interleaved).mul_(signed_sin)))

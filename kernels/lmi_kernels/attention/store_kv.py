@@ -6,7 +6,7 @@ import torch
 
 
 def store_kv(kv: torch.Tensor, pool: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """pool[:, :, slot_mapping[i]] = kv[i] for each token i.
+    """Set pool[:, :, slot_mapping[i]] = kv[i] for each token i.
 
     Args:
         kv: [num_tokens, 2, num_kv_heads, head_dim], keys before values; any float dtype.

@@ -1,12 +1,12 @@
-"""What the attention kernels share: which rows a program has, and its loop over the keys.
+"""Shared parts of the attention kernels: the rows of a program, and its loop over the keys.
 
-A sequence's queries are packed by KV head: packed row r is its query token r // SHARE of query head r % SHARE of that
-KV head. A program takes BLOCK_M consecutive packed rows of one sequence and one KV head. So every key is loaded once
-for all query heads that share it, and no row of a tile is wasted when the heads do not divide it.
+A sequence's queries are packed by KV head: packed row r is query token r // SHARE of query head r % SHARE of that KV
+head. A program computes BLOCK_M consecutive packed rows of one sequence and one KV head. So each key is loaded once for
+all query heads that share it, and tiles are full even if their size is no multiple of the number of heads.
 
-Keys come in tiles of BLOCK_N, gathered page by page through the block table. A page's row is contiguous and a multiple
-of 16 bytes, so the gather consists of 16-byte asynchronous copies into shared memory. The page numbers of the next tile
-are loaded while this one is computed, so no copy waits for its address.
+Keys are loaded in tiles of BLOCK_N, gathered page by page through the block table. A page's row is contiguous and a
+multiple of 16 bytes, so the gather consists of 16-byte asynchronous copies to shared memory. The page numbers of the
+next tile are loaded while the current one is computed, so no copy waits for its address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lmi_kernels.attention.paged_sequences import soft_cap
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Return the columns of a tile, at least the 16 that `tl.dot` needs."""
+    """Return the number of columns of a tile, at least the 16 that `tl.dot` needs."""
     return max(16, next_power_of_2(head_dim))
 
 
@@ -30,13 +30,13 @@ def sequence_and_block(
     BLOCK_M: tl.constexpr,
     SEARCHES: tl.constexpr,
 ):
-    """Return the sequence of a block of packed rows, and the block's number in it, which may be beyond its rows.
+    """Return the sequence of a block of packed rows, and the block's index in the sequence, which may be past its end.
 
-    Without a search all sequences have as many blocks as the longest. With one, sequence i begins with block
-    cu_seqlens[i] * SHARE // BLOCK_M + i, which leaves room for the last, partly filled block of each.
+    Without a search all sequences have as many blocks as the longest one. With a search, sequence i begins at block
+    cu_seqlens[i] * SHARE // BLOCK_M + i, which leaves room for the partly filled last block of each sequence.
     """
     if SEARCHES:
-        # Counting the beginnings up to `index` takes one load; a binary search would take several, one after the other.
+        # Counting the sequences that begin up to `index` takes one load. A binary search takes several dependent ones.
         count = 0
         lanes = tl.arange(0, 512)
         for first in range(0, num_seqs, 512):
@@ -46,7 +46,7 @@ def sequence_and_block(
         seq = count - 1
         block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)
     else:
-        # The last blocks of all sequences, which have the most keys, are side by side.
+        # The last blocks of all sequences are adjacent, because they have the most keys.
         seq = index % num_seqs
         block = index // num_seqs
     return seq, block
@@ -54,7 +54,7 @@ def sequence_and_block(
 
 @jit
 def sink_sums(sinks):
-    """Return `total` and `peak` as `attend` takes them, after a key with these scores and no value; -inf: no key."""
+    """Return `total` and `peak` for `attend` after a key with these scores and no value. -inf: no key."""
     return tl.where(sinks > float("-inf"), 1.0, 0.0), sinks * 1.4426950408889634
 
 
@@ -82,28 +82,28 @@ def attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Go on with the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over the keys [begin, end).
+    """Continue the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over the keys [begin, end).
 
     Args:
         total, peak: [BLOCK_M], fp32: the sum of the exponentials so far, and the largest score times log2(e).
         weighted: [BLOCK_M, BLOCK_D], fp32: the sum of the values, weighted by the exponentials.
-        q, positions, slopes: of the rows: [BLOCK_M, BLOCK_D], [BLOCK_M] or (one for all) [1], [BLOCK_M].
+        q, positions, slopes: one for each row: [BLOCK_M, BLOCK_D], [BLOCK_M] or [1] (one for all rows), [BLOCK_M].
         keys_ptr, values_ptr: the first page of this KV head.
         begin, end: multiples of BLOCK_N.
-        first_key, num_keys: all visible keys are in [first_key, num_keys); no others are read.
-        MASKED: a row may not see all keys of a tile.
+        first_key, num_keys: all visible keys are in [first_key, num_keys). Other keys are not read.
+        MASKED: whether some rows may not see all keys of a tile.
 
     Returns: total, peak, weighted.
     """
     block_d: tl.constexpr = q.shape[1]
     columns = tl.arange(0, block_d)
     slots = tl.arange(0, BLOCK_N)
-    # The hardware has exponentials to base 2 only.
+    # The hardware only has exponentials to base 2.
     log2_e: tl.constexpr = 1.4426950408889634
-    # Without other rules the exponential's own multiplication scales the scores.
+    # Without soft cap and ALiBi the scale is folded into the factor of the exponential.
     plain: tl.constexpr = SOFTCAP == 0 and not HAS_ALIBI
     factor = scale * log2_e if plain else 1.0
-    # Tiles without a mask are whole: one comparison says whether there is a next one.
+    # Tiles without a mask are full, so one comparison shows whether there is a next tile.
     limit = num_keys if MASKED else end
     pages = _pages(table_ptr, begin, slots, limit, BLOCK_SIZE, BLOCK_N, MASKED)
     for tile in range(begin, end, BLOCK_N):
@@ -114,7 +114,7 @@ def attend(
             page_starts = page_starts[:, None]
         in_page = _slots_in_page(tile, slots, BLOCK_SIZE, BLOCK_N)[:, None] * HEAD_DIM + columns[None, :]
         pages = _pages(table_ptr, tile + BLOCK_N, slots, limit, BLOCK_SIZE, BLOCK_N, MASKED)
-        # Keys that no row sees are not read: NaN times a weight of 0 is NaN.
+        # Do not read keys that no row sees, because NaN times a weight of 0 is NaN.
         inside = (keys_at >= first_key) & (keys_at < num_keys)
         k = _load(keys_ptr, page_starts, in_page, inside, columns, HEAD_DIM, block_d, MASKED)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -131,14 +131,14 @@ def attend(
                 seen = seen & (keys_at[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-        # In a row without a visible key so far -inf minus -inf would be NaN.
+        # In rows without a visible key so far, -inf minus -inf would be NaN.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
         weights = tl.exp2(scores * factor - base[:, None])
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]
         v = _load(values_ptr, page_starts, in_page, inside, columns, HEAD_DIM, block_d, MASKED)
-        # Weights are at most 1: rounding them to 16 bits loses no more than rounding the values did.
+        # Weights are at most 1, so rounding them to 16 bits loses no more than rounding the values did.
         weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
         peak = new_peak
     return total, peak, weighted
@@ -148,11 +148,11 @@ def attend(
 def _pages(
     table_ptr, tile, slots, limit, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Load the page numbers of the keys [tile, tile + BLOCK_N) below `limit`: one, or one per key."""
+    """Load the page numbers of the keys [tile, tile + BLOCK_N) below `limit`: one for the tile, or one per key."""
     if BLOCK_SIZE % BLOCK_N == 0:
         entries = tile // BLOCK_SIZE
     elif BLOCK_N % BLOCK_SIZE == 0:
-        # The tile's part of the sum is a scalar.
+        # `tile // BLOCK_SIZE` is a scalar, so only the second term is computed per key.
         entries = tile // BLOCK_SIZE + slots // BLOCK_SIZE
     else:
         entries = (tile + slots) // BLOCK_SIZE
@@ -162,7 +162,7 @@ def _pages(
 
 @jit
 def _slots_in_page(tile, slots, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return each key's place in its page."""
+    """Return the index of each key in its page."""
     if BLOCK_N % BLOCK_SIZE == 0:
         places = slots % BLOCK_SIZE
     elif BLOCK_SIZE % BLOCK_N == 0:
@@ -183,11 +183,12 @@ def _load(
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Load a tile of keys or values, 0 where rows are not `inside` and beyond the head's dimension.
+    """Load a tile of keys or values. Rows that are not `inside`, and columns beyond HEAD_DIM, are 0.
 
     Args:
-        page_starts: of one page, or [BLOCK_N, 1], int64.
-        in_page: [BLOCK_N, BLOCK_D], int32: 64-bit sums are computed once per row, not per load.
+        page_starts: offset of one page, or of each key's page, [BLOCK_N, 1], int64.
+        in_page: [BLOCK_N, BLOCK_D], int32: offsets within the page. They are separate so that 64-bit sums are computed
+            once per row, not per load.
     """
     pointers = pages_ptr + page_starts + in_page
     if HEAD_DIM != BLOCK_D:

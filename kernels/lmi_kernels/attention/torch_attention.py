@@ -1,4 +1,4 @@
-"""Causal attention on a CPU without native kernels: by torch, one sequence after the other."""
+"""Causal attention with torch, one sequence after the other, for CPUs without native kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lmi_kernels.attention.paged_sequences import ScoreRules
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """A sequence's token rows in a step, and where its keys and values are."""
+    """A sequence's token rows in a step, and the places of its keys and values."""
 
     first_row: int
     query_len: int
     kv_len: int
-    """Number of keys, including those of the step's own tokens, which are the last."""
+    """Number of keys, including those of this step's tokens, which come last."""
     blocks: torch.Tensor
-    """[num_blocks], int64: the blocks that hold the keys, in order."""
+    """[num_blocks], int64: blocks that hold the keys, in order."""
 
 
 def attention(
@@ -30,13 +30,13 @@ def attention(
     rules: ScoreRules,
     out: torch.Tensor,
 ) -> None:
-    """Compute softmax(rules(q k^T)) v for each token over its sequence's keys up to its own position.
+    """Compute softmax(rules(q k^T)) v for each token, over its sequence's keys up to its own position.
 
     Args:
         q: [num_tokens, num_heads, head_dim].
-        pool: [2, num_kv_heads, num_blocks, block_size, head_dim], keys first, q's dtype; the step's own tokens are
-            stored already. What lies before all windows is not read.
-        out: [num_tokens, num_heads, head_dim], written; rows of no sequence keep what they hold.
+        pool: [2, num_kv_heads, num_blocks, block_size, head_dim], keys first, q's dtype. It already holds this step's
+            keys and values. Keys before all windows are not read.
+        out: [num_tokens, num_heads, head_dim], written in place. Rows without a sequence are not changed.
     """
     block_size = pool.shape[3]
     for each in sequences:
@@ -52,7 +52,7 @@ def attention(
             seen &= distances > -rules.window
         queries = q[rows].transpose(0, 1)
         if rules.softcap is None and rules.alibi_slopes is None and rules.sinks is None:
-            # The first query sees the first key only: a whole prompt, for which torch needs no mask.
+            # If the first query sees only the first key, this is a whole prompt, and torch needs no mask.
             causal = first_key == first_query and (rules.window is None or rules.window >= each.query_len)
             found = F.scaled_dot_product_attention(
                 queries[None],
@@ -76,16 +76,17 @@ def _by_formula(
     seen: torch.Tensor,
     rules: ScoreRules,
 ) -> torch.Tensor:
-    """
+    """Compute attention without torch's fused operation, which lacks some of the rules.
+
     Args:
         queries: [num_heads, num_queries, head_dim].
         keys, values: [num_kv_heads, num_keys, head_dim].
-        distances: [num_queries, num_keys]: each key's position less the query's.
-        seen: [num_queries, num_keys], bool.
+        distances: [num_queries, num_keys]: key position minus query position.
+        seen: [num_queries, num_keys], bool: whether a query sees a key.
 
     Returns: [num_heads, num_queries, head_dim].
     """
-    # Heads of a group are rows of one product.
+    # All query heads of a KV head are rows of one matrix product.
     groups = queries.reshape(len(keys), -1, queries.shape[2])
     scores = (groups @ keys.transpose(1, 2)).view(len(queries), *seen.shape) * rules.scale
     if rules.softcap is not None:

@@ -1,9 +1,8 @@
-"""Causal attention of a flattened batch over the paged cache: single tokens, prompt chunks and several query tokens per
-sequence, in any mixture.
+"""Causal attention of a flattened batch over the paged KV cache, with any number of query tokens per sequence.
 
-o = softmax(rules(q k^T)) v for each query over the keys of its own sequence up to its own position. Grouped queries
-(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `tiles`. Tiles of keys that all rows of a block see are computed
-in a loop without masks: all but those on the diagonal and at the window's edge.
+o = softmax(rules(q k^T)) v for each query, over the keys of its sequence up to its own position. Grouped queries
+(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `tiles`. Key tiles that all rows of a block see, that is all
+except those on the diagonal and at the window's edge, are computed in a loop without masks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block, sink_sums
 
 _FEW_ROWS = 16
-"""Sequences with at most this many packed rows take the smallest tile; a larger one would be mostly empty."""
+"""Sequences with at most this many packed rows use the smallest tile. A larger tile would be mostly empty."""
 
 
 def varlen_attention(
@@ -31,21 +30,21 @@ def varlen_attention(
     """Compute attention into `out`.
 
     Args:
-        q: [num_tokens, num_heads, head_dim], fp32, fp16 or bf16; a token's heads are contiguous.
-        pool: [2, num_kv_heads, num_blocks, block_size, head_dim] in q's dtype, contiguous, keys first; holds the
-            step's own keys already.
-        cu_seqlens_q: [num_seqs + 1], int32, on the device: sequence i's queries, its last tokens, are q's rows
-            [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
-        max_query_len: no sequence has more queries; decides the grid and the tiles.
-        rules: its scale is positive.
-        out: as q, written; rows of no sequence keep what they hold.
+        q: [num_tokens, num_heads, head_dim], fp32, fp16 or bf16; each token's heads are contiguous.
+        pool: [2, num_kv_heads, num_blocks, block_size, head_dim] in q's dtype, contiguous, keys first. It already holds
+            this step's keys and values.
+        cu_seqlens_q: [num_seqs + 1], int32, on the device: the queries of sequence i, its last tokens, are the rows
+            [cu_seqlens_q[i], cu_seqlens_q[i + 1]) of q.
+        max_query_len: most queries of a sequence. It determines the grid and the tiles.
+        rules: the scale must be positive.
+        out: same shape and layout as q, written in place. Rows without a sequence are not changed.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, num_blocks, block_size, _ = pool.shape
     share, num_seqs = num_heads // num_kv_heads, sequences.seq_lens.shape[0]
     tiles = tuning.parameters("varlen_attention", tile_key(q, max_query_len * share), q.device)
     block_m = tiles["block_m"]
-    # Each sequence gets as many blocks as the longest, unless a search for each block's sequence needs fewer programs.
+    # Each sequence gets as many blocks as the longest one, unless fewer programs suffice if each searches its sequence.
     blocks_per_seq = cdiv(max_query_len * share, block_m)
     searched_blocks = num_tokens * share // block_m + num_seqs
     searches = num_seqs * blocks_per_seq > searched_blocks
@@ -94,7 +93,7 @@ def tile_key(q: torch.Tensor, max_rows: int) -> str:
     return f"{'rows_16_' if max_rows <= _FEW_ROWS else ''}head_dim_{padded_head_dim(q.shape[2])}"
 
 
-# Neither numbers that change from step to step nor the alignment of a step's arrays may compile new kernels.
+# Avoid recompilation: these numbers and the alignment of these arrays change from step to step.
 @jit(
     do_not_specialize=("num_seqs", "blocks_per_seq", "num_blocks"),
     do_not_specialize_on_alignment=("table_rows_ptr", "seq_lens_ptr", "cu_seqlens_ptr"),
@@ -131,7 +130,7 @@ def _packed_attention_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """o = sum over keys of exp(s - max s) v / sum of exp(s - max s), for one block of packed rows; sums in fp32."""
-    # From the last block to the first: the last have the most keys, and short work at the end balances the load.
+    # Blocks run from last to first. The last ones have the most keys, and short work at the end balances the load.
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = index % NUM_KV_HEADS
     seq, block = sequence_and_block(
@@ -143,7 +142,7 @@ def _packed_attention_kernel(
         return
     packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = packed < query_len * SHARE
-    # Rows beyond the last query repeat it, and are not stored.
+    # Rows beyond the last query repeat the last query, and are not stored.
     tokens = tl.minimum(packed // SHARE, query_len - 1)
     heads = kv_head * SHARE + packed % SHARE
     columns = tl.arange(0, BLOCK_D)
@@ -154,11 +153,11 @@ def _packed_attention_kernel(
     slopes = tl.load(slopes_ptr + heads) if HAS_ALIBI else 0.0
 
     past = tl.load(seq_lens_ptr + seq) - query_len
-    # Of the block's first and last query.
+    # Positions of the block's first and last query.
     low = past + (block * BLOCK_M) // SHARE
     high = past + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // SHARE, query_len - 1)
     first_key = tl.maximum(0, low - WINDOW + 1) if WINDOW else 0
-    # All rows see all keys of [open_, closed): before it is the window's edge, behind it the diagonal.
+    # All rows see all keys in [open_, closed). The window's edge is before this range, the diagonal after it.
     begin = first_key // EDGE_N * EDGE_N
     closed = (low + 1) // BLOCK_N * BLOCK_N
     end = (high + EDGE_N) // EDGE_N * EDGE_N

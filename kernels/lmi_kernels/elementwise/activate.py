@@ -1,7 +1,7 @@
-"""Activations, each number by itself:
+"""Elementwise activations:
 
 gelu        x Phi(x), by erf (Hendrycks and Gimpel 2016, arXiv:1606.08415)
-gelu_tanh   x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), its approximation (section 2 there)
+gelu_tanh   x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), approximation of gelu (section 2 of the same paper)
 relu        max(x, 0)
 silu        x sigmoid(x)
 quick_gelu  x sigmoid(1.702 x)
@@ -22,7 +22,7 @@ from lmi_kernels.cpu.structs import Function
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "relu2"]
 _BLOCK, _NUM_WARPS = 1024, 4
-"""16 bytes a thread and load in 16-bit dtypes."""
+"""With these each thread loads 16 bytes at a time in 16-bit dtypes."""
 
 _BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -35,10 +35,10 @@ _BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def torch_activation(kind: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return an activation by torch.
+    """Return torch's implementation of an activation.
 
     Raises:
-        ValueError: there is no activation of this name.
+        ValueError: unknown activation.
     """
     if kind not in _BY_TORCH:
         raise ValueError(f"activation: unknown (got {kind!r}); allowed: {', '.join(_BY_TORCH)}")
@@ -46,10 +46,10 @@ def torch_activation(kind: Activation) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 def native_activation(kind: Activation) -> Function:
-    """Return an activation of the native kernels.
+    """Return the native kernels' value for an activation.
 
     Raises:
-        ValueError: as `torch_activation`.
+        ValueError: unknown activation.
     """
     torch_activation(kind)
     return Function[kind.upper()]
@@ -59,7 +59,7 @@ def activate(x: torch.Tensor, kind: Activation) -> torch.Tensor:
     """Apply an activation. x: [num_rows, width], contiguous -> the same shape and dtype.
 
     Raises:
-        ValueError: there is no activation of this name.
+        ValueError: unknown activation.
     """
     by_torch = torch_activation(kind)
     if isinstance(x, Rows):
@@ -75,25 +75,25 @@ def activate(x: torch.Tensor, kind: Activation) -> torch.Tensor:
 
 @jit
 def _sigmoid(x):
-    """x in fp32. Of the negative absolute value, so that exp never overflows."""
+    """Return the sigmoid of x, fp32. It is computed from exp(-|x|), which never overflows."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x < 0, small, 1.0) / (1.0 + small)
 
 
 @jit
 def activated(x, KIND: tl.constexpr):
-    """x in fp32; KIND: an `Activation`."""
+    """Return the activation of x, fp32. KIND: an `Activation`."""
     if KIND == "gelu":
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif KIND == "gelu_tanh":
-        # (1 + tanh(z)) / 2 is sigmoid(2 z), which does not cancel where tanh is near -1.
+        # (1 + tanh(z)) / 2 = sigmoid(2 z). The sigmoid has no cancellation where tanh is near -1.
         y = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     elif KIND == "silu":
         y = x * _sigmoid(x)
     elif KIND == "quick_gelu":
         y = x * _sigmoid(1.702 * x)
     else:
-        # Not `tl.maximum`, which makes 0 of a NaN.
+        # Not `tl.maximum`, which turns NaN into 0.
         y = tl.where(x < 0, 0.0, x)
         if KIND == "relu2":
             y = y * y
@@ -102,7 +102,7 @@ def activated(x, KIND: tl.constexpr):
 
 @jit
 def _activate_kernel(x_ptr, out_ptr, count, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute BLOCK numbers in fp32, rounded once."""
+    """Compute BLOCK numbers in fp32, and round the results once."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)

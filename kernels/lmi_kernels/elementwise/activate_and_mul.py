@@ -1,4 +1,4 @@
-"""y = activation(gate) * up, the middle of a gated MLP (Shazeer 2020, arXiv:2002.05202)."""
+"""y = activation(gate) * up of a gated MLP (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.elementwise.activate import Activation, activated, torch_activation
 
 _BLOCK, _NUM_WARPS = 1024, 4
-"""16 bytes a thread and load in 16-bit dtypes."""
+"""With these each thread loads 16 bytes at a time in 16-bit dtypes."""
 
 
 def activate_and_mul(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
@@ -17,7 +17,7 @@ def activate_and_mul(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
     gate_up: [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate].
 
     Raises:
-        ValueError: there is no activation of this name.
+        ValueError: unknown activation.
     """
     by_torch = torch_activation(kind)
     if not uses_triton(gate_up):
@@ -33,7 +33,7 @@ def activate_and_mul(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
 
 @jit
 def _activate_and_mul_kernel(gate_up_ptr, out_ptr, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK columns of one row a program; in fp32, rounded once."""
+    """Compute BLOCK columns of one row in fp32, and round the results once."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width

@@ -1,6 +1,6 @@
 """LayerNorm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450), accumulated in
-fp32, with or without adding to the residual stream first. It is computed for one or two pairs of weight and bias at
-once: in Falcon-40B attention and MLP have LayerNorms of their own of the same input."""
+fp32, optionally fused with the residual addition. One call can apply two pairs of weight and bias, because attention
+and MLP of Falcon-40B have separate LayerNorms of the same input."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.elementwise.norm_rows import load_row
 
 Affine = tuple[torch.Tensor, torch.Tensor | None]
-"""A LayerNorm's weight and bias, [hidden] each; None: no bias."""
+"""Weight and bias of a LayerNorm, [hidden] each; None: no bias."""
 Results = tuple[torch.Tensor, ...]
 
 
 def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
-    """Normalise once, scale and shift with each of the affines.
+    """Normalise once, then scale and shift with each of the affines.
 
     Args:
         x: [num_tokens, hidden].
         affines: one or two.
 
-    Returns: as many tensors, each [num_tokens, hidden] in x's dtype.
+    Returns: one tensor for each of the affines, [num_tokens, hidden] in x's dtype.
 
     Raises:
         ValueError: neither one nor two affines.
@@ -41,11 +41,11 @@ def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Resul
 def add_layer_norms(
     x: torch.Tensor, residual: torch.Tensor, affines: Sequence[Affine], eps: float
 ) -> tuple[Results, torch.Tensor]:
-    """Add a branch to the residual stream, and normalise the sum.
+    """Add a branch's output to the residual stream, and normalise the sum.
 
     Args:
-        x: [num_tokens, hidden], what the branch computed; afterwards of no use.
-        residual: as x; may be overwritten by the sum.
+        x: [num_tokens, hidden], the branch's output. May be overwritten.
+        residual: [num_tokens, hidden], the residual stream. May be overwritten by the sum.
         affines: one or two.
 
     Returns: the normalised sums, one for each of the affines, and the sum, each [num_tokens, hidden] in x's dtype.
@@ -64,7 +64,7 @@ def add_layer_norms(
 
 
 def _layer_norms_torch(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
-    """By torch's own LayerNorm, so that results are bit-equal to transformers'."""
+    """Compute the norms with torch's LayerNorm, so that results are bit-equal to those of transformers."""
     return tuple(F.layer_norm(x, x.shape[-1:], weight, bias, eps) for weight, bias in affines)
 
 
@@ -75,7 +75,7 @@ def _check(affines: Sequence[Affine]) -> None:
 
 @jit
 def _scaled_and_shifted(normed, weight_ptr, bias_ptr, columns, inside):
-    """All in fp32; bias_ptr: None where there is no bias."""
+    """Return normed * weight + bias in fp32. bias_ptr: None if there is no bias."""
     y = normed * tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
@@ -98,14 +98,14 @@ def _layer_norm_kernel(
     ADDS: tl.constexpr,
     TWO: tl.constexpr,
 ):
-    """One row a program."""
+    """Normalise one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     x = load_row(x_ptr, residual_ptr, row * HIDDEN, columns, inside, ADDS)
     x32 = x.to(tl.float32)
     mean = tl.sum(x32) / HIDDEN
-    # Of differences, which does not cancel as mean(x^2) - mean(x)^2 does: the row is in registers.
+    # The variance is computed from differences, because mean(x^2) - mean(x)^2 would cancel. The row is in registers.
     centred = tl.where(inside, x32 - mean, 0.0)
     normed = centred * tl.rsqrt(tl.sum(centred * centred) / HIDDEN + eps)
     y = _scaled_and_shifted(normed, weight_ptr, bias_ptr, columns, inside)
@@ -116,7 +116,7 @@ def _layer_norm_kernel(
 
 
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, affines: Sequence[Affine], eps: float) -> Results:
-    """Normalise x, or the sum of x and the residual, which it overwrites."""
+    """Normalise x, or the sum of x and the residual. The sum overwrites the residual."""
     rows, hidden = x.shape
     block = next_power_of_2(hidden)
     outs = tuple(torch.empty_like(x) for _ in affines)
@@ -132,7 +132,7 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, affines: Sequence[Af
         BLOCK=block,
         ADDS=residual is not None,
         TWO=len(affines) == 2,
-        # 16 bytes a thread and load as long as that leaves a warp to do.
+        # Each thread loads 16 bytes at a time, if that leaves work for at least one warp.
         num_warps=min(16, max(1, block // 256)),
     )
     return outs

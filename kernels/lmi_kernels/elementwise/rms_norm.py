@@ -1,5 +1,5 @@
 """RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), accumulated in fp32,
-with or without adding to the residual stream first."""
+optionally fused with the residual addition."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a branch to the residual stream, and normalise the sum.
+    """Add a branch's output to the residual stream, and normalise the sum.
 
     Args:
-        x: [num_tokens, hidden], what the branch computed; afterwards of no use.
-        residual: as x; may be overwritten by the sum.
+        x: [num_tokens, hidden], the branch's output. May be overwritten.
+        residual: [num_tokens, hidden], the residual stream. May be overwritten by the sum.
         weight: [hidden].
 
     Returns: the normalised sum and the sum, each [num_tokens, hidden] in x's dtype.
@@ -41,7 +41,7 @@ def add_rms_norm(
 
 
 def _rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The order of operations is that of transformers' LlamaRMSNorm, so that fp32 results are bit-equal."""
+    """Compute in the order of operations of transformers' LlamaRMSNorm, so that fp32 results are bit-equal."""
     x32 = x.float()
     scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True).add_(eps))
     return weight * (x32 * scale).to(x.dtype)
@@ -58,7 +58,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """One row a program."""
+    """Normalise one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -71,7 +71,7 @@ def _rms_norm_kernel(
 
 
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise x, or the sum of x and the residual, which it overwrites."""
+    """Normalise x, or the sum of x and the residual. The sum overwrites the residual."""
     rows, hidden = x.shape
     out, block, adds = torch.empty_like(x), next_power_of_2(hidden), residual is not None
     _rms_norm_kernel[(rows,)](
@@ -83,7 +83,7 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
         HIDDEN=hidden,
         BLOCK=block,
         ADDS=adds,
-        # 16 bytes a thread and load as long as that leaves a warp to do.
+        # Each thread loads 16 bytes at a time, if that leaves work for at least one warp.
         num_warps=min(16, max(1, block // 256)),
     )
     return out

@@ -1,4 +1,4 @@
-"""Rows times a factor, and soft caps: by torch, except in recorded programs."""
+"""Scaling and soft caps of rows. Computed by torch, except in recorded programs."""
 
 from __future__ import annotations
 

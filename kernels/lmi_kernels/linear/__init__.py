@@ -1,1 +1,1 @@
-"""Products with weights: linears, experts, embeddings."""
+"""Operations with weights: linear layers, experts, embeddings."""

@@ -1,4 +1,4 @@
-"""Embeddings, or the part of them that a rank has."""
+"""Embedding lookup, in a whole table or in a rank's shard."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lmi_kernels.linear.linear import LinearWeight, pack
 def embedding(
     input_ids: torch.Tensor, table: torch.Tensor | LinearWeight, first_id: int = 0, num_ids: int | None = None
 ) -> torch.Tensor:
-    """Look token ids up, or positions.
+    """Look up token ids or positions.
 
     Args:
         input_ids: [num_rows], int64; in a recorded program `Recorder.ids` or `Recorder.positions`.
-        table: [num_ids, hidden], of the ids from `first_id` on; on a CPU it may be a native weight, which the head may
-            share. A recorded program copies a tensor.
-        num_ids: ids outside of the table give rows of 0; None: there are none.
+        table: [num_ids, hidden], for the ids from `first_id` on. On a CPU it may be a native weight, possibly shared
+            with the head. A recorded program copies a tensor.
+        num_ids: number of ids in the table. Other ids give rows of 0. None: all ids are in the table.
 
     Returns: [num_rows, hidden].
 
     Raises:
-        ValueError: the weight is not native.
+        ValueError: `table` is a `LinearWeight` that is not native.
     """
     if isinstance(input_ids, Rows) and not isinstance(table, LinearWeight):
         table = pack(table)

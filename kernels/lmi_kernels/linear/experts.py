@@ -1,9 +1,9 @@
-"""Mixture of experts (Jiang et al. 2024, arXiv:2401.04088, section 2.1): each row goes through its `top_k` best gated
-MLPs, y = sum over them of p_e * down_e @ (activation(gate_e @ x) * (up_e @ x)), p being the softmax over the logits of
-all experts or, renormalised, over the chosen ones.
+"""Mixture of experts (Jiang et al. 2024, arXiv:2401.04088, section 2.1). Each row is routed to its `top_k` best
+experts, which are gated MLPs: y = sum over chosen e of p_e * down_e @ (activation(gate_e @ x) * (up_e @ x)). p is the
+softmax over the logits of all experts or, if renormalised, of the chosen ones.
 
-On a CPU experts are computed one after another. Elsewhere the host does not know the choice: rows are sorted by expert
-on the device (`route`), and two grouped products compute all experts at once (`grouped_matmul`).
+On a CPU experts are computed one after another. On a GPU the host does not know the choice: rows are sorted by expert
+on the device (`route`), and two grouped matmuls compute all experts at once (`grouped_matmul`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from lmi_kernels.linear.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
 
 _ROWS_PER_EXPERT = (1, 8, 24, 48)
-"""Mean numbers of rows per expert up to which the same tiles are best."""
+"""Upper bounds, in mean rows per expert, of the ranges that share tuned tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A layer's experts as `experts` takes them: one by one (CPU) or stacked."""
+    """A layer's experts for `experts`: one by one (CPU) or stacked."""
 
     single: tuple[tuple[LinearWeight, LinearWeight], ...] | None
-    """Each expert's gate and up, and its down."""
+    """Weights of each expert: the fused gate and up projection, and the down projection."""
     stacked: tuple[torch.Tensor, torch.Tensor] | None
     """[num_experts, 2 * intermediate, hidden] and [num_experts, hidden, intermediate]."""
     gated: Activation = "silu"
-    """The activation of the gates."""
+    """Activation of the gates."""
 
 
 def pack_experts(
@@ -44,16 +44,16 @@ def pack_experts(
     pack: Callable[..., LinearWeight] = pack,
     gated: Activation = "silu",
 ) -> ExpertWeights:
-    """Make a layer's experts ready for `experts`.
+    """Prepare a layer's experts for `experts`.
 
     Args:
-        gate_up: [num_experts, 2 * intermediate, hidden], gates in the first half; `intermediate` is this rank's share.
+        gate_up: [num_experts, 2 * intermediate, hidden], gates in the first half; `intermediate` is this rank's shard.
         down: [num_experts, hidden, intermediate].
-        pack: makes each of them ready for `linear` and `gated_linear` on a CPU.
-        gated: the activation of the gates.
+        pack: prepares each expert's weights on a CPU; see `lmi_kernels.pack`.
+        gated: activation of the gates.
 
     Raises:
-        ValueError: the shapes do not belong together, or there is no activation of this name.
+        ValueError: the shapes do not match, or the activation is unknown.
     """
     torch_activation(gated)
     num_experts, twice, hidden = gate_up.shape
@@ -77,19 +77,19 @@ def experts(
     slots: torch.Tensor | None = None,
     renormalise: bool = True,
 ) -> torch.Tensor:
-    """Each row's weighted sum over the experts that it chooses.
+    """Return each row's weighted sum over its chosen experts.
 
     Args:
         x: [num_rows, hidden].
-        router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
-        weights: this rank's share of every expert.
-        top_k: experts a row, at most num_experts.
-        slots: [num_rows], int64: rows with -1 are padding: no expert's weights are read, and the result is 0. Not read
-            on a CPU, where there is no padding. None: all rows are real.
-        renormalise: experts are weighted by the softmax over the chosen ones' logits; else by that over all logits.
+        router_logits: [num_rows, num_experts]. If logits are equal, the expert with the lower index comes first.
+        weights: this rank's shard of every expert.
+        top_k: experts per row, at most num_experts.
+        slots: [num_rows], int64. A row with -1 is padding: no weights are read for it, and its result is 0. Ignored on
+            a CPU, which has no padding. None: no row is padding.
+        renormalise: weight experts by the softmax over the chosen experts' logits; otherwise over all logits.
 
-    Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. With
-    native weights a row's bits do not depend on the other rows.
+    Returns: [num_rows, hidden] in x's dtype. The caller sums the results over ranks. With native weights a row's bits
+    do not depend on the other rows.
     """
     if isinstance(x, Rows):
         return _recorded(x, router_logits, weights, top_k, renormalise)
@@ -101,7 +101,7 @@ def experts(
     num_rows, num_experts = router_logits.shape
     if num_rows == 0:
         return torch.empty_like(x)
-    # The host knows the mean, which a CUDA graph keeps; it does not know how rows spread over experts.
+    # The host knows only the mean number of rows per expert, which is constant in a CUDA graph.
     mean = num_rows * top_k / num_experts
     key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
     block_m = parameters("experts", key, x.device)["block_m"]
@@ -129,9 +129,9 @@ def _experts_torch(
     top_k: int,
     renormalise: bool,
 ) -> torch.Tensor:
-    """The order of operations is that of transformers' MixtralSparseMoeBlock, choices being summed best first."""
+    """Compute in the order of operations of transformers' MixtralSparseMoeBlock, and sum the best choice first."""
     logits = router_logits.float()
-    # Stable: torch.topk does not say which of equal ones it takes.
+    # A stable sort, because torch.topk does not define the order of equal values.
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     shares = torch.softmax(logits, dim=-1).gather(1, chosen)
     if renormalise:

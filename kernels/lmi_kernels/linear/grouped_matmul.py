@@ -1,6 +1,6 @@
-"""Grouped products: y_c = w_e @ a_c for every choice c, whose expert is e (`route`), in one launch for all experts,
-accumulated in fp32. They are the two products of a gated MLP: the first followed by activation(gate) * up (Shazeer
-2020, arXiv:2002.05202), the second multiplied by the choice's share.
+"""Grouped matmuls of a gated MLP, one launch for all experts: y_c = w_e @ a_c for every choice c of an expert e (see
+`route`), accumulated in fp32. The first one is followed by activation(gate) * up (Shazeer 2020, arXiv:2002.05202). The
+second one is multiplied by the choice's routing weight.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def _grouped_matmul_kernel(
     GROUP_M: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Multiply one block of choices by BLOCK_N rows of its expert's weight (gates, and as many ups, where GATE is an
-    `Activation`).
+    """Multiply one block of choices by BLOCK_N rows of its expert's weight. If GATE is an `Activation`, these are
+    gates, and the same number of ups follows.
 
-    Programs compute GROUP_M blocks of choices before the next columns: programs that share weights or rows run
-    together and find them in the L2 cache.
+    Programs compute GROUP_M blocks of choices before the next columns. So programs that share weights or rows run at
+    the same time and find them in the L2 cache.
     """
     program = tl.program_id(0)
     a_group: tl.constexpr = GROUP_M * ((N + BLOCK_N - 1) // BLOCK_N)
@@ -58,7 +58,7 @@ def _grouped_matmul_kernel(
     real = choices < num_choices
     ks = tl.arange(0, BLOCK_K)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Columns beyond the last read other weights, and are not stored: no mask in the loop.
+    # Columns beyond the last one read other weights and are not stored, so the loop needs no mask.
     weight_rows = tl.where(columns < N, columns, 0).to(tl.int64)
     a_ptrs = a_ptr + (choices // CHOICES_PER_ROW).to(tl.int64)[:, None] * K + ks[None, :]
     weight_ptr += expert.to(tl.int64) * ((1 if GATE is None else 2) * N * K)
@@ -66,7 +66,7 @@ def _grouped_matmul_kernel(
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-        # Padding is masked, though it is not stored: loading it would cost as much as real rows.
+        # Padding is not stored, but it is masked because loading it would cost as much as loading real rows.
         if K % BLOCK_K == 0:
             a = tl.load(a_ptrs, mask=real[:, None], other=0.0)
             w = tl.load(w_ptrs)
@@ -93,14 +93,14 @@ def _grouped_matmul_kernel(
 def gate_up_matmul(
     x: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters, gate: Activation
 ) -> torch.Tensor:
-    """activation(gate_e @ x) * (up_e @ x) of every choice.
+    """Return activation(gate_e @ x) * (up_e @ x) for every choice.
 
     Args:
         x: [num_rows, hidden].
         weight: [num_experts, 2 * intermediate, hidden], gates in the first half.
-        routing: of these rows.
-        tiles: block_n (of gates, and as many of ups), block_k, group_m, num_warps, num_stages.
-        gate: the activation.
+        routing: result of `route` for these rows.
+        tiles: block_n (number of gates, and of ups), block_k, group_m, num_warps, num_stages.
+        gate: activation of the gates.
 
     Returns: [num_choices, intermediate] in x's dtype.
     """
@@ -110,12 +110,12 @@ def gate_up_matmul(
 
 
 def down_matmul(a: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters) -> torch.Tensor:
-    """share_c * down_e @ a of every choice.
+    """Return share_c * down_e @ a for every choice.
 
     Args:
         a: [num_choices, intermediate].
         weight: [num_experts, hidden, intermediate].
-        routing, tiles: as of `gate_up_matmul`.
+        routing, tiles: see `gate_up_matmul`.
 
     Returns: [num_choices, hidden] in a's dtype.
     """
@@ -151,7 +151,7 @@ def _launch(
         GATE=gate,
         BLOCK_M=routing.block_m,
         BLOCK_N=tiles["block_n"],
-        # Tiles are tuned for 2-byte numbers; fp32, which only tests use, gets half of them.
+        # Tiles are tuned for 2-byte dtypes. fp32, which only tests use, gets tiles of half the size.
         BLOCK_K=tiles["block_k"] * 2 // a.element_size(),
         GROUP_M=tiles["group_m"],
         NUM_STAGES=tiles["num_stages"],

@@ -1,8 +1,8 @@
-"""y = x @ w.T + b, in fp32 on a CPU and in the weights' own dtype on a GPU.
+"""Linear layers: y = x @ w.T + b, in fp32 on a CPU and in the weights' dtype on a GPU.
 
-On a CPU native kernels read weights as they are stored and widen them in registers. Without native kernels, weights
-that fp16 holds exactly are kept as packed fp16 (FBGEMM), others in fp32: torch would emulate products of bf16 and fp16
-on a CPU, tens of times slower.
+On a CPU, native kernels read weights as they are stored and widen them in registers. Without native kernels, weights
+that fp16 represents exactly are packed as fp16 (FBGEMM), and others are kept in fp32, because torch emulates bf16 and
+fp16 matrix products on a CPU and is tens of times slower.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """A weight as `linear` and `gated_linear` take it: native or packed (CPU), or dense."""
+    """A weight for `linear` and `gated_linear`: native or packed (CPU), or dense."""
 
     packed: Any | None
     dense: torch.Tensor | None
     bias: torch.Tensor | None
     native: NativeWeight | None = None
     gated: Activation | None = None
-    """The activation of its gates, if it has gates."""
+    """Activation of the gates; None: the weight has no gates."""
 
 
 def pack(
@@ -41,17 +41,18 @@ def pack(
     gated: Activation | None = None,
     storage: Storage | None = None,
 ) -> LinearWeight:
-    """Make a weight ready for `linear`, or (gated) for `gated_linear`.
+    """Prepare a weight for `linear`, or with `gated` for `gated_linear`.
 
     Args:
         weight: [out_features, in_features], any float dtype, any device.
         bias: [out_features] or None.
-        gated: the activation of gates, which are the first half of the rows; the second is what they let through.
-            None: there are no gates.
-        storage: how native kernels store it; None: as it is, bf16 in the layout for AMX where there is AMX.
+        gated: activation of the gates. The first half of the rows are gates, the second half is the up projection.
+            None: no gates.
+        storage: storage format of native kernels; None: the weight's dtype, with bf16 in the layout for AMX if the
+            processor has AMX.
 
     Raises:
-        ValueError: there is no activation of this name; or there is a storage, but there are no native kernels.
+        ValueError: unknown activation, or `storage` is given but there are no native kernels.
     """
     gate = None if gated is None else native_activation(gated)
     if weight.device.type != "cpu":
@@ -72,7 +73,7 @@ def pack(
 
 
 def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """Return x @ w.T + b. x: [num_rows, in_features] -> [num_rows, out_features], in x's dtype; sums are fp32."""
+    """Return x @ w.T + b, accumulated in fp32. x: [num_rows, in_features] -> [num_rows, out_features] in x's dtype."""
     if weight.native is not None:
         return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else multiply(x, weight.native)
     if weight.packed is not None:
@@ -88,9 +89,9 @@ def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
     Args:
         x: [num_rows, in_features].
-        weight: packed as gated, [2 * middle, in_features].
+        weight: packed as gated, [2 * intermediate, in_features].
 
-    Returns: [num_rows, middle], in x's dtype.
+    Returns: [num_rows, intermediate], in x's dtype.
 
     Raises:
         ValueError: the weight is not packed as gated.
@@ -102,6 +103,6 @@ def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def _exact_in_fp16(weight: torch.Tensor) -> bool:
-    # In blocks of rows: copies of a whole embedding would double the peak memory of loading.
+    # In blocks of rows, because copies of a whole embedding would double the peak memory of loading.
     blocks = (weight[start : start + 8192] for start in range(0, len(weight), 8192))
     return all(torch.equal(block.half().float(), block) for block in blocks)

@@ -1,8 +1,8 @@
-"""Which rows go to which experts: p = softmax over the router logits of a row, or over its `top_k` largest ones, and
-all choices sorted by expert, those of each expert padded to whole blocks. One launch computes it, and the host learns
-nothing of it.
+"""Route rows to experts. The routing weights are the softmax over all router logits of a row, or over its `top_k`
+largest ones. All choices are sorted by expert, and those of each expert are padded to whole blocks. One launch computes
+the routing, without synchronising with the host.
 
-Choice c = row * top_k + rank names a row's rank-th best expert, here and in `grouped_matmul`.
+Choice c = row * top_k + rank is a row's rank-th best expert, here and in `grouped_matmul`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from lmi_kernels._triton import jit, next_power_of_2, tl
 
 _FEW_ROWS, _MANY_ROWS = 128, 512
-"""Rows that a program loads at once: all of a step of decodes, or parts of a prompt."""
+"""Rows that a program loads at a time: all rows of a decode step, or a part of a prompt."""
 _MOST_LOGITS = 4096
-"""Logits that a program loads at once: with more of them registers spill."""
+"""Logits that a program loads at a time. With more of them registers spill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Choices by expert, all on the device."""
+    """Choices sorted by expert. All tensors are on the device."""
 
     sorted_choices: torch.Tensor
-    """[num_blocks * block_m], int32: each expert's choices by row, then num_choices up to the end of its last block;
-    not written beyond the last expert's last block."""
+    """[num_blocks * block_m], int32: each expert's choices by row, padded with `num_choices` to whole blocks. Not
+    written beyond the last expert's last block."""
     block_ends: torch.Tensor
     """[num_experts], int32: expert e has the blocks [block_ends[e - 1], block_ends[e])."""
     shares: torch.Tensor
-    """[num_choices], fp32: the weight of each choice in its row's sum."""
+    """[num_choices], fp32: routing weight of each choice in its row's sum."""
     block_m: int
 
     @property
@@ -38,12 +38,12 @@ class Routing:
 
     @property
     def num_blocks(self) -> int:
-        """Of the worst case, known without the routing itself."""
+        """Number of blocks in the worst case. The host knows this without the routing itself."""
         return self.sorted_choices.shape[0] // self.block_m
 
 
 def max_blocks(num_choices: int, num_experts: int, block_m: int) -> int:
-    """Return the blocks of the worst case: each expert with a choice wastes up to block_m - 1 places."""
+    """Return the number of blocks in the worst case: each expert with a choice wastes up to block_m - 1 places."""
     return (num_choices + min(num_experts, num_choices) * (block_m - 1)) // block_m
 
 
@@ -59,25 +59,25 @@ def _choose(
     RENORMALISE: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
 ):
-    """Return the rank of each expert for each row (TOP_K: not chosen) and its share, both [rows, EXPERTS]."""
+    """Return each expert's rank for each row (TOP_K: not chosen) and its routing weight, both [rows, EXPERTS]."""
     experts = tl.arange(0, EXPERTS)[None, :]
     inside = (rows < num_rows)[:, None]
     offsets = rows.to(tl.int64)[:, None] * NUM_EXPERTS + experts
     logits = tl.load(logits_ptr + offsets, mask=inside & (experts < NUM_EXPERTS), other=0.0).to(tl.float32)
-    # Even of NaN, TOP_K experts that exist are chosen: others would be read out of bounds.
+    # Replace NaN and limit the range, so that always TOP_K existing experts are chosen. Others would be out of bounds.
     logits = tl.where(logits == logits, tl.minimum(tl.maximum(logits, -3e38), 3e38), -3e38)
     left = tl.where(experts < NUM_EXPERTS, logits, float("-inf"))
     highest = tl.max(left, axis=1)
     ranks = tl.full(left.shape, TOP_K, tl.int32)
     for rank in tl.static_range(TOP_K):
-        is_best = experts == tl.argmax(left, axis=1)[:, None]  # of equal ones the first
+        is_best = experts == tl.argmax(left, axis=1)[:, None]  # the first one of equal logits
         ranks = tl.where(is_best, rank, ranks)
         left = tl.where(is_best, float("-inf"), left)
     weighed = ranks < TOP_K if RENORMALISE else experts < NUM_EXPERTS
     exponentials = tl.exp(tl.where(weighed, logits - highest[:, None], float("-inf")))
     shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
     if HAS_SLOTS:
-        # Only here: it saves registers.
+        # Loading slots this late saves registers.
         inside = (tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1) >= 0)[:, None]
     return tl.where(inside, ranks, TOP_K), shares
 
@@ -98,7 +98,7 @@ def _route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """Sort the choices of one expert. Counting all choices in each program is cheaper than waiting for others."""
+    """Sort the choices of one expert. Each program counts all choices, which is cheaper than waiting for others."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros([EXPERTS], tl.int32)
@@ -144,11 +144,11 @@ def route(
     """Choose experts and sort the choices.
 
     Args:
-        router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
-        top_k: experts a row, at most num_experts.
-        block_m: rows that the products take together.
-        slots: [num_rows], int64: rows with -1 are padding, which goes to no expert. None: all are real.
-        renormalise: shares are the softmax over the chosen experts' logits; else over those of all experts.
+        router_logits: [num_rows, num_experts]. If logits are equal, the expert with the lower index comes first.
+        top_k: experts per row, at most num_experts.
+        block_m: rows in a block of the grouped matmuls.
+        slots: [num_rows], int64: rows with -1 are padding and are routed to no expert. None: no row is padding.
+        renormalise: shares are the softmax over the chosen experts' logits; otherwise over all logits.
     """
     num_rows, num_experts = router_logits.shape
     num_choices = num_rows * top_k

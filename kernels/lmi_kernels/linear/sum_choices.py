@@ -1,4 +1,4 @@
-"""Sum up the results of each row's experts, best first, accumulated in fp32."""
+"""Sum the results of each row's experts, best expert first, accumulated in fp32."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _sum_choices_kernel(
     HAS_SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK columns of one row a program."""
+    """Sum BLOCK columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     real = inside
     if HAS_SLOTS:
-        # The parts of padding were never written.
+        # The parts of padding rows were never written.
         real = inside & (tl.load(slots_ptr + row) >= 0)
     total = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(TOP_K):
@@ -35,10 +35,10 @@ def _sum_choices_kernel(
 
 
 def sum_choices(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum up, always in the same order; a padding row becomes 0.
+    """Sum each row's parts, always in the same order. Padding rows become 0.
 
-    parts: [num_rows * top_k, hidden], those of a row side by side -> [num_rows, hidden] in their dtype.
-    slots: as of `route`.
+    parts: [num_rows * top_k, hidden], the parts of a row adjacent -> [num_rows, hidden] in their dtype.
+    slots: see `route`.
     """
     num_choices, hidden = parts.shape
     out = parts.new_empty(num_choices // top_k, hidden)

@@ -1,1 +1,1 @@
-"""From logits to tokens: truncation, choice, penalties, log-probabilities."""
+"""Sampling from logits: truncation, choice, penalties, log-probabilities."""

@@ -1,10 +1,10 @@
 """Choose each row's next token: the likeliest, or one drawn in proportion to exp(logit / temperature) by the Gumbel-max
-trick (argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). It takes no softmax, no sum
-and no sort.
+trick (argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). This needs no softmax, sum
+or sort.
 
-The order of an argmax does not matter, and the noise is a function of seed, position and token alone. So a row gets the
-same token alone, in any batch, however the vocabulary is split among programs, and on every device: noise has the same
-bits everywhere (`random_numbers.py`), and a score is one product and one sum, each rounded to fp32.
+The chosen token does not depend on the batch, on the split of the vocabulary among programs, or on the device. The
+order of an argmax does not matter, the noise depends only on seed, position and token and has the same bits everywhere
+(`random_numbers.py`), and a score is one product and one sum, each rounded to fp32.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def choose_tokens(
     positions: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take the likeliest token (of equal ones the lowest id) where temperature is 0; else draw one.
+    """Choose the likeliest token (the lowest id of equal ones) in rows with temperature 0, and draw one in other rows.
 
     Args:
-        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed. -inf: never chosen.
-        temperature: [num_rows], any float dtype. Below 1e-6 of the logits' size noise is lost in rounding, and the
-            choice is as good as greedy.
-        thresholds: [num_rows], fp32, as of `logit_thresholds`: smaller logits are not drawn; greedy rows ignore it.
-        last_ids: [num_rows], int32: logits that equal the threshold are drawn up to this id.
-        seeds: [num_rows], int64, all 64 bits.
-        positions: [num_rows], int64: of the chosen token in its sequence.
-        penalties: change the logits first; None: no row asks for any.
+        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed. -inf is never chosen.
+        temperature: [num_rows], any float dtype. Below 1e-6 of the logits' magnitude the noise is lost in rounding, and
+            the choice is practically greedy.
+        thresholds: [num_rows], fp32, see `logit_thresholds`. Smaller logits are not drawn. Greedy rows ignore it.
+        last_ids: [num_rows], int32: logits equal to the threshold are drawn only up to this token id.
+        seeds: [num_rows], int64. All 64 bits are used.
+        positions: [num_rows], int64: position of the chosen token in its sequence.
+        penalties: applied to the logits first; None: no row has penalties.
 
-    Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: a row with NaN or +inf, or with
-        nothing but -inf, is not, and its token is 0.
+    Returns: token ids, [num_rows], int64, and whether each row is finite, [num_rows], bool. A row with NaN or +inf, or
+        with only -inf, is not finite, and its token is 0.
     """
     if not uses_triton(logits):
         team = shared_team()
@@ -92,11 +92,11 @@ def choose_tokens(
 
 @jit
 def _better(best, best_tokens, largest, x, tokens, threshold, last_id, noise):
-    """Update each lane's best score, its token and the largest logit; NaN counts as +inf."""
+    """Update each lane's best score, its token and the largest logit. NaN counts as +inf."""
     largest = tl.maximum(largest, tl.where(x != x, float("inf"), x))
     allowed = (x > threshold) | ((x == threshold) & (tokens <= last_id))
     score = tl.where(allowed, x + noise, float("-inf"))
-    # Of equal scores the first stays: a lane's tokens come in ascending order.
+    # The first of equal scores wins. A lane sees its tokens in ascending order.
     better = score > best
     return tl.where(better, score, best), tl.where(better, tokens, best_tokens), largest
 
@@ -125,7 +125,7 @@ def _best(
         for group in range(first, last):
             for part in tl.static_range(4):
                 tokens = (group * 4 + part) * SPAN + lanes
-                # The argmax of logit / t + noise, without overflow for small t.
+                # Same argmax as logit / t + noise, but without overflow for small t.
                 noise = temperature * gumbel(tokens, a, b, c, d)
                 x = load_logits(row_ptr, penalties, tokens, vocab)
                 best, best_tokens, largest = _better(
@@ -142,7 +142,7 @@ def _best(
     return best, best_tokens, largest
 
 
-# One variant for all batch sizes: these are read one number at a time, or only count.
+# One compiled variant for all batch sizes. Pointers are read one number at a time; `groups_per_split` is only a count.
 @jit(
     do_not_specialize=["groups_per_split"],
     do_not_specialize_on_alignment=[
@@ -169,7 +169,7 @@ def _choose_kernel(
     HAS_PENALTIES: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Find the best of one split of one row; four spans of tokens at a time."""
+    """Find the best token of one split of one row, four spans of tokens at a time."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row).to(tl.float32)
@@ -178,7 +178,7 @@ def _choose_kernel(
     first = split * groups_per_split
     last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
     row_ptr = logits_ptr + row * row_stride
-    # Rows with penalties have a loop of their own: a branch at each load would slow all rows down.
+    # Rows with penalties have a separate loop, because a branch at each load would slow down all rows.
     if tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False:
         penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
         best, best_tokens, largest = _best(
@@ -199,7 +199,7 @@ def _choose_kernel(
 def _combine_kernel(
     score_ptr, token_ptr, largest_ptr, chosen_ptr, finite_ptr, num_splits, MAX_SPLITS: tl.constexpr
 ):
-    """Find the best of a row's splits."""
+    """Find the best token among a row's splits."""
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, MAX_SPLITS)
     inside = splits < num_splits

@@ -1,7 +1,7 @@
-"""`choose_tokens` on a CPU by torch: the same tokens, with exact noise for few of them.
+"""`choose_tokens` on a CPU with torch. It chooses the same tokens, but computes exact noise only for a few.
 
-A vocabulary is searched in chunks: only those whose largest logit reaches the threshold matter. If there are many, a
-first look with fast logarithms, whose error is known, finds those that can have the best score.
+The vocabulary is searched in chunks. Only chunks with a logit that reaches the threshold matter. If there are many of
+them, a first look with fast logarithms and a known error bound selects the chunks that can have the best score.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row
 _CHUNK = 64
 _LEAST = torch.finfo(torch.float32).min
 _FEW = 128
-"""Up to this many chunks of a row, exact noise for their tokens is less work than a first look."""
+"""Largest number of chunks in a row for which exact noise for all tokens is faster than a first look."""
 
 
 def choose_tokens_cpu(
@@ -24,9 +24,9 @@ def choose_tokens_cpu(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose_tokens`."""
+    """Implement `choose_tokens` for logits after penalties."""
     x = logits.float()
-    # NaN counts as larger than every number.
+    # amax returns NaN for a row with NaN.
     finite = x.amax(dim=-1).isfinite()
     heat = temperature.float()
     chosen = torch.zeros(len(x), dtype=torch.int64)
@@ -48,8 +48,8 @@ def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _draw(
     x: torch.Tensor, heat: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor, keys: Keys
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens, int64, and their scores, -inf where none may be drawn. x: [num_rows, vocab_size], fp32."""
-    # No token with -inf reaches this.
+    """Return tokens, int64, and their scores (-inf if none may be drawn). x: [num_rows, vocab_size], fp32."""
+    # Raise the threshold above -inf, so that no token with -inf reaches it.
     thresholds = thresholds.clamp(min=_LEAST)
     if x.shape[1] % _CHUNK:
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % _CHUNK), value=-torch.inf)
@@ -80,7 +80,7 @@ def _allowed(
 
 
 class FirstLook:
-    """Finds chunks that may win. Its memory, of one row, is used for all, and stays in the processor's cache."""
+    """Finds the chunks that may win. One row's buffers are reused for all rows, and stay in the processor's cache."""
 
     def __init__(self, vocab_size: int) -> None:
         self._ids = torch.arange(vocab_size, dtype=torch.int32)
@@ -90,7 +90,7 @@ class FirstLook:
     def can_win(self, x: torch.Tensor, heat: float, keys: Keys) -> torch.Tensor:
         """Return which chunks of a row may have the best score: [num_chunks], bool. x: [vocab_size], fp32."""
         words = front(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
-        # Without the low bits noise may be log(2) too large; for a word of 0 it is infinite.
+        # Without the low bits the noise may be too large by log(2). For a word of 0 it is infinite.
         scores = self._scores.copy_(words).mul_(-0.99999994 * 2.0**-31).log1p_().neg_().log_()
         best = scores.mul_(-heat).add_(x).view(-1, _CHUNK).amax(dim=-1)
         top = best.max()

@@ -1,4 +1,4 @@
-"""Count a token of each row's output in the table of `penalties.py`, on the device."""
+"""Count output tokens in the table of `penalties.py`, on the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 
 MOST_COUNTED = 2**14 - 1
-"""Counts end here."""
+"""Largest count. Counts saturate here."""
 _ONCE = 2
 _FULL = MOST_COUNTED * _ONCE
 _BLOCK = 128
@@ -16,13 +16,13 @@ _BLOCK = 128
 def count_tokens_(
     counts: torch.Tensor, table_rows: torch.Tensor, tokens: torch.Tensor, penalizes: torch.Tensor
 ) -> None:
-    """Count one more token of the output in each row that asks for penalties, up to `MOST_COUNTED`.
+    """Count one output token in each row with penalties, up to `MOST_COUNTED`.
 
     Args:
         counts: [any, vocab_size], int16, contiguous: the table, changed in place.
-        table_rows: [num_rows], int64; those that ask are all different.
-        tokens: [num_rows], int64: ids of the vocabulary.
-        penalizes: [num_rows], any integer dtype: 0 in the rows that do not ask.
+        table_rows: [num_rows], int64: row of the table for each row. Rows with penalties must have different ones.
+        tokens: [num_rows], int64: one token id per row.
+        penalizes: [num_rows], any integer dtype: 0 for rows without penalties.
     """
     if not uses_triton(counts):
         asks = penalizes != 0
@@ -44,7 +44,7 @@ def count_tokens_(
     )
 
 
-# One variant for all batch sizes.
+# One compiled variant for all batch sizes.
 @jit(
     do_not_specialize=["num_rows"],
     do_not_specialize_on_alignment=["table_row_ptr", "token_ptr", "penalizes_ptr"],

@@ -1,4 +1,4 @@
-"""The likeliest tokens of each row."""
+"""Find the likeliest tokens of each row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TokenLogprobs = tuple[tuple[int, float], ...]
 
 
 def likeliest(logprobs: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-    """Return the `counts[i]` largest of row i with their token ids; of equal ones the lowest ids, in order.
+    """Return the `counts[i]` likeliest tokens of row i, likeliest first. Ties are in the order of token ids.
 
     Tokens with -inf are left out. logprobs: [len(counts), vocab_size], fp32; each count at least 1.
     """
     vocab_size = logprobs.shape[-1]
-    # One more than asked for, which shows whether an equal of the last one is left out.
+    # One more than requested shows whether the last one is tied with a token that is left out.
     values, indices = logprobs.topk(min(max(counts) + 1, vocab_size), dim=-1)
     rows = zip(values.tolist(), indices.tolist(), strict=True)
     result = []

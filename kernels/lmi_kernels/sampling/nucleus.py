@@ -1,7 +1,7 @@
-"""The nucleus: the smallest set of a row's likeliest tokens that has a given probability.
+"""Find the nucleus: the smallest set of a row's likeliest tokens with a given total probability.
 
-Probabilities are added as whole numbers. A sum of floating-point numbers depends on the order of adding, which may
-depend on the batch, the number of threads and the device; a token at the edge of a nucleus would come and go with it.
+Probabilities are added as integers. A sum of floating-point numbers depends on the order of additions, which may depend
+on the batch, the number of threads and the device. Then a token at the edge of a nucleus would not be reproducible.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import torch
 
 _BITS = 62
 _FIRST_LOOK = 128
-"""Likeliest tokens that are ordered at first; sorting a whole vocabulary takes 20 times as long."""
+"""Number of likeliest tokens to sort at first. Sorting a whole vocabulary takes 20 times as long."""
 _WIDER = 16
 
 
 def nucleus_edge(
     keys: torch.Tensor, probabilities: torch.Tensor, masses: torch.Tensor, look: int = _FIRST_LOOK
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the fewest tokens, at least one, with the largest keys that together have this probability. Return their
-    smallest key, and how many of those that equal it are needed: 0 where all are.
+    """Find the smallest number of tokens, at least one, with the largest keys and a total probability of at least
+    `masses`. Return their smallest key, and how many tokens with this key are needed; 0: all of them.
 
     keys, probabilities: [num_rows, vocab_size], fp32; masses: [num_rows], any float dtype -> [num_rows], fp32, and
     [num_rows], int64.
     """
     vocab_size = keys.shape[-1]
     ordered, token_ids = keys.topk(min(look, vocab_size), dim=-1)
-    # In units of 2**-62; a sum over a vocabulary is 1 but for rounding, far below 2**63.
+    # In units of 2**-62. A sum over a vocabulary is about 1, so it does not overflow 2**63.
     weights = probabilities.gather(1, token_ids).mul_(2.0**_BITS).to(torch.int64)
     limits = (masses.double() * 2.0**_BITS).ceil_().to(torch.int64).clamp_(min=1)
-    # A token is needed when those before it have not reached the limit yet.
+    # A token is needed if the tokens before it do not reach the limit.
     needed = weights.cumsum(dim=-1) - weights < limits[:, None]
     count = needed.sum(dim=-1, keepdim=True)
     edges = ordered.gather(1, count - 1)

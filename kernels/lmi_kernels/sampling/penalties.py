@@ -1,8 +1,8 @@
 """Penalties for tokens of the sequence: repetition (Keskar et al. 2019, arXiv:1909.05858), and OpenAI's presence and
 frequency. Kernels apply them to logits as they load them.
 
-A table on the device has a row per sequence and an entry for each token of the vocabulary: bit 0 says that the token is
-in the prompt, the bits above say how often it is in the output. `count_tokens_` updates it.
+A table on the device has a row per sequence and an entry per token of the vocabulary. Bit 0 is set if the token is in
+the prompt, and the other bits count its occurrences in the output. `count_tokens_` updates the table.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from lmi_kernels._triton import jit, tl
 
 
 class Penalties(NamedTuple):
-    """The penalties of a batch. The logit of a token of the sequence becomes logit / repetition where positive, logit *
-    repetition where negative; for a token of the output presence + frequency * count is subtracted. In fp32: in 16
-    bits small penalties of large logits would vanish."""
+    """The penalties of a batch.
+
+    For tokens of the sequence, positive logits become logit / repetition and negative ones logit * repetition. For
+    tokens of the output, presence + frequency * count is then subtracted. All of this is in fp32, because in 16 bits
+    small penalties of large logits would be lost.
+    """
 
     counts: torch.Tensor
-    """[any, vocab_size], int16, contiguous: the table."""
+    """[any, vocab_size], int16, contiguous: the table of token counts."""
     table_rows: torch.Tensor
-    """[num_rows], int64: the row of the table that each row of logits has."""
+    """[num_rows], int64: row of the table for each row of logits."""
     asks: torch.Tensor
-    """[num_rows], int64: 0 in rows without penalties."""
+    """[num_rows], int64: 0 for rows without penalties."""
     numbers: torch.Tensor
-    """[3, num_rows], any float dtype, contiguous: repetition, presence, frequency; 1, 0 and 0 change nothing."""
+    """[3, num_rows], any float dtype, contiguous: repetition, presence, frequency. 1, 0 and 0 change nothing."""
 
 
 def penalize(logits: torch.Tensor, penalties: Penalties | None) -> torch.Tensor:
-    """Apply penalties on a CPU. logits: [num_rows, vocab_size], any float dtype -> fp32 where there are penalties."""
+    """Apply penalties on a CPU. logits: [num_rows, vocab_size], any float dtype -> fp32 if any row has penalties."""
     if penalties is None or not penalties.asks.any():
         return logits
     x, entries = logits.float(), penalties.counts[penalties.table_rows]
@@ -43,7 +46,7 @@ def penalize(logits: torch.Tensor, penalties: Penalties | None) -> torch.Tensor:
 
 @jit
 def penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr):
-    """Load a row's penalties, as `load_logits` takes them. The grid's first dimension is the rows."""
+    """Load a row's penalties for `load_logits`. The first dimension of the grid must be the rows."""
     numbers_ptr += row
     num_rows = tl.num_programs(0)
     return (
@@ -56,8 +59,10 @@ def penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr):
 
 @jit
 def load_logits(row_ptr, penalties, tokens, vocab):
-    """Load a row's logits in fp32, -inf beyond the vocabulary. penalties: those of the row, or None. Kernels are
-    launched with `EXACT`, so that equal sequences get equal logits wherever they are sampled."""
+    """Load logits of a row in fp32, -inf beyond the vocabulary, and apply penalties (None: no penalties).
+
+    Launch kernels with `EXACT`, so that equal sequences get equal logits in all of them.
+    """
     inside = tokens < vocab
     x = tl.load(row_ptr + tokens, mask=inside, other=float("-inf")).to(tl.float32)
     if penalties is not None:

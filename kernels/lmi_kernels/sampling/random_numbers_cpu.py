@@ -1,4 +1,4 @@
-"""The noise of `random_numbers.py` by torch, with the same bits."""
+"""The noise of `random_numbers.py` with torch. It has the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG_POLYNOMIAL = (
 
 
 class Keys(NamedTuple):
-    """The keys of rows: tensors of one shape, int32."""
+    """The keys of rows: int32 tensors of one shape."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -26,7 +26,7 @@ class Keys(NamedTuple):
 
 
 def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> Keys:
-    """Return the keys. seeds, positions: int64, of one shape -> that shape."""
+    """Return the keys of rows. seeds, positions: int64, of one shape -> keys of that shape."""
     zeros = torch.zeros_like(positions)
     words = philox(seeds, positions & _MASK, (positions >> 32) & _MASK, zeros, zeros)
     return Keys(*(word.to(torch.int32) for word in words))
@@ -35,7 +35,8 @@ def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> Keys:
 def philox(
     seed: torch.Tensor, c0: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor, c3: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox4x32-10. seed: int64, all 64 bits; counters: int64 in [0, 2**32), of one shape -> four words, as these."""
+    """Compute Philox4x32-10. seed: int64, all 64 bits; c0 to c3: int64 in [0, 2**32), of one shape -> four words like
+    these."""
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(10):
         # Signed products have the same low bits as unsigned ones.
@@ -51,7 +52,7 @@ def philox(
 
 
 def mix(tokens: torch.Tensor, keys: Keys, out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Mix tokens and keys, for both words. tokens, out, scratch: int32, of one shape. Return `out`."""
+    """Mix tokens and keys into `out`, from which both words are derived. tokens, out, scratch: int32, of one shape."""
     h = torch.bitwise_xor(tokens, keys.first, out=out)
     _xor_shifted_(h, 17, scratch).mul_(_signed(0xED5AD4BB)).bitwise_xor_(keys.second)
     _xor_shifted_(h, 11, scratch).mul_(_signed(0xAC4C1B51)).bitwise_xor_(keys.third)
@@ -59,7 +60,7 @@ def mix(tokens: torch.Tensor, keys: Keys, out: torch.Tensor, scratch: torch.Tens
 
 
 def front(mixed: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Return the first word, 31 bits, int32. `mixed` is overwritten."""
+    """Return the first word, 31 bits, int32. It overwrites `mixed`."""
     return _xor_shifted_(mixed, 14, scratch).bitwise_and_(0x7FFFFFFF)
 
 
@@ -76,7 +77,7 @@ def noise(tokens: torch.Tensor, keys: Keys) -> torch.Tensor:
 
 
 def _log(y: torch.Tensor) -> torch.Tensor:
-    """As in the kernel, operation by operation."""
+    """Compute the logarithm with the same operations as the kernel."""
     bits = y.view(torch.int32)
     exponent = (bits - 0x3F3504F3) >> 23
     x = (bits - (exponent << 23)).view(torch.float32) - 1.0

@@ -1,4 +1,4 @@
-"""Log-probabilities for reports: of chosen tokens and of the likeliest ones, for some rows."""
+"""Log-probabilities of chosen tokens and of the likeliest ones, for rows that report them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from lmi_kernels.sampling.likeliest import TokenLogprobs, likeliest
 def row_logprobs(
     logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
 ) -> tuple[list[float], list[TokenLogprobs]]:
-    """Compute natural logarithms of probabilities in fp32.
+    """Compute natural log-probabilities in fp32.
 
     Args:
         logits: [num_rows, vocab_size], any float dtype, rows contiguous, not changed.
-        rows: for which of them, at least one.
-        tokens: [len(rows)], int64: ids of the vocabulary.
-        counts: how many of the likeliest tokens of each row, 0 or more.
+        rows: indices of the rows to compute, at least one.
+        tokens: [len(rows)], int64: chosen token of each of these rows.
+        counts: number of likeliest tokens to return for each of these rows, 0 or more.
 
-    Returns: for each row that of its token, and the likeliest tokens with theirs, likeliest first; of equal logits the
-        lowest ids, in order. Tokens with -inf are left out. A row that is not finite has NaN and no likeliest tokens.
+    Returns: for each of these rows, the log-probability of its token, and the likeliest tokens with theirs, likeliest
+        first. Equal logits are in the order of token ids. Tokens with -inf are left out. A row that is not finite has
+        NaN and no likeliest tokens.
     """
     team = shared_team() if logits.is_cpu else None
     call = partial(row_logprobs_native, team) if team else row_logprobs_torch
@@ -34,7 +35,7 @@ def row_logprobs(
 def row_logprobs_torch(
     logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
 ) -> tuple[list[float], list[TokenLogprobs]]:
-    """As `row_logprobs`."""
+    """Implement `row_logprobs` with torch."""
     logprobs = (logits if len(rows) == len(logits) else logits[rows]).float().log_softmax(dim=-1)
     own = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     tops: list[TokenLogprobs] = [()] * len(rows)

@@ -1,14 +1,14 @@
-"""Truncation: the smallest logit that may be drawn, by top_k, top_p and min_p, found by bisection without sorting.
+"""Truncation by top_k, top_p and min_p: find the smallest logit that may be drawn, by bisection without sorting.
 
-The count of logits above a value, and their probability, fall as the value grows. So the k-th largest logit, and the
-last one of a nucleus, are the largest values at which count or probability still reach the target. Bisection of the
-whole numbers in the order of floating-point numbers finds the value exactly, in at most 32 steps (16 for bf16, 19 for
+The number of logits above a value, and their probability, decrease as the value grows. So the k-th largest logit, and
+the last one of a nucleus, are the largest values at which count or probability still reach the target. Bisection over
+integer keys in the order of floating-point numbers finds the value exactly, in at most 32 steps (16 for bf16, 19 for
 fp16).
 
 A step over a whole vocabulary takes some microseconds, so the few logits that matter are collected first. Each of 4096
-lanes keeps its largest logit; the edge among these is at or below the edge of the row, and few other logits are above
-it. So a row is read three to five times, and the steps read 4096 logits. Only if a row is so flat that more remain, or
-that the lanes' largest do not reach the target, every step reads the whole row.
+lanes keeps its largest logit. The edge among these is at or below the edge of the row, and few other logits are above
+it. So a row is read three to five times, and each step reads 4096 logits. Steps read the whole row only if the row is
+so flat that more logits remain, or that the lanes' largest logits do not reach the target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_threshold
 
 _LANES = 4096
 _LOW_ZEROS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""Low bits that are zero in fp32 numbers converted from each dtype: they are not searched."""
+"""Number of low bits that are zero in fp32 numbers converted from each dtype. They are not searched."""
 
 
 def logit_thresholds(
@@ -38,13 +38,16 @@ def logit_thresholds(
     min_p: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find each row's edge. In this order, there stay: the k largest logits and all that equal the k-th; of these the
-    fewest likeliest that together have probability p, the lowest ids among equal ones; of these all with at least min_p
-    times the probability of the likeliest. Probabilities are those of logits / temperature.
+    """Find each row's edge. The truncations apply in this order, to the probabilities of logits / temperature:
 
-    Exact but for rounding: the nucleus is that of a p within 1e-5 of the given one (sums in fp32, of exponentials of
-    fp32 differences), and min_p's edge is rounded to fp32. Logits that only the division by the temperature makes equal
-    do not count as equal. A row's result does not depend on the batch.
+    - top_k keeps the k largest logits and all that equal the k-th.
+    - top_p keeps the smallest number of likeliest tokens with a share p of the remaining probability. Of equal logits
+      it keeps the lowest ids.
+    - min_p keeps tokens with at least min_p times the probability of the likeliest.
+
+    The result is exact except for rounding: the nucleus is that of a p within 1e-5 of the given one (sums in fp32, of
+    exponentials of fp32 differences), and min_p's edge is rounded to fp32. Logits that are equal only after division by
+    the temperature do not count as equal. A row's result does not depend on the batch.
 
     Args:
         logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed; vocab_size below 2**24.
@@ -52,10 +55,11 @@ def logit_thresholds(
         top_k: [num_rows], any integer dtype; 0, or at least the size of the vocabulary: off.
         top_p: [num_rows], any float dtype, above 0; 1: off.
         min_p: [num_rows], any float dtype; 0: off.
-        penalties: change the logits first; None: no row asks for any.
+        penalties: applied to the logits first; None: no row has penalties.
 
-    Returns: the smallest logits that may be drawn, [num_rows], fp32, and the largest id that may be drawn of those that
-        equal it, [num_rows], int32. For rows where all is off, and for greedy or not finite ones: -inf, and any id.
+    Returns: the smallest logit that may be drawn, [num_rows], fp32, and the largest token id that may be drawn among
+        logits equal to it, [num_rows], int32. Rows with everything off, greedy rows and rows that are not finite have
+        -inf and any id.
     """
     if not uses_triton(logits):
         team = shared_team()
@@ -89,7 +93,7 @@ def logit_thresholds(
 
 @jit
 def _load(row_ptr, penalties, kept_ptr, from_kept, places, vocab, LANES: tl.constexpr):
-    """Load logits of the row, or of the few that are kept of it."""
+    """Load logits of the row, or of the few that were kept."""
     if from_kept:
         x = tl.load(kept_ptr + places, mask=places < LANES, other=float("-inf"))
     else:
@@ -99,13 +103,15 @@ def _load(row_ptr, penalties, kept_ptr, from_kept, places, vocab, LANES: tl.cons
 
 @jit
 def _amount(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES: tl.constexpr):
-    """Sum up exp((x - largest) * rate) of logits that are at least `edge`; with a rate of 0 count them, exactly below
-    2**24. The sum never grows with the edge: rounding is monotonic, and the order of adding always the same."""
+    """Sum exp((x - largest) * rate) over logits that are at least `edge`. A rate of 0 counts them, exactly below 2**24.
+
+    The sum never increases with the edge, because rounding is monotonic and the order of additions is fixed.
+    """
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
     for start in tl.range(0, LANES if from_kept else vocab, LANES, loop_unroll_factor=4):
         x = _load(row_ptr, penalties, kept_ptr, from_kept, start + lanes, vocab, LANES)
-        # Below this no probability is left; -inf times a rate of 0 would be NaN.
+        # Smaller logits have no probability. The limit avoids -inf times a rate of 0, which would be NaN.
         below = tl.maximum(x - largest, -1e8)
         total += tl.where(x >= edge, tl.exp(below * rate), 0.0)
     return tl.sum(total)
@@ -113,7 +119,7 @@ def _amount(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate,
 
 @jit
 def _at_edge(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES: tl.constexpr):
-    """Return the sum of `_amount` for logits above `edge`, and how many equal it."""
+    """Return the sum of `_amount` over logits above `edge`, and the number of logits equal to it."""
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
     equal = tl.full((LANES,), 0, tl.int32)
@@ -139,7 +145,7 @@ def _search(
     LOW_ZEROS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Return the largest key whose amount reaches the target, which that of `low` does and that of `high` does not."""
+    """Return the largest key with an amount that reaches the target. `low` must reach it, and `high` must not."""
     while low + 1 < high:
         middle = (low & high) + ((low ^ high) >> 1)
         edge = value_of(middle, LOW_ZEROS)
@@ -151,7 +157,7 @@ def _search(
 
 @jit
 def _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES: tl.constexpr):
-    """Write each lane's largest logit; return the largest of all, +inf where there is a NaN."""
+    """Write each lane's largest logit. Return the largest of all, or +inf if there is a NaN."""
     lanes = tl.arange(0, LANES)
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
@@ -164,10 +170,9 @@ def _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES: tl.constexpr):
 
 @jit
 def _keep_from(row_ptr, penalties, vocab, edge, kept_ptr, LANES: tl.constexpr):
-    """Write the logits that are at least `edge` side by side, and -inf behind them, if there are at most LANES; return
-    how many there are.
+    """Compact the logits that are at least `edge`, followed by -inf, if there are at most LANES. Return their number.
 
-    Each lane counts its own first, so a single running sum gives all lanes their places.
+    Each lane first counts its own logits, so that one cumulative sum gives each lane its place.
     """
     lanes = tl.arange(0, LANES)
     counts = tl.zeros((LANES,), tl.int32)
@@ -176,7 +181,7 @@ def _keep_from(row_ptr, penalties, vocab, edge, kept_ptr, LANES: tl.constexpr):
     num_kept = tl.sum(counts)
     if num_kept <= LANES:
         places = tl.cumsum(counts, 0) - counts
-        # All threads have read what was kept before.
+        # Wait until all threads have read what was kept before.
         tl.debug_barrier()
         tl.store(kept_ptr + lanes, tl.full((LANES,), float("-inf"), tl.float32))
         tl.debug_barrier()
@@ -203,9 +208,9 @@ def _threshold(
     LOW_ZEROS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Return a row's threshold and last id. kept_ptr: [LANES], memory for its largest logits."""
+    """Return a row's threshold and last id. kept_ptr: [LANES], buffer for the row's largest logits."""
     largest = _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES)
-    # Below this the rate would overflow.
+    # With a smaller temperature the rate would overflow.
     rate = 1.0 / tl.maximum(temperature, 1e-30)
     by_rank = (top_k > 0) & (top_k < vocab)
     by_mass = top_p < 1.0
@@ -214,14 +219,14 @@ def _threshold(
     last_id = tl.full((), NO_LAST_ID, tl.int32)
     finite = (largest < float("inf")) & (largest > float("-inf"))
     if finite & (by_rank | by_mass):
-        # For counts the rate is 0.
+        # A rate of 0 makes `_amount` count.
         target = top_k.to(tl.float32)
         first_rate = 0.0
         # fmt: off
         if not by_rank:
             target = top_p * _amount(row_ptr, penalties, kept_ptr, False, vocab, edge, largest, rate, LANES)
             first_rate = rate
-        # A lower bound of the edge: 16 bits of it are enough.
+        # Find a lower bound of the edge. 16 bits are enough for it.
         low, high = key_of(edge, 16), key_of(largest, 16) + 1
         low = _search(
             row_ptr, penalties, kept_ptr, True, vocab, low, high, target, largest, first_rate, 16, LANES
@@ -249,7 +254,7 @@ def _threshold(
             # fmt: on
             missing = target - above
             weight = tl.exp((edge - largest) * rate)
-            # Logits of weight 0 are never drawn: it does not matter how many stay.
+            # Logits of weight 0 are never drawn, so it does not matter how many are kept.
             if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
                 nth = tl.maximum(tl.ceil(missing / weight), 1.0).to(tl.int32)
                 last_id = nth_equal(row_ptr, penalties, vocab, edge, nth, NO_LAST_ID, LANES)
@@ -259,7 +264,7 @@ def _threshold(
     return tl.maximum(edge, relative), tl.where(relative > edge, NO_LAST_ID, last_id)
 
 
-# One variant for all batch sizes: these are read one number at a time.
+# One compiled variant for all batch sizes. These pointers are read one number at a time, so alignment does not matter.
 @jit(
     do_not_specialize_on_alignment=[
         *(
@@ -293,7 +298,7 @@ def _thresholds_kernel(
     LANES: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
 ):
-    """Find one row's threshold and last id, after writing those of a row without truncation."""
+    """Find one row's threshold and last id. A row without truncation gets -inf and NO_LAST_ID."""
     row = tl.program_id(0).to(tl.int64)
     tl.store(threshold_ptr + row, float("-inf"))
     tl.store(last_id_ptr + row, NO_LAST_ID)

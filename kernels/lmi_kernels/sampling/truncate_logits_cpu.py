@@ -1,4 +1,4 @@
-"""`logit_thresholds` on a CPU by torch, by ordering the likeliest tokens of the rows that ask."""
+"""`logit_thresholds` on a CPU with torch. Only rows with truncation are computed, by sorting their likeliest tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from lmi_kernels.sampling.nucleus import nucleus_edge
 
 NO_LAST_ID = 2**31 - 1
-"""All of the logits that equal the threshold may be drawn."""
+"""Last id that allows all logits equal to the threshold."""
 _SMALLEST = 1e-30
-"""Divided by less, logits would overflow."""
+"""Smallest divisor of logits. With a smaller one they would overflow."""
 
 
 def logit_thresholds_cpu(
@@ -19,7 +19,7 @@ def logit_thresholds_cpu(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `logit_thresholds`; the nucleus is by sums of whole numbers."""
+    """Implement `logit_thresholds`. The nucleus is computed with integer sums."""
     x = logits.float()
     heat = temperature.float().clamp(min=_SMALLEST)
     drawn = temperature.float() != 0.0
@@ -39,7 +39,7 @@ def logit_thresholds_cpu(
         last_ids[rows] = _last_ids(keys, thresholds[rows], num_equal)
     rows = (drawn & (min_p > 0.0)).nonzero()[:, 0]
     if len(rows):
-        # In logarithms: a quotient of probabilities is a difference of logits. Rounded once.
+        # In logarithms, because a ratio of probabilities is a difference of logits. The result is rounded once.
         shares = min_p[rows].float().clamp(min=1e-37).double()
         distances = temperature.float()[rows].double() * shares.log()
         relative = (_of(x, rows).amax(dim=-1).double() + distances).float()
@@ -53,7 +53,7 @@ def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _last_ids(keys: torch.Tensor, edges: torch.Tensor, num_equal: torch.Tensor) -> torch.Tensor:
-    """Return the id of the `num_equal`th of each row's keys that equal the edge, int32; no limit where it is 0."""
+    """Return the id of the `num_equal`th key of each row that equals the edge, int32. NO_LAST_ID if num_equal is 0."""
     last_ids = torch.full(edges.shape, NO_LAST_ID, dtype=torch.int32)
     tied = num_equal.nonzero()[:, 0]
     if len(tied):
