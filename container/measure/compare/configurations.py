@@ -77,6 +77,11 @@ class Configuration:
         )
         return int(text) if text.isdecimal() else None
 
+    def set_value(self, key: str) -> str | None:
+        """Return the value of an option; None if it is not set, which `lmi check` prints in brackets."""
+        value = self.values.get(key)
+        return None if value is None or value.startswith("(") else value
+
     def has_model_of(self, other: Configuration) -> bool:
         """Return whether both serve the same model. With a running server, models are compared by name."""
         if self.model_folder is None or other.model_folder is None:

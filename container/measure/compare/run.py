@@ -137,7 +137,7 @@ class ComparisonRunner:
         if self.trace_folder is not None and config.engine == "MPI" and not config.url:
             kept = self.trace_folder.absolute() / f"{stem}.jsonl"
             variables["OPTION_STEP_TRACE"] = str(kept)
-            trace = _of_first_copy(Path(config.values.get("option.step_trace") or kept), config)
+            trace = _of_first_copy(Path(config.set_value("option.step_trace") or kept), config)
             trace.unlink(missing_ok=True)
         self.view.start(f"{config.name}: starting")
         server = self.start(config, self.log_folder / f"{stem}.log", variables)

@@ -193,7 +193,7 @@ def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path
         Path(fakes.variables[-1]["OPTION_STEP_TRACE"]).touch()
 
     fakes.behaviours["a/1"] = Behaviour(before_answer=write_a_trace)
-    configs = [make_configuration("a/1"), make_configuration("b", engine="Python")]
+    configs = [make_configuration("a/1", step_trace="(none)"), make_configuration("b", engine="Python")]
     made, _ = run_configurations(
         fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), configs, trace_folder=traces
     )
