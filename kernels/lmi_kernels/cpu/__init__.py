@@ -1,4 +1,4 @@
-"""Native CPU kernels: weights in panels, and programs of operations that a team of threads runs in one call."""
+"""Native CPU kernels. Weights are stored in panels, and a team of threads runs a program of operations in one call."""
 
 from lmi_kernels.cpu.binding import Recording, bind
 from lmi_kernels.cpu.eager import Product, RmsNorm

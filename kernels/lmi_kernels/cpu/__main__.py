@@ -1,4 +1,4 @@
-"""`python -m lmi_kernels.cpu`: say whether native kernels are built, and which ones this processor uses."""
+"""`python -m lmi_kernels.cpu`: print whether native kernels are built, and which instruction set is used."""
 
 from lmi_kernels.cpu.library import load
 

@@ -1,6 +1,6 @@
-"""A recorded list of operations bound to buffers, as programs that a team runs.
+"""Bind a recorded list of operations to buffers, and make programs that a team runs.
 
-Where possible a linear adds its product to the other part of a sum, and a buffer is reused as soon as nothing reads it
+A linear layer accumulates into the other operand of a sum if possible. A buffer is reused as soon as nothing reads it
 any more.
 """
 
@@ -20,14 +20,14 @@ from lmi_kernels.cpu.weight import padded
 
 _NEVER = 1 << 30
 _OVERWRITING = (structs.Norm, structs.Add, structs.Elementwise)
-"""Operations whose output may stand where an operand is."""
+"""Operations that can write their output over an operand."""
 
 
 def bind(recorder: Recorder, result: Rows) -> Recording:
-    """Make a program of what was recorded.
+    """Make a `Recording` from the recorded operations.
 
     Raises:
-        NotRecorded: rows are changed in place that are read again later.
+        NotRecorded: an operation changes rows in place that are read again later.
     """
     nodes = _with_sums_in_linears(recorder.nodes)
     places = _places(nodes, result, recorder.max_rows)
@@ -51,7 +51,7 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
 
 
 class Recording:
-    """Programs of native operations, and what happens between them."""
+    """Programs of native operations, and the Python functions between them."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Recording:
         self._parts = parts
         self._ending = ending
         self.result = result
-        """[max_rows, width]: the results of a run are in its first rows."""
+        """[max_rows, width]: buffer with the results of the last run in its first rows."""
 
     def run(self, step: structs.Step, on_call: Callable[[], None] | None = None, most_ops: int = 0) -> Any:
-        """Compute a step; return its rows of `result`, or what the recorder's ending made of them.
+        """Compute a step. Return its rows of `result`, or what the recorder's `ending` returns for them.
 
-        most_ops: operations per native call, after each of which `on_call` is called; 0: all.
+        most_ops: operations per native call; 0: all in one call. `on_call` is called after each native call.
         """
         for part in self._parts:
             if isinstance(part, Program):
@@ -86,7 +86,8 @@ class Recording:
 
 
 def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
-    """Let a linear add its product to the other part of a sum, if nothing reads that part meanwhile or later."""
+    """Fuse sums into linear layers: the layer accumulates into the other operand, if nothing else reads that operand
+    between the layer and the sum, or later."""
     users = _users(nodes)
     makers = {id(node.output): index for index, node in enumerate(nodes)}
     gone: set[int] = set()
@@ -113,8 +114,8 @@ def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
-    """Return the buffer, [max_rows, width and padding], of each node's output, by its identity. Outputs that are never
-    needed together share one."""
+    """Return a buffer, [max_rows, width and padding], for each node's output, by the output's id. Outputs with disjoint
+    lifetimes share a buffer."""
     users = _users(nodes)
     users[id(result)].append(_NEVER)
     free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
@@ -145,12 +146,12 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
 
 
 def _stride(width: int, is_result: bool) -> int:
-    """Results, which others read as tensors, have no padding."""
+    """Return the stride of rows. Results have no padding, because callers read them as tensors."""
     return width if is_result else padded(width)
 
 
 def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
-    """Return the indices of the nodes that read rows, in order, by the rows' identity."""
+    """Return the indices of the nodes that read rows, in order, by the id of the rows."""
     users: defaultdict[int, list[int]] = defaultdict(list)
     for index, node in enumerate(nodes):
         for rows in node.reads.values():

@@ -1,4 +1,4 @@
-"""Native operations on tensors, one call each, outside of recorded programs."""
+"""Native operations on tensors, one per call, outside of recorded programs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lmi_kernels.cpu.weight import NativeWeight, padded
 
 
 class Product:
-    """A weight's operation, kept from call to call: to make it takes longer than many a product."""
+    """Matrix product with a weight, as a reusable operation. Making the operation can take longer than the product."""
 
     def __init__(self, weight: NativeWeight) -> None:
         self._weight = weight
         self._linear = Linear(weight=weight.handle, **weight.epilogue)
         self._program, self._step = Program([self._linear]), Step(num_rows=-1)
-        # Of a gated weight whole panels come out.
+        # The result of a gated weight has whole panels.
         self._width = padded(weight.width) if weight.gated else weight.width
         self._scratch: list[tuple[str, int, torch.dtype]] = []
-        """For as many rows as the last call had: fields, and what they point to."""
+        """Field, size and dtype of each scratch buffer, for the number of rows in the last call."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `multiply`."""
@@ -40,16 +40,18 @@ class Product:
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
-    """x: [num_rows, in_features] -> [num_rows, out_features], or of a gated weight activation(gate) * up; fp32.
+    """Multiply by a weight. x: [num_rows, in_features] -> [num_rows, out_features], fp32.
+
+    For a gated weight return activation(gate) * up, [num_rows, out_features / 2].
 
     Raises:
-        RuntimeError: there are no native kernels any more.
+        RuntimeError: native kernels are no longer available.
     """
     return Product(weight)(x)
 
 
 class RmsNorm:
-    """RMSNorm with a weight, kept from call to call."""
+    """RMSNorm with a weight, as a reusable operation."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         """weight: [width]."""
@@ -58,7 +60,7 @@ class RmsNorm:
         self._program, self._step = Program([self._norm]), Step()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, width] -> as x, fp32. Raises RuntimeError: as `multiply`."""
+        """Normalise rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `multiply`."""
         x, norm = _as_rows(x), self._norm
         y = torch.empty_like(x)
         norm.x, norm.x_stride = x.data_ptr(), x.stride(0)
@@ -69,10 +71,10 @@ class RmsNorm:
 
 
 def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tensor:
-    """ids: [num_rows] -> [num_rows, in_features], fp32: the table's columns `id - first_id`, 0 where there is none.
+    """Look up rows `id - first_id` of a table. ids: [num_rows] -> [num_rows, in_features], fp32; 0 for ids outside it.
 
     Raises:
-        RuntimeError: there are no native kernels any more.
+        RuntimeError: native kernels are no longer available.
     """
     y = torch.empty(len(ids), table.in_features)
     numbers = ids.to(torch.int32)
@@ -82,7 +84,7 @@ def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tens
 
 
 _kept: dict[str, torch.Tensor] = {}
-"""Memory that operations need for themselves, by field: they run one after the other."""
+"""Scratch buffers by field. Operations share them, because they run one after the other."""
 
 
 def _scratch(name: str, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Attention over a native KV cache on tensors, outside of recorded programs."""
+"""Attention of tensors over a native KV cache, outside of recorded programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lmi_kernels.cpu.team import Program, Team
 
 
 class LayerAttention:
-    """Rotary embedding, cache write and attention of one layer, kept from call to call.
+    """Rotary embedding, cache write and attention of one layer, as a reusable program.
 
-    As `Recorder.rope_and_store` and `Recorder.attention`.
+    See `Recorder.rope_and_store` and `Recorder.attention`.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class LayerAttention:
 
         Args:
             qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], fp32, contiguous; overwritten.
-            step: its positions, slots and sequences say where the rows' keys and values go, and what the rows see.
-            cos_sin: [num_positions, rotary_dim], fp32; None: heads are not turned.
-            interleaved: feature 2i turns with feature 2i + 1.
+            step: positions, cache slots and sequences of the rows.
+            cos_sin: [num_positions, rotary_dim], fp32; None: no rotation.
+            interleaved: whether features 2i and 2i + 1 are rotated as a pair.
 
         Returns: [num_rows, num_heads * head_dim], fp32.
         """

@@ -1,4 +1,4 @@
-"""Find and load the shared library of native kernels, and choose its instruction set."""
+"""Find and load the shared library of native kernels, and select its instruction set."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lmi_kernels.cpu.structs import Op, Step
 logger = logging.getLogger(__name__)
 
 CHOICE = "LMI_CPU_KERNELS"
-"""Environment variable: the name of an instruction set, or `torch`, which does without native kernels."""
+"""Environment variable with the name of an instruction set, or `torch` to disable native kernels."""
 INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
 _ACCEPTED = (*INSTRUCTIONS, "torch")
 
 
 class Library:
-    """The library's functions, by ctypes, which releases the interpreter's lock during a call."""
+    """Functions of the library. They are called by ctypes, which releases the GIL during a call."""
 
     def __init__(self, path: Path, wanted: str | None = None) -> None:
-        """wanted: an instruction set; None: the best that the processor has.
+        """wanted: instruction set; None: the best one of the processor.
 
         Raises:
             OSError: the file cannot be loaded.
@@ -48,7 +48,7 @@ class Library:
         self.weight_fill_bias.argtypes = self.weight_fill.argtypes
         self.weight_fill_bias.restype = None
         self.attention_scratch_bytes = functions.lmi_attention_scratch_bytes
-        """(number of threads, query heads, KV heads, head_dim) -> what `Attention.scratch` has to hold."""
+        """(number of threads, query heads, KV heads, head_dim) -> bytes of `Attention.scratch`."""
         self.attention_scratch_bytes.argtypes = [c_int32] * 4
         self.attention_scratch_bytes.restype = c_int64
         self.weight_fill_scales = functions.lmi_weight_fill_scales
@@ -58,10 +58,10 @@ class Library:
 
 
 def use_instructions(functions: ctypes.CDLL, wanted: str | None) -> str:
-    """Choose the instruction set; return its name.
+    """Select the instruction set, and return its name.
 
     Raises:
-        ValueError: the processor lacks it.
+        ValueError: the processor lacks the instruction set.
     """
     choose = functions.lmi_use_instructions
     choose.argtypes, choose.restype = [c_char_p], c_char_p
@@ -72,16 +72,16 @@ def use_instructions(functions: ctypes.CDLL, wanted: str | None) -> str:
 
 
 def library_path() -> Path | None:
-    """Return where the installation put the library; None: it was not built."""
+    """Return the path of the installed library, or None if it was not built."""
     return next(iter(sorted(Path(__file__).parent.glob("_native*.so"))), None)
 
 
 @cache
 def load() -> Library | None:
-    """Load the library; None where torch alone serves on the CPU, and the log says why.
+    """Load the library. Return None, and log the reason, if only torch's CPU kernels are used.
 
     Raises:
-        ValueError: `LMI_CPU_KERNELS` is unknown, or this processor lacks it.
+        ValueError: `LMI_CPU_KERNELS` has an unknown value, or this processor lacks the instruction set.
     """
     wanted = os.environ.get(CHOICE)
     if wanted not in (None, "", *_ACCEPTED):
@@ -95,7 +95,7 @@ def load() -> Library | None:
         return None
     try:
         library = Library(path, wanted or None)
-    except (OSError, ValueError, AttributeError) as error:  # a function is missing in an older library
+    except (OSError, ValueError, AttributeError) as error:  # Attribute: an old library lacks a function
         if wanted:
             raise ValueError(f"{CHOICE}={wanted}: {error}") from None
         logger.info("CPU kernels: torch's; the native ones cannot be used: %s", error)

@@ -1,5 +1,5 @@
-"""Record a model as a list of native operations, by running its own Python once on `Rows` that hold no numbers; so a
-model is described once. `binding.py` makes a program of the list."""
+"""Record a model as a list of native operations, by running its Python code once on `Rows` without numbers. So each
+model needs only one implementation. `binding.py` makes programs from the list."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
 Outside = Callable[[torch.Tensor], Any]
-"""Changes rows in place, between two native operations."""
+"""Python function that changes rows in place, between two native operations."""
 
 
 class NotRecorded(Exception):
-    """There is no native operation for what a model does with its rows."""
+    """A model needs an operation that has no native implementation."""
 
 
 class Rows(torch.Tensor):
-    """[rows of a step, width], without numbers. The operations of `lmi_kernels` are recorded, and of torch's only `+`;
-    all others raise `NotRecorded`."""
+    """Rows of a step, [num_rows, width], without numbers. Operations of `lmi_kernels` and torch's `+` are recorded. All
+    other torch operations raise `NotRecorded`."""
 
     recorder: Recorder
 
@@ -61,17 +61,17 @@ class Rows(torch.Tensor):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation, or (without a struct) a Python function."""
+    """A native operation, or a Python function if `struct` is None."""
 
     struct: type[Struct] | None
     reads: dict[str, Rows]
-    """Operands, by the field for their address; `<field>_stride` is for their stride."""
+    """Operands by the struct's address field. The field for the stride is `<field>_stride`."""
     output: Rows
     fields: dict[str, Any] = field(default_factory=dict)
     in_place: str = ""
-    """The operand that the output replaces."""
+    """Key in `reads` of the operand that the output overwrites. Empty if there is none."""
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
-    """Memory for the operation itself: numbers and their dtype, by field."""
+    """Size and dtype of scratch buffers, by the struct's field."""
     keeps: list[object] = field(default_factory=list)
     outside: Outside | None = None
 
@@ -80,12 +80,12 @@ class Recorder:
     """Records operations in the order of their calls."""
 
     def __init__(self, team: Team, max_rows: int) -> None:
-        """team: runs the program; max_rows: no step has more."""
+        """team: runs the program; max_rows: most rows in a step."""
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []
         self.ending: Outside | None = None
-        """Turns a run's result into what it returns."""
+        """Function that turns the result rows into the return value of `Recording.run`."""
         self._ids, self._positions = Rows.make(self, 1), Rows.make(self, 1)
 
     def ids(self) -> Rows:
@@ -97,7 +97,7 @@ class Recorder:
         return self._positions
 
     def gathered(self, source: torch.Tensor, width: int) -> Rows:
-        """Gather the rows that the step's `places` name from another program's result, [max_rows, width]."""
+        """Record gathering the rows in the step's `places` from another program's result, [max_rows, width]."""
         output = Rows.make(self, width)
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
         return self._record(structs.Gather, {}, output, fields, keeps=[source])
@@ -132,7 +132,7 @@ class Recorder:
         return self._record(structs.Elementwise, {"x": x}, Rows.make(self, x.width), fields)
 
     def linear(self, x: Rows, weight: NativeWeight) -> Rows:
-        """Record a product, of a gated weight activation(gate) * up."""
+        """Record a linear layer. For a gated weight the result is activation(gate) * up."""
         fields = {"weight": weight.handle, **weight.epilogue}
         scratch = weight.scratch_sizes(self.max_rows)
         output = Rows.make(self, weight.width)
@@ -146,7 +146,7 @@ class Recorder:
         top_k: int,
         renormalise: bool,
     ) -> Rows:
-        """weights: each expert's gate and up, which are gated, and its down."""
+        """Record a mixture of experts. weights: each expert's gated gate_up weight, and its down weight."""
         gate_up, down = ([pair[i] for pair in weights] for i in (0, 1))
         tables = [torch.tensor([each.handle for each in part]) for part in (gate_up, down)]
         choices, hidden = self.max_rows * top_k, x.width
@@ -178,7 +178,7 @@ class Recorder:
         cos_sin: torch.Tensor | None,
         cache: structs.KvLayer,
     ) -> Rows:
-        """cos_sin: [num_positions, rotary_dim], fp32."""
+        """Record norms, rotary embedding and cache write. cos_sin: [num_positions, rotary_dim], fp32."""
         keeps = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
         q_norm, k_norm = (None if each is None else each.data_ptr() for each in keeps)
         fields = {
@@ -209,10 +209,10 @@ class Recorder:
         """Record attention of the query heads, which come first in `qkv`.
 
         Args:
-            window: keys that a query sees, its own included; None: all.
-            softcap: scores become cap * tanh(score / cap); None: they stay.
-            alibi_slopes: [num_heads], fp32: slope * (the key's position - the query's) is added to scores.
-            sinks: [num_heads], fp32: the score of one more key, whose value is zero.
+            window: number of latest keys that a query sees, including its own; None: all keys.
+            softcap: scores become cap * tanh(score / cap); None: no soft cap.
+            alibi_slopes: [num_heads], fp32: slope * (key position - query position) is added to scores.
+            sinks: [num_heads], fp32: score of an additional key with a value of zero.
         """
         size = self.team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         fields = {
@@ -231,11 +231,11 @@ class Recorder:
         return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=keeps)
 
     def outside(self, x: Rows, function: Outside) -> Rows:
-        """Let `function` change rows in place, [num_rows, width and padding], between native operations."""
+        """Record a call of `function`, which changes rows, [num_rows, width and padding], in place."""
         return self._add(Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", outside=function))
 
     def end_with(self, function: Outside) -> None:
-        """Let `Recording.run` return what `function` makes of the result."""
+        """Make `Recording.run` return `function(result rows)`."""
         self.ending = function
 
     def _record(

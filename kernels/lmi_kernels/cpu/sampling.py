@@ -1,4 +1,4 @@
-"""Native sampling operations on rows of logits and columns of numbers, one number per row."""
+"""Native sampling operations on rows of logits. Their parameters are columns with one number per row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHOOSE_DTYPES = {
 def logit_thresholds_native(
     team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `logit_thresholds`, with the same arguments; sums are of whole numbers, in units of 2**-40 of the likeliest
+    """Implement `logit_thresholds`, with the same arguments. Sums are integers in units of 2**-40 of the likeliest
     token's probability."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
@@ -51,7 +51,7 @@ def logit_thresholds_native(
 def choose_tokens_native(
     team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose_tokens`, with the same arguments: the same tokens."""
+    """Implement `choose_tokens`, with the same arguments and the same tokens."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
     _run(
@@ -69,7 +69,7 @@ def choose_tokens_native(
 def row_logprobs_native(
     team: Team, logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
 ) -> tuple[list[float], list[TokenLogprobs]]:
-    """As `row_logprobs`."""
+    """Implement `row_logprobs`."""
     x, vocab_size, most = logits.to(torch.float32), logits.shape[1], max(counts)
     logprobs = torch.empty(len(rows))
     top_tokens, top_logprobs = torch.empty(len(rows), most, dtype=torch.int64), torch.empty(len(rows), most)
@@ -94,7 +94,7 @@ def row_logprobs_native(
 
 
 def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Tensor | int) -> None:
-    """Run an operation over rows: [num_rows], int64, the addresses of their logits."""
+    """Run an operation. rows: [num_rows], int64, the address of each row's logits."""
     addresses = {
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
@@ -109,7 +109,7 @@ def _typed(columns: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype]) -> d
 
 
 def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return one value per row in the library's dtype: it gets addresses and cannot check."""
+    """Return one value per row in the library's dtype. The library gets addresses and cannot check dtypes."""
     return torch.as_tensor(values, dtype=dtype).contiguous()
 
 

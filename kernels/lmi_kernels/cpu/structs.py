@@ -1,4 +1,4 @@
-"""The structs of `native/native.h`, field by field."""
+"""ctypes definitions of the structs and enums in `native/native.h`. Keep them equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Storage(IntEnum):
-    """How a native weight, or the KV cache, stores numbers."""
+    """Storage format of a native weight or the KV cache."""
 
     BF16 = 0
     FP16 = 1
@@ -45,7 +45,7 @@ class Epilogue(IntEnum):
 
 
 class Function(IntEnum):
-    """A function of single numbers; activations have the names of `lmi_kernels.Activation` in capitals."""
+    """Elementwise function. Activations have the names of `lmi_kernels.Activation` in capitals."""
 
     GELU = 0
     GELU_TANH = 1
@@ -58,7 +58,7 @@ class Function(IntEnum):
 
 
 class Struct(ctypes.Structure):
-    """A struct whose fields are given by name."""
+    """A struct with fields that are initialised by name."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
@@ -281,4 +281,4 @@ def address(struct: Struct) -> int:
 
 
 SECONDS = c_double * len(OpKind)
-"""Where `lmi_run` adds up the time of each kind of operation."""
+"""Array in which `lmi_run` adds up the seconds of each kind of operation."""

@@ -1,4 +1,4 @@
-"""A team of threads that runs programs of native operations."""
+"""Thread team that runs programs of native operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 
 
 class Program:
-    """Operations in order, with what their structs point to."""
+    """Operations in order, and the objects that their structs point to."""
 
     def __init__(self, operations: Sequence[Struct], keeps: Sequence[object] = ()) -> None:
         """keeps: weights and buffers that must live as long as the program."""
@@ -26,10 +26,10 @@ class Program:
 
 
 class Team:
-    """Threads that are started once and run one program after the other."""
+    """Threads that are started once and run one program after the other. `run` is thread-safe."""
 
     def __init__(self, library: Library, num_threads: int) -> None:
-        """num_threads: including the caller's."""
+        """num_threads: number of threads, including the caller's."""
         self.num_threads = num_threads
         self._library = library
         self._handle = library.team_new(num_threads)
@@ -39,26 +39,26 @@ class Team:
         weakref.finalize(self, library.team_free, self._handle)
 
     def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
-        """Run operations [first, first + count), or all, over a step's rows."""
+        """Run operations [first, first + count), or all from `first` on, over a step's rows."""
         count = program.num_ops - first if count is None else min(count, program.num_ops - first)
         ops = program.ops if first == 0 else ctypes.byref(program.ops[first])
         with self._lock:
             self._library.run(self._handle, ops, count, step, self._seconds)
 
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-        """Return the size of `Attention.scratch`."""
+        """Return the size of `Attention.scratch` in bytes."""
         sizes = self.num_threads, num_heads, num_kv_heads, head_dim
         count: int = self._library.attention_scratch_bytes(*sizes)
         return count
 
     def scratch(self, size: int) -> torch.Tensor:
-        """Return memory for the workers of one program, kept for the next: at least [num_threads, size], fp32."""
+        """Return a scratch buffer for the threads of one program, at least [num_threads, size], fp32. It is reused."""
         if self._scratch.numel() < self.num_threads * size:
             self._scratch = torch.empty(self.num_threads, size)
         return self._scratch
 
     def seconds(self) -> dict[OpKind, float]:
-        """Return the time of all programs so far by kind of operation."""
+        """Return the seconds spent in all programs so far, by kind of operation."""
         return {kind: self._seconds[kind] for kind in OpKind}
 
 
@@ -67,15 +67,18 @@ _num_threads: int | None = None
 
 
 def set_num_threads(count: int) -> None:
-    """Let this process compute with this many threads, including the caller's. With native kernels they are the team's,
-    and torch has one: two pools that spin while they wait would slow each other down."""
+    """Set the number of threads for this process, including the caller's.
+
+    With native kernels these are the team's threads, and torch gets one thread. Two thread pools that spin while they
+    wait would slow each other down.
+    """
     global _num_threads
     _num_threads = count
     torch.set_num_threads(1 if load() is not None else count)
 
 
 def shared_team() -> Team | None:
-    """Return the process's team, started on first use; None where there are no native kernels."""
+    """Return the process's team, which is started on first use. Return None if there are no native kernels."""
     global _team
     library = load()
     count = _num_threads or torch.get_num_threads()

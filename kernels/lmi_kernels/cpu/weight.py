@@ -1,4 +1,4 @@
-"""Weights of linears in panels, as the native kernels read them; see `native/weight.cpp`."""
+"""Weights of linear layers in panels, the layout of the native kernels. See `native/weight.cpp`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Storage
 
 _LANES = 16
-"""Rows begin at multiples of so many numbers: 64 bytes."""
+"""Alignment of rows in numbers: 64 bytes."""
 _BLOCK = 128
-"""Rows that are widened to fp32 at a time: they stay in a cache."""
+"""Rows to convert to fp32 at a time, so that they stay in a cache."""
 _ROTATED = 64
-"""Numbers that are rotated together: `kBlock` of `native/rotate.inc`."""
+"""Size of the blocks that are rotated. Must be equal to `kBlock` of `native/rotate.inc`."""
 
 
 def padded(width: int) -> int:
@@ -24,7 +24,7 @@ def padded(width: int) -> int:
 
 @cache
 def _hadamard() -> torch.Tensor:
-    """The Hadamard matrix of order 64, divided by 8: orthogonal and symmetric."""
+    """Return the Hadamard matrix of order 64, divided by 8. It is orthogonal and symmetric."""
     matrix = torch.ones(1, 1)
     while len(matrix) < _ROTATED:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
@@ -32,10 +32,10 @@ def _hadamard() -> torch.Tensor:
 
 
 def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Multiply blocks of 64 numbers by the Hadamard matrix of that order, divided by 8: orthogonal, its own inverse.
+    """Multiply blocks of 64 numbers by the Hadamard matrix of order 64, divided by 8. It is its own inverse.
 
     Args:
-        rows: [num_rows, width], of floating point.
+        rows: [num_rows, width], any float dtype.
 
     Returns: [num_rows, width rounded up to 64], fp32.
     """
@@ -44,13 +44,13 @@ def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate each row, then round it to integers of -127 to 127 times a scale, max|row| / 127.
+    """Rotate each row, then quantise it to integers from -127 to 127 with the scale max|row| / 127.
 
     Args:
-        weight: [rows, columns], of floating point.
+        weight: [rows, columns], any float dtype.
 
     Returns:
-        The integers [rows, columns rounded up to 64], int8, and the scales [rows], fp32: 0 of a row of zeros.
+        The integers, [rows, columns rounded up to 64], int8, and the scales, [rows], fp32. A row of zeros has scale 0.
     """
     integers = torch.empty(len(weight), -(-weight.shape[1] // _ROTATED) * _ROTATED, dtype=torch.int8)
     scales = torch.empty(len(weight))
@@ -64,13 +64,13 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _paired(library: Library, weight: torch.Tensor) -> tuple[Storage, ...]:
-    """BF16_PAIRS where the weight is bf16 and this instruction set multiplies it."""
+    """Return BF16_PAIRS if the weight is bf16 and the instruction set is AMX."""
     fits = weight.dtype == torch.bfloat16 and library.instructions == "amx"
     return (Storage.BF16_PAIRS,) if fits else ()
 
 
 class NativeWeight:
-    """A matrix [out_features, in_features] in panels, and its bias."""
+    """A matrix, [out_features, in_features], in panels, and its bias."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class NativeWeight:
         Args:
             weight: [out_features, in_features]; bf16, fp16 or fp32.
             bias: [out_features] or None.
-            gate: the activation of gates, which are the first half of the rows; the second is what they let through.
-                They are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: there are no gates.
-            storage: None stores the numbers as they are; INT8 rounds them, with a scale for each output feature;
-                BF16_PAIRS stores bf16 as it is, for AMX.
+            gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
+                they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
+            storage: None keeps the weight's dtype. INT8 quantises, with a scale for each output feature. BF16_PAIRS
+                stores bf16 in the layout for AMX.
 
         Raises:
-            ValueError: a dtype that is not stored, or a storage that it cannot be put in.
-            MemoryError: there is no memory for it.
+            ValueError: unsupported dtype, or a storage that does not support the dtype.
+            MemoryError: not enough memory.
         """
         if weight.dtype not in STORAGES:
             raise ValueError(f"a weight of {weight.dtype}: bf16, fp16 and fp32 are stored")
@@ -126,19 +126,21 @@ class NativeWeight:
 
     @property
     def width(self) -> int:
-        """Numbers in each row of a product, after its epilogue."""
+        """Width of the product's rows, after the epilogue."""
         return self.out_features // 2 if self.gated else self.out_features
 
     @property
     def epilogue(self) -> dict[str, int]:
-        """Fields of the struct of a product."""
+        """Fields of the product's struct for its epilogue."""
         if self.gate is None:
             return {"epilogue": Epilogue.STORE}
         return {"epilogue": Epilogue.ACTIVATE_AND_MUL, "gate": self.gate}
 
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Numbers that a product of so many rows needs for itself, by field of its struct: rows as integers, where
-        the weight is of integers, or in three parts of bf16, where it is of bf16 in pairs."""
+        """Return size and dtype of the scratch buffers for a product with `num_rows` rows, by field of its struct.
+
+        They hold the rows as integers (INT8), or split into three bf16 parts (BF16_PAIRS).
+        """
         if self.storage == Storage.BF16_PAIRS:
             return {"integers": (num_rows * 6 * -(-self.in_features // 32) * 32, torch.int8)}
         if self.storage != Storage.INT8:
@@ -148,11 +150,11 @@ class NativeWeight:
 
     @property
     def _padded_columns(self) -> int:
-        """Of a gated weight: whole panels of 16 gates and what they let through."""
+        """Number of columns of a gated weight, in whole panels of 16 gates and 16 ups."""
         return -(-self.out_features // 2 // 16) * 32
 
     def _runs(self) -> list[tuple[int, int, int]]:
-        """(first column in the panels, first row, how many)."""
+        """Return runs of consecutive rows in the panels: (first column in the panels, first row, number of rows)."""
         if not self.gated:
             return [(0, 0, self.out_features)]
         middle = self.out_features // 2

@@ -1,4 +1,4 @@
-// What the shared library exports; `library.py` calls it by ctypes.
+// Functions that the shared library exports. `library.py` calls them by ctypes.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 namespace lmi {
 namespace {
 
-// Ask Linux for the tile registers, which a process must do once; false where it does not give them.
+// Request the AMX tile registers from Linux, which a process must do once. Returns false if the request is denied.
 bool may_use_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -66,8 +66,8 @@ void run(void* argument, Worker& worker) {
 
 using namespace lmi;
 
-// Use the kernels of this instruction set (null: the best that the processor has); returns its name, or null where
-// the processor lacks it.
+// Use the kernels of this instruction set (null: the best one of the processor). Returns its name, or null if the
+// processor lacks it.
 EXPORT const char* lmi_use_instructions(const char* wanted) {
   for (const Kernels* kernels : {amx_kernels(), avx512_vnni_kernels(), avx512_kernels(), avx2_kernels()})
     if ((!wanted || !std::strcmp(wanted, kernels->name)) && processor_has(kernels)) {
@@ -81,13 +81,13 @@ EXPORT Team* lmi_team_new(int32_t num_threads) { return new Team(num_threads); }
 
 EXPORT void lmi_team_free(Team* team) { delete team; }
 
-// Run operations [0, num_ops) over a step's rows. seconds: [kNumKinds], to which the time by kind is added; or null.
+// Run operations [0, num_ops) over a step's rows. seconds: [kNumKinds], the time by kind is added to it; or null.
 EXPORT void lmi_run(Team* team, const Op* ops, int64_t num_ops, const Step* step, double* seconds) {
   Run argument{ops, num_ops, step, seconds};
   team->run(run, &argument);
 }
 
-// How much scratch `Attention` needs for a team of so many threads.
+// Return the bytes of scratch that `Attention` needs for a team of this size.
 EXPORT int64_t lmi_attention_scratch_bytes(int32_t num_threads, int32_t num_heads, int32_t num_kv_heads,
                                            int32_t head_dim) {
   const int64_t split = kSplitRows * (attention_width(head_dim) + 2);

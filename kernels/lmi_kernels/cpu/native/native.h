@@ -1,10 +1,10 @@
-// What the native CPU kernels share: the structs that Python fills (`structs.py` mirrors them) and a worker's view of
-// its team.
+// Shared declarations of the native CPU kernels: the structs that Python fills (`structs.py` mirrors them) and a
+// worker's view of its team.
 //
-// A program is a list of operations over the rows of one step, a row being a token. Every worker of a team runs the
-// whole list. An operation deals its work out by `Worker::claim`, so it must not matter who does what; between two
-// operations all wait for each other. One summation order per row, whatever the number of rows and workers, makes a
-// row's bits independent of its company.
+// A program is a list of operations over the rows of one step. A row is a token. Every worker of a team runs the whole
+// list. Workers claim parts of an operation with `Worker::claim`, so results must not depend on which worker computes
+// what. Between two operations there is a barrier. The order of sums in a row does not depend on the number of rows or
+// workers, so a row has the same bits in any batch.
 #pragma once
 
 #include <cmath>
@@ -17,40 +17,40 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Whether the compiler knows AMX: GCC does from 11 on.
+// Whether the compiler supports AMX. GCC does since version 11.
 #ifndef LMI_HAS_AMX
 #define LMI_HAS_AMX (__GNUC__ >= 11)
 #endif
 
 namespace lmi {
 
-// How numbers are stored. Arithmetic is fp32 everywhere but in int8 products.
+// Storage format of numbers. Arithmetic is fp32, except in int8 products.
 enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kBf16Pairs = 4 };
 
-constexpr int64_t kPanel = 32;  // output features of a panel of a weight
+constexpr int64_t kPanel = 32;  // output features in a panel of a weight
 
-// How many integers a row or column has in its products: zeros fill it up.
+// Number of integers in a row or column of an int8 product, padded with zeros.
 static inline int64_t depth_of(int64_t in_features) { return (in_features + 63) / 64 * 64; }
 
-// The same of bf16 in pairs, as AMX multiplies it.
+// The same for bf16 in pairs (kBf16Pairs), the layout for AMX.
 static inline int64_t pairs_depth_of(int64_t in_features) { return (in_features + 31) / 32 * 32; }
 
-// A weight in panels of 32 output features; `weight.cpp` says how each storage lays a panel out. Columns of the last
-// panel beyond the last output feature are zero.
+// A weight in panels of 32 output features. `weight.cpp` describes the layout of a panel for each storage. Columns of
+// the last panel beyond the last output feature are zero.
 struct Weight {
   void* panels;
-  const float* bias;    // [panels x 32]; null where there is none, but not with integers
-  const float* scales;  // of integers, [panels x 32]; else null
-  const int32_t* sums;  // of the integers of each column, [panels x 32]; else null
+  const float* bias;    // [panels x 32]; null if there is none, but never null for int8
+  const float* scales;  // int8: scale of each column, [panels x 32]; else null
+  const int32_t* sums;  // int8: sum of each column's integers, [panels x 32]; else null
   int64_t in_features;
   int64_t out_features;
   int32_t storage;
   int32_t reserved;
 };
 
-// The keys and values of one layer. Block b begins at `data + b * block_bytes` and has, for each KV head, a page of
-// keys [head_dim, block_size], then a page of values [block_size, head_dim]; with int8 the pages of all heads are
-// followed by scales, fp32: for each head those of its keys [block_size], then those of its values [block_size].
+// Keys and values of one layer. Block b begins at `data + b * block_bytes`. It has, for each KV head, a page of keys
+// [head_dim, block_size], then a page of values [block_size, head_dim]. With int8 the pages of all heads are followed
+// by fp32 scales: for each head, those of its keys [block_size], then those of its values [block_size].
 struct KvLayer {
   char* data;
   int64_t block_bytes;
@@ -64,19 +64,19 @@ struct KvLayer {
 struct Sequence {
   int64_t first_row;
   int32_t query_len;
-  int32_t kv_len;         // keys, the step's own included
+  int32_t kv_len;         // number of keys, including this step's
   const int32_t* blocks;  // its block table
 };
 
-// What differs from step to step. Rows of a program may be fewer than the step's tokens: `places` picks them.
+// Inputs that change from step to step. A program may have fewer rows than the step has tokens: `places` selects them.
 struct Step {
   int64_t num_rows;
   const int32_t* ids;        // [num_rows], token ids
   const int32_t* positions;  // [num_rows]
-  const int32_t* slots;      // [num_rows]: block * block_size + offset in the block, where keys and values go
+  const int32_t* slots;      // [num_rows]: cache slot, block * block_size + offset in the block
   const Sequence* sequences;
   int64_t num_sequences;
-  const int32_t* places;  // [num_rows]: rows that `gather` picks
+  const int32_t* places;  // [num_rows]: rows that `gather` selects
 };
 
 // A part of an operation's work: [start, stop).
@@ -93,11 +93,11 @@ class Worker {
   Worker(Team& team, int index) : team_(team), index_(index) {}
   int index() const { return index_; }
   int count() const;
-  // Some of the pieces of [0, total) that nobody has claimed yet, from the first on: at least `least` unless fewer are
-  // left, more while many are (guided self-scheduling, Polychronopoulos and Kuck 1987), so that all workers end together
-  // even when one is interrupted. Empty when none are left.
+  // Claim the next pieces of [0, total): at least `least` unless fewer are left, and more while many are left (guided
+  // self-scheduling, Polychronopoulos and Kuck 1987), so that all workers finish together even if one is interrupted.
+  // Returns an empty range when nothing is left.
   Range claim(int64_t total, int64_t least = 1);
-  // Wait until all workers have come here; claims then begin anew.
+  // Wait until all workers reach the barrier. Claims then start again at 0.
   void barrier();
 
  private:
@@ -128,9 +128,9 @@ struct Op {
   const void* what;
 };
 
-// y = the embedding of each row's token or position, 0 where it is not one of [first_id, first_id + num_ids).
+// y = the embedding of each row's token or position, or 0 if the id is not in [first_id, first_id + num_ids).
 struct Embed {
-  const Weight* table;  // in panels, as the head's: out_features are the ids
+  const Weight* table;  // in panels, like the head's weight: out_features are the ids
   float* y;
   int64_t y_stride;
   int64_t first_id;
@@ -152,7 +152,7 @@ struct Norm {
   const float* x;
   float* y;
   const float* weight;
-  const float* bias;  // of a LayerNorm, or null
+  const float* bias;  // bias of a LayerNorm, or null
   int64_t x_stride;
   int64_t y_stride;
   int64_t width;
@@ -160,7 +160,7 @@ struct Norm {
   int32_t is_layer_norm;
 };
 
-// y = x + other; y may be one of them.
+// y = x + other; y may alias x or other.
 struct Add {
   const float* x;
   const float* other;
@@ -171,7 +171,7 @@ struct Add {
   int64_t width;
 };
 
-// Functions of single numbers. `parameter` is the factor of kScale and the cap of kSoftcap; the others are activations.
+// Elementwise functions. `parameter` is the factor of kScale and the cap of kSoftcap. The others are activations.
 enum Function : int32_t {
   kGelu = 0,  // by erf
   kGeluTanh = 1,
@@ -183,7 +183,7 @@ enum Function : int32_t {
   kSoftcap = 7,      // parameter tanh(x / parameter)
 };
 
-// y = function(x); y may be x.
+// y = function(x); y may alias x.
 struct Elementwise {
   const float* x;
   float* y;
@@ -197,7 +197,7 @@ struct Elementwise {
 enum Epilogue : int32_t {
   kStore = 0,           // y = product
   kAccumulate = 1,      // y += product
-  kActivateAndMul = 2,  // of a panel, columns 0..15 are gates, 16..31 what they let through: y has half as many columns
+  kActivateAndMul = 2,  // y = activation(gate) * up: columns 0..15 of a panel are gates, columns 16..31 are ups
 };
 
 struct Linear {
@@ -207,55 +207,54 @@ struct Linear {
   int64_t x_stride;
   int64_t y_stride;
   int32_t epilogue;
-  int32_t gate;  // of kActivateAndMul: the gates' `Function`
-  // Where rows are put as they are multiplied. With int8 weights: integers, [max_rows, in_features rounded up to 64],
-  // and their scales, [max_rows]. With bf16 in pairs: three parts of bf16, [max_rows, 3, in_features rounded up to 32].
-  // Null for others.
+  int32_t gate;  // `Function` of the gates, for kActivateAndMul
+  // Scratch for converted rows. With int8 weights: integers, [max_rows, in_features rounded up to 64], and their
+  // scales, [max_rows]. With bf16 in pairs: three bf16 parts, [max_rows, 3, in_features rounded up to 32]. Else null.
   int8_t* integers;
   float* row_scales;
 };
 
-// On rows of query heads, then key heads, then value heads: norms of query and key heads (where there are weights),
-// rotary embedding of both in place (half-split), keys and values into the cache.
+// Normalise query and key heads (if there are weights), apply rotary embedding to both in place, and write keys and
+// values to the cache. Rows hold query heads, then key heads, then value heads.
 struct RopeAndStore {
   float* qkv;
   int64_t qkv_stride;
   const float* q_norm;   // [head_dim], or null
   const float* k_norm;   // [head_dim], or null
-  const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: heads are not turned
+  const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: no rotation
   const KvLayer* cache;
   int32_t num_heads;
-  int32_t rotary_dim;  // so many of a head's first numbers are turned
+  int32_t rotary_dim;  // number of rotated features, the first ones of each head
   float eps;
-  int32_t interleaved;  // numbers 2i and 2i + 1 are turned together; else i and i + rotary_dim / 2
+  int32_t interleaved;  // features 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2
 };
 
-// y = softmax(score) v of each row's query heads over the last `window` of its sequence's keys up to its own position;
-// score = cap tanh(scale q k^T / cap) + slope (the key's position - the query's).
+// y = softmax(score) v for each row's query heads, over the last `window` keys of its sequence up to its own position.
+// score = cap tanh(scale q k^T / cap) + slope (key position - query position).
 struct Attention {
   const float* q;  // rows of heads [num_heads, head_dim]
-  float* y;        // likewise
+  float* y;        // as q
   int64_t q_stride;
   int64_t y_stride;
   const KvLayer* cache;
   int32_t num_heads;
   float scale;
-  int32_t window;       // 0: all keys. Blocks whose keys are before all windows are not read
+  int32_t window;       // 0: all keys. Blocks with keys before all windows are not read
   float softcap;        // 0: none
-  const float* slopes;  // [num_heads], of ALiBi; or null
-  const float* sinks;   // [num_heads], a score whose value is zero; or null
-  float* scratch;  // one for all layers: `lmi_attention_scratch_bytes`
+  const float* slopes;  // ALiBi slopes, [num_heads]; or null
+  const float* sinks;   // [num_heads], score of an additional key with a value of zero; or null
+  float* scratch;  // shared by all layers; size: `lmi_attention_scratch_bytes`
   int64_t scratch_bytes;
 };
 
-// What attention works on at once, by one worker. Keys are counted from the sequence's first, whatever the step, so
-// that a query's sums have one order.
-constexpr int64_t kTileKeys = 64;    // between two looks at the largest score
-constexpr int64_t kPartKeys = 512;   // summed up by themselves, then added in order
+// Sizes of attention's units of work. Tiles and parts are aligned to the sequence's first key, so that the order of a
+// query's sums does not depend on the step.
+constexpr int64_t kTileKeys = 64;    // keys in a tile; the largest score is updated once per tile
+constexpr int64_t kPartKeys = 512;   // keys in a part; parts are summed separately, then added in order
 constexpr int64_t kItemRows = 96;    // queries (tokens x heads of a group) that share a tile of keys
-constexpr int64_t kSplitRows = 2048; // for each worker: queries x parts that may be computed by several workers
+constexpr int64_t kSplitRows = 2048; // per worker: most queries x parts that are split over several workers
 
-// Where a worker keeps its item: [rows] queries, sums and totals, and a tile of widened keys and values.
+// Rows in a worker's scratch for one item: queries, sums and totals.
 static inline int64_t attention_rows(int64_t num_heads, int64_t num_kv_heads) {
   const int64_t share = num_heads / num_kv_heads;
   return share > kItemRows ? share : kItemRows;
@@ -263,17 +262,18 @@ static inline int64_t attention_rows(int64_t num_heads, int64_t num_kv_heads) {
 
 static inline int64_t attention_width(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
-// Floats for each worker. Of each row: three vectors, lanes of a sum, and four numbers.
+// Floats of scratch for each worker: per row three vectors, the lanes of a sum and four numbers; and a tile of
+// converted keys and values.
 static inline int64_t attention_floats(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
   const int64_t width = attention_width(head_dim);
   return attention_rows(num_heads, num_kv_heads) * (3 * width + 16 + 4) + 2 * kTileKeys * (width + 1);
 }
 
-// Mixture of experts: each row goes through its `top_k` likeliest gated MLPs, weighted by the softmax over all experts
-// or, renormalised, over these.
+// Mixture of experts: each row is routed to its `top_k` best gated MLPs, weighted by the softmax over all experts or,
+// if renormalised, over the chosen ones.
 struct Experts {
   const float* x;
-  const float* logits;  // the router's, [rows, num_experts]
+  const float* logits;  // router logits, [rows, num_experts]
   float* y;
   int64_t x_stride;
   int64_t logits_stride;
@@ -282,18 +282,19 @@ struct Experts {
   const Weight* const* down;     // [num_experts]
   int32_t num_experts;
   int32_t top_k;
-  int32_t gate;  // the gates' `Function`
+  int32_t gate;  // `Function` of the gates
   int32_t renormalise;
   int32_t* choices;  // scratch: [max_rows * top_k * 2 + num_experts + 1]
   float* shares;     // scratch: [max_rows * top_k]
   float* inputs;     // scratch: [max_rows * top_k, hidden]
   float* middle;     // scratch: [max_rows * top_k, intermediate rounded up to 16]
   float* parts;      // scratch: [max_rows * top_k, hidden]
-  int8_t* integers;  // as of Linear, for max_rows * top_k rows
+  int8_t* integers;  // see Linear, for max_rows * top_k rows
   float* row_scales;
 };
 
-// From which logit on a row's token may be drawn, by top_k, then top_p, then min_p: `lmi_kernels.logit_thresholds`.
+// Find the smallest logit of each row that may be drawn, by top_k, then top_p, then min_p. See
+// `lmi_kernels.logit_thresholds`.
 struct Truncate {
   const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
   int64_t vocab_size;
@@ -306,43 +307,43 @@ struct Truncate {
   float* scratch;            // of each worker [2, vocab_size + kSlack]
 };
 
-// The likeliest token of each row, or one drawn by Gumbel noise: `lmi_kernels.choose_tokens`.
+// Choose the likeliest token of each row, or draw one with Gumbel noise. See `lmi_kernels.choose_tokens`.
 struct Choose {
   const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
   int64_t vocab_size;
   const float* temperature;   // [num_rows]; 0: the row is greedy
   const float* thresholds;    // [num_rows]: smaller logits are not drawn
-  const int32_t* last_ids;    // [num_rows]: of the logits that equal the threshold, those of larger ids are not drawn
+  const int32_t* last_ids;    // [num_rows]: logits equal to the threshold are drawn only up to this id
   const int64_t* seeds;       // [num_rows]
   const int64_t* positions;   // [num_rows]
   int64_t* tokens;            // [num_rows]; 0 in rows that are not finite
   uint8_t* finite;            // [num_rows]
 };
 
-// Log-probabilities of a token of each row, and of its likeliest ones: `lmi_kernels.row_logprobs`.
+// Compute log-probabilities of one token of each row, and of its likeliest ones. See `lmi_kernels.row_logprobs`.
 struct Logprobs {
   const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
   int64_t vocab_size;
   const int64_t* tokens;  // [num_rows]
-  const int64_t* counts;  // [num_rows]: so many of the likeliest
+  const int64_t* counts;  // [num_rows]: number of likeliest tokens
   float* logprobs;        // [num_rows]
-  int64_t* top_tokens;    // [num_rows, top_stride], likeliest first, of equal ones the lower id
+  int64_t* top_tokens;    // [num_rows, top_stride], likeliest first; ties: lower id first
   float* top_logprobs;    // [num_rows, top_stride]
   int64_t top_stride;
   float* scratch;         // of each worker [2, vocab_size + kSlack]
 };
 
-constexpr int64_t kSlack = 64;  // behind numbers in scratch memory, for whole vectors
+constexpr int64_t kSlack = 64;  // floats after a row in scratch memory, for accesses by whole vectors
 
 using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
 
-// The products with int8 weights of rows [first_row, first_row + num_rows), which all workers compute together: what
-// differs between processors with AVX-512.
+// Multiply rows [first_row, first_row + num_rows) by int8 weights, all workers together. Processors with AVX-512 differ
+// in the implementation.
 using Int8Product = void (*)(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 void multiply_int8_avx512_vnni(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 
-// The same with weights of bf16 in pairs, which only AMX multiplies.
+// The same for weights of bf16 in pairs, which only AMX supports.
 void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 
 // The kernels of one instruction set, by kind.

@@ -23,7 +23,7 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
-  // Call `work` on every thread, the caller's among them, and return when all are done. One caller at a time.
+  // Call `work` on every thread, including the caller's, and return when all are done. Not thread-safe.
   void run(Work work, void* argument);
 
  private:

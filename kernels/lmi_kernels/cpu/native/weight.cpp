@@ -1,10 +1,9 @@
-// Weights in panels: memory in huge pages where the system has them, filled part by part as a checkpoint is read.
+// Weights in panels. Memory is in huge pages if the system has them, and is filled in parts as a checkpoint is read.
 //
-// A panel of floating point is [in_features][32]; with bf16, column j and column j + 16 are neighbours, so that one load
-// and a shift or a mask give two vectors. A panel of int8 is [depth / 4][32][4]: four integers of each column side by
-// side, the depth being in_features rounded up to 64; integer * scale of its column is a number of the turned column
-// (`rotate.inc`). A panel of bf16
-// in pairs is [depth / 2][32][2], the depth being in_features rounded up to 32.
+// A floating-point panel is [in_features][32]. With bf16, columns j and j + 16 are adjacent, so that one load and a
+// shift or a mask give two vectors. An int8 panel is [depth / 4][32][4], with four integers of each column adjacent,
+// where depth is in_features rounded up to 64. An integer times its column's scale is a number of the rotated column
+// (`rotate.inc`). A panel of bf16 in pairs is [depth / 2][32][2], where depth is in_features rounded up to 32.
 #include <immintrin.h>
 #include <sys/mman.h>
 
@@ -164,8 +163,8 @@ void fill_sums(const Weight& weight, int64_t first_column, const int8_t* rows, i
   }
 }
 
-// Neighbouring weights share huge pages, for which most are too small alone: memory is taken in blocks of whole huge
-// pages, all zero, and given back when none of a block's weights is left.
+// Weights share huge pages, because most are smaller than one. Memory is allocated in zeroed blocks of whole huge
+// pages, and a block is freed when none of its weights is left.
 struct Block {
   char* start;
   int64_t bytes, used = 0, num_weights = 0;
@@ -248,8 +247,8 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   return weight;
 }
 
-// Columns first_column, first_column + 1, ... of the product, from `num_rows` rows of a matrix
-// [num_rows, in_features] in the weight's storage; of integers, [num_rows, depth], turned.
+// Fill the columns from first_column on with `num_rows` rows of a matrix [num_rows, in_features] in the weight's
+// storage. Integers are [num_rows, depth], already rotated.
 EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, const void* rows, int64_t num_rows) {
   const char* from = static_cast<const char*>(rows);
   if (weight->storage == kInt8) {
