@@ -11,6 +11,6 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def is_token(token: str, digest: str) -> bool:
+def token_matches(token: str, digest: str) -> bool:
     """Return True if `digest` is the digest of `token`. The comparison takes constant time."""
     return hmac.compare_digest(token_digest(token), digest)

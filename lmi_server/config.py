@@ -46,7 +46,7 @@ class ModelSource:
     load_format: str = "auto"
     """`auto`: safetensors files. `dummy`: random weights; only config.json is needed. `stream`: each rank reads its
     weights from S3. `dummy` and `stream` require engine=MPI."""
-    every_file: bool = False
+    fetch_all_files: bool = False
     """Whether to fetch files of every kind from all folders of the model. A user's handler may read any of them."""
 
     @property

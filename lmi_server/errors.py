@@ -73,7 +73,7 @@ class ErrorForm(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ErrorRow:
     lmi_status: int
     openai_status: int
     openai_type: str
@@ -83,26 +83,26 @@ class _Row:
     """Value of the `WWW-Authenticate` header."""
 
 
-_TABLE: dict[str, _Row] = {
-    "invalid_request": _Row(424, 400, "invalid_request_error"),
-    "context_length_exceeded": _Row(424, 400, "invalid_request_error"),
-    "overloaded": _Row(503, 429, "rate_limit_error", retry_after=1),
-    "unavailable": _Row(503, 503, "server_error", retry_after=5),
-    "deadline_exceeded": _Row(504, 504, "server_error"),
-    "request_failed": _Row(424, 500, "server_error"),
-    "engine_died": _Row(503, 503, "server_error", retry_after=10),
-    "bad_model": _Row(400, 400, "invalid_request_error"),
-    "model_not_found": _Row(404, 404, "invalid_request_error"),
-    "already_loaded": _Row(409, 409, "invalid_request_error"),
-    "out_of_memory": _Row(507, 507, "server_error"),
-    "bad_http": _Row(400, 400, "invalid_request_error"),
-    "unauthorized": _Row(401, 401, "authentication_error", challenge="Bearer"),
-    "not_found": _Row(404, 404, "invalid_request_error"),
-    "method_not_allowed": _Row(405, 405, "invalid_request_error"),
-    "body_too_slow": _Row(408, 408, "invalid_request_error"),
-    "too_large": _Row(413, 413, "invalid_request_error"),
-    "unsupported_media_type": _Row(415, 415, "invalid_request_error"),
-    "internal": _Row(500, 500, "server_error"),
+_TABLE: dict[str, _ErrorRow] = {
+    "invalid_request": _ErrorRow(424, 400, "invalid_request_error"),
+    "context_length_exceeded": _ErrorRow(424, 400, "invalid_request_error"),
+    "overloaded": _ErrorRow(503, 429, "rate_limit_error", retry_after=1),
+    "unavailable": _ErrorRow(503, 503, "server_error", retry_after=5),
+    "deadline_exceeded": _ErrorRow(504, 504, "server_error"),
+    "request_failed": _ErrorRow(424, 500, "server_error"),
+    "engine_died": _ErrorRow(503, 503, "server_error", retry_after=10),
+    "bad_model": _ErrorRow(400, 400, "invalid_request_error"),
+    "model_not_found": _ErrorRow(404, 404, "invalid_request_error"),
+    "already_loaded": _ErrorRow(409, 409, "invalid_request_error"),
+    "out_of_memory": _ErrorRow(507, 507, "server_error"),
+    "bad_http": _ErrorRow(400, 400, "invalid_request_error"),
+    "unauthorized": _ErrorRow(401, 401, "authentication_error", challenge="Bearer"),
+    "not_found": _ErrorRow(404, 404, "invalid_request_error"),
+    "method_not_allowed": _ErrorRow(405, 405, "invalid_request_error"),
+    "body_too_slow": _ErrorRow(408, 408, "invalid_request_error"),
+    "too_large": _ErrorRow(413, 413, "invalid_request_error"),
+    "unsupported_media_type": _ErrorRow(415, 415, "invalid_request_error"),
+    "internal": _ErrorRow(500, 500, "server_error"),
 }
 
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
@@ -118,13 +118,13 @@ class ErrorReply:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
+    def from_exception(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
         """Create the reply for an exception. An exception that is not meant for clients becomes 'internal error'."""
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
             return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
         if isinstance(error, HTTPException):
-            return _of_http(error, max_request_size)
+            return _from_http_exception(error, max_request_size)
         return cls("internal", "internal error; the server's log has the details")
 
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
@@ -160,7 +160,7 @@ class ErrorReply:
         return {"error": error}
 
 
-def _of_http(error: HTTPException, max_request_size: int) -> ErrorReply:
+def _from_http_exception(error: HTTPException, max_request_size: int) -> ErrorReply:
     code = error.code or 500
     kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")
     message = error.description or error.name

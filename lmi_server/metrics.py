@@ -60,9 +60,7 @@ class _EngineCollector(Collector):
         self._by_copy = {} if stats is None else {"": stats, **stats.copies}
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "lmi_engine_up", "Whether the engine answered this look", value=float(self._up)
-        )
+        yield GaugeMetricFamily("lmi_engine_up", "Whether the engine responds", value=float(self._up))
         if not self._up:
             return
         yield _info(self._by_copy[""].info)
@@ -84,7 +82,7 @@ def _families(
 ) -> Iterator[Metric]:
     """Yield a family for each name. `by_copy`: values by name, for each copy and, under "", for the sum."""
     for name in by_copy[""]:
-        family = family_type(name, _words(name), labels=[_COPY])
+        family = family_type(name, _help_text(name), labels=[_COPY])
         for copy, by_name in by_copy.items():
             if name in by_name:
                 # add_metric() leaves out the last label if it gets fewer values than labels.
@@ -101,7 +99,7 @@ def _info(info: EngineInfo) -> Metric:
         "dtype": info.dtype,
         "paged_attention": str(info.paged_attention).lower(),
     }
-    family = GaugeMetricFamily("lmi_engine_info", "What runs", labels=list(labels))
+    family = GaugeMetricFamily("lmi_engine_info", "The running model and engine", labels=list(labels))
     family.add_metric(list(labels.values()), 1)
     return family
 
@@ -109,7 +107,7 @@ def _info(info: EngineInfo) -> Metric:
 def _histogram(name: str, histograms: list[HistogramData]) -> Metric:
     """Create one family from histograms that differ in their labels. Prometheus buckets are cumulative."""
     label_names = sorted({label for histogram in histograms for label in histogram.labels} - {_COPY})
-    family = HistogramMetricFamily(name, _words(name), labels=[*label_names, _COPY])
+    family = HistogramMetricFamily(name, _help_text(name), labels=[*label_names, _COPY])
     for histogram in histograms:
         total = 0
         buckets: list[tuple[str, float]] = []
@@ -122,5 +120,5 @@ def _histogram(name: str, histograms: list[HistogramData]) -> Metric:
     return family
 
 
-def _words(name: str) -> str:
+def _help_text(name: str) -> str:
     return name.removeprefix("lmi_").replace("_", " ")

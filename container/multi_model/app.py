@@ -146,7 +146,7 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
             _logger.exception("%s unexpected error", current_record().id, exc_info=error)
         managed = re.fullmatch(r"/models(/[^/]*)?", request.path)
         form = ErrorForm.ADMIN if managed else ErrorForm.of_path(request.path)
-        return ErrorReply.of(error, max_request_size).response(form)
+        return ErrorReply.from_exception(error, max_request_size).response(form)
 
 
 def _named(manager: ModelManager, body: bytes, in_body: bool) -> str:

@@ -94,5 +94,5 @@ def _pieces(answer: BaseHTTPResponse, watch: ClientWatch, form: ErrorForm) -> It
         framing = {each.content_type.partition(";")[0]: each for each in (JSON_LINES, SSE)}.get(content_type)
         if framing is None:
             raise
-        reply = ErrorReply.of(EngineDied("the model's server has ended"))
+        reply = ErrorReply.from_exception(EngineDied("the model's server has ended"))
         yield framing.frame(reply.body(form)).encode()

@@ -16,7 +16,7 @@ from engines.base import SettingValue
 from engines.core import SchedulerSettings
 from engines.errors import InvalidRequest, Unavailable
 from engines.health import EngineState
-from lmi_server.admin_token import is_token
+from lmi_server.admin_token import token_matches
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import check, refuse_unknown
 from lmi_server.errors import NotFound, Unauthorized
@@ -52,7 +52,7 @@ def api(context: ApiContext) -> Blueprint:
     @blueprint.before_request
     def authenticate() -> None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not is_token(token.strip(), digest):
+        if scheme.lower() != "bearer" or not token_matches(token.strip(), digest):
             raise Unauthorized(
                 "Authorization: not the admin token; accepted: Bearer and LMI_ADMIN_TOKEN's value"
             )

@@ -150,10 +150,10 @@ def _stream(
         return
     except EngineError as error:
         record.finish = error.kind
-        yield (frames + call.reply.failure(ErrorReply.of(error))).encode()
+        yield (frames + call.reply.failure(ErrorReply.from_exception(error))).encode()
     except Exception as error:
         _logger.exception("%s stream failed", record.id)
         record.finish = "internal"
-        yield (frames + call.reply.failure(ErrorReply.of(error))).encode()
+        yield (frames + call.reply.failure(ErrorReply.from_exception(error))).encode()
     finally:
         generation.close()

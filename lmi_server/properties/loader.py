@@ -121,7 +121,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
             config = dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
         if found.handler is not None:
             user = handler.build(found.handler, passed, found.values, environ)
-            source = dataclasses.replace(config.source, every_file=True)
+            source = dataclasses.replace(config.source, fetch_all_files=True)
             config = dataclasses.replace(config, handler=user, source=source)
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))

@@ -58,7 +58,7 @@ class RemoteScheme(Scheme):
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         copy = None if self.refusal(source) else last_published(self.copy_name(source), cache)
-        files = [] if copy is None or source.every_file else first_files(copy)
+        files = [] if copy is None or source.fetch_all_files else first_files(copy)
         return locate_description(files[0], cache) if files else copy
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
@@ -84,14 +84,14 @@ def _served(copy: Path, source: ModelSource, cache: Path, view: ProgressView) ->
 
     Raises ModelNotAvailable.
     """
-    files = [] if source.every_file else first_files(copy)
+    files = [] if source.fetch_all_files else first_files(copy)
     return make_description(files[0], cache, view) if files else copy
 
 
 def selection(source: ModelSource) -> Selection:
     """Return which of the source's files are fetched."""
     load_format, (_, gguf) = source.load_format, split_address(source.model_id or "")
-    everything = source.every_file and not gguf
+    everything = source.fetch_all_files and not gguf
     return Selection(
         source.trust_remote_code, load_format != "dummy", load_format == "stream", gguf, everything
     )

@@ -135,7 +135,7 @@ def _stream(first: InvocationOutput, pieces: _Pieces, record: RequestRecord) -> 
         return
     except EngineError as error:
         record.finish = error.kind
-        yield JSON_LINES.frame(ErrorReply.of(error).body(ErrorForm.LMI)).encode()
+        yield JSON_LINES.frame(ErrorReply.from_exception(error).body(ErrorForm.LMI)).encode()
     finally:
         pieces.close()
 

@@ -122,7 +122,7 @@ def check_timeout(context: ApiContext, parameters: Parameters) -> None:
 def _check_engine(context: ApiContext, parameters: Parameters, name: str, capability: str) -> None:
     """Raise `InvalidField` if the engine lacks the capability that a parameter needs."""
     if not getattr(context.capabilities, capability):
-        why = f"but engine={context.config.engine} does not do it"
+        why = f"but engine={context.config.engine} does not support it"
         raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} does it")
 
 

@@ -14,7 +14,7 @@ from container.run.serve import config_of_copy
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.health import EngineState, StatusBoard
-from lmi_server.admin_token import is_token
+from lmi_server.admin_token import token_matches
 
 PATHS = RuntimePaths(Path("/run/lmi-x"))
 CONFIG = MpiEngineConfig(
@@ -114,7 +114,7 @@ def test_connections_leave_room_for_other_open_files(files: int, connections: in
 
 def test_web_processes_know_the_admin_tokens_digest_and_no_process_the_token() -> None:
     environ = {"LMI_ADMIN_TOKEN": "s3cret", "HOME": "/h"}
-    assert is_token("s3cret", launch.admin_token_digest(environ))
+    assert token_matches("s3cret", launch.admin_token_digest(environ))
     assert launch.without_admin_token(environ) == {"HOME": "/h"}
     assert launch.admin_token_digest({}) == launch.admin_token_digest({"LMI_ADMIN_TOKEN": ""}) == ""
 

@@ -63,9 +63,9 @@ def test_every_option_is_passed_on_whatever_it_is(folder: Path) -> None:
 
 def test_all_files_of_a_handlers_model_are_fetched(folder: Path) -> None:
     source = "option.model_id=s3://bucket/prefix"
-    assert with_properties(folder, source).config.source.every_file
+    assert with_properties(folder, source).config.source.fetch_all_files
     (folder / "model.py").unlink()
-    assert not with_properties(folder, source).config.source.every_file
+    assert not with_properties(folder, source).config.source.fetch_all_files
 
 
 def test_workers_and_the_function_are_options(folder: Path) -> None:

@@ -20,7 +20,7 @@ def fields_of_config() -> set[str]:
     found = {"engine"}
     for part in ("source", "options", "server"):
         found |= {f"{part}.{field.name}" for field in dataclasses.fields(getattr(LmiConfig(), part))}
-    return found - {"source.model_dir", "source.every_file"}
+    return found - {"source.model_dir", "source.fetch_all_files"}
 
 
 def test_every_field_of_the_configuration_has_exactly_one_option() -> None:

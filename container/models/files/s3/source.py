@@ -34,7 +34,7 @@ class S3Models(RemoteScheme):
         from container.models.files.s3.remote import S3Remote  # takes half a second
         from container.models.files.s3.streamed import StreamedS3
 
-        remote = S3Remote(_address(source), environment(), nested=source.every_file)
+        remote = S3Remote(_address(source), environment(), nested=source.fetch_all_files)
         return StreamedS3(remote) if source.load_format == "stream" else remote
 
 

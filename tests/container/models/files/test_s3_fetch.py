@@ -76,8 +76,8 @@ def test_a_handler_gets_the_whole_prefix(s3: S3Lab, tiny_model: Path) -> None:
     s3.put("mine-too/x.bin", b"another model's")
     served, _ = s3.obtain()
     for source in (
-        ModelSource(s3.address(), every_file=True),
-        ModelSource(s3.address("mine/"), every_file=True),
+        ModelSource(s3.address(), fetch_all_files=True),
+        ModelSource(s3.address("mine/"), fetch_all_files=True),
     ):
         folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
         assert folder == model_files.locate(source, s3.cache) != served
@@ -91,7 +91,7 @@ def test_a_handler_gets_the_whole_prefix(s3: S3Lab, tiny_model: Path) -> None:
 def test_a_handler_gets_the_gguf_file_that_it_names(s3: S3Lab) -> None:
     for name in ("x-Q4_0.gguf", "x-Q8_0.gguf", "config.json"):
         s3.put(f"mine/{name}", name.encode())
-    source = ModelSource(s3.address("mine/x-Q4_0.gguf"), every_file=True)
+    source = ModelSource(s3.address("mine/x-Q4_0.gguf"), fetch_all_files=True)
     folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
     assert folder == model_files.locate(source, s3.cache)
     assert {path.name for path in folder.iterdir()} == {"x-Q4_0.gguf", "config.json"}
