@@ -69,9 +69,9 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
             return None
         name, source = MODEL_FILE, Source(str(folder / MODEL_FILE))
     try:
-        path = _inside(folder, name)
+        path = _resolve_file(folder, name)
         supplies, formatters = _supplies(path, function.text.strip() if function else "handle")
-        requirements = _inside(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
+        requirements = _resolve_file(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
     except ValueError as error:
         problems.append(
             Problem(source, entry.key if entry and source is entry.source else "", name, str(error))
@@ -133,7 +133,7 @@ def _winner(settings: Collection[RawSetting], name: str) -> RawSetting | None:
     return min((one for one in settings if one.key in keys), key=lambda one: one.rank, default=None)
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _resolve_file(folder: Path, name: str) -> Path:
     """Return the path of a handler's file. Raises `ValueError` if the folder has no file of that name."""
     if "://" in name:
         raise ValueError(

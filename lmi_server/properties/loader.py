@@ -193,7 +193,7 @@ def _choose(option: Option, settings: list[RawSetting], found: Examination) -> N
             if setting.rank is Rank.FILE:
                 _value(option, setting, found)
     if any(entry.line == winner.source.line and entry.ends_in_blanks for entry in found.entries):
-        effect = "kept, for it may be meant" if option.type.keeps_blanks else "removed"
+        effect = "kept, for it may be meant" if option.type.keep_trailing_blanks else "removed"
         reason = f"the value ends in blanks, which the properties format keeps; {effect}"
         given = masked(winner.key, winner.text, option.secret)
         found.warnings.append(str(Problem(winner.source, winner.key, given, reason)))
@@ -216,7 +216,7 @@ def _report_losers(option: Option, winner: RawSetting, losers: list[RawSetting],
 
 
 def _trimmed(option: Option, setting: RawSetting) -> str:
-    return setting.text if option.type.keeps_blanks else setting.text.strip(" \t\f")
+    return setting.text if option.type.keep_trailing_blanks else setting.text.strip(" \t\f")
 
 
 def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:

@@ -42,7 +42,7 @@ def value_type(cell: str, refused: dict[str, str]) -> ValueType:
         other = tuple(match[4].split(" or ")[1:])
         return Int(int(match[2]), int(match[3]), other, power_of_two=bool(match[1]))
     if match := _FLOAT.fullmatch(cell):
-        return Float(float(match[2]), float(match[3]), match[4] or "", above=bool(match[1]))
+        return Float(float(match[2]), float(match[3]), match[4] or "", exclude_minimum=bool(match[1]))
     words, *synonyms = cell.split()
     return Choice(
         tuple(words.split("/")),

@@ -12,18 +12,18 @@ class BadValueError(ValueError):
     """A value that its type does not accept."""
 
     def __init__(
-        self, reason: str, *, nearest: str = "", place: str = "", given: str = "", accepted: str = ""
+        self, reason: str, *, nearest: str = "", place: str = "", received: str = "", accepted: str = ""
     ) -> None:
         """Create the error.
 
         `reason`: a phrase such as 'is out of range'. `nearest`: the accepted word that was probably meant. `place`: the
-        invalid part, such as `[2]`. `given` and `accepted` describe that part; if empty, the whole value and its type.
+        invalid part, such as `[2]`. `received` and `accepted` describe that part; if empty, the whole value and its type.
         """
         super().__init__(reason)
         self.reason = reason
         self.nearest = nearest
         self.place = place
-        self.given = given
+        self.received = received
         self.accepted = accepted
 
 
@@ -42,7 +42,7 @@ class ValueType(JsonType, Protocol):
     """The type of an option. Values are read from text, or from JSON if the option can change while serving."""
 
     @property
-    def keeps_blanks(self) -> bool:
+    def keep_trailing_blanks(self) -> bool:
         """Whether trailing blanks are kept. Otherwise they are stripped with a warning."""
 
     def from_json(self, value: Any) -> Scalar:

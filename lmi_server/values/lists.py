@@ -29,7 +29,7 @@ class BoundedText:
         if not isinstance(value, str):
             raise BadValueError("is not a string")
         if not 1 <= (size := len(value.encode())) <= self.max_bytes:
-            raise BadValueError("has the wrong size", given=f"{as_json(value)} of {size} bytes")
+            raise BadValueError("has the wrong size", received=f"{as_json(value)} of {size} bytes")
         return value
 
 
@@ -47,17 +47,17 @@ class TokenId:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of values of one type, returned as a tuple. With `or_one`, a single value is accepted too."""
+    """A list of values of one type, returned as a tuple. With `allow_single`, a single value is accepted too."""
 
     item: JsonType
     max_items: int
     min_items: int = 0
-    or_one: bool = False
+    allow_single: bool = False
     plural: str = "items"
 
     @property
     def accepted(self) -> str:
-        one = f"{self.item.accepted} or " if self.or_one else ""
+        one = f"{self.item.accepted} or " if self.allow_single else ""
         number = (
             f"at most {self.max_items}" if self.min_items == 0 else f"{self.min_items} to {self.max_items}"
         )
@@ -66,8 +66,8 @@ class ListOf:
     def from_json(self, value: Any) -> tuple[Any, ...]:
         if isinstance(value, list):
             _check_number(value, self.min_items, self.max_items)
-            return tuple(_inside(f"[{index}]", one, self.item) for index, one in enumerate(value))
-        if not self.or_one:
+            return tuple(_check_part(f"[{index}]", one, self.item) for index, one in enumerate(value))
+        if not self.allow_single:
             raise BadValueError("is not a list")
         return (self.item.from_json(value),)
 
@@ -86,7 +86,7 @@ class Pair:
     def from_json(self, value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
             raise BadValueError("is no pair")
-        return _inside("[0]", value[0], self.first), _inside("[1]", value[1], self.second)
+        return _check_part("[0]", value[0], self.first), _check_part("[1]", value[1], self.second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class TokenBiases:
         for name in value:
             if not _TOKEN_ID.fullmatch(name):
                 names = "names that are token ids, in digits without leading zeros"
-                raise BadValueError("is no token id", given=as_json(name), accepted=names)
-        return tuple((int(name), _inside(f".{name}", bias, self.bias)) for name, bias in value.items())
+                raise BadValueError("is no token id", received=as_json(name), accepted=names)
+        return tuple((int(name), _check_part(f".{name}", bias, self.bias)) for name, bias in value.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,17 @@ class AnyJson:
         return value
 
 
-def token_ids(max_items: int, min_items: int = 0, *, or_one: bool = False) -> ListOf:
-    """Return the type for a list of token ids. With `or_one`, a single token id is accepted too."""
-    return ListOf(TokenId(), max_items, min_items, or_one, "token ids")
+def token_ids(max_items: int, min_items: int = 0, *, allow_single: bool = False) -> ListOf:
+    """Return the type for a list of token ids. With `allow_single`, a single token id is accepted too."""
+    return ListOf(TokenId(), max_items, min_items, allow_single, "token ids")
 
 
 def _check_number(value: Sized, minimum: int, maximum: int) -> None:
     if not minimum <= len(value) <= maximum:
-        raise BadValueError("has the wrong length", given=f"{len(value)} entries")
+        raise BadValueError("has the wrong length", received=f"{len(value)} entries")
 
 
-def _inside(place: str, value: Any, type: JsonType) -> Any:  # noqa: A002
+def _check_part(place: str, value: Any, type: JsonType) -> Any:  # noqa: A002
     """Check a part of a value. An error includes the place of the part."""
     try:
         return type.from_json(value)
@@ -152,6 +152,6 @@ def _inside(place: str, value: Any, type: JsonType) -> Any:  # noqa: A002
             error.reason,
             nearest=error.nearest,
             place=place + error.place,
-            given=error.given or as_json(value),
+            received=error.received or as_json(value),
             accepted=error.accepted or type.accepted,
         ) from error

@@ -19,7 +19,7 @@ class Text:
     """Any text. Trailing blanks are kept, because a folder or an S3 prefix may end in one."""
 
     accepted: str = "text"
-    keeps_blanks: ClassVar[bool] = True
+    keep_trailing_blanks: ClassVar[bool] = True
 
     def from_text(self, text: str) -> Scalar:
         return text
@@ -51,7 +51,7 @@ class Bool:
     """`true` or `false`, in any case. Java reads every other word as false; here other words are rejected."""
 
     accepted: ClassVar[str] = "true or false"
-    keeps_blanks: ClassVar[bool] = False
+    keep_trailing_blanks: ClassVar[bool] = False
 
     def from_text(self, text: str) -> Scalar:
         if text.lower() not in ("true", "false"):
@@ -72,7 +72,7 @@ class Int:
     maximum: int | None = None
     words: tuple[str, ...] = ()
     power_of_two: bool = False
-    keeps_blanks: ClassVar[bool] = False
+    keep_trailing_blanks: ClassVar[bool] = False
 
     @property
     def accepted(self) -> str:
@@ -110,14 +110,14 @@ class Float:
     minimum: float
     maximum: float
     unit: str = ""
-    above: bool = False
+    exclude_minimum: bool = False
     """Whether the minimum itself is excluded."""
-    keeps_blanks: ClassVar[bool] = False
+    keep_trailing_blanks: ClassVar[bool] = False
 
     @property
     def accepted(self) -> str:
         what = f"a number of {self.unit}" if self.unit else "a number"
-        if self.above:
+        if self.exclude_minimum:
             return f"{what} above {self.minimum:g}, at most {self.maximum:g}"
         return f"{what} from {self.minimum:g} to {self.maximum:g}"
 
@@ -136,7 +136,7 @@ class Float:
         return self._checked(value)
 
     def _checked(self, value: float) -> float:
-        if not self.minimum <= value <= self.maximum or (self.above and value == self.minimum):
+        if not self.minimum <= value <= self.maximum or (self.exclude_minimum and value == self.minimum):
             raise BadValueError("is out of range")
         return float(value)
 
@@ -151,7 +151,7 @@ class Choice:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Words that LMI accepts and this server rejects, each with the reason."""
     any_case: bool = True
-    keeps_blanks: ClassVar[bool] = False
+    keep_trailing_blanks: ClassVar[bool] = False
 
     @property
     def accepted(self) -> str:

@@ -108,7 +108,7 @@ def test_range_ends_where_the_text_says(name: str, row: Any) -> None:
             refusals.append(str(error))
             return False
 
-    above = isinstance(row.type, Float) and row.type.above
+    above = isinstance(row.type, Float) and row.type.exclude_minimum
     assert accepts(row.type.minimum + step * above)
     assert not accepts(row.type.minimum - step * (not above))
     if row.type.maximum is not None:

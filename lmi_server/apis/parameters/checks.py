@@ -32,7 +32,7 @@ def check(field: str, value: Any, type: JsonType, or_else: str = "") -> Any:  # 
     except BadValueError as error:
         accepted = error.accepted or type.accepted + or_else
         hint = f"; did you mean {error.nearest!r}?" if error.nearest else ""
-        text = f"given {error.given or as_json(value)}; accepted: {accepted}{hint}"
+        text = f"given {error.received or as_json(value)}; accepted: {accepted}{hint}"
         raise InvalidField(field + error.place, text) from error
 
 

@@ -36,9 +36,9 @@ DEFAULT_MAX_NEW_TOKENS = 30
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` in completions."""
 
-_TEXTS = ListOf(BoundedText(MAX_TEXT_BYTES), MAX_TEXTS, or_one=True, plural="strings")
-_SOME_IDS = token_ids(MAX_TEXTS, or_one=True)
-_MANY_IDS = token_ids(MAX_BIASES, or_one=True)
+_TEXTS = ListOf(BoundedText(MAX_TEXT_BYTES), MAX_TEXTS, allow_single=True, plural="strings")
+_SOME_IDS = token_ids(MAX_TEXTS, allow_single=True)
+_MANY_IDS = token_ids(MAX_BIASES, allow_single=True)
 _SEQUENCE = token_ids(MAX_SEQUENCE, min_items=1)
 _BIAS = Float(-100, 100)
 _SHARE = Float(0, 1)
@@ -70,7 +70,7 @@ _SAMPLING: tuple[Parameter, ...] = (
     # 0 means greedy decoding.
     everywhere("top_p", type=_SHARE, default=1.0),
     everywhere("min_p", type=_SHARE, default=0.0),
-    everywhere("typical_p", type=Float(0, 1, above=True), default=1.0),
+    everywhere("typical_p", type=Float(0, 1, exclude_minimum=True), default=1.0),
     everywhere("repetition_penalty", type=_FACTOR, default=1.0),
     everywhere("presence_penalty", type=_PENALTY, default=0.0),
     everywhere("frequency_penalty", type=_PENALTY, default=0.0),
@@ -108,7 +108,7 @@ _ANSWER: tuple[Parameter, ...] = (
 _SERVICE: tuple[Parameter, ...] = (
     everywhere("priority", type=Int(-(2**31), 2**31 - 1), default=0),
     # At most option.predict_timeout, which `check_timeout` enforces.
-    everywhere("timeout", type=Float(0, 1e9, unit="seconds", above=True)),
+    everywhere("timeout", type=Float(0, 1e9, unit="seconds", exclude_minimum=True)),
 )
 
 GENERATE: tuple[Parameter, ...] = (
@@ -116,7 +116,7 @@ GENERATE: tuple[Parameter, ...] = (
     everywhere("encoder_no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0),
     everywhere("encoder_repetition_penalty", type=_FACTOR, default=1.0),
     everywhere("begin_suppress_tokens", type=_MANY_IDS, default=()),
-    everywhere("forced_bos_token_id", type=token_ids(1, or_one=True), default=()),
+    everywhere("forced_bos_token_id", type=token_ids(1, allow_single=True), default=()),
     everywhere("forced_eos_token_id", type=_SOME_IDS, default=()),
     everywhere("sequence_bias", type=ListOf(Pair(_SEQUENCE, _BIAS), MAX_BIASES), default=()),
 )
