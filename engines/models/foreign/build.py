@@ -16,7 +16,7 @@ from engines.models.foreign.decoder import ForeignDecoder
 from engines.models.foreign.description import ForeignConfig
 from engines.models.foreign.experts import DOWN, GATE_UP, PackedExperts, experts_activation
 from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
-from engines.models.foreign.paged_layer import NAME, Current, PagedLayer
+from engines.models.foreign.paged_layer import NAME, PagedLayer, StepState
 from engines.models.foreign.patterns import epsilon, gate_activation, native_norm
 from engines.models.foreign.renames import stored_names
 from engines.models.foreign.split_norm import SplitNorm
@@ -51,9 +51,9 @@ def build(parts: Parts) -> ForeignDecoder:
         module = _empty_module(config)
     _Builder(parts, config, module).fill()
     module.to(parts.weights.device)  # moves the buffers; parameters are already there
-    current = Current()
-    _attach_layers(module, parts, config, current)
-    return ForeignDecoder(module, current, parts.comm.rank == 0)
+    step_state = StepState()
+    _attach_layers(module, parts, config, step_state)
+    return ForeignDecoder(module, step_state, parts.comm.rank == 0)
 
 
 def _empty_module(config: ForeignConfig) -> Any:
@@ -284,12 +284,12 @@ class _Builder:
         return self._module.get_submodule(owner), name
 
 
-def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, current: Current) -> None:
+def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, step_state: StepState) -> None:
     """Attach each attention module to its layer of the KV cache, by the module's `layer_idx`."""
     share = config.split_plan(parts.comm.world_size, parts.comm.rank).head_share
     counts = share.queries.size, share.keys_values.size
     layers = [
-        PagedLayer(index, *counts, config.head_dim, spec.window, current, parts.stopwatch)
+        PagedLayer(index, *counts, config.head_dim, spec.window, step_state, parts.stopwatch)
         for index, spec in enumerate(config.attention)
     ]
     for owner in module.modules():

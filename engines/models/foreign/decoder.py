@@ -12,26 +12,26 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from engines.kv_cache import KvCache
 from engines.layers.step_attention import StepAttention
-from engines.models.foreign.paged_layer import Current
+from engines.models.foreign.paged_layer import StepState
 
 
 class ForeignDecoder:
     """One rank's part of a model. See `engines.models.decoder.Model`."""
 
-    def __init__(self, causal: Any, current: Current, leads: bool) -> None:
+    def __init__(self, causal: Any, step_state: StepState, leads: bool) -> None:
         """
         causal: transformers' model with its head.
-        current: state of the current step, shared by all layers.
+        step_state: state of the current step, shared by all layers.
         leads: whether this is rank 0.
         """
         prefix = causal.base_model_prefix
         self._base = getattr(causal, prefix)
         self._head = causal.get_output_embeddings()
         self._causal = causal
-        self._given = _GivenHidden()
+        self._fixed_hidden = _FixedHiddenStates()
         # The causal model's own forward scales logits and the like. It gets the hidden states already computed.
-        setattr(causal, prefix, self._given)
-        self._current = current
+        setattr(causal, prefix, self._fixed_hidden)
+        self._step_state = step_state
         self._leads = leads
 
     def forward(
@@ -46,7 +46,7 @@ class ForeignDecoder:
         Raises:
             UnsupportedAttention: the module attends in a way that this engine does not support.
         """
-        self._current.begin(step, cache)
+        self._step_state.begin(step, cache)
         with self._first_layers(num_layers):
             result = self._base(
                 input_ids=input_ids[None],
@@ -54,7 +54,7 @@ class ForeignDecoder:
                 use_cache=False,
                 return_dict=True,
             )
-        self._current.end(len(cache.layers) if num_layers is None else num_layers)
+        self._step_state.end(len(cache.layers) if num_layers is None else num_layers)
         hidden: torch.Tensor = result.last_hidden_state[0]
         return hidden
 
@@ -63,7 +63,7 @@ class ForeignDecoder:
         if not self._leads:
             self._head(hidden[None])
             return None
-        self._given.hidden = hidden[None]
+        self._fixed_hidden.hidden = hidden[None]
         # The ids are ignored, because only the head is left.
         ids = torch.zeros(hidden[None].shape[:2], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._causal(input_ids=ids, use_cache=False, return_dict=True).logits[0]
@@ -91,13 +91,13 @@ class ForeignDecoder:
         raise ValueError(f"{type(self._causal).__name__} has no list of its layers")
 
 
-class _GivenHidden(nn.Module):
-    """Replacement of the base model. Returns given hidden states."""
+class _FixedHiddenStates(nn.Module):
+    """Replacement of the base model. Returns hidden states that were computed before."""
 
     hidden: torch.Tensor
 
     @property
-    def decoder(self) -> _GivenHidden:
+    def decoder(self) -> _FixedHiddenStates:
         """Some heads call the decoder in the base model."""
         return self
 

@@ -35,7 +35,7 @@ _OBSTACLES = (
     ),
 )
 """Patterns in the source of unsupported architectures, each with the reason."""
-_SEEN_OTHERWISE = {
+_UNSUPPORTED = {
     "CohereCompassForCausalLM": "its rotary embedding needs more than a text's positions",
     "DiffLlamaForCausalLM": "its layers attend twice",
     "DogeForCausalLM": "its attention has masks of its own",
@@ -99,8 +99,8 @@ class ForeignConfig(ModelConfig):
 
 def obstacle(source: Source) -> str:
     """Return why an architecture is not supported, as far as its source shows. Empty if the source shows no reason."""
-    if source.architecture in _SEEN_OTHERWISE:
-        return _SEEN_OTHERWISE[source.architecture]
+    if source.architecture in _UNSUPPORTED:
+        return _UNSUPPORTED[source.architecture]
     for pattern, reason in _OBSTACLES:
         if re.search(pattern, source.modeling, re.DOTALL):
             return reason

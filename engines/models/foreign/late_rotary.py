@@ -55,22 +55,22 @@ class StepAngles:
     """Rotary angles of the current step's rows, made once for all layers that share their cosines."""
 
     step: StepAttention | None = None
-    made: dict[int, tuple[torch.Tensor, RowAngles | None]] = field(default_factory=dict)
+    by_cos_id: dict[int, tuple[torch.Tensor, RowAngles | None]] = field(default_factory=dict)
     """Cosines and angles, by the id of the cosines. Keeping the cosines keeps their id valid."""
 
     def begin(self, step: StepAttention) -> None:
         self.step = step
-        self.made.clear()
+        self.by_cos_id.clear()
 
     def of(self, cos: torch.Tensor, sin: torch.Tensor, form: RotaryForm) -> RowAngles | None:
         """Return the angles for native attention, or None if it cannot apply them."""
         if not isinstance(self.step, NativeStepAttention):
             return None
-        if id(cos) not in self.made:
+        if id(cos) not in self.by_cos_id:
             cos_sin = form.row_angles(cos, sin)
-            made = None if cos_sin is None else RowAngles.of(self.step.step, cos_sin, form.interleaved)
-            self.made[id(cos)] = cos, made
-        return self.made[id(cos)][1]
+            angles = None if cos_sin is None else RowAngles.of(self.step.step, cos_sin, form.interleaved)
+            self.by_cos_id[id(cos)] = cos, angles
+        return self.by_cos_id[id(cos)][1]
 
 
 class LateRotary:
@@ -81,9 +81,9 @@ class LateRotary:
         self._form = form
         self._step_angles = angles
         self._angles: RowAngles | None = None
-        self._given: Any = (None, None)
-        """Queries and keys of the current call before the rotation. `_returned` has those that were returned."""
-        self._returned: Any = (None, None)
+        self._inputs: Any = (None, None)
+        """Queries and keys of the current call before the rotation. `_outputs` has what was returned."""
+        self._outputs: Any = (None, None)
         self._is_last = False
         """Whether the module attended with exactly the returned tensors in its last call."""
 
@@ -97,14 +97,14 @@ class LateRotary:
         form = None if function is None else form_of(function)
         if function is None or form is None:
             return None
-        made = cls(function, form, angles)
-        scope = {**forward.__globals__, _FUNCTION: made}
+        replacement = cls(function, form, angles)
+        scope = {**forward.__globals__, _FUNCTION: replacement}
         own = FunctionType(
             forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__
         )
         own.__kwdefaults__ = forward.__kwdefaults__
         module.__dict__["forward"] = MethodType(own, module)
-        return made
+        return replacement
 
     def __call__(
         self,
@@ -117,12 +117,12 @@ class LateRotary:
     ) -> Any:
         plain = not args and not kwargs and q.shape[-1] == cos.shape[-1]
         self._angles = self._step_angles.of(cos, sin, self._form) if plain else None
-        self._given = self._returned = q, k
+        self._inputs = self._outputs = q, k
         if self._angles is None or not self._is_last:
-            self._returned = self._function(q, k, cos, sin, *args, **kwargs)
-        return self._returned
+            self._outputs = self._function(q, k, cos, sin, *args, **kwargs)
+        return self._outputs
 
-    def unturned(
+    def unrotated(
         self, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, RowAngles | None]:
         """Return queries and keys for attention, and the angles to rotate them by; None: they are already rotated.
@@ -130,13 +130,13 @@ class LateRotary:
         Raises:
             UnsupportedAttention: the module changed the returned tensors, but did not in its last call.
         """
-        same = query is self._returned[0] and key is self._returned[1]
-        given, angles, late = self._given, self._angles, self._is_last
-        self._given = self._returned = (None, None)
+        same = query is self._outputs[0] and key is self._outputs[1]
+        inputs, angles, was_last = self._inputs, self._angles, self._is_last
+        self._inputs = self._outputs = (None, None)
         self._angles, self._is_last = None, same
         if same and angles is not None:
-            return (*given, angles)
-        if late and angles is not None:
+            return (*inputs, angles)
+        if was_last and angles is not None:
             raise UnsupportedAttention(
                 "queries and keys are changed after they are turned, but not in all steps"
             )

@@ -32,7 +32,7 @@ _ATTRIBUTE = "lmi_layer"
 
 
 @dataclass(slots=True)
-class Current:
+class StepState:
     """State of the current step, shared by all layers of a model."""
 
     step: StepAttention | None = None
@@ -63,7 +63,7 @@ class PagedLayer:
     head_dim: int
     window: int | None
     """Window in the model's description. The cache may have dropped earlier tokens."""
-    current: Current
+    step_state: StepState
     stopwatch: Stopwatch
     rule: AttentionRule | None = None
     arguments: tuple[Any, ...] = ()
@@ -73,7 +73,7 @@ class PagedLayer:
     def attach(self, module: torch.nn.Module) -> None:
         """Make an attention module use this layer."""
         setattr(module, _ATTRIBUTE, self)
-        self.rotary = LateRotary.replace_in(module, self.current.angles) or self.rotary
+        self.rotary = LateRotary.replace_in(module, self.step_state.angles) or self.rotary
 
     def attend(
         self,
@@ -85,12 +85,12 @@ class PagedLayer:
 
         query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim].
         """
-        step, cache, rule = self.current.step, self.current.cache, self.rule
+        step, cache, rule = self.step_state.step, self.step_state.cache, self.rule
         if step is None or cache is None or rule is None:
             raise UnsupportedAttention("attention outside of a step")
-        if self.index in self.current.calls:
+        if self.index in self.step_state.calls:
             raise UnsupportedAttention(f"layer {self.index} attends twice in a step")
-        self.current.calls.add(self.index)
+        self.step_state.calls.add(self.index)
         width, num_tokens = value.shape[-1], query.shape[2]
         if width < self.head_dim:
             value = F.pad(value, (0, self.head_dim - width))
@@ -102,7 +102,7 @@ class PagedLayer:
                 )
         angles = None
         if self.rotary is not None:
-            query, key, angles = self.rotary.unturned(query, key)
+            query, key, angles = self.rotary.unrotated(query, key)
         qkv, pool = _side_by_side(query, key, value), cache.layers[self.index]
         self.stopwatch.start()
         if angles is not None and isinstance(step, NativeStepAttention):
@@ -112,13 +112,13 @@ class PagedLayer:
         self.stopwatch.stop("attention")
         return out.view(1, num_tokens, self.num_heads, self.head_dim)[..., :width]
 
-    def rule_of(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionRule:
+    def make_rule(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionRule:
         if spec.window != self.window:
             raise UnsupportedAttention(
                 f"layer {self.index} has a window of {spec.window}, config.json says {self.window}"
             )
-        given = None if sinks is None else sinks.detach().float().contiguous()
-        return AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=given)
+        sinks = None if sinks is None else sinks.detach().float().contiguous()
+        return AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=sinks)
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _attention(
     if layer.arguments != arguments:
         scale = layer.head_dim**-0.5 if scaling is None else float(scaling)
         spec = AttentionSpec(scale, None, window=window, softcap=softcap, sinks=s_aux is not None)
-        layer.rule, layer.arguments = layer.rule_of(spec, s_aux), arguments
+        layer.rule, layer.arguments = layer.make_rule(spec, s_aux), arguments
     return layer.attend(query, key, value), None
 
 
