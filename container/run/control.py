@@ -21,7 +21,7 @@ from engines.wire import (
     encode,
 )
 
-_LOOK_MS = 100
+_POLL_MS = 100
 
 
 class EngineControl:
@@ -37,33 +37,33 @@ class EngineControl:
         """Tell the engine to stop within `seconds`. Does not wait."""
         self._socket.send(encode(Drain(seconds)))
 
-    def stats(self, timeout: float, worth_waiting: Callable[[], bool]) -> EngineStats | None:
+    def stats(self, timeout: float, keep_waiting: Callable[[], bool]) -> EngineStats | None:
         """Return the engine's statistics; None if the engine does not reply within `timeout` seconds.
 
-        Also returns None when `worth_waiting` returns False: a dead engine must not delay the supervisor.
+        Also returns None when `keep_waiting` returns False: a dead engine must not delay the supervisor.
         """
         self._token += 1
-        reply = self._ask(GetStats(self._token), timeout, worth_waiting)
+        reply = self._ask(GetStats(self._token), timeout, keep_waiting)
         return reply.stats if isinstance(reply, Stats) else None
 
     def scheduler(
-        self, changes: Mapping[str, SettingValue], timeout: float, worth_waiting: Callable[[], bool]
+        self, changes: Mapping[str, SettingValue], timeout: float, keep_waiting: Callable[[], bool]
     ) -> SchedulerSettings | None:
         """Change scheduler settings, all or none, and return the settings in force. `changes` may be empty.
 
         Returns None if the engine has no scheduler, or does not reply (see `stats`).
         """
         self._token += 1
-        reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, worth_waiting)
+        reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, keep_waiting)
         return reply.settings if isinstance(reply, SchedulerState) else None
 
     def _ask(
-        self, question: GetStats | ConfigureScheduler, timeout: float, worth_waiting: Callable[[], bool]
+        self, question: GetStats | ConfigureScheduler, timeout: float, keep_waiting: Callable[[], bool]
     ) -> Stats | SchedulerState | None:
         self._socket.send(encode(question))
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline and worth_waiting():
-            if not self._socket.poll(_LOOK_MS):
+        while time.monotonic() < deadline and keep_waiting():
+            if not self._socket.poll(_POLL_MS):
                 continue
             message = decode_to_client(self._socket.recv())
             if isinstance(message, Stats | SchedulerState) and message.token == question.token:

@@ -25,7 +25,7 @@ class RestartRule:
     """Seconds until the first restart; doubled for each further consecutive death."""
     long_service: float = 60.0
     """Seconds of service after which the count of consecutive deaths restarts."""
-    stuck_looks: int = 300
+    max_stalled_checks: int = 300
     """Number of consecutive checks without progress after which a ready engine is replaced, about 60 s. The limit is
     not a time, because no checks happen while a container is paused."""
 
@@ -51,7 +51,7 @@ class EngineCopy:
         self._ready_at: float | None = None
         self._restart_at: float | None = None
         self._deaths = 0
-        self._looks_without_progress = 0
+        self._stalled_checks = 0
         self.child, self.board = start()
 
     @property
@@ -82,12 +82,12 @@ class EngineCopy:
         """Return the cause in one line if a ready engine makes no more progress; else None. Each call is one check."""
         health = self.board.read()
         hangs = self.alive and health.state is EngineState.READY and not health.ready
-        self._looks_without_progress = self._looks_without_progress + 1 if hangs else 0
-        if self._looks_without_progress < self._rule.stuck_looks:
+        self._stalled_checks = self._stalled_checks + 1 if hangs else 0
+        if self._stalled_checks < self._rule.max_stalled_checks:
             return None
         return f"{self.name} made no progress for {health.heartbeat_age:.0f} s"
 
-    def bury(self, cause: str) -> float | None:
+    def schedule_restart(self, cause: str) -> float | None:
         """Kill a failed engine and schedule its restart. Returns seconds until then; None if it has died too often."""
         self.child.kill_all()
         self.board.set_state(EngineState.FAILED, cause)
@@ -96,14 +96,14 @@ class EngineCopy:
             self._deaths = 0
         self._deaths += 1
         self._ready_at = None
-        self._looks_without_progress = 0
+        self._stalled_checks = 0
         if self._deaths >= rule.max_deaths:
             return None
         delay: float = rule.delay * 2 ** (self._deaths - 1)
         self._restart_at = now + delay
         return delay
 
-    def advance(self) -> bool:
+    def poll_ready(self) -> bool:
         """Restart the engine if a restart is due. Returns whether the engine has become ready since the last call."""
         now = self._clock()
         if self._restart_at is not None:

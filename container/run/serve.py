@@ -141,7 +141,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=4096)
     except OSError as error:
         raise CannotListen(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another one with --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another port with --port"
         ) from error
 
 
@@ -231,24 +231,24 @@ class _Run:
             web = self._start_web(listener, launch.web_connections(open_files))
             # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
             listener.close()
-            self.view.say(f"the engine is starting; {address}/ping answers 503 until it is ready")
+            self.view.say(f"the engine is starting; {address}/ping returns 503 until it is ready")
             before["starting processes"] = time.monotonic() - started - sum(before.values())
             first = copies[0]
 
-            def lives() -> bool:
+            def still_running() -> bool:
                 return first.child.poll() is None and not self.signals.count
 
             def announce_ready() -> None:
                 seconds = time.monotonic() - started
-                stats = first.control.stats(_STATS_SECONDS, lives)
+                stats = first.control.stats(_STATS_SECONDS, still_running)
                 if stats is not None:
                     self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
                     if self.config.engine != "Handler":
                         has_template = announce.has_chat_template(Path(self.config.model.path))
                         self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
                     self.view.say(announce.ready_line(stats.info, address, self.copies))
-                elif lives():
-                    self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
+                elif still_running():
+                    self.view.say(f"warning: the engine is ready but did not respond within {_STATS_SECONDS:g} s")
 
             lock = self.paths.settings_lock
             supervisor = Supervisor(copies, web, self.signals, self.view.say, lock, helpers=helpers)
@@ -281,7 +281,7 @@ class _Run:
             return None
         library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
         if library is None:
-            self.view.say("note: without a C compiler, mpirun listens on all interfaces of this machine")
+            self.view.say("note: no C compiler found; mpirun listens on all network interfaces")
         return _Mpirun(mpi.find_mpirun(self.environ), library)
 
     def _start_formatter(self) -> Helper:

@@ -93,14 +93,14 @@ class Supervisor:
                     )
             self._raise_if_broken(loading_timeout, wait=0.0)
             for copy in self._copies:
-                copy.advance()
+                copy.poll_ready()
             self._was_ready = True
             when_ready()
             while not self._signals.count:
                 self._raise_if_broken(loading_timeout)
                 for copy in self._copies:
-                    if copy.advance():
-                        self._welcome(copy)
+                    if copy.poll_ready():
+                        self._restore_settings(copy)
             return self._stop()
         except Failure as failure:
             return self._fail(str(failure))
@@ -138,28 +138,28 @@ class Supervisor:
         """Schedule the restart of one of several copies. Raises Failure if the copy is not restarted."""
         if not self._was_ready or len(self._copies) == 1:
             raise Failure(cause)
-        delay = copy.bury(cause)
+        delay = copy.schedule_restart(cause)
         if delay is None:
-            raise Failure(f"{copy.name} ended again and again; at last: {cause}")
-        self._say(f"warning: {cause}; {copy.name} is started again in {delay:g} s, the others serve")
+            raise Failure(f"{copy.name} keeps failing and is not restarted; last failure: {cause}")
+        self._say(f"warning: {cause}; restarting {copy.name} in {delay:g} s; the other copies keep serving")
 
-    def _welcome(self, copy: EngineCopy) -> None:
+    def _restore_settings(self, copy: EngineCopy) -> None:
         """Give a restarted copy the settings of the others, then report that it serves again."""
         try:
             with settings_lock(self._settings_lock_file, _SETTINGS_SECONDS, self._signals.wait):
                 self._share_settings(copy)
         except Unavailable as error:
-            self._say(f"warning: {copy.name} has the settings of its start: {error}")
-        self._say(f"{copy.name} serves again")
+            self._say(f"warning: {copy.name} keeps the scheduler settings it started with: {error}")
+        self._say(f"{copy.name} is serving again")
 
     def _share_settings(self, copy: EngineCopy) -> None:
         """Apply the scheduler settings of the other copies, which may have changed, to a restarted copy."""
 
-        def settings(of: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
-            def lives() -> bool:
-                return of.child.poll() is None and not self._signals.count
+        def settings(target: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
+            def keep_waiting() -> bool:
+                return target.child.poll() is None and not self._signals.count
 
-            return of.control.scheduler(changes, _SETTINGS_SECONDS, lives)
+            return target.control.scheduler(changes, _SETTINGS_SECONDS, keep_waiting)
 
         others = (other for other in self._copies if other is not copy and other.was_ready)
         if in_force := next(filter(None, (settings(other, {}) for other in others)), None):
@@ -180,7 +180,7 @@ class Supervisor:
         if self._signals.count < 2:
             self._end_web()
         if self._signals.count > 1:
-            self._say("stopped at once after a second signal")
+            self._say("stopped immediately on a second signal")
             return 1
         for child, code in broken:
             self._say(f"error: {cause_of_death(child.name, code, child.last_lines())}")
@@ -196,7 +196,7 @@ class Supervisor:
         while any(copy.child.poll() is None for copy in copies) and self._signals.count < 2:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                self._say(f"the engine did not stop within {self._times.engine_end:g} s and is killed")
+                self._say(f"the engine did not stop within {self._times.engine_end:g} s; killing it")
                 break
             self._signals.wait(min(remaining, _POLL_SECONDS))
         return [(copy.child, code) for copy in copies if (code := copy.child.poll())]
@@ -211,7 +211,7 @@ class Supervisor:
             while (remaining := until - time.monotonic()) > 0 and self._signals.count == 0:
                 self._signals.wait(remaining)
             self._end_web()
-        self._say(f"error: the server stops: {cause}")
+        self._say(f"error: shutting down: {cause}")
         return 1
 
     def _end_web(self) -> None:

@@ -117,7 +117,7 @@ def main() -> int:
     count = int(os.environ.get("COPIES", "1"))
     # The fake engines have no heartbeats, and a busy machine may hold up their answers.
     rule = RestartRule(
-        delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")), stuck_looks=1_000_000
+        delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")), max_stalled_checks=1_000_000
     )
     supervise._SETTINGS_SECONDS = 200.0
     here = [sys.executable, __file__]

@@ -10,7 +10,7 @@ import pytest
 from container.run.engine_copy import EngineCopy, RestartRule
 from engines.health import EngineState, StatusBoard
 
-RULE = RestartRule(max_deaths=3, delay=1.0, long_service=60.0, stuck_looks=5)
+RULE = RestartRule(max_deaths=3, delay=1.0, long_service=60.0, max_stalled_checks=5)
 
 
 class FakeChild:
@@ -50,8 +50,8 @@ class Lab:
     def ready(self) -> None:
         self.copy.board.beat(0)
         self.copy.board.set_state(EngineState.READY)
-        assert self.copy.advance()
-        assert not self.copy.advance()
+        assert self.copy.poll_ready()
+        assert not self.copy.poll_ready()
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_an_engine_that_is_well_is_left_alone(lab: Lab) -> None:
     lab.ready()
     lab.now = 1000.0
     assert lab.copy.failure(10) is None
-    assert not lab.copy.advance()
+    assert not lab.copy.poll_ready()
     assert len(lab.children) == 1
 
 
@@ -73,38 +73,38 @@ def test_a_restart_waits_longer_each_time_until_there_is_none(lab: Lab) -> None:
     for delay in (1.0, 2.0):
         lab.children[-1].code = -9
         assert "SIGKILL" in (lab.copy.failure(10) or "")
-        assert lab.copy.bury("killed") == delay
+        assert lab.copy.schedule_restart("killed") == delay
         assert lab.children[-1].killed
         assert lab.copy.board.read().state is EngineState.FAILED
         assert not lab.copy.alive
         lab.now += delay - 0.1
-        assert not lab.copy.advance()
+        assert not lab.copy.poll_ready()
         assert lab.copy.failure(10) is None  # nothing runs that could fail
         started = len(lab.children)
         lab.now += 0.2
-        lab.copy.advance()
+        lab.copy.poll_ready()
         assert lab.copy.alive
         assert len(lab.children) == started + 1
         lab.ready()
-    assert lab.copy.bury("killed") is None
+    assert lab.copy.schedule_restart("killed") is None
 
 
 def test_long_service_begins_a_new_row(lab: Lab) -> None:
     lab.ready()
     for _ in range(5):
         lab.now += 61
-        assert lab.copy.bury("killed") == 1.0
+        assert lab.copy.schedule_restart("killed") == 1.0
         lab.now += 1
-        lab.copy.advance()
+        lab.copy.poll_ready()
         lab.ready()
 
 
 def test_a_successor_that_does_not_load_in_time_has_failed(lab: Lab) -> None:
     lab.ready()
     lab.now = 100.0
-    assert lab.copy.bury("killed") is not None
+    assert lab.copy.schedule_restart("killed") is not None
     lab.now = 101.0
-    lab.copy.advance()
+    lab.copy.poll_ready()
     lab.now = 110.0
     assert lab.copy.failure(10) is None
     lab.now = 112.0

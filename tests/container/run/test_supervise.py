@@ -329,6 +329,6 @@ def test_a_copy_gets_the_settings_of_the_others_while_nobody_changes_them(tmp_pa
     said: list[str] = []
     signals: Any = SimpleNamespace(wait=time.sleep, count=0)
     supervisor = Supervisor(copies, None, signals, said.append, lock)  # type: ignore[arg-type]
-    supervisor._welcome(copies[1])
+    supervisor._restore_settings(copies[1])
     assert [changes.get("max_waiting") for changes in given] == [None, 7]
     assert said == ["copy 2 serves again"]
