@@ -26,7 +26,7 @@ from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import Choices, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
-from engines.mpi.scheduler.settings import Value, change
+from engines.mpi.scheduler.settings import Value, apply_changes
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 from engines.mpi.trace import StepTrace
@@ -94,8 +94,8 @@ class EngineCore:
         self._sampler.forget(request_id)
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
-        """Change settings from the next step on; return those in force. Raises `BadSettings`, with nothing changed."""
-        settings = change(self._scheduler.settings, changes, self._measured)
+        """Change settings from the next step on; return those in force. Raises `InvalidSettings`, changing nothing."""
+        settings = apply_changes(self._scheduler.settings, changes, self._measured)
         if changes:
             self._scheduler.reconfigure(settings)
             logger.info("scheduler settings changed: %s", dict(changes))
@@ -114,7 +114,7 @@ class EngineCore:
         for output in outputs:
             self._ended(output)
         step = self._scheduler.schedule()
-        for sequence in self._scheduler.take_started():
+        for sequence in self._scheduler.pop_started():
             self.metrics.queue_time.observe(max(0.0, now - sequence.request.arrival_time))
             self.metrics.prompt_tokens += sequence.num_prompt_tokens
         if step is None and self._in_flight is None:
@@ -248,7 +248,7 @@ class EngineCore:
     def _count(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
         metrics = self.metrics
         now = self._clock()
-        for sequence in self._scheduler.take_answered():
+        for sequence in self._scheduler.pop_first_token_sequences():
             metrics.time_to_first_token.observe(max(0.0, now - sequence.request.arrival_time))
         metrics.tokens_generated += sum([len(output.token_ids) for output in outputs])
         ended = ended_outputs(outputs)

@@ -13,7 +13,7 @@ from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.metrics import EngineMetrics
 from engines.mpi.engine_core import EngineCore, ended_outputs
-from engines.mpi.scheduler.settings import BadSettings
+from engines.mpi.scheduler.settings import InvalidSettings
 from engines.stopwatch import Stopwatch
 from engines.wire import (
     Abort,
@@ -96,7 +96,7 @@ class Leader:
             case ConfigureScheduler(token, changes):
                 try:
                     answer = SchedulerState(token, core.configure(changes), {})
-                except BadSettings as error:
+                except InvalidSettings as error:
                     answer = SchedulerState(token, core.settings, error.refused)
                 front.send(client, answer)
             case Drain(seconds):

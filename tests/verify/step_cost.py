@@ -93,7 +93,7 @@ def measure(
         tokens = [token] * num_running
         sampled = clock()
         scheduler.update(step, tokens, float(number))
-        scheduler.take_started()
+        scheduler.pop_started()
         updated = clock()
         schedule.append(scheduled - started)
         encode.append(encoded - scheduled)
@@ -133,7 +133,7 @@ def _loaded(settings: CostSettings, num_running: int, num_waiting: int) -> Sched
     if step is None or len(step.sequences) != num_running:
         raise ValueError(f"not all {num_running} prompts are in the first step")
     scheduler.update(step, [SampledToken(7)] * num_running, 0.0)
-    scheduler.take_started()
+    scheduler.pop_started()
     last = SamplingParams(max_new_tokens=1)
     for number in range(num_waiting):
         # One that does not fit holds up the others, whoever is next by the policy.

@@ -29,7 +29,7 @@ class BeamGroup:
         """Next-token candidates of the live hypotheses, as far as they are known: a step may compute only some of
         them."""
 
-    def take(
+    def process(
         self, sequence: Sequence, candidates: TokenLogprobs, planner: StepPlanner
     ) -> RequestOutput | None:
         """Process the candidates of a sequence that is computed to its end. Returns the output when the search is

@@ -58,7 +58,7 @@ class StepPlanner:
         self._admission = ADMISSION_MODES[config.batch_scheduler_policy]
         self._prefill = make_prefill_mode(config.settings.chunked_prefill)
         self._blocks = blocks
-        self._generating: dict[Sequence, None] = {}
+        self._decoding: dict[Sequence, None] = {}
         """Running sequences that have only their newest token to compute, without beams."""
         self._free_rows: list[int] = []
         """Heap of free rows that were used before."""
@@ -82,7 +82,7 @@ class StepPlanner:
         """Plan the next step. Returns None when there is nothing to compute."""
         draft = StepDraft()
         settings, mode = self.settings, self._prefill
-        others = self._not_generating()
+        others = self._other_sequences()
         behind = [sequence for sequence in others if not sequence.is_decoding]
         if mode.pauses_decodes and (
             behind or mode.is_due(len(self.running), len(self.waiting), self._num_decode_steps, settings)
@@ -101,33 +101,33 @@ class StepPlanner:
         self._num_decode_steps = 0 if draft.prefills else self._num_decode_steps + 1
         return self._finish(draft)
 
-    def _not_generating(self) -> list[Sequence]:
-        """Return the running sequences that have tokens to compute and are not in `_generating`: prefills, beams,
+    def _other_sequences(self) -> list[Sequence]:
+        """Return the running sequences that have tokens to compute and are not in `_decoding`: prefills, beams,
         and preempted sequences that found all but their newest token in the prefix cache."""
-        generating = self._generating
-        if len(generating) == len(self.running):
+        decoding = self._decoding
+        if len(decoding) == len(self.running):
             return []
         return [
             s
             for s in self.running.values()
-            if s not in generating and s.num_computed_tokens < len(s.token_ids) and not s.is_complete
+            if s not in decoding and s.num_computed_tokens < len(s.token_ids) and not s.is_complete
         ]
 
     def _decode(self, others: list[Sequence], draft: StepDraft) -> None:
         """Plan the newest token of every decoding sequence. The step has room for one token of each running
         sequence."""
         block_size = self._blocks.block_size
-        decodes = list(self._generating)
+        decodes = list(self._decoding)
         for sequence in [s for s in decodes if not s.num_computed_tokens % block_size]:
             # The newest token is the first of a page.
-            if not sequence.waits:
+            if not sequence.is_waiting:
                 self._make_room(sequence, len(sequence.token_ids), draft)
             draft.grown.append(sequence)
         if draft.preempted:
-            decodes = [sequence for sequence in decodes if not sequence.waits]
+            decodes = [sequence for sequence in decodes if not sequence.is_waiting]
         draft.decodes = dict.fromkeys(decodes, 1)
         for sequence in others:
-            if sequence.is_decoding and not sequence.waits:
+            if sequence.is_decoding and not sequence.is_waiting:
                 self._decode_one(sequence, draft)
 
     def _decode_one(self, sequence: Sequence, draft: StepDraft) -> None:
@@ -135,14 +135,14 @@ class StepPlanner:
             draft.decodes[sequence] = 1
             draft.grown.append(sequence)
             if not sequence.is_beam:
-                self.generates(sequence)
+                self.mark_decoding(sequence)
 
     def _take_turns(self, draft: StepDraft) -> None:
         """Plan a step that has room for fewer tokens than there are running sequences. The policy's precedence
         decides which sequences are served. Among equals, the longest unserved go first, so that none starves."""
         precedence = self.waiting.policy.precedence
         for sequence in sorted(self.running.values(), key=lambda s: (precedence(s), s.last_turn, s.number)):
-            if sequence.waits or sequence.is_complete:
+            if sequence.is_waiting or sequence.is_complete:
                 continue
             if draft.num_tokens >= self.settings.max_num_batched_tokens:
                 break
@@ -157,7 +157,7 @@ class StepPlanner:
     def _catch_up(self, behind: list[Sequence], draft: StepDraft) -> None:
         """Plan prefill chunks of the sequences in `behind`, as far as the budgets allow."""
         for sequence in behind:
-            if sequence.waits or not self._is_ready(sequence):
+            if sequence.is_waiting or not self._is_ready(sequence):
                 continue
             start = sequence.num_computed_tokens
             count = self._chunk(sequence.num_tokens - start, draft)
@@ -173,7 +173,7 @@ class StepPlanner:
         sibling, last = sequence.sibling, sequence.num_prompt_tokens - 1
         if sibling is None:
             return True
-        if sequence.num_computed_tokens < last and not sibling.waits:
+        if sequence.num_computed_tokens < last and not sibling.is_waiting:
             if sibling.num_output_tokens == 0:
                 return False
             taken = last <= sibling.num_settled_tokens and self._fork(sibling, sequence, last)
@@ -227,7 +227,7 @@ class StepPlanner:
     def _start(self, sequence: Sequence) -> None:
         """Move a sequence that got its blocks from the waiting to the running ones."""
         self.waiting.remove(sequence)
-        self.waiting.policy.admitted(sequence)
+        self.waiting.policy.record_admission(sequence)
         hits = sequence.num_computed_tokens
         if sequence.num_preemptions == 0:
             self.num_prefix_hit_tokens += hits
@@ -264,19 +264,19 @@ class StepPlanner:
             for sequence, count in draft.prefills.items():
                 again = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
                 self.num_recomputed_tokens += max(0, again)
-            self.waiting.policy.computed(draft.prefills)
-        self.waiting.policy.computed(draft.decodes)
+            self.waiting.policy.record_computed(draft.prefills)
+        self.waiting.policy.record_computed(draft.decodes)
         copies, self._copies = self._copies, []
         return draft.finish(copies)
 
-    def generates(self, sequence: Sequence) -> None:
+    def mark_decoding(self, sequence: Sequence) -> None:
         """Mark a sequence as decoding: all its tokens but the newest are computed, and each step adds one."""
-        self._generating[sequence] = None
+        self._decoding[sequence] = None
         self._blocks.free_unseen(sequence)
 
-    def completes(self, sequence: Sequence) -> None:
+    def mark_complete(self, sequence: Sequence) -> None:
         """Mark that the last token of a sequence is in flight, so nothing is left to compute."""
-        self._generating.pop(sequence, None)
+        self._decoding.pop(sequence, None)
 
     def replace(self, source: Sequence, sequence: Sequence) -> None:
         """Free what a beam holds, and take over all computed tokens of the source."""
@@ -303,7 +303,7 @@ class StepPlanner:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, running or waiting, and free everything it holds."""
-        if sequence.waits:
+        if sequence.is_waiting:
             self.waiting.remove(sequence)
             return
         for one in (sequence, *sequence.companions):
@@ -311,7 +311,7 @@ class StepPlanner:
 
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence.id]
-        self._generating.pop(sequence, None)
+        self._decoding.pop(sequence, None)
         self._blocks.release(sequence)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = -1
@@ -325,5 +325,5 @@ class StepPlanner:
             raise RuntimeError(
                 f"rows {rows} are in use and {self._free_rows} free: one is lost or used twice"
             )
-        if not self._generating.keys() <= set(self.running.values()):
+        if not self._decoding.keys() <= set(self.running.values()):
             raise RuntimeError("a sequence generates that does not run")

@@ -44,7 +44,7 @@ class Scheduler:
         self._beams: dict[str, BeamGroup] = {}
         """Beam groups of the requests with beam search, by request id."""
         self._num_added = 0
-        self._answered: list[Sequence] = []
+        self._first_token_sequences: list[Sequence] = []
         self._deadlines: list[tuple[float, int, str]] = []
         """A heap of (deadline, number, id); may hold requests that have ended."""
 
@@ -147,15 +147,15 @@ class Scheduler:
         """Plan the next step, or None when there is nothing to compute."""
         return self._planner.schedule() if self._by_id else None
 
-    def take_started(self) -> list[Sequence]:
+    def pop_started(self) -> list[Sequence]:
         """Return the sequences admitted for the first time since the last call."""
         started, self._planner.started = self._planner.started, []
         return started
 
-    def take_answered(self) -> list[Sequence]:
+    def pop_first_token_sequences(self) -> list[Sequence]:
         """Return the sequences that produced their first token since the last call."""
-        answered, self._answered = self._answered, []
-        return answered
+        sequences, self._first_token_sequences = self._first_token_sequences, []
+        return sequences
 
     def update(
         self,
@@ -182,7 +182,7 @@ class Scheduler:
                 sequence.num_pending += 1
                 sequence.token_ids.append(UNKNOWN_TOKEN)
                 if start + 2 >= sequence.max_num_tokens:
-                    planner.completes(sequence)
+                    planner.mark_complete(sequence)
         for sequence, start, count, want in step.prefills:
             if sequence.done:
                 continue
@@ -192,7 +192,7 @@ class Scheduler:
                 sequence.num_pending += 1
                 sequence.token_ids.append(UNKNOWN_TOKEN)
                 if not sequence.is_complete:
-                    planner.generates(sequence)
+                    planner.mark_decoding(sequence)
 
     def finish(
         self,
@@ -209,17 +209,17 @@ class Scheduler:
         decodes = step.num_decodes
         places = []
         for sequence, start, count, want in step.prefills:
-            _settle(sequence, count)
+            _mark_settled(sequence, count)
             if want & WANT_LOGITS:
                 places.append(start + count)
         for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
             sequence.prompt_logprobs.extend(scores)
-        outputs = self._take_decodes(step, tokens[:decodes], now)
+        outputs = self._process_decodes(step, tokens[:decodes], now)
         for sequence, place, token in zip(step.sampled[decodes:], places, tokens[decodes:], strict=True):
-            outputs += self._take(sequence, token, now, place)
+            outputs += self._process_token(sequence, token, now, place)
         return outputs
 
-    def _take_decodes(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
+    def _process_decodes(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
         """Process the next tokens of decoding sequences. Written for speed: a step may have hundreds of them."""
         outputs: list[RequestOutput] = []
         block_size = self._blocks.block_size
@@ -239,11 +239,13 @@ class Scheduler:
                     self._blocks.keep(sequence)
                 outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
             else:
-                _settle(sequence, 1)
-                outputs += self._take(sequence, token, now, start + 1)
+                _mark_settled(sequence, 1)
+                outputs += self._process_token(sequence, token, now, start + 1)
         return outputs
 
-    def _take(self, sequence: Sequence, token: SampledToken, now: float, place: int) -> list[RequestOutput]:
+    def _process_token(
+        self, sequence: Sequence, token: SampledToken, now: float, place: int
+    ) -> list[RequestOutput]:
         """Process a token outside the fast path: a first or last token, one with more than its id to report, or one
         that comes after its sequence ended or was preempted."""
         # An earlier token ended the sequence while this step was in flight, or its beam search ended in this step.
@@ -253,10 +255,10 @@ class Scheduler:
             sequence.num_pending -= 1
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
-        if not sequence.waits:  # it may have been preempted while the step was in flight
+        if not sequence.is_waiting:  # it may have been preempted while the step was in flight
             self._blocks.keep(sequence)
         if sequence.is_beam:
-            return self._take_beam(sequence, token)
+            return self._process_beam(sequence, token)
         sequence.token_ids[place] = token.token_id
         reason = None
         if token.token_id in sequence.stop_token_ids:
@@ -267,26 +269,26 @@ class Scheduler:
             if place == sequence.num_prompt_tokens:
                 self._planner.share_prompt(sequence)
             self._remove(sequence)
-        elif not sequence.num_pending and not sequence.waits:
-            self._planner.generates(sequence)
+        elif not sequence.num_pending and not sequence.is_waiting:
+            self._planner.mark_decoding(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
         output = RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)
         if sequence.first_token_time is None:
             sequence.first_token_time = now
-            self._answered.append(sequence)
+            self._first_token_sequences.append(sequence)
             if token.logprob is None:
                 sequence.last_plain_start = sequence.max_num_tokens - 2
             scores, num_cached = tuple(sequence.prompt_logprobs), sequence.num_cached_tokens
             output = output._replace(prompt_logprobs=scores, num_cached_tokens=num_cached)
         return [output]
 
-    def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
+    def _process_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
         """Pass the candidates of one beam to its beam search."""
-        output = self._beams[sequence.request.id].take(sequence, token.top, self._planner)
+        output = self._beams[sequence.request.id].process(sequence, token.top, self._planner)
         if output is None:
             return []
-        self._answered.append(sequence)
+        self._first_token_sequences.append(sequence)
         self._remove(self._by_id[output.id])
         return [output]
 
@@ -310,9 +312,9 @@ class Scheduler:
                 one.check()
 
 
-def _settle(sequence: Sequence, count: int) -> None:
+def _mark_settled(sequence: Sequence, count: int) -> None:
     """Count `count` tokens of an ended step as settled, unless the sequence was preempted since."""
-    if not sequence.waits:
+    if not sequence.is_waiting:
         sequence.num_in_flight -= count
 
 

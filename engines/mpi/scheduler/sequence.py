@@ -82,7 +82,7 @@ class Sequence:
         self.sampling_row = SamplingRow(self.id, sampling, self.token_ids, self.num_prompt_tokens)
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """True while the sequence does not run and holds nothing."""
         return self.row < 0
 
@@ -124,7 +124,7 @@ class Sequence:
                 UNKNOWN_TOKEN not in self.token_ids[:known]
                 and self.token_ids[known:] == [UNKNOWN_TOKEN] * self.num_pending
             ),
-            "it waits and holds something": not self.waits
+            "it waits and holds something": not self.is_waiting
             or not any(
                 (
                     self.block_table,

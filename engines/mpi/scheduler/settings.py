@@ -11,7 +11,7 @@ from engines.mpi.scheduler.policies import POLICIES
 
 Value = int | float | bool | str | None
 
-_LEAST: dict[str, int] = {
+_MINIMUMS: dict[str, int] = {
     "max_num_seqs": 1,
     "max_prefill_tokens": 1,
     "max_num_batched_tokens": 1,
@@ -22,7 +22,7 @@ _LEAST: dict[str, int] = {
 }
 
 
-class BadSettings(Exception):
+class InvalidSettings(Exception):
     """Rejected changes; none was applied. `refused`: the reason for each rejected field."""
 
     def __init__(self, refused: dict[str, str]) -> None:
@@ -30,7 +30,7 @@ class BadSettings(Exception):
         self.refused = refused
 
 
-def change(
+def apply_changes(
     settings: SchedulerSettings, changes: Mapping[str, Value], measured: LargestStep | None
 ) -> SchedulerSettings:
     """Return the settings with these changes.
@@ -38,13 +38,13 @@ def change(
     measured: the step that memory was measured for at startup; no step may become larger. None: no limit.
 
     Raises:
-        BadSettings: a value is not accepted, or a setting does not exist.
+        InvalidSettings: a value is not accepted, or a setting does not exist.
     """
     refused = {name: why for name, value in changes.items() if (why := _problem(name, value))}
     if measured is not None:
         refused = {**_too_large(changes, measured), **refused}
     if refused:
-        raise BadSettings(refused)
+        raise InvalidSettings(refused)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
 
@@ -81,9 +81,9 @@ def _problem(name: str, value: Value) -> str:
         accepted, good = "true or false", isinstance(value, bool)
     elif name == "waiting_served_ratio":
         accepted, good = "a number from 0 to 1000", is_number and 0 <= value <= 1000  # type: ignore[operator]
-    elif name in _LEAST:
-        accepted = f"a whole number of at least {_LEAST[name]}"
-        good = is_number and isinstance(value, int) and value >= _LEAST[name]
+    elif name in _MINIMUMS:
+        accepted = f"a whole number of at least {_MINIMUMS[name]}"
+        good = is_number and isinstance(value, int) and value >= _MINIMUMS[name]
         good = good or (name == "max_queued_tokens" and value is None)
     else:
         return "cannot be changed while the engine runs"

@@ -26,11 +26,11 @@ class SchedulingPolicy(Protocol):
         """Return the sequence to admit next. The result does not change until a sequence is added or removed, or
         tokens are computed. Called only while sequences wait."""
 
-    def admitted(self, sequence: Sequence) -> None:
+    def record_admission(self, sequence: Sequence) -> None:
         """Record that a sequence runs, after `remove`. Its `num_computed_tokens` are the tokens found in the prefix
         cache."""
 
-    def computed(self, counts: Mapping[Sequence, int]) -> None:
+    def record_computed(self, counts: Mapping[Sequence, int]) -> None:
         """Record that a step was planned with this many tokens, prompt or output, of each running sequence."""
 
     def precedence(self, sequence: Sequence) -> int:

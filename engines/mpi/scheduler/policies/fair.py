@@ -102,15 +102,15 @@ class Fair:
     def head(self) -> Sequence:
         return self._first().waiting.head()
 
-    def admitted(self, sequence: Sequence) -> None:
+    def record_admission(self, sequence: Sequence) -> None:
         """Charge the prompt at once: the next admission in the same step depends on it. Tokens found in the prefix
         cache and tokens to be taken over from a sibling are not charged."""
-        if sequence.num_preemptions or (sequence.sibling is not None and not sequence.sibling.waits):
+        if sequence.num_preemptions or (sequence.sibling is not None and not sequence.sibling.is_waiting):
             return
         num_tokens = sequence.num_prompt_tokens - sequence.num_computed_tokens
         self._charge(sequence.request.tenant, PROMPT_WEIGHT * num_tokens)
 
-    def computed(self, counts: Mapping[Sequence, int]) -> None:
+    def record_computed(self, counts: Mapping[Sequence, int]) -> None:
         """Charge output tokens, each once."""
         costs: dict[str, int] = {}
         for sequence, num_tokens in counts.items():

@@ -60,10 +60,10 @@ class FirstComeFirstServed:
                 return sequence
             heappop(self._heap)
 
-    def admitted(self, sequence: Sequence) -> None:
+    def record_admission(self, sequence: Sequence) -> None:
         """Do nothing: running sequences do not change the order."""
 
-    def computed(self, counts: Mapping[Sequence, int]) -> None:
+    def record_computed(self, counts: Mapping[Sequence, int]) -> None:
         """Do nothing: computed tokens do not change the order."""
 
     def precedence(self, sequence: Sequence) -> int:

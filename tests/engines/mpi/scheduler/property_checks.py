@@ -64,7 +64,7 @@ class Checks:
 
     def step(self, step: Step, subjects: list[Subject], settings: SchedulerSettings, preempted: bool) -> None:
         """A step was planned, and is not computed yet."""
-        for sequence in self.scheduler.take_started():
+        for sequence in self.scheduler.pop_started():
             subject = self.live[sequence.id]
             if subject.sequence is not None:
                 raise Violation(f"{sequence.id} has started twice")

@@ -48,7 +48,7 @@ class Subject:
 
     @property
     def runs(self) -> bool:
-        return self.sequence is not None and not self.sequence.waits
+        return self.sequence is not None and not self.sequence.is_waiting
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from engines.core import SchedulerSettings
 from engines.mpi.runner.largest_step import LargestStep
-from engines.mpi.scheduler.settings import BadSettings, Value, change
+from engines.mpi.scheduler.settings import InvalidSettings, Value, apply_changes
 
 _SETTINGS = SchedulerSettings(
     max_num_seqs=8, max_prefill_tokens=64, max_num_batched_tokens=64, max_waiting=10
@@ -18,8 +18,8 @@ _MAX_MODEL_LEN = 256
 
 def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS) -> dict[str, str]:
     """What is refused of changes to an engine that was started with these settings."""
-    with pytest.raises(BadSettings) as refusal:
-        change(settings, changes, LargestStep.of(settings, _MAX_MODEL_LEN))
+    with pytest.raises(InvalidSettings) as refusal:
+        apply_changes(settings, changes, LargestStep.of(settings, _MAX_MODEL_LEN))
     return refusal.value.refused
 
 
@@ -55,7 +55,7 @@ def test_what_does_not_enlarge_a_step_may_be_raised() -> None:
         "max_num_batched_tokens": 64,
         "chunked_prefill": True,
     }
-    assert change(_SETTINGS, changes, LargestStep.of(_SETTINGS, _MAX_MODEL_LEN)) == replace(
+    assert apply_changes(_SETTINGS, changes, LargestStep.of(_SETTINGS, _MAX_MODEL_LEN)) == replace(
         _SETTINGS,
         **changes,  # type: ignore[arg-type]
     )
@@ -71,7 +71,7 @@ def test_whole_prompts_are_accepted_where_they_were_measured(start: dict[str, Va
     measured = LargestStep.of(settings, _MAX_MODEL_LEN)
     for chunked in (True, False):
         changes: dict[str, Value] = {"chunked_prefill": chunked, "max_num_batched_tokens": 256}
-        assert change(settings, changes, measured).chunked_prefill is chunked
+        assert apply_changes(settings, changes, measured).chunked_prefill is chunked
     assert "256" in _refused({"max_num_batched_tokens": 257}, settings)["max_num_batched_tokens"]
 
 

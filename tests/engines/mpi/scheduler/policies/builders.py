@@ -29,14 +29,14 @@ def admit_head(policy: SchedulingPolicy) -> Sequence:
     """As the scheduler does it."""
     sequence = policy.head()
     policy.remove(sequence)
-    policy.admitted(sequence)
+    policy.record_admission(sequence)
     sequence.row = 0
     return sequence
 
 
 def compute(policy: SchedulingPolicy, sequence: Sequence, num_tokens: int) -> None:
     """One step of a running sequence; at its end it has the next token."""
-    policy.computed({sequence: num_tokens})
+    policy.record_computed({sequence: num_tokens})
     sequence.num_computed_tokens += num_tokens
     if sequence.num_computed_tokens == sequence.num_tokens:
         sequence.token_ids.append(1)

@@ -134,7 +134,7 @@ def test_a_flood_holds_nobody_up() -> None:
         server.arrive("flood")
     for _ in range(100):
         light = server.arrive("light")
-        while light.waits:
+        while light.is_waiting:
             server.step()
         overtook = [one for one in server.admitted if one.request.tenant == "flood"]
         assert len(overtook) <= num_places, f"{len(overtook)} of the flood were admitted first"
@@ -189,7 +189,7 @@ def test_what_the_cache_gave_is_not_charged() -> None:
     policy.remove(first)
     first.num_computed_tokens = 8
     first.row = 0
-    policy.admitted(first)
+    policy.record_admission(first)
     assert policy.served("a") == 2 * PROMPT_WEIGHT
     second = make_sequence(1, "a", num_prompt_tokens=10)
     second.sibling = first
@@ -235,7 +235,7 @@ def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
         sequence = make_sequence(number, f"t{number}", num_prompt_tokens=1 + number)
         policy.add(sequence)
         policy.remove(sequence)
-        policy.admitted(sequence)
+        policy.record_admission(sequence)
     assert len(policy._tenants) <= 2 * MAX_IDLE_TENANTS + 65
     assert policy.served(f"t{2 * MAX_IDLE_TENANTS + 499}") == 2 * MAX_IDLE_TENANTS + 500
     assert policy.served("t1") == 0, "the least ahead is forgotten first"
