@@ -17,7 +17,7 @@ TITLE = "Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared cost
 
 _LENGTH, _SHARED = 640, 576
 _PAIRS = 7
-_METHODS = ("find", "hold", "keep", "share", "retain", "forget", "evict")
+_METHODS = ("find", "hold", "add_full_pages", "share", "retain", "forget", "evict")
 """All that the cache does is done in these."""
 
 

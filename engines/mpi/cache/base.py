@@ -76,14 +76,14 @@ class BlockManager(ABC):
 
     @abstractmethod
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extend the block table to cover the sequence's first `num_tokens` tokens, after `free_unseen`. Returns
+        """Extend the block table to cover the sequence's first `num_tokens` tokens, after `free_out_of_window`. Returns
         False when blocks are missing, which never happens within a promise."""
 
-    def free_unseen(self, sequence: Sequence) -> None:  # noqa: B027
+    def free_out_of_window(self, sequence: Sequence) -> None:  # noqa: B027
         """Free the blocks whose tokens have left every window: no token still to be computed sees them."""
 
     @abstractmethod
-    def keep(self, sequence: Sequence) -> None:
+    def cache_full_pages(self, sequence: Sequence) -> None:
         """Offer the full pages of a sequence to other sequences. All its settled tokens are known to be finite."""
 
     @abstractmethod

@@ -19,8 +19,8 @@ class BlockPool:
         self._lowest = 0
         """Lower bound of the free blocks."""
 
-    def take(self, count: int) -> list[int]:
-        """Take the `count` lowest free blocks, in ascending order.
+    def allocate(self, count: int) -> list[int]:
+        """Allocate the `count` lowest free blocks, in ascending order.
 
         Raises:
             ValueError: fewer are free. Callers check `num_free` before.
@@ -36,8 +36,8 @@ class BlockPool:
         self.num_free -= count
         return blocks
 
-    def take_run(self, count: int) -> range | None:
-        """Take the first run of `count` (at least 1) consecutive free blocks; None when no free run is that long."""
+    def allocate_run(self, count: int) -> range | None:
+        """Allocate the first run of `count` (at least 1) consecutive free blocks; None when no run is that long."""
         first = self._is_free.find(b"\x01" * count, self._lowest)
         if first < 0:
             return None
@@ -45,7 +45,7 @@ class BlockPool:
         self.num_free -= count
         return range(first, first + count)
 
-    def give_back(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> None:
         """Free blocks, in any order.
 
         Raises:

@@ -20,7 +20,7 @@ class ContiguousBlocks(BlockManager):
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
-        run = self._pool.take_run(self.blocks_needed(sequence.max_num_tokens))
+        run = self._pool.allocate_run(self.blocks_needed(sequence.max_num_tokens))
         if run is None:
             return False
         self._promised[sequence] = 0
@@ -30,7 +30,7 @@ class ContiguousBlocks(BlockManager):
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         return num_tokens <= len(sequence.block_table) * self.block_size
 
-    def keep(self, sequence: Sequence) -> None:
+    def cache_full_pages(self, sequence: Sequence) -> None:
         """Do nothing: there is no prefix cache."""
 
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
@@ -43,7 +43,7 @@ class ContiguousBlocks(BlockManager):
         if sequence not in self._promised:
             return
         del self._promised[sequence]
-        self._pool.give_back(_run(sequence))
+        self._pool.free(_run(sequence))
         sequence.block_table = []
         sequence.num_computed_tokens = 0
 

@@ -17,8 +17,8 @@ class PagedBlocks(BlockManager):
     cache, so a promised block is always available.
 
     With a window, a sequence with a reservation frees blocks and takes others in their place. A block that it frees may
-    be shared and stay in use by other sequences. So each such sequence pays for every block that it holds. All other
-    sequences together pay once for a block.
+    be shared and stay in use by other sequences. So each such sequence is charged for every block that it holds. All
+    other sequences together are charged once for a block.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class PagedBlocks(BlockManager):
         """Number of sequences in `_sliding` that hold each block."""
         self._sliding: set[Sequence] = set()
         """Sequences with a reservation and a window. They get a new promise for each block that leaves the window."""
-        self._num_paid = 0
-        """Blocks that sequences hold and pay for."""
+        self._num_charged = 0
+        """Blocks charged to the sequences that hold them."""
         self._num_promised = 0
 
     @property
@@ -69,42 +69,42 @@ class PagedBlocks(BlockManager):
         num_missing = needed - len(found)
         if self._window is not None and (slides or not reserve):
             num_missing = min(num_missing, self._window.most_blocks(self.block_size) - len(held))
-        num_unpaid = len(held) if slides else sum(not self._ref_counts[block] for block in held)
-        if num_missing + num_unpaid > room:
+        num_uncharged = len(held) if slides else sum(not self._ref_counts[block] for block in held)
+        if num_missing + num_uncharged > room:
             return False
         if found and self.prefix_cache is not None:
             self.prefix_cache.hold(sequence, found, len(found) - len(held))
         if slides:
             self._sliding.add(sequence)
-        self._hold(sequence, held)
+        self._add_holder(sequence, held)
         sequence.block_table = found
         sequence.num_freed_blocks = len(found) - len(held)
         sequence.num_computed_tokens = num_hit_tokens
         self._promised[sequence] = 0
         if reserve:
-            self._settle(sequence, -num_missing)
+            self._reduce_promise(sequence, -num_missing)
         return True
 
-    def free_unseen(self, sequence: Sequence) -> None:
+    def free_out_of_window(self, sequence: Sequence) -> None:
         first = self._first_block(sequence.num_computed_tokens)
         if first > sequence.num_freed_blocks:
-            self._give_up(sequence, sequence.block_table[sequence.num_freed_blocks : first])
+            self._remove_holder(sequence, sequence.block_table[sequence.num_freed_blocks : first])
             sequence.num_freed_blocks = first
-            self._renew(sequence)
+            self._renew_promise(sequence)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        self.free_unseen(sequence)
+        self.free_out_of_window(sequence)
         if num_tokens <= len(sequence.block_table) * self.block_size:
             return True
-        blocks = self._take(sequence, -(-num_tokens // self.block_size) - len(sequence.block_table))
+        blocks = self._allocate(sequence, -(-num_tokens // self.block_size) - len(sequence.block_table))
         if blocks is None:
             return False
         sequence.block_table.extend(blocks)
         return True
 
-    def keep(self, sequence: Sequence) -> None:
+    def cache_full_pages(self, sequence: Sequence) -> None:
         if self.prefix_cache is not None:
-            self.prefix_cache.keep(sequence)
+            self.prefix_cache.add_full_pages(sequence)
 
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
         self._check_fork(source, sequence, num_tokens)
@@ -124,15 +124,15 @@ class PagedBlocks(BlockManager):
         if not reserved and num_copied and self._room < 1:
             return None
         shared = source.block_table[:num_full]
-        self._hold(sequence, shared[first:])
+        self._add_holder(sequence, shared[first:])
         self._drop(sequence)
         sequence.block_table, sequence.num_freed_blocks = shared, first
         if slides:
-            self._renew(sequence)
+            self._renew_promise(sequence)
         elif reserved:
             # Held and promised blocks add up to the same as before.
-            self._settle(sequence, num_full - num_own)
-        copied = (self._take(sequence, 1) or []) if num_copied else []
+            self._reduce_promise(sequence, num_full - num_own)
+        copied = (self._allocate(sequence, 1) or []) if num_copied else []
         sequence.block_table = shared + copied
         sequence.num_computed_tokens = num_tokens
         if self.prefix_cache is not None:
@@ -142,7 +142,7 @@ class PagedBlocks(BlockManager):
     def release(self, sequence: Sequence) -> None:
         if sequence not in self._promised:
             return
-        self._settle(sequence, self._promised[sequence])
+        self._reduce_promise(sequence, self._promised[sequence])
         del self._promised[sequence]
         self._drop(sequence)
         self._sliding.discard(sequence)
@@ -173,9 +173,9 @@ class PagedBlocks(BlockManager):
                     f"block {wrong} is held by {found[wrong]} sequences, its count says {known[wrong]}"
                 )
         held = {i for i in range(self.num_blocks) if counts[i] or sliding_counts[i]}
-        num_paid = sum(sliding_counts) + sum(count > 0 for count in counts)
-        if num_paid != self._num_paid:
-            raise RuntimeError(f"sequences pay for {num_paid} blocks, {self._num_paid} are counted")
+        num_charged = sum(sliding_counts) + sum(count > 0 for count in counts)
+        if num_charged != self._num_charged:
+            raise RuntimeError(f"sequences pay for {num_charged} blocks, {self._num_charged} are counted")
         if self.prefix_cache is not None:
             self.prefix_cache.check(held)
         if not free.isdisjoint(held) or len(free) + self.num_cached + len(held) != self.num_blocks:
@@ -193,31 +193,31 @@ class PagedBlocks(BlockManager):
     @property
     def _room(self) -> int:
         """Available blocks that are not promised."""
-        return self.num_blocks - self._num_paid - self._num_promised
+        return self.num_blocks - self._num_charged - self._num_promised
 
-    def _take(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Take blocks, first those promised to the sequence, then unpromised ones. Returns None when there are too
+    def _allocate(self, sequence: Sequence, count: int) -> list[int] | None:
+        """Allocate blocks, first those promised to the sequence, then unpromised ones. Returns None when there are too
         few."""
         promised = min(count, self._promised[sequence])
         if count - promised > self._room:
             return None
-        self._settle(sequence, promised)
+        self._reduce_promise(sequence, promised)
         num_free = self._pool.num_free
-        blocks = self._pool.take(min(count, num_free))
+        blocks = self._pool.allocate(min(count, num_free))
         if count > num_free and self.prefix_cache is not None:
             blocks += sorted(self.prefix_cache.evict(count - num_free))
-        self._hold(sequence, blocks)
+        self._add_holder(sequence, blocks)
         return blocks
 
-    def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
+    def _add_holder(self, sequence: Sequence, blocks: list[int]) -> None:
         """Add the sequence as a holder of the blocks."""
         if sequence in self._sliding:
-            self._num_paid += len(blocks)
+            self._num_charged += len(blocks)
             for block in blocks:
                 self._sliding_counts[block] += 1
             return
         for block in blocks:
-            self._num_paid += not self._ref_counts[block]
+            self._num_charged += not self._ref_counts[block]
             self._ref_counts[block] += 1
 
     def _due(self, sequence: Sequence) -> int:
@@ -226,23 +226,23 @@ class PagedBlocks(BlockManager):
         num_missing = self.blocks_needed(sequence.max_num_tokens, whole=True) - len(sequence.block_table)
         return min(num_missing, self.blocks_needed(sequence.max_num_tokens) - num_held)
 
-    def _renew(self, sequence: Sequence) -> None:
+    def _renew_promise(self, sequence: Sequence) -> None:
         """Promise a sequence in `_sliding` new blocks for those that it has freed."""
         if sequence in self._sliding:
-            self._settle(sequence, self._promised[sequence] - self._due(sequence))
+            self._reduce_promise(sequence, self._promised[sequence] - self._due(sequence))
 
-    def _settle(self, sequence: Sequence, count: int) -> None:
+    def _reduce_promise(self, sequence: Sequence, count: int) -> None:
         """Reduce the number of blocks promised to the sequence by `count`, which may be negative."""
         self._promised[sequence] -= count
         self._num_promised -= count
 
     def _drop(self, sequence: Sequence) -> None:
         """Release all blocks that the sequence holds."""
-        self._give_up(sequence, sequence.block_table[sequence.num_freed_blocks :][::-1])
+        self._remove_holder(sequence, sequence.block_table[sequence.num_freed_blocks :][::-1])
         if self.prefix_cache is not None:
             self.prefix_cache.forget(sequence)
 
-    def _give_up(self, sequence: Sequence, blocks: list[int]) -> None:
+    def _remove_holder(self, sequence: Sequence, blocks: list[int]) -> None:
         """Remove the sequence as a holder of the blocks. Blocks without a holder stay in the prefix cache or become
         free."""
         slides = sequence in self._sliding
@@ -250,12 +250,12 @@ class PagedBlocks(BlockManager):
         idle = []
         for block in blocks:
             counts[block] -= 1
-            self._num_paid -= slides or not counts[block]
+            self._num_charged -= slides or not counts[block]
             if not (self._ref_counts[block] or self._sliding_counts[block]):
                 idle.append(block)
         if self.prefix_cache is not None:
             idle = self.prefix_cache.retain(idle)
-        self._pool.give_back(idle)
+        self._pool.free(idle)
 
     def _first_block(self, position: int) -> int:
         """Return the block-table index of the first block that a token at this position sees."""

@@ -97,7 +97,7 @@ class PrefixCache:
             self._idle.pop(block, None)
         self._kept[sequence] = len(blocks), self._by_block[blocks[-1]]
 
-    def keep(self, sequence: Sequence) -> None:
+    def add_full_pages(self, sequence: Sequence) -> None:
         """Add the sequence's pages that are computed completely and were not offered before."""
         first, last = self._kept.get(sequence, (0, None))
         stop = sequence.num_settled_tokens // self._block_size
@@ -137,13 +137,13 @@ class PrefixCache:
     def retain(self, blocks: Iterable[int]) -> list[int]:
         """Keep the cached ones of these blocks as idle, and return the others. No sequence holds the blocks any
         more."""
-        strangers = []
+        uncached = []
         for block in blocks:
             if block in self._by_block:
                 self._idle[block] = None
             else:
-                strangers.append(block)
-        return strangers
+                uncached.append(block)
+        return uncached
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has released its blocks, the last page first. Its pages become the last to be

@@ -272,7 +272,7 @@ class StepPlanner:
     def mark_decoding(self, sequence: Sequence) -> None:
         """Mark a sequence as decoding: all its tokens but the newest are computed, and each step adds one."""
         self._decoding[sequence] = None
-        self._blocks.free_unseen(sequence)
+        self._blocks.free_out_of_window(sequence)
 
     def mark_complete(self, sequence: Sequence) -> None:
         """Mark that the last token of a sequence is in flight, so nothing is left to compute."""

@@ -236,7 +236,7 @@ class Scheduler:
                 sequence.num_in_flight = in_flight = sequence.num_in_flight - 1
                 sequence.token_ids[start + 1] = token_id
                 if not (sequence.num_computed_tokens - in_flight) % block_size:
-                    self._blocks.keep(sequence)
+                    self._blocks.cache_full_pages(sequence)
                 outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
             else:
                 _mark_settled(sequence, 1)
@@ -256,7 +256,7 @@ class Scheduler:
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
         if not sequence.is_waiting:  # it may have been preempted while the step was in flight
-            self._blocks.keep(sequence)
+            self._blocks.cache_full_pages(sequence)
         if sequence.is_beam:
             return self._process_beam(sequence, token)
         sequence.token_ids[place] = token.token_id

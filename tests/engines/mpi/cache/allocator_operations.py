@@ -213,8 +213,8 @@ class _Operations:
             sequence.token_ids.append(self.chance.randrange(3))
             accounting.mark(sequence)
         if self.chance.random() < 0.9:
-            self.manager.keep(sequence)
-            self.calls["keep"] += 1
+            self.manager.cache_full_pages(sequence)
+            self.calls["cache_full_pages"] += 1
         if sequence.num_tokens == sequence.max_num_tokens:
             self.end(sequence)
 

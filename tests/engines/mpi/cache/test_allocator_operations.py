@@ -39,7 +39,7 @@ class _FreesTwice(PagedBlocks):
     def release(self, sequence: Sequence) -> None:
         table = list(sequence.block_table)
         super().release(sequence)
-        self._pool.give_back(table[:1])
+        self._pool.free(table[:1])
 
 
 class _FreesWhatOthersHold(PagedBlocks):
@@ -75,11 +75,11 @@ class _NoTenants(PrefixCache):
 
 
 class _KeepsBeforeComputed(PrefixCache):
-    def keep(self, sequence: Sequence) -> None:
+    def add_full_pages(self, sequence: Sequence) -> None:
         computed = sequence.num_computed_tokens
         reach = len(sequence.block_table) * self._block_size
         sequence.num_computed_tokens = min(reach, sequence.num_tokens)
-        super().keep(sequence)
+        super().add_full_pages(sequence)
         sequence.num_computed_tokens = computed
 
 

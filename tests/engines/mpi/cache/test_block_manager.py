@@ -21,7 +21,7 @@ def _compute(blocks: BlockManager, sequence: Sequence, num_tokens: int | None = 
     if not blocks.extend(sequence, num_tokens):
         return False
     sequence.num_computed_tokens = num_tokens
-    blocks.keep(sequence)
+    blocks.cache_full_pages(sequence)
     blocks.check()
     return True
 

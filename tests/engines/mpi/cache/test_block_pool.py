@@ -22,39 +22,39 @@ class _BlockPoolMachine(RuleBasedStateMachine):
         return sorted(self.all - self.free)
 
     @rule(count=st.integers(0, 10))
-    def take(self, count: int) -> None:
+    def allocate(self, count: int) -> None:
         if count > len(self.free):
             with pytest.raises(ValueError, match=f"{count} blocks asked for, {len(self.free)} free"):
-                self.pool.take(count)
+                self.pool.allocate(count)
             return
-        blocks = self.pool.take(count)
+        blocks = self.pool.allocate(count)
         assert blocks == sorted(self.free)[:count]
         self.free -= set(blocks)
 
     @rule(count=st.integers(1, 10))
-    def take_run(self, count: int) -> None:
-        run = self.pool.take_run(count)
+    def allocate_run(self, count: int) -> None:
+        run = self.pool.allocate_run(count)
         fitting = [i for i in sorted(self.free) if self.free >= set(range(i, i + count))]
         assert run == (range(fitting[0], fitting[0] + count) if fitting else None)
         self.free -= set(run or ())
 
     @rule(data=st.data())
-    def give_back_some(self, data: st.DataObject) -> None:
+    def free_some(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(st.sampled_from(self.used), unique=True)) if self.used else []
-        self.pool.give_back(blocks)
+        self.pool.free(blocks)
         self.free |= set(blocks)
 
     @rule(data=st.data())
-    def give_back_a_block_that_is_free(self, data: st.DataObject) -> None:
+    def free_a_block_that_is_free(self, data: st.DataObject) -> None:
         if self.free:
             block = data.draw(st.sampled_from(sorted(self.free)))
             with pytest.raises(ValueError, match=f"block {block} is not in use"):
-                self.pool.give_back([block])
+                self.pool.free([block])
 
     @rule(block=st.one_of(st.integers(-5, -1), st.integers(100, 105)))
-    def give_back_a_block_that_does_not_exist(self, block: int) -> None:
+    def free_a_block_that_does_not_exist(self, block: int) -> None:
         with pytest.raises(ValueError, match="not in use"):
-            self.pool.give_back([block])
+            self.pool.free([block])
 
     @invariant()
     def accounting(self) -> None:
@@ -63,16 +63,16 @@ class _BlockPoolMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
-            self.pool.give_back(self.used)
-            assert self.pool.take(len(self.all)) == sorted(self.all)
+            self.pool.free(self.used)
+            assert self.pool.allocate(len(self.all)) == sorted(self.all)
 
 
 TestBlockPool = _BlockPoolMachine.TestCase
 TestBlockPool.settings = examples(60, stateful_step_count=30)
 
 
-def test_a_block_given_back_twice_at_once_is_refused() -> None:
+def test_a_block_freed_twice_at_once_is_refused() -> None:
     pool = BlockPool(4)
-    pool.take(3)
+    pool.allocate(3)
     with pytest.raises(ValueError, match="block 1 is not in use"):
-        pool.give_back([1, 1])
+        pool.free([1, 1])

@@ -38,7 +38,7 @@ def _finish(blocks: PagedBlocks, sequence: Sequence, keep: bool = True) -> Seque
     assert blocks.extend(sequence, sequence.num_tokens)
     sequence.num_computed_tokens = sequence.num_tokens
     if keep:
-        blocks.keep(sequence)
+        blocks.cache_full_pages(sequence)
     blocks.check()
     return sequence
 
@@ -110,7 +110,7 @@ def test_what_is_not_computed_yet_is_not_found() -> None:
     sequence = _start(blocks, "abcdefghi")
     assert blocks.extend(sequence, 9)
     sequence.num_computed_tokens = 7
-    blocks.keep(sequence)
+    blocks.cache_full_pages(sequence)
     assert _num_found(blocks, "abcdefghi") == 1
 
 
@@ -218,7 +218,7 @@ def _evict_first_page(blocks: PagedBlocks, first: str, rest: str) -> Sequence:
     _finish(blocks, other)
     _finish(blocks, sequence)
     blocks.release(other)
-    blocks._pool.give_back(_cache(blocks).evict(1))
+    blocks._pool.free(_cache(blocks).evict(1))
     blocks.check()
     return sequence
 
@@ -248,13 +248,13 @@ def test_a_fork_offers_what_its_source_had_not_yet() -> None:
     blocks = _blocks()
     source = _finish(blocks, _start(blocks, "abcdefghijkl+"), keep=False)
     source.num_computed_tokens = 5
-    blocks.keep(source)
+    blocks.cache_full_pages(source)
     source.num_computed_tokens = 13
     child = _start(blocks, "-", new=20)
     child.token_ids = list(source.token_ids)
     assert blocks.fork(source, child, 13) is not None
     blocks.release(source)
-    blocks.keep(child)
+    blocks.cache_full_pages(child)
     blocks.check()
     blocks.release(child)
     assert _num_found(blocks, "abcdefghijkl+") == 3
@@ -380,4 +380,4 @@ def test_a_step_that_fills_no_page_touches_no_key(monkeypatch: pytest.MonkeyPatc
     for length in (10, 11):
         assert blocks.extend(sequence, length)
         sequence.num_computed_tokens = length
-        blocks.keep(sequence)
+        blocks.cache_full_pages(sequence)

@@ -160,17 +160,17 @@ def _window_too_short(patch: pytest.MonkeyPatch) -> None:
 
 
 def _what_left_the_window_is_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PagedBlocks, "free_unseen", lambda self, sequence: None)
+    patch.setattr(PagedBlocks, "free_out_of_window", lambda self, sequence: None)
 
 
 def _what_left_the_window_is_cached(patch: pytest.MonkeyPatch) -> None:
-    keep = PrefixCache.keep
+    add_full_pages = PrefixCache.add_full_pages
 
-    def keep_all(self: PrefixCache, sequence: Sequence) -> None:
+    def add_all(self: PrefixCache, sequence: Sequence) -> None:
         self._window = None
-        keep(self, sequence)
+        add_full_pages(self, sequence)
 
-    patch.setattr(PrefixCache, "keep", keep_all)
+    patch.setattr(PrefixCache, "add_full_pages", add_all)
 
 
 def _deadline_overlooked(patch: pytest.MonkeyPatch) -> None:

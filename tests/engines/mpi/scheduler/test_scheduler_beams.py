@@ -159,7 +159,7 @@ def _compute(blocks: BlockManager, sequence: Sequence, tokens: list[int]) -> Non
     sequence.token_ids += tokens
     assert blocks.extend(sequence, sequence.num_tokens)
     sequence.num_computed_tokens = sequence.num_tokens
-    blocks.keep(sequence)
+    blocks.cache_full_pages(sequence)
 
 
 def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
