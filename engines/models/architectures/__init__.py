@@ -55,8 +55,10 @@ def read_config(folder: Path) -> ModelConfig:
         raise UnsupportedModel(f"{file} holds no JSON object")
     fields = Fields(data)
     if fields.architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModel(f"{file} names the architecture {fields.architecture!r}; known are {known}")
+        supported = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(
+            f"{file} names the architecture {fields.architecture!r}; supported: {supported}"
+        )
     try:
         config: ModelConfig = ARCHITECTURES[fields.architecture](fields)
     except KeyError as error:

@@ -67,7 +67,7 @@ def _heads(fields: Fields, grouped: bool) -> tuple[int, int]:
 def _num_norms(fields: Fields) -> int:
     norms = fields.count("num_ln_in_parallel_attn", 2)
     if norms > 2:
-        raise UnsupportedModel(f"num_ln_in_parallel_attn is {norms}; 1 or 2 is what we know")
+        raise UnsupportedModel(f"num_ln_in_parallel_attn is {norms}; supported: 1, 2")
     return norms
 
 

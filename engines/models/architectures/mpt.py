@@ -26,14 +26,14 @@ def read(fields: Fields) -> ModelConfig:
     """Read an MPT config. Defaults are those of transformers' `MptConfig`. It needs ALiBi and no biases."""
     attention = fields.part("attn_config")
     for name in ("clip_qkv", "qk_ln", "prefix_lm"):
-        if attention.given(name):
-            raise UnsupportedModel(f"attn_config.{name} is set; models without it are what we know")
+        if attention.is_set(name):
+            raise UnsupportedModel(f"attn_config.{name} is set; supported: models without it")
     for name, value in (
         ("attn_config.alibi", attention.flag("alibi", True)),
         ("no_bias", fields.flag("no_bias", True)),
     ):
         if not value:
-            raise UnsupportedModel(f"{name} is false; true is what we know")
+            raise UnsupportedModel(f"{name} is false; supported: true")
     hidden_size, heads = fields.count("d_model", 2048), fields.count("n_heads", 16)
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("n_layers", 24)
     scale = attention.positive_or_none("softmax_scale") or head_dim**-0.5

@@ -25,15 +25,15 @@ def read(fields: Fields) -> ModelConfig:
     hidden_size, heads = fields.count("hidden_size", 768), fields.count("num_attention_heads", 12)
     width = fields.count("word_embed_proj_dim", hidden_size)
     if width != hidden_size:
-        raise UnsupportedModel(f"word_embed_proj_dim is {width}; hidden_size, {hidden_size}, is what we know")
-    for name, known in (
+        raise UnsupportedModel(f"word_embed_proj_dim is {width}; supported: {hidden_size} (hidden_size)")
+    for name, supported in (
         ("do_layer_norm_before", True),
         ("layer_norm_elementwise_affine", True),
         ("_remove_final_layer_norm", False),
     ):
-        if fields.flag(name, known) != known:
+        if fields.flag(name, supported) != supported:
             raise UnsupportedModel(
-                f"{name} is {str(not known).lower()}; {str(known).lower()} is what we know"
+                f"{name} is {str(not supported).lower()}; supported: {str(supported).lower()}"
             )
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("num_hidden_layers", 12)
     num_positions, biased = fields.count("max_position_embeddings", 2048), fields.flag("enable_bias", True)

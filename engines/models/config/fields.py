@@ -69,7 +69,7 @@ class Fields:
     def positive_or_none(self, name: str) -> float | None:
         return None if self._data.get(name) is None else self.positive(name, 0)
 
-    def given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Return whether the field is present and neither null nor false."""
         return self._data.get(name) not in (None, False)
 
@@ -97,10 +97,10 @@ class Fields:
         value = self._data.get(name)
         return default if value is None else bool(value)
 
-    def one_of(self, name: str, default: str, known: tuple[str, ...]) -> str:
+    def one_of(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = self._data.get(name, default)
-        if value not in known:
-            raise UnsupportedModel(f"{name} is {value!r}; {' or '.join(known)} is what we know")
+        if value not in allowed:
+            raise UnsupportedModel(f"{name} is {value!r}; supported: {', '.join(allowed)}")
         return str(value)
 
     @property
@@ -225,8 +225,8 @@ def _rope_scaling(
             trained = Fields({"max_position_embeddings": longest}).count("max_position_embeddings")
             return DynamicRope(_positive("factor", rope["factor"]), trained)
         case kind:
-            known = "default, dynamic, linear, llama3, longrope and yarn"
-            raise UnsupportedModel(f"rope type {kind!r} is not known; known are {known}")
+            supported = "default, dynamic, linear, llama3, longrope, yarn"
+            raise UnsupportedModel(f"rope type {kind!r} is not supported; supported: {supported}")
 
 
 def _stretched(kind: str, rope: dict[str, Any]) -> RopeScaling:

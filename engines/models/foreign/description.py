@@ -167,7 +167,7 @@ def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", hidden_size // heads)
-    if fields.given("kv_lora_rank"):
+    if fields.is_set("kv_lora_rank"):
         # With latent attention each query head has its own keys and values.
         kv_heads, head_dim = heads, fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return ForeignConfig(
@@ -194,7 +194,7 @@ def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:
     """Describe scale and window of each layer. Transformers modules apply RoPE themselves."""
     wide = AttentionSpec(head_dim**-0.5, None)
-    used = fields.given("sliding_window") and "sliding_window" in source.modeling
+    used = fields.is_set("sliding_window") and "sliding_window" in source.modeling
     if not used or not fields.flag("use_sliding_window", True):
         return (wide,) * num_layers
     narrow = replace(wide, window=fields.count("sliding_window"))
@@ -204,7 +204,7 @@ def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -
 
 def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
     sliding = ["sliding_attention"] * num_layers
-    if fields.given("layer_types") or "layer_types" not in source.defaults:
+    if fields.is_set("layer_types") or "layer_types" not in source.defaults:
         return fields.layer_types(sliding)
     # Older files have a pattern. Without either, only the code of transformers' config class knows the types.
     pattern = fields.count_or_none("sliding_window_pattern")

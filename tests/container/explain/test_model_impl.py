@@ -48,7 +48,7 @@ def test_our_own_models_come_first(tmp_path: Path, changes: dict[str, Any], aske
 @pytest.mark.parametrize(
     ("changes", "options", "reason"),
     [
-        (OLMO2, {"model_impl": "lmi"}, "Olmo2ForCausalLM.*known are .*LlamaForCausalLM"),
+        (OLMO2, {"model_impl": "lmi"}, "Olmo2ForCausalLM.*supported: .*LlamaForCausalLM"),
         (
             STABLELM,
             {"tensor_parallel_degree": 2},

@@ -205,10 +205,10 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "mish"}, r"hidden_act is 'mish'; gelu or gelu_new .* is what we know"),
+        ({"hidden_act": "mish"}, r"hidden_act is 'mish'; supported: gelu, gelu_new"),
         (
             {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}},
-            "rope type 'proportional'.*longrope and yarn",
+            "rope type 'proportional'.*supported: .*longrope, yarn",
         ),
         ({"rope_scaling": {"type": "dynamic"}}, "no field 'factor'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "needs more than 2 features"),
@@ -246,7 +246,7 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
         (
             {"architectures": ["NoSuchForCausalLM"]},
-            "'NoSuchForCausalLM'; known are Bloom.*Falcon.*Llama.*Qwen3",
+            "'NoSuchForCausalLM'; supported: Bloom.*Falcon.*Llama.*Qwen3",
         ),
         ({"architectures": []}, "'.none named.'"),
         ({"rope_scaling": "linear"}, "rope"),
