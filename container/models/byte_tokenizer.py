@@ -44,7 +44,7 @@ def read_vocabulary(model: Path) -> Vocabulary:
     least = _NUM_BYTES + len(special)
     if not least <= size <= MAX_VOCABULARY:
         raise ValueError(
-            f"vocab_size is {size}; a tokenizer of single bytes needs {least} to {MAX_VOCABULARY} entries"
+            f"vocab_size is {size}; a byte-level tokenizer needs {least} to {MAX_VOCABULARY} entries"
         )
     return Vocabulary(size, tuple(sorted(special)))
 
@@ -87,5 +87,5 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{file} holds no JSON object")
+        raise ValueError(f"{file} is not a JSON object")
     return data

@@ -99,7 +99,7 @@ class Metadata:
         kind = self["general.architecture"]
         if kind not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
-            raise UnknownGguf(f"the GGUF file holds the architecture '{kind}'; known: {known}")
+            raise UnknownGguf(f"the GGUF file has an unsupported architecture (got {kind}); allowed: {known}")
         has_experts = bool(self.get(f"{kind}.expert_count"))
         return _MIXTRAL if kind == "llama" and has_experts else ARCHITECTURES[kind]
 
@@ -110,7 +110,7 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     count = len(metadata.others) + 1
     if (stated := metadata.get("split.count") or 1) != count:
         raise UnknownGguf(
-            f"the model is in {stated} GGUF files, not {count}; names: NAME-00001-of-0000N.gguf"
+            f"the model is split into {stated} GGUF files (got {count}); expected names: NAME-00001-of-0000N.gguf"
         )
     config = {field: metadata[f"{kind}.{key}"] for key, field in _NEEDED.items()}
     found = {field: metadata.get(f"{kind}.{key}") for key, field in _FIELDS.items()}
@@ -142,7 +142,9 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
 def _require_stacks(tensors: Mapping[str, Any]) -> None:
     """Raise UnknownGguf if each expert is a separate tensor, as in files of early 2024."""
     if not any(name.endswith(".ffn_gate_exps.weight") for name in tensors):
-        raise UnknownGguf("the experts in the GGUF file are not one tensor; convert the model again")
+        raise UnknownGguf(
+            "the GGUF file has one tensor per expert, an outdated layout; convert the model to GGUF again"
+        )
 
 
 def _dtype(tensors: Mapping[str, Any]) -> str:
@@ -185,13 +187,15 @@ def _rope(
         factor = factor or metadata[f"{kind}.rope.scaling.factor"]
         if factor < 1:
             raise UnknownGguf(
-                f"the GGUF file has rope scaling by {factor}; a factor of at least 1 is needed: convert the model again"
+                f"the GGUF file has a rope scaling factor below 1 (got {factor}); convert the model to GGUF again"
             )
         rope = {"rope_type": scaling, "factor": factor}
     elif scaling == "none":
         return fields
     else:
-        raise UnknownGguf(f"the GGUF file has rope scaling '{scaling}'; known: linear, longrope, none, yarn")
+        raise UnknownGguf(
+            f"the GGUF file has unsupported rope scaling (got {scaling}); allowed: linear, longrope, none, yarn"
+        )
     return {**fields, "rope_scaling": rope}
 
 

@@ -47,7 +47,7 @@ def weight_name(name: str) -> str:
     match name.split("."):
         case ["blk", layer, part, "weight"] if part in _IN_LAYER:
             return f"model.layers.{layer}.{_IN_LAYER[part]}.weight"
-    raise UnknownGguf(f"the GGUF file holds a tensor '{name}', which a Llama model does not have")
+    raise UnknownGguf(f"the GGUF file has a tensor '{name}', which a Llama model does not have")
 
 
 def unpermute(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
@@ -102,7 +102,9 @@ def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None])
     fields = Metadata(reader)
     config = read_config(fields)
     if config["model_type"] != "llama":
-        raise UnknownGguf(f"the GGUF file holds the architecture '{config['model_type']}'; converted: llama")
+        raise UnknownGguf(
+            f"the GGUF file has an unsupported architecture (got {config['model_type']}); allowed: llama"
+        )
     rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta", 10000.0)}
     config |= {"dtype": "bfloat16", "rope_parameters": rope}
     total = len(reader.tensors) + 2

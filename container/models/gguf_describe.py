@@ -50,7 +50,7 @@ def _reader(file: Path) -> gguf.GGUFReader:
     try:
         return gguf.GGUFReader(file)
     except (ValueError, IndexError, KeyError) as error:
-        raise UnknownGguf(f"{file} is not a whole GGUF file: {error}") from None
+        raise UnknownGguf(f"{file} is not a complete GGUF file: {error}") from None
 
 
 def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:
@@ -108,11 +108,11 @@ def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
         GGUF_SENTENCEPIECE_BUILDERS,
     )
 
-    advice = f"put its {_TOKENIZER} beside {file}"
+    advice = f"put the model's {_TOKENIZER} next to {file}"
     # For other kinds of gpt2, transformers would silently use GPT-2's pre-tokenizer.
     if kind is None or (kind == "gpt2" and pre not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}):
         raise UnknownGguf(
-            f"the GGUF file has the tokenizer '{kind}' with '{pre}', which is not known; {advice}"
+            f"the GGUF file has an unsupported tokenizer ('{kind}' with pre-tokenizer '{pre}'); {advice}"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)

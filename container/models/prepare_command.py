@@ -24,7 +24,7 @@ from lmi_server.config import ModelSource
 @click.option(
     "--prune",
     is_flag=True,
-    help="Remove copies of earlier versions and unfinished fetches, of MODEL or of all models.",
+    help="Remove old versions and unfinished downloads of MODEL, or of all models.",
 )
 def prepare(model: str | None, verify: bool, prune: bool) -> None:
     """Fetch or convert a model ahead of serving.

@@ -49,7 +49,7 @@ def require_space(folder: Path, needed_bytes: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise ModelNotAvailable(
-            f"{folder} has {free >> 20} MiB free, {what} needs {needed_bytes >> 20} MiB; "
+            f"{folder} has {free >> 20} MiB free, but {what} needs {needed_bytes >> 20} MiB; "
             "set LMI_CACHE_DIR to another folder"
         )
 

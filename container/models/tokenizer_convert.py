@@ -31,7 +31,7 @@ def _require_packages(model: Path) -> None:
         missing = list(_SENTENCEPIECE)
     if missing:
         raise NotConvertible(
-            f"reading {pieces[0]} needs two packages that are not installed: pip install sentencepiece protobuf"
+            f"reading {pieces[0]} requires packages that are not installed; run pip install sentencepiece protobuf"
         )
 
 
@@ -55,7 +55,7 @@ def convert_tokenizer(model: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise NotConvertible(f"transformers has only a slow version of {type(tokenizer).__name__}")
+        raise NotConvertible(f"transformers has no fast version of {type(tokenizer).__name__}")
     backend.save(str(folder / "tokenizer.json"))
 
 

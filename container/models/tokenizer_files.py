@@ -30,9 +30,9 @@ _VERSION = "2"
 _SECONDS = 300.0
 _MAX_ERROR = 400
 _NEEDED_BYTES = 128 << 20
-_READ = ("*.json", "*.model", "*.txt", "*.tiktoken")
-_NOT_READ = {"generation_config.json", "model.safetensors.index.json"}
-_AS_IT_IS = {"PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer"}
+_SOURCES = ("*.json", "*.model", "*.txt", "*.tiktoken")
+_NOT_SOURCES = {"generation_config.json", "model.safetensors.index.json"}
+_UNCHANGED_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer"}
 """Tokenizer classes, without the suffix `Fast`, that load tokenizer.json unchanged."""
 
 
@@ -45,14 +45,14 @@ def _kind(model: Path) -> str | None:
     for name in ("vocab.txt", "tekken.json"):
         if (model / name).is_file():
             return name
-    return next((path.name for pattern in _READ[1::2] for path in sorted(model.glob(pattern))), None)
+    return next((path.name for pattern in _SOURCES[1::2] for path in sorted(model.glob(pattern))), None)
 
 
-def _has_one(model: Path) -> bool:
+def _has_tokenizer(model: Path) -> bool:
     return _kind(model) is not None
 
 
-def is_taken_as_it_is(model: Path) -> bool:
+def loads_unchanged(model: Path) -> bool:
     """Return whether the folder has a tokenizer.json that transformers would load unchanged."""
     if not (model / TOKENIZER).is_file():
         return False
@@ -62,32 +62,34 @@ def is_taken_as_it_is(model: Path) -> bool:
         except ValueError:  # reported by the code that needs the file
             continue
         if isinstance(named, str):
-            return named.removesuffix("Fast") in _AS_IT_IS
+            return named.removesuffix("Fast") in _UNCHANGED_CLASSES
     return True
 
 
 def note(model: Path, load_format: str) -> str | None:
     """Return a note for users if a folder without a tokenizer is served with random weights; else None."""
-    if load_format != "dummy" or _has_one(model):
+    if load_format != "dummy" or _has_tokenizer(model):
         return None
     return (
-        f"{model} has no tokenizer, so texts are read as bytes, a token each; other token ids are shown as"
-        " numbers, as in <300>"
+        f"{model} has no tokenizer; using a byte-level tokenizer (one token per byte). Other token ids are shown as"
+        " numbers, for example <300>"
     )
 
 
 def refusal(model: Path, load_format: str = "auto") -> str | None:
     """Return one sentence if the file names show that the folder has no usable tokenizer; else None."""
-    if _has_one(model):
+    if _has_tokenizer(model):
         return None
     if load_format == "dummy":
         try:
             byte_tokenizer.read_vocabulary(model)
         except ValueError as error:
-            return f"the model folder {model} has no tokenizer, and none can be made: {error}"
+            return (
+                f"the model folder {model} has no tokenizer, and a byte-level one cannot be created: {error}"
+            )
         return None
     return (
-        f"the model folder {model} has no tokenizer: neither {TOKENIZER} nor tokenizer.model, spiece.model, vocab.txt, "
+        f"the model folder {model} has no tokenizer; expected {TOKENIZER}, tokenizer.model, spiece.model, vocab.txt, "
         "or vocab.json with merges.txt"
     )
 
@@ -95,7 +97,7 @@ def refusal(model: Path, load_format: str = "auto") -> str | None:
 def _key(model: Path) -> str:
     """Return a hash of everything that the converted tokenizer depends on."""
     digest = hashlib.sha256(f"{_VERSION} {importlib.metadata.version('transformers')}".encode())
-    files = {path for pattern in _READ for path in model.glob(pattern) if path.name not in _NOT_READ}
+    files = {path for pattern in _SOURCES for path in model.glob(pattern) if path.name not in _NOT_SOURCES}
     for path in sorted(files):
         content = path.read_bytes()
         digest.update(f"\0{path.name}\0{len(content)}\0".encode() + content)
@@ -110,13 +112,13 @@ def obtain(
     environ: environment of the converting process; load_format: with `dummy` the model needs no tokenizer.
     Raises: ModelNotAvailable, one sentence.
     """
-    if is_taken_as_it_is(model):
+    if loads_unchanged(model):
         return model
     if (model / TOKENIZER).is_file():
         try:
             return _make(model, cache, environ, view)
         except ModelNotAvailable as error:
-            view.say(f"note: {error}; {TOKENIZER} is taken as it is")
+            view.say(f"note: {error}; using {TOKENIZER} unconverted")
             return model
     if sentence := refusal(model, load_format):
         raise ModelNotAvailable(sentence)
@@ -128,21 +130,23 @@ def obtain(
 
 def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView) -> Path:
     """Write the converted tokenizer, or a byte tokenizer, to the cache. Raises: ModelNotAvailable."""
-    if _has_one(model):
+    if _has_tokenizer(model):
         key, what, detail = _key(model), f"converting the tokenizer of {model}", _kind(model)
     else:
         vocabulary = byte_tokenizer.read_vocabulary(model)
         key = hashlib.sha256(f"bytes {_VERSION} {vocabulary}".encode()).hexdigest()[:24]
-        what, detail = f"making a tokenizer of bytes for {model}", f"{vocabulary.size} entries"
+        what, detail = f"creating a byte-level tokenizer for {model}", f"{vocabulary.size} entries"
 
     def make(part: Path) -> None:
-        if _has_one(model):
+        if _has_tokenizer(model):
             _convert(model, part, environ)
         else:
             byte_tokenizer.save(vocabulary, part / TOKENIZER)
 
     try:
-        return make_folder(cache / "tokenizers" / key, what, _NEEDED_BYTES, view, make, f" ({detail}), once")
+        return make_folder(
+            cache / "tokenizers" / key, what, _NEEDED_BYTES, view, make, f" ({detail}); this happens once"
+        )
     except OSError as error:
         why = error.strerror or str(error)
         raise ModelNotAvailable(
@@ -161,14 +165,14 @@ def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
             command, capture_output=True, text=True, env=env, timeout=_SECONDS, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelNotAvailable(f"{failed}: it was not finished after {_SECONDS:.0f} s") from error
+        raise ModelNotAvailable(f"{failed}: timed out after {_SECONDS:.0f} s") from error
     if done.returncode != 0 or not (part / TOKENIZER).is_file():
-        why = _reported(done.stdout) or f"the converting process ended with exit code {done.returncode}"
+        why = _reported_error(done.stdout) or f"the conversion process exited with code {done.returncode}"
         advice = "" if _kind(model) == TOKENIZER else f"; put a {TOKENIZER} into the model's folder"
         raise ModelNotAvailable(f"{failed}: {why}{advice}")
 
 
-def _reported(output: str) -> str:
+def _reported_error(output: str) -> str:
     """Return the error that the converting process reported; empty without one."""
     try:
         answer: Any = json.loads(output.strip().splitlines()[-1])

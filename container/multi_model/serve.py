@@ -68,7 +68,7 @@ def serve_several(
                 listener.close()
                 served = f"{len(config.folders)} models of {options.path}: {', '.join(config.folders)}"
                 if not config.folders:
-                    served = f"{MULTI_MODEL}=true: models below {config.models_root} that POST /models names"
+                    served = f"{MULTI_MODEL}=true: models in {config.models_root}, loaded by POST /models"
                 view.say(f"serving {served}; at http://{f'[{host}]' if ':' in host else host}:{port}")
                 return _until_end(front, signals, view)
         except StopRequested:
@@ -83,16 +83,16 @@ def _until_end(front: Child, signals: StopSignals, view: ProgressView) -> int:
         if os.getpid() == 1:
             reap_adopted({front.pid})
         if (code := front.poll()) is not None:
-            view.say(f"error: the server stops: {cause_of_death('front', code, front.last_lines())}")
+            view.say(f"error: shutting down: {cause_of_death('front', code, front.last_lines())}")
             return 1
-    view.say("stopping: the models' running requests have 25 s to finish")
+    view.say("stopping: running requests have 25 s to finish")
     front.terminate()
     deadline = time.monotonic() + _END_SECONDS
     while front.poll() is None and signals.count < 2 and time.monotonic() < deadline:
         signals.wait(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
     front.kill_all()
     if signals.count > 1:
-        view.say("stopped at once after a second signal")
+        view.say("stopped immediately on a second signal")
         return 1
     view.say("stopped")
     return 0

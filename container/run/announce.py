@@ -34,7 +34,7 @@ def _seconds(parts: Mapping[str, float]) -> str:
 
 def time_line(total: float, before: Mapping[str, float], engine: Mapping[str, float]) -> str:
     """Format the parts of the start-up time. before: parts in the supervisor; engine: parts in the engine."""
-    return f"start-up took {total:.1f} s: {_seconds(before)}; in the engine: {_seconds(engine)}"
+    return f"start-up took {total:.1f} s: {_seconds(before)}; engine: {_seconds(engine)}"
 
 
 def ready_line(info: EngineInfo, address: str, copies: int = 1) -> str:

@@ -16,7 +16,7 @@ def signal_name(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    return f"{name} (kill -9, or the kernel when it ran out of memory)" if name == "SIGKILL" else name
+    return f"{name} (kill -9, or the kernel when out of memory)" if name == "SIGKILL" else name
 
 
 def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
@@ -26,9 +26,9 @@ def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
     """
     text = "\n".join(last_lines)
     if match := _MPI_SIGNAL.search(text):
-        return f"{name}: rank {match[1]} was ended by {signal_name(int(match[2]))}"
+        return f"{name}: rank {match[1]} was killed by {signal_name(int(match[2]))}"
     if code < 0:
-        return f"{name} ended by {signal_name(-code)}"  # killed from outside, so the last output is unrelated
+        return f"{name} was killed by {signal_name(-code)}"  # killed from outside, so the last output is unrelated
     what = f"{name} ended with exit code {code}"
     if match := _MPI_EXIT.search(text):
         what = f"{name}: rank {match[1]} ended with exit code {match[2]}"

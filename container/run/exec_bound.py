@@ -16,7 +16,7 @@ def main() -> None:
     parent, nice, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the parent ended before the child started")
+        sys.exit("the parent process exited before the child started")
     if nice:
         os.nice(nice)
     os.execvp(command[0], command)  # noqa: S606  (a fixed list from container/run/launch.py)

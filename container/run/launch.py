@@ -82,7 +82,7 @@ def admin_token_digest(environ: Mapping[str, str]) -> str:
     if not token:
         return ""
     if not re.fullmatch(r"[!-~]+", token):
-        raise BadVariable(f"{ADMIN_TOKEN}: has spaces or characters that are not visible ASCII")
+        raise BadVariable(f"{ADMIN_TOKEN}: contains spaces or characters that are not visible ASCII")
     return token_digest(token)
 
 

@@ -104,7 +104,7 @@ class LocalServer:
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
         """Wait at most `limit` seconds until `/ping` returns 200. Raises NotHealthy."""
         deadline = time.monotonic() + limit
-        answer = "no answer"
+        answer = "none"
         while time.monotonic() < deadline:
             if (cause := self.death()) is not None:
                 raise NotHealthy(cause)
@@ -112,9 +112,11 @@ class LocalServer:
             if answer == "200":
                 return
             if stopping.wait(_POLL_SECONDS):
-                raise NotHealthy("it was stopped")
+                raise NotHealthy("the server was stopped before it was ready")
         last = [line for line in self._child.last_lines() if line.strip()][-1:]
-        raise NotHealthy("; ".join([f"/ping was not 200 within {limit:g} s (last: {answer})", *last]))
+        raise NotHealthy(
+            "; ".join([f"/ping did not return 200 within {limit:g} s (last response: {answer})", *last])
+        )
 
     def terminate(self) -> None:
         self._child.terminate()

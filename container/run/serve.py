@@ -248,7 +248,9 @@ class _Run:
                         self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
                     self.view.say(announce.ready_line(stats.info, address, self.copies))
                 elif still_running():
-                    self.view.say(f"warning: the engine is ready but did not respond within {_STATS_SECONDS:g} s")
+                    self.view.say(
+                        f"warning: the engine is ready but did not respond within {_STATS_SECONDS:g} s"
+                    )
 
             lock = self.paths.settings_lock
             supervisor = Supervisor(copies, web, self.signals, self.view.say, lock, helpers=helpers)

@@ -140,8 +140,8 @@ def test_a_killed_copy_loses_only_its_own_requests_and_comes_back(server: Server
     assert 1 <= len(lost) <= 4, [outcome.describe() for outcome in outcomes]
     assert all("the engine has ended" in outcome.error for outcome in lost)
     assert sum(outcome.token_ids == right for outcome, right in kept) == len(prompts) - len(lost)
-    wait_until(lambda: "copy 1 serves again" in server.log())
-    assert "copy 1 is started again in 1 s" in server.log()
+    wait_until(lambda: "copy 1 is serving again" in server.log())
+    assert "restarting copy 1 in 1 s" in server.log()
     wait_for_both(server)  # the web process looks for it a moment later
     assert token_ids(ask_all(server, prompts * 5, 20, at_once=8)) == expected * 5
     assert finished(server)["1"] > 0

@@ -68,4 +68,4 @@ def check_answers(server: Server) -> None:
     assert refused.status == 400
     assert "chat template" in refused.body
     assert "the weights are random" in server.log()
-    assert "texts are read as bytes" in server.log()
+    assert "has no tokenizer; using a byte-level tokenizer" in server.log()

@@ -46,7 +46,12 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
         raise ModelNotAvailable(f"{file.parent} has only a part of the model: it lacks {', '.join(missing)}")
     try:
         return make_folder(
-            target, f"describing {file}", _NEEDED_BYTES, view, lambda part: _describe(file, part), ", once"
+            target,
+            f"describing {file}",
+            _NEEDED_BYTES,
+            view,
+            lambda part: _describe(file, part),
+            " (cached for later starts)",
         )
     except OSError as error:
         why = error.strerror or str(error)

@@ -156,7 +156,7 @@ def test_weights_and_capacities_change_without_a_new_fleet(
 def test_a_container_that_dies_is_replaced(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy()
     containers.all[0].end(0.0)
-    containers.all[0].dead = "the container ended by SIGKILL"
+    containers.all[0].dead = "the container was killed by SIGKILL"
     wait_until(lambda: len(containers.all) == 2)
     wait_until(lambda: platform.wait("InService")["ProductionVariants"][0]["CurrentInstanceCount"])
     assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read() == b"x"

@@ -78,7 +78,7 @@ def test_the_cause_is_the_servers_own_last_line(tmp_path: Path) -> None:
 def test_a_container_that_is_not_healthy_in_time_failed(tmp_path: Path) -> None:
     container = start(tmp_path, SICK="1")
     wait_until(lambda: "up" in Path(container.log).read_text())
-    with pytest.raises(NotHealthy, match=r"/ping was not 200 within 0.5 s"):
+    with pytest.raises(NotHealthy, match=r"/ping did not return 200 within 0.5 s"):
         container.wait_healthy(0.5, threading.Event())
     stop_all([container])
 

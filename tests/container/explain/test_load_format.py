@@ -40,7 +40,7 @@ def test_the_note_says_what_random_weights_take() -> None:
     numbers = 8 * (512 * 1024 + 512 * 512 + 3 * 512 * 1408) + 2 * 32000 * 512
     (note,) = (note for note in decide(GPUS, tensor_parallel_degree=1).notes if "load_format" in note)
     assert note == (
-        "option.load_format=dummy: the weights are random, so answers are meaningless; they take"
+        "option.load_format=dummy: the weights are random, so responses are meaningless; they take"
         f" {numbers * 2 / GIB:.3g} GiB in memory"
     )
     (shared,) = (note for note in decide(GPUS).notes if "load_format" in note)
@@ -52,7 +52,7 @@ def test_the_note_says_what_random_weights_take() -> None:
 
 def test_random_weights_that_do_not_fit_into_main_memory_are_refused() -> None:
     small = Machine(cpu_count=2, memory_available_bytes=20 << 20)
-    with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, and only 0\.0 GiB are free"):
+    with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, but only 0\.0 GiB are free"):
         decide(small, kv_cache_gb=0.01)
 
 
@@ -60,11 +60,14 @@ def test_check_says_yes_and_what_stands_in_for_what() -> None:
     text = check(EXAMPLE, {}, CPU).render()
     assert text.splitlines()[-1] == "can serve here: yes"
     assert "the weights are random, so answers are meaningless" in text
-    assert "has no tokenizer, so texts are read as bytes" in text
+    assert "has no tokenizer; using a byte-level tokenizer" in text
 
 
 def test_check_refuses_a_vocabulary_without_place_for_bytes(tmp_path: Path) -> None:
     config = (EXAMPLE / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace("32000", "200"))
     (tmp_path / "serving.properties").write_text("option.load_format=dummy\n")
-    assert "none can be made: vocab_size is 200" in check(tmp_path, {}, CPU).render().splitlines()[-1]
+    assert (
+        "a byte-level one cannot be created: vocab_size is 200"
+        in check(tmp_path, {}, CPU).render().splitlines()[-1]
+    )

@@ -73,8 +73,8 @@ def test_it_is_made_once_for_all_models_of_its_kind(tmp_path: Path) -> None:
     log = io.StringIO()
     first = obtain(write_config(tmp_path / "a"), tmp_path / "cache", log)
     assert obtain(write_config(tmp_path / "b", hidden_size=7), tmp_path / "cache", log) == first
-    assert log.getvalue().count("making a tokenizer of bytes for") == 1
-    assert log.getvalue().count("has no tokenizer, so texts are read as bytes") == 2
+    assert log.getvalue().count("creating a byte-level tokenizer for") == 1
+    assert log.getvalue().count("has no tokenizer; using a byte-level tokenizer") == 2
     assert obtain(write_config(tmp_path / "c", vocab_size=SIZE + 1), tmp_path / "cache", log) != first
     generation = write_config(tmp_path / "d")
     (generation / "generation_config.json").write_text('{"eos_token_id": 5}')
@@ -96,7 +96,7 @@ def test_the_vocabulary_of_a_model_of_several_parts_is_that_of_its_text(tmp_path
         ('{"vocab_size": 99999999}', "vocab_size is 99999999;"),
         ('{"vocab_size": "many"}', "has no vocab_size"),
         ("{", "cannot be read"),
-        ("[]", "holds no JSON object"),
+        ("[]", "is not a JSON object"),
     ],
 )
 def test_a_vocabulary_that_has_no_place_for_bytes_is_refused(config: str, words: str, tmp_path: Path) -> None:
@@ -106,14 +106,14 @@ def test_a_vocabulary_that_has_no_place_for_bytes_is_refused(config: str, words:
     refusal = tokenizer_files.refusal(model, "dummy")
     assert refusal is not None
     assert words in refusal
-    with pytest.raises(ModelNotAvailable, match="has no tokenizer, and none can be made"):
+    with pytest.raises(ModelNotAvailable, match="has no tokenizer, and a byte-level one cannot be created"):
         obtain(model, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_model_that_has_a_tokenizer_keeps_it_and_one_with_weights_needs_it(tmp_path: Path) -> None:
     model = write_config(tmp_path / "model")
-    assert "has no tokenizer: neither" in (tokenizer_files.refusal(model) or "")
+    assert "has no tokenizer; expected" in (tokenizer_files.refusal(model) or "")
     assert tokenizer_files.note(model, "auto") is None
     (model / "tokenizer.json").write_text("{}")
     assert obtain(model, tmp_path / "cache") == model

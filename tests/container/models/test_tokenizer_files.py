@@ -160,14 +160,14 @@ def test_a_tokenizer_json_that_cannot_be_converted_is_taken_as_it_is(
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     monkeypatch.setattr(tokenizer_files, "_convert", fails)
     assert obtain(model, tmp_path / "cache", log) == model
-    assert "note: it cannot be converted; tokenizer.json is taken as it is" in log.getvalue()
+    assert "note: it cannot be converted; using tokenizer.json unconverted" in log.getvalue()
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "has no tokenizer: neither tokenizer.json nor"),
-        ({"vocab.json": "{}"}, "has no tokenizer: neither tokenizer.json nor"),
+        ({}, "has no tokenizer; expected tokenizer.json, "),
+        ({"vocab.json": "{}"}, "has no tokenizer; expected tokenizer.json, "),
         ({"tokenizer.model": "no model"}, "(tokenizer.model) cannot be converted"),
     ],
 )

@@ -134,7 +134,7 @@ def test_what_is_promised_and_not_yet_taken_is_not_free() -> None:
     ("reason", "kind"),
     [
         ("the model's server ended with exit code 1: Error: option.dtype: got fp17", BadModel),
-        ("the model's server ended by SIGKILL (kill -9, or the kernel when it ran out of memory)", NoMemory),
+        ("the model's server was killed by SIGKILL (kill -9, or the kernel when out of memory)", NoMemory),
         ("the engine failed: CUDA out of memory. Tried to allocate 2 GiB", NoMemory),
     ],
 )
@@ -272,8 +272,8 @@ def test_a_model_whose_server_dies_is_started_again(on_demand: bool, monkeypatch
     assert served_by(manager, "b") == served_by(manager, "b") == "b"
     assert served_by(manager, "a") == "a"
     died = next(server for server in lab.servers if server.folder.name == "a")
-    died.dead = "the model's server ended by SIGKILL"
-    with pytest.raises(Unavailable, match="has failed: the model's server ended by SIGKILL"):
+    died.dead = "the model's server was killed by SIGKILL"
+    with pytest.raises(Unavailable, match="has failed: the model's server was killed by SIGKILL"):
         manager.lease("a")
     assert states(manager) == {"a": "down", "b": "ready"}
     assert manager.model("a").failure == died.dead

@@ -8,7 +8,7 @@ RULE = "-" * 74
 
 
 def test_a_signal_is_named() -> None:
-    assert cause_of_death("engine", -15, []) == "engine ended by SIGTERM"
+    assert cause_of_death("engine", -15, []) == "engine was killed by SIGTERM"
     assert "out of memory" in cause_of_death("engine", -9, [])
 
 
@@ -24,7 +24,7 @@ def test_mpirun_tells_which_rank_was_killed() -> None:
         "signal 9 (Killed).",
         RULE,
     ]
-    assert cause_of_death("engine", 137, lines).startswith("engine: rank 1 was ended by SIGKILL")
+    assert cause_of_death("engine", 137, lines).startswith("engine: rank 1 was killed by SIGKILL")
 
 
 def test_mpirun_s_own_words_do_not_hide_the_rank_s() -> None:

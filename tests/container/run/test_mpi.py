@@ -136,7 +136,7 @@ def test_an_mpirun_that_hangs_is_passed_over_and_nothing_is_left_of_it(
     pid.touch()
     while not pid.read_text():  # a busy machine may need longer to begin
         seconds *= 2
-        with pytest.raises(mpi.NoMpiRun, match=rf"bad/mpirun gave no answer within {seconds:g} s"):
+        with pytest.raises(mpi.NoMpiRun, match=rf"bad/mpirun did not respond within {seconds:g} s"):
             mpi.find_mpirun({"PATH": bad}, seconds)
     wait_until(lambda: not process_lives(int(pid.read_text())))  # death takes a moment
     version, limits = mpi._version, {bad: 0.1, good: 200.0}

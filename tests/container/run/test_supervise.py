@@ -156,7 +156,7 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Run]) -> None:
     code, out = run.end()
     assert (code, run.left()) == (1, set())
     assert "did not stop" not in out
-    assert "stopped at once" in out
+    assert "stopped immediately" in out
 
 
 def test_a_burst_of_signals_is_one_request_to_stop(start: Callable[..., Run]) -> None:
@@ -185,7 +185,7 @@ def test_a_killed_engine_ends_the_server_with_the_cause(start: Callable[..., Run
     code, out = run.end()
     assert time.monotonic() - killed >= 0.3
     assert (code, run.left()) == (1, set())
-    assert out.splitlines()[-1].startswith("error: the server stops: engine ended by SIGKILL")
+    assert out.splitlines()[-1].startswith("error: shutting down: engine was killed by SIGKILL")
 
 
 def test_what_a_dead_engine_started_goes_with_it(start: Callable[..., Run]) -> None:
@@ -264,9 +264,9 @@ def test_one_of_several_copies_is_started_again_and_gets_the_settings_of_the_oth
     old = StatusBoard.open(run.folder / "copy1" / "status")
     os.kill(run.engine, signal.SIGKILL)
     warning = run.line()
-    assert "copy1 ended by SIGKILL" in warning
-    assert "started again in 0.1 s" in warning
-    assert run.line() == "copy1 serves again"
+    assert "copy1 was killed by SIGKILL" in warning
+    assert "restarting copy1 in 0.1 s" in warning
+    assert run.line() == "copy1 is serving again"
     assert old.read().state is EngineState.FAILED
     assert old.replaced
     assert [run.state(copy).state for copy in (1, 2)] == [EngineState.READY] * 2
@@ -283,11 +283,14 @@ def test_a_copy_that_ends_three_times_in_a_row_ends_the_server(start: Callable[.
     os.kill(run.engine, signal.SIGKILL)
     for delay in ("0.1", "0.2"):
         assert f"in {delay} s" in run.line()
-        assert run.line() == "copy1 serves again"
+        assert run.line() == "copy1 is serving again"
         os.kill(run.restarted(1), signal.SIGKILL)
     code, out = run.end()
     assert (code, run.left()) == (1, set())
-    assert "the server stops: copy1 ended again and again; at last: copy1 ended by SIGKILL" in out
+    assert (
+        "shutting down: copy1 keeps failing and is not restarted; last failure: copy1 was killed by SIGKILL"
+        in out
+    )
 
 
 def test_ends_after_long_service_are_no_row(start: Callable[..., Run]) -> None:
@@ -296,7 +299,7 @@ def test_ends_after_long_service_are_no_row(start: Callable[..., Run]) -> None:
     os.kill(run.engine, signal.SIGKILL)
     for _ in range(3):
         assert "in 0.1 s" in run.line()
-        assert run.line() == "copy1 serves again"
+        assert run.line() == "copy1 is serving again"
         os.kill(run.restarted(1), signal.SIGKILL)
     assert "in 0.1 s" in run.line()
     run.process.terminate()
@@ -331,4 +334,4 @@ def test_a_copy_gets_the_settings_of_the_others_while_nobody_changes_them(tmp_pa
     supervisor = Supervisor(copies, None, signals, said.append, lock)  # type: ignore[arg-type]
     supervisor._restore_settings(copies[1])
     assert [changes.get("max_waiting") for changes in given] == [None, 7]
-    assert said == ["copy 2 serves again"]
+    assert said == ["copy 2 is serving again"]

@@ -96,7 +96,7 @@ def test_lmi_check_says_that_it_is_described_first(
     properties.write_text(f"engine=MPI\noption.model_id={file}\noption.load_format=gguf\n")
     before = check(properties, {}, MACHINE)
     assert before.can_serve, before.reasons
-    assert before.model.endswith("a GGUF file; `lmi serve` or `lmi prepare` reads its description, once")
+    assert before.model.endswith("a GGUF file; `lmi serve` or `lmi prepare` reads its metadata once")
     _obtain(ModelSource(model_id=str(file)), tmp_path / "cache")
     assert ": ready in " in check(properties, {}, MACHINE).model
 
@@ -135,19 +135,19 @@ def test_a_cut_file_is_refused(file: Path, tmp_path: Path, kept: float) -> None:
     content = file.read_bytes()
     cut = tmp_path / "model.gguf"
     cut.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
-    with pytest.raises(ModelNotAvailable, match=rf"{cut} cannot be served: .* is not a whole GGUF file"):
+    with pytest.raises(ModelNotAvailable, match=rf"{cut} cannot be served: .* is not a complete GGUF file"):
         _obtain(ModelSource(model_id=str(cut)), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"general.architecture": "mamba"}, "the architecture 'mamba'; known: gemma, gemma2"),
+        ({"general.architecture": "mamba"}, "unsupported architecture (got mamba); allowed: gemma, gemma2"),
         (
             {f"llama.{key}": 8 for key in (*NEEDED, "expert_count")},
-            "experts in the GGUF file are not one tensor",
+            "the GGUF file has one tensor per expert",
         ),
-        ({"split.count": 3}, "is in 3 GGUF files, not 1"),
+        ({"split.count": 3}, "is split into 3 GGUF files .got 1"),
         ({}, "has no field 'llama.attention.head_count'"),
     ],
 )
@@ -206,7 +206,7 @@ def test_the_scaling_of_positions_is_that_of_llama_cpp(
 @pytest.mark.parametrize("key", ["scale_linear", "scaling.factor"])
 def test_a_scaling_that_would_shorten_the_context_is_refused(key: str, tmp_path: Path) -> None:
     """The first files with a scaling held its inverse."""
-    with pytest.raises(UnknownGguf, match=r"rope scaling by 0\.25; a factor of at least 1"):
+    with pytest.raises(UnknownGguf, match=r"rope scaling factor below 1 \(got 0\.25\)"):
         _rope_scaling(tmp_path, {key: 0.25})
 
 
@@ -225,7 +225,7 @@ def test_the_tokenizer_is_that_of_the_metadata(family: str, pre: str, tmp_path: 
         assert ours.encode(text, add_special_tokens=False).ids == expected
         assert pre or ours.decode(expected) == theirs.decode(expected)
     assert read_templates(described) == {"default": "{{ messages }}"}
-    assert tokenizer_files.is_taken_as_it_is(described)
+    assert tokenizer_files.loads_unchanged(described)
 
 
 def test_a_sentencepiece_may_add_no_space(tmp_path: Path) -> None:
@@ -245,7 +245,8 @@ def test_a_sentencepiece_may_add_no_space(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UnknownGguf, match=r"'gpt2' with 'unheard-of'.* put its tokenizer.json beside .*model.gguf"
+        UnknownGguf,
+        match=r"'gpt2' with pre-tokenizer 'unheard-of'.* put the model's tokenizer.json next to .*model.gguf",
     ):
         _described(tmp_path, "llama3", "unheard-of")
 
