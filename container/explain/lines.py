@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from container.explain.report import LineExplained
 from container.explain.resolve import Resolved
 from lmi_server.properties.grammar import Entry
-from lmi_server.properties.handler import acts_on
+from lmi_server.properties.handler import is_server_option
 from lmi_server.properties.loader import EffectiveValue, Examination
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name
@@ -32,11 +32,11 @@ def explain_lines(found: Examination, plan: Resolved | None) -> Iterator[LineExp
 def _explanation(entry: Entry, option: Option | None, found: Examination, plan: Resolved | None) -> str:
     if any(problem.line == entry.line for problem in found.problems):
         return "see the error below"
-    if found.handler is not None and not acts_on(option.name if option else entry.key):
+    if found.handler is not None and not is_server_option(option.name if option else entry.key):
         return "passed to the handler"
     if option is None:
         return "unknown key; ignored"
-    alias = f"another name of {option.name}. " if entry.key != option.name else ""
+    alias = f"alias of {option.name}. " if entry.key != option.name else ""
     if old := _DEPRECATED.get(entry.key):
         alias = f"{old}. {alias}"
     again = [other.line for other in found.entries if other.key == entry.key and other.line > entry.line]
@@ -44,7 +44,7 @@ def _explanation(entry: Entry, option: Option | None, found: Examination, plan: 
         return f"{alias}not used: line {again[-1]} sets the key again"
     effective = found.values.get(option.name)
     if effective is not None and effective.source.line != entry.line:
-        return f"{alias}not used: {effective.place} has precedence"
+        return f"{alias}not used: {effective.place} takes precedence"
     effect = {
         Status.WORKS: "",
         Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",

@@ -34,7 +34,7 @@ def decide(values: dict[str, OptionValue]) -> Batching:
         reason = (
             f"dynamic batching contradicts {named}, which asks for rolling batching; leave out one of the two"
         )
-        problems = (Problem(item.source, item.written, item.text, reason) for item in dynamic)
+        problems = (Problem(item.source, item.written_key, item.text, reason) for item in dynamic)
         return Batching("MPI", rolling[0].place, tuple(problems))
     engine = values.get("engine")
     if rolling:
@@ -53,7 +53,7 @@ def for_handler(values: dict[str, OptionValue]) -> Batching:
         return Batching("Python", engine.place)
     reason = "the folder has a handler, which runs under engine=Python"
     return Batching(
-        "Python", engine.place, (Problem(engine.source, engine.written, engine.text, reason, "Python"),)
+        "Python", engine.place, (Problem(engine.source, engine.written_key, engine.text, reason, "Python"),)
     )
 
 

@@ -58,15 +58,15 @@ class _Lines:
     """Natural lines of the file, as the file-like object that `javaproperties.parse` reads."""
 
     lines: list[str]
-    taken: int = 0
-    done: int = 0
-    """Number of parsed lines. `lines[done:taken]` is the logical line being parsed."""
+    num_read: int = 0
+    num_parsed: int = 0
+    """Number of parsed lines. `lines[num_parsed:num_read]` is the logical line being parsed."""
 
     def readline(self) -> str:
-        if self.taken == len(self.lines):
+        if self.num_read == len(self.lines):
             return ""
-        self.taken += 1
-        return self.lines[self.taken - 1]
+        self.num_read += 1
+        return self.lines[self.num_read - 1]
 
 
 @dataclass(slots=True)
@@ -77,8 +77,8 @@ class _Findings:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
-    def problem(self, line: int | None, key: str, given: str, reason: str) -> None:
-        self.problems.append(Problem(Source(self.file, line), key, masked(key, given), reason))
+    def problem(self, line: int | None, key: str, value: str, reason: str) -> None:
+        self.problems.append(Problem(Source(self.file, line), key, masked(key, value), reason))
 
     def warning(self, entry: Entry, reason: str) -> None:
         source = Source(self.file, entry.line)
@@ -97,22 +97,22 @@ def parse(data: bytes, file: str = "serving.properties") -> Document:
         return Document(problems=tuple(found.problems))
     lines = _Lines(_NATURAL_LINE.findall(data.decode("iso-8859-1")))
     entries: list[Entry] = []
-    while lines.taken < len(lines.lines):
+    while lines.num_read < len(lines.lines):
         try:
             for entry in _entries(lines):
                 entries.append(entry)
         except javaproperties.InvalidUEscapeError as error:
-            text = "".join(lines.lines[lines.done : lines.taken]).strip()
+            text = "".join(lines.lines[lines.num_parsed : lines.num_read]).strip()
             key, *rest = re.split(r"\s*[=:\s]\s*", text, maxsplit=1)
             found.problem(
-                lines.done + 1,
+                lines.num_parsed + 1,
                 key,
                 "".join(rest),
                 f"malformed escape {error.escape!r}: \\u needs four hexadecimal digits",
             )
-            lines.done = lines.taken
+            lines.num_parsed = lines.num_read
     for entry in entries:
-        _look_at(entry, found)
+        _check_entry(entry, found)
     _find_duplicates(entries, found)
     return Document(tuple(entries), tuple(found.problems), tuple(found.warnings))
 
@@ -137,13 +137,13 @@ def _not_properties(data: bytes) -> str:
 
 def _entries(lines: _Lines) -> Iterator[Entry]:
     for element in javaproperties.parse(lines):
-        first = lines.done + 1
-        lines.done = lines.taken
+        first = lines.num_parsed + 1
+        lines.num_parsed = lines.num_read
         if isinstance(element, javaproperties.KeyValue):
             yield Entry(element.key, element.value, first, element.source.rstrip("\r\n"))
 
 
-def _look_at(entry: Entry, found: _Findings) -> None:
+def _check_entry(entry: Entry, found: _Findings) -> None:
     value = entry.value
     if reason := placeholder(f"{entry.key} {value}"):
         found.problem(entry.line, entry.key, value, reason)
@@ -153,10 +153,10 @@ def _look_at(entry: Entry, found: _Findings) -> None:
         )
     if _QUOTED.match(value):
         found.warning(entry, "quotes are not removed; they are part of the value")
-    _look_at_bytes(entry, found)
+    _check_encoding(entry, found)
 
 
-def _look_at_bytes(entry: Entry, found: _Findings) -> None:
+def _check_encoding(entry: Entry, found: _Findings) -> None:
     if entry.text.isascii():
         return
     try:

@@ -19,7 +19,7 @@ REQUIREMENTS = "requirements.txt"
 BUILT_IN = "djl_python."
 _ENTRY_POINT = "option.entryPoint"
 _MAX_FILE_BYTES = 4 << 20
-_OURS = {
+_SERVER_OPTIONS = {
     _ENTRY_POINT,
     "option.handler",
     "option.model_id",
@@ -83,33 +83,35 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
     """Return the settings that the server uses under a handler, and the texts of all options for the handler."""
     options = by_name()
-    ours, by_rank = [], sorted(settings, key=lambda setting: setting.rank, reverse=True)
+    server_settings, by_rank = [], sorted(settings, key=lambda setting: setting.rank, reverse=True)
     for setting in settings:
         option = options.get(setting.key)
-        if acts_on(option.name if option is not None else setting.key):
-            ours.append(setting)
-    passed = {one.key.removeprefix("option."): one.text for one in by_rank if one.key.startswith("option.")}
-    return ours, passed
+        if is_server_option(option.name if option is not None else setting.key):
+            server_settings.append(setting)
+    handler_options = {
+        one.key.removeprefix("option."): one.text for one in by_rank if one.key.startswith("option.")
+    }
+    return server_settings, handler_options
 
 
-def acts_on(key: str) -> bool:
+def is_server_option(key: str) -> bool:
     """Return True if the server uses this key under a handler. All other options belong to the handler."""
-    return not key.startswith("option.") or key in _OURS
+    return not key.startswith("option.") or key in _SERVER_OPTIONS
 
 
 def build(
     file: HandlerFile,
-    passed: Mapping[str, str],
+    handler_options: Mapping[str, str],
     values: Mapping[str, OptionValue],
     environ: Mapping[str, str],
 ) -> UserHandler:
-    """Create the handler's configuration. `passed`: options for the handler, by name."""
+    """Create the handler's configuration. `handler_options`: options for the handler, by name."""
     accept = environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "")
     workers = _number(values, "minWorkers", 1)
     return UserHandler(
         file=str(file.path),
         function="" if file.formatters else _text(values, "option.handler", "handle"),
-        options={**passed, **({"default_accept": accept} if accept else {})},
+        options={**handler_options, **({"default_accept": accept} if accept else {})},
         requirements=str(file.requirements or ""),
         min_workers=workers,
         max_workers=max(workers, _number(values, "maxWorkers", workers)),

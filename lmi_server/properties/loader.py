@@ -92,14 +92,14 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.problems += from_environment.problems
     found.notes += from_environment.notes
     settings = _file_settings(found) + from_environment.settings
-    passed: dict[str, str] = {}
+    handler_options: dict[str, str] = {}
     code = handler.find(settings, found.folder, found.problems)
     if code is not None and code.supplies is Supplies.HANDLER:
         found.handler = code
-        settings, passed = handler.split(settings)
+        settings, handler_options = handler.split(settings)
     known, unknown = _known(settings)
     for option, candidates in known.values():
-        _choose(option, candidates, found)
+        _resolve_option(option, candidates, found)
     _require_model(found)
     ignorable = [*unknown, *unused_files(_model_folders(found), code)]
     if lenient or environment.is_lenient(environ):
@@ -116,11 +116,11 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
         if code is not None and code.formatters:
-            _, passed = handler.split(settings)
-            user = handler.build(code, passed, found.values, environ)
+            _, handler_options = handler.split(settings)
+            user = handler.build(code, handler_options, found.values, environ)
             config = dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
         if found.handler is not None:
-            user = handler.build(found.handler, passed, found.values, environ)
+            user = handler.build(found.handler, handler_options, found.values, environ)
             source = dataclasses.replace(config.source, fetch_all_files=True)
             config = dataclasses.replace(config, handler=user, source=source)
         effective = _effective(found, verdict, config)
@@ -178,12 +178,12 @@ def _known(
         near = nearest(setting.key, options)
         if near and setting.source.variable:
             near = next(iter(environment.variables_of(near)), near)
-        given = masked(setting.key, setting.text)
-        unknown.append(Problem(setting.source, setting.key, given, "unknown key", nearest=near))
+        masked_text = masked(setting.key, setting.text)
+        unknown.append(Problem(setting.source, setting.key, masked_text, "unknown key", nearest=near))
     return known, unknown
 
 
-def _choose(option: Option, settings: list[RawSetting], found: Examination) -> None:
+def _resolve_option(option: Option, settings: list[RawSetting], found: Examination) -> None:
     """Read the setting that takes effect for an option. Note overridden settings and report conflicts."""
     winner, *losers = sorted(settings, key=lambda setting: setting.rank)
     _report_losers(option, winner, losers, found)
@@ -195,24 +195,26 @@ def _choose(option: Option, settings: list[RawSetting], found: Examination) -> N
     if any(entry.line == winner.source.line and entry.ends_in_blanks for entry in found.entries):
         effect = "kept, for it may be meant" if option.type.keep_trailing_blanks else "removed"
         reason = f"the value ends in blanks, which the properties format keeps; {effect}"
-        given = masked(winner.key, winner.text, option.secret)
-        found.warnings.append(str(Problem(winner.source, winner.key, given, reason)))
+        masked_text = masked(winner.key, winner.text, option.secret)
+        found.warnings.append(str(Problem(winner.source, winner.key, masked_text, reason)))
     value = _value(option, winner, found)
     if value is not None:
-        given = masked(winner.key, _trimmed(option, winner), option.secret)
-        found.values[option.name] = OptionValue(option, value, given, winner.source, winner.key)
+        masked_text = masked(winner.key, _trimmed(option, winner), option.secret)
+        found.values[option.name] = OptionValue(option, value, masked_text, winner.source, winner.key)
 
 
 def _report_losers(option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination) -> None:
     for loser in losers:
-        given = masked(loser.key, loser.text, option.secret)
+        masked_text = masked(loser.key, loser.text, option.secret)
         if loser.text.strip() == winner.text.strip():
             continue
         if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
             reason = f"{winner.key} on line {winner.source.line} is the same option with another value"
-            found.problems.append(Problem(loser.source, loser.key, given, reason))
+            found.problems.append(Problem(loser.source, loser.key, masked_text, reason))
         else:
-            found.notes.append(f"{loser.source}: {given} is not used, because {winner.source} comes first")
+            found.notes.append(
+                f"{loser.source}: {masked_text} is not used, because {winner.source} comes first"
+            )
 
 
 def _trimmed(option: Option, setting: RawSetting) -> str:
@@ -222,10 +224,10 @@ def _trimmed(option: Option, setting: RawSetting) -> str:
 def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:
     """Return the parsed value. If it is invalid, report the problem and return None."""
     text = _trimmed(option, setting)
-    given = masked(setting.key, text, option.secret)
+    masked_text = masked(setting.key, text, option.secret)
 
     def refuse(reason: str, accepted: str = "", near: str = "") -> None:
-        found.problems.append(Problem(setting.source, setting.key, given, reason, accepted, near))
+        found.problems.append(Problem(setting.source, setting.key, masked_text, reason, accepted, near))
 
     if setting.source.variable and (reason := grammar.placeholder(text)):
         refuse(reason)
@@ -238,8 +240,8 @@ def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | 
     except BadValueError as error:
         refuse(error.reason, option.type.accepted, error.nearest)
         return None
-    if option.status is Status.REFUSED and not option.changes_nothing(value):
-        refuse(f"known to LMI but not done here: {option.reason}", neutral_text(option))
+    if option.status is Status.REFUSED and not option.is_neutral(value):
+        refuse(f"known to LMI, not supported here: {option.reason}", neutral_text(option))
         return None
     return value
 
@@ -293,7 +295,7 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
     for option in OPTIONS:
         item = found.values.get(option.name)
         works = option.status is Status.WORKS
-        if found.handler is not None and not handler.acts_on(option.name):
+        if found.handler is not None and not handler.is_server_option(option.name):
             continue
         if option.name == "engine":
             values.append(EffectiveValue("engine", config.engine, verdict.engine_source))

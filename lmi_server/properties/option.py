@@ -75,7 +75,7 @@ class Option:
             config = getattr(config, part)
         return config
 
-    def changes_nothing(self, value: Scalar) -> bool:
+    def is_neutral(self, value: Scalar) -> bool:
         """Return True if ignoring this value does not change what the server does."""
         return self.status is Status.NO_EFFECT or is_one_of(value, self.neutral)
 
@@ -88,7 +88,7 @@ class OptionValue:
     value: Scalar
     text: str
     source: Source
-    written: str
+    written_key: str
     """Key as the user wrote it, possibly an alias."""
 
     @property
@@ -96,7 +96,7 @@ class OptionValue:
         return str(self.source)
 
     def __str__(self) -> str:
-        return f"{self.written}={self.text}"
+        return f"{self.written_key}={self.text}"
 
 
 def build_config(values: Iterable[OptionValue], engine: str, model_dir: str) -> LmiConfig:

@@ -29,7 +29,7 @@ class Problem:
     source: Source
     key: str
     """Key as the user wrote it. Empty if the problem concerns the file as a whole."""
-    given: str
+    value: str
     """Value as the user wrote it, or `***` if it may be a secret."""
     reason: str
     accepted: str = ""
@@ -45,9 +45,9 @@ class Problem:
         return self.source.line
 
     def __str__(self) -> str:
-        what = f"{self.key}={one_line(self.given)}: " if self.key else ""
+        what = f"{self.key}={one_line(self.value)}: " if self.key else ""
         if self.source.variable:
-            what = f"value {one_line(self.given)!r}: "
+            what = f"value {one_line(self.value)!r}: "
         text = f"{self.source}: {what}{self.reason}"
         if self.accepted:
             text += f"; accepted: {self.accepted}"

@@ -32,7 +32,7 @@ _HEAD = """# Options
 Every key that a `serving.properties` may hold. An unknown key is refused with the nearest known name
 (`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), a bad value with its line and what is accepted.
 
-Who wins where a key is given more than once, the strongest first: the `SAGEMAKER_*` variables below,
+Precedence where a key is given more than once, highest first: the `SAGEMAKER_*` variables below,
 `serving.properties`, `OPTION_*`, other names that stand for options, `SERVING_*`, the default. In the file the last
 of two equal keys wins. Empty variables count as unset.
 
@@ -40,7 +40,7 @@ The file is in the Java properties format: ISO-8859-1, `#` and `!` begin a comme
 are part of a value. Blanks at the end of a value belong to it; from numbers, booleans and words they are removed
 with a warning, in free text they stay.
 """
-_KNOWN_HEAD = """## Known to LMI, not done here
+_KNOWN_HEAD = """## Known to LMI, not supported here
 
 Refused with the reason, except for values of which ignoring changes nothing: these are accepted with a note.
 

@@ -42,7 +42,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     for item in values.values():
         reason = _MPI_ONLY.get((item.option.name, item.value), "")
         if reason and decided.engine != "MPI":
-            problems.append(Problem(item.source, item.written, item.text, reason))
+            problems.append(Problem(item.source, item.written_key, item.text, reason))
         elif _idle(item, decided.engine) and item.source not in contradicting:
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
@@ -55,7 +55,11 @@ def _copies(values: dict[str, OptionValue]) -> list[Problem]:
     )
     return [
         Problem(
-            high.source, high.written, high.text, f"less than {low} ({low.place})", f"at least {low.value}"
+            high.source,
+            high.written_key,
+            high.text,
+            f"less than {low} ({low.place})",
+            f"at least {low.value}",
         )
         for low, high in ((least, most), (least, size), (size, most))
         if low is not None and high is not None and _is_less(high.value, low.value)
@@ -93,7 +97,7 @@ def _needs_paging(values: dict[str, OptionValue]) -> list[Problem]:
     if paged is None or paged.value is not False:
         return []
     return [
-        Problem(item.source, item.written, item.text, f"it needs option.paged_attention=true: {why}")
+        Problem(item.source, item.written_key, item.text, f"it needs option.paged_attention=true: {why}")
         for name, (value, why) in _PAGED_ONLY.items()
         if (item := values.get(name)) is not None and item.value == value
     ]
@@ -104,7 +108,7 @@ def _needs_s3(values: dict[str, OptionValue]) -> list[Problem]:
     if load is None or load.value != "stream" or (model and str(model.value).startswith("s3://")):
         return []
     reason = "weights are streamed from S3 only; write option.model_id=s3://bucket/prefix, or option.load_format=auto"
-    return [Problem(load.source, load.written, load.text, reason)]
+    return [Problem(load.source, load.written_key, load.text, reason)]
 
 
 def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:
@@ -130,5 +134,5 @@ def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
         if item.value != expected:
             where = f"as {twin.place} says" if twin is not None else "its default"
             reason = f"must be equal to {other}, which is {as_option(expected)}, {where}; write {other}={item.text}"
-            problems.append(Problem(item.source, item.written, item.text, reason, as_option(expected)))
+            problems.append(Problem(item.source, item.written_key, item.text, reason, as_option(expected)))
     return problems

@@ -17,7 +17,7 @@ class BadValueError(ValueError):
         """Create the error.
 
         `reason`: a phrase such as 'is out of range'. `nearest`: the accepted word that was probably meant. `place`: the
-        invalid part, such as `[2]`. `received` and `accepted` describe that part; if empty, the whole value and its type.
+        invalid part, such as `[2]`. `received` and `accepted` describe that part; if empty, the whole value and type.
         """
         super().__init__(reason)
         self.reason = reason

@@ -125,7 +125,7 @@ def test_an_unknown_name_is_refused_with_the_variable_and_the_nearest(
 @pytest.mark.parametrize("variable", ["OPTION_BLOCK_SIZE", "PREDICT_TIMEOUT", "SAGEMAKER_MAX_PAYLOAD_IN_MB"])
 def test_a_bad_value_names_its_variable(tmp_path: Path, variable: str) -> None:
     problem = the_problem(tmp_path, {variable: "many"})
-    assert (problem.source.variable, problem.given) == (variable, "many")
+    assert (problem.source.variable, problem.value) == (variable, "many")
 
 
 def test_a_bad_line_stays_bad_where_sagemaker_overrides_it(tmp_path: Path) -> None:

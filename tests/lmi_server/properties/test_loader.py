@@ -51,7 +51,7 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
 ) -> None:
     problem = the_problem(tmp_path, f"# a comment\n{key}=1\n")
     assert (problem.file, problem.line) == (str(tmp_path / "serving.properties"), 2)
-    assert (problem.key, problem.given, problem.reason) == (key, "1", "unknown key")
+    assert (problem.key, problem.value, problem.reason) == (key, "1", "unknown key")
     assert problem.nearest == nearest
 
 
@@ -102,7 +102,7 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
 ) -> None:
     problem = the_problem(tmp_path, f"\n\n{line}\n")
     key, _, value = line.partition("=")
-    assert (problem.line, problem.key, problem.given) == (3, key, value)
+    assert (problem.line, problem.key, problem.value) == (3, key, value)
     assert accepted in problem.accepted
     assert value in str(problem)
 
@@ -118,7 +118,7 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
 )
 def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path, line: str) -> None:
     problem = the_problem(tmp_path, f"{line}\n")
-    assert problem.reason.startswith("known to LMI but not done here: ")
+    assert problem.reason.startswith("known to LMI, not supported here: ")
     assert problem.nearest == ""
 
 
@@ -188,7 +188,7 @@ def test_an_inline_comment_makes_a_bad_value_and_the_warning_says_why(tmp_path: 
     write(tmp_path, "job_queue_size=7 # few\n")
     with pytest.raises(PropertiesError) as caught:
         load(tmp_path, {})
-    assert caught.value.problems[0].given == "7 # few"
+    assert caught.value.problems[0].value == "7 # few"
     assert "a comment needs a line of its own" in caught.value.warnings[0]
 
 
@@ -197,7 +197,7 @@ def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
     same = load_text(tmp_path, "".join(f"{name}=s3://bucket/a\n" for name in names))
     assert same.config.source.model_id == "s3://bucket/a"
     problem = the_problem(tmp_path, f"{names[0]}=s3://bucket/a\n{names[1]}=s3://bucket/b\n")
-    assert (problem.line, problem.given) == (2, "s3://bucket/b")
+    assert (problem.line, problem.value) == (2, "s3://bucket/b")
     assert names[0] in problem.reason
 
 

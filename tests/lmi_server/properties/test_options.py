@@ -64,7 +64,7 @@ def test_what_is_not_done_says_why_and_its_neutral_values_are_of_its_kind(option
     assert not option.target
     for value in option.neutral:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        assert option.changes_nothing(option.type.from_text(text))
+        assert option.is_neutral(option.type.from_text(text))
 
 
 def test_defaults_come_from_the_configuration_classes() -> None:

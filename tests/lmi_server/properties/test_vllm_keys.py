@@ -96,9 +96,9 @@ def test_what_changes_neither_answers_nor_capacity_is_noted(tmp_path: Path, line
     ("line", "reason"),
     [
         ('option.hf_overrides={"rope_theta": 1}', "change it there"),
-        ("option.rope_theta=1000000", "config.json of the model decides"),
+        ("option.rope_theta=1000000", "read from the model's config.json"),
         ("option.num_gpu_blocks_override=100", "option.kv_cache_gb"),
-        ("option.logprobs_mode=processed_logprobs", "those of the model"),
+        ("option.logprobs_mode=processed_logprobs", "as the model computes them"),
         ("option.worker_cls=a.B", "cannot be loaded into this server"),
         ("option.enable_kv_cache_reuse=true", "use option.enable_prefix_caching"),
     ],
@@ -109,7 +109,7 @@ def test_what_would_change_answers_or_capacity_is_refused_with_the_reason(
     with pytest.raises(PropertiesError) as caught:
         load_text(tmp_path, f"{line}\n")
     [problem] = caught.value.problems
-    assert problem.reason.startswith("known to LMI but not done here: ")
+    assert problem.reason.startswith("known to LMI, not supported here: ")
     assert reason in problem.reason
     assert problem.nearest == ""
 
