@@ -55,7 +55,7 @@ AWS = [
     (
         "aws-post-dynamic",
         "tiiuae/falcon-40b",
-        "spreads the layers over 8 GPUs under engine=Python; this machine has none",
+        "needs 8 GPUs under engine=Python; this machine has none",
     ),
     ("aws-post-rolling", "s3://my-bucket/falcon-40b/", "needs 8 GPUs; this machine has none"),
     ("aws-post-rolling-paged", "s3://my-bucket/falcon-40b/", "needs 8 GPUs; this machine has none"),
@@ -70,7 +70,7 @@ def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(
     assert (report.exit_code, report.can_serve) == (0, False)
     assert len(report.lines) == len((EXAMPLES / name / "serving.properties").read_text().splitlines())
     assert all(line.explanation for line in report.lines)
-    assert report.model == f"{model}: not on this disk; `lmi serve` or `lmi prepare` fetches it, once"
+    assert report.model == f"{model}: not on this disk; `lmi serve` or `lmi prepare` fetches it once"
     last = report.render().splitlines()[-1]
     assert last.startswith("can serve here: no: option.tensor_parallel_degree=8 ")
     assert reason in last
@@ -95,7 +95,7 @@ def test_every_line_of_the_file_is_explained(folder: Path) -> None:
 def test_the_bundled_model_can_be_served_before_and_after_it_is_prepared(model: Path) -> None:
     before = check(EXAMPLES / "smollm2-rolling", {}, CPU, nowhere)
     assert before.can_serve
-    assert f"{BUNDLED_MODEL}: comes with this installation" in before.model
+    assert f"{BUNDLED_MODEL}: bundled with this installation" in before.model
     after = check(EXAMPLES / "smollm2-rolling", {}, CPU, lambda source: model)
     assert after.can_serve
     assert f"ready in {model}" in after.model
@@ -110,7 +110,7 @@ def test_values_come_with_their_sources_and_decisions(model: Path) -> None:
         "environment variable OPTION_MAX_ROLLING_BATCH_SIZE",
     ]
     assert value_line(report, "job_queue_size")[1:] == ["1000", "default"]
-    assert value_line(report, "option.max_model_len")[1:] == ["512", "computed: the model's context"]
+    assert value_line(report, "option.max_model_len")[1:] == ["512", "computed: the model's context length"]
     dtype = value_line(report, "option.dtype")
     assert dtype[1] == "fp32"
     assert dtype[2].startswith("computed: on a CPU")
@@ -144,7 +144,7 @@ def test_an_invalid_file_exits_with_1_and_shows_every_problem(model: Path) -> No
 def test_a_key_given_twice_is_explained_as_not_used(model: Path) -> None:
     first, second = check_text(model, "option.block_size=16\noption.block_size=32\n").lines
     assert first.explanation == "not used: line 2 sets the key again"
-    assert second.explanation.startswith("Tokens in a KV block")
+    assert second.explanation.startswith("Number of tokens in a KV block")
 
 
 def test_a_model_that_cannot_be_served_leaves_the_file_valid(model: Path) -> None:
