@@ -75,7 +75,7 @@ class DummyWeights(WeightSource):
         return out
 
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        dtype = self._given_dtype(self._stored, len(shape))
+        dtype = self._result_dtype(self._stored, len(shape))
         out = torch.empty(shape, dtype=dtype, device=self.device)
         self.owned_bytes += out.numel() * self._stored.itemsize
         return out

@@ -50,7 +50,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class _Started:
+class _PendingRead:
     request: Request
     tensor: torch.Tensor
     parts: list[Future[int]]
@@ -86,26 +86,26 @@ class _Staging:
 
 
 class TensorReader:
-    """Reads tensors in blocks with several threads, and prefetches the expected ones."""
+    """Reads tensors in blocks with several threads, and prefetches the next ones."""
 
     def __init__(self, files: TensorFiles) -> None:
         self._files = files
         self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
         self._staging = _Staging()
         self._planned: deque[Request] = deque()
-        self._started: deque[_Started] = deque()
+        self._started: deque[_PendingRead] = deque()
         self._ahead_bytes = 0
         """Bytes of the prefetched tensors that were not taken yet."""
         self.bytes_read = 0
         """Bytes read for the tensors that were taken."""
 
-    def expect(self, requests: Sequence[Request]) -> None:
+    def prefetch(self, requests: Sequence[Request]) -> None:
         """Start to prefetch the tensors that will be taken, in this order."""
         self._planned.extend(requests)
         self._staging.needed = sum(request.num_bytes for request in self._planned)
         self._read_ahead()
 
-    def take(self, request: Request) -> torch.Tensor:
+    def read(self, request: Request) -> torch.Tensor:
         """Return the tensor in memory of its own. Raises `BadCheckpoint`, or an error of the files."""
         if self._started and self._started[0].request == request:
             started = self._started.popleft()
@@ -128,10 +128,10 @@ class TensorReader:
             self._ahead_bytes += num_bytes
             self._staging.needed -= num_bytes
 
-    def _start(self, request: Request) -> _Started:
+    def _start(self, request: Request) -> _PendingRead:
         tensor = self._staging.new_tensor(request)
         parts = [self._pool.submit(read) for read in self._reads(request, tensor)]
-        return _Started(request, tensor, parts)
+        return _PendingRead(request, tensor, parts)
 
     def _reads(self, request: Request, out: torch.Tensor) -> Iterator[partial[int]]:
         """Yield the reads that fill `out`, one for each block."""

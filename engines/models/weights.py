@@ -67,7 +67,7 @@ class WeightSource(ABC):
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return the same columns of several matrices of `shape`, as [len(names), shape[0], shard.size]."""
 
-    def expect(  # noqa: B027  most sources need no preparation
+    def prefetch(  # noqa: B027  most sources need no preparation
         self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None
     ) -> None:
         """Prepare for exactly the tensors that `build` will request. `build` may be called here with another source.
@@ -100,7 +100,7 @@ class WeightSource(ABC):
             return tables[0], tables[0]
         return tables[0], tables[-1]
 
-    def _given_dtype(self, stored: torch.dtype, num_dims: int) -> torch.dtype:
+    def _result_dtype(self, stored: torch.dtype, num_dims: int) -> torch.dtype:
         """Return the dtype of returned weights for the checkpoint's dtype `stored`."""
         if self._compute is not None:
             return self._compute
@@ -128,7 +128,7 @@ class _Checkpoint(WeightSource):
         self._peers = peers
 
     @abstractmethod
-    def _take(self, request: Request) -> torch.Tensor:
+    def _read(self, request: Request) -> torch.Tensor:
         """Return the requested tensor in the dtype of the checkpoint."""
 
     def has(self, name: str) -> bool:
@@ -161,13 +161,13 @@ class _Checkpoint(WeightSource):
         if self._peers is None:
             columns = None if shard.size == shape[1] else shard
             pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
-            return self._finish(self._take(Request(stacked, dtype, pieces)))
+            return self._finish(self._read(Request(stacked, dtype, pieces)))
         # Whole rows are contiguous in a file, columns are not. So each rank reads some rows for all ranks.
         rows = split_evenly(shape[0], self._peers.world_size, self._peers.rank)
         request = Request(
             (len(names), rows.size, shape[1]), dtype, tuple(Piece(name, rows) for name in names)
         )
-        return self._finish(self._exchange(self._take(request), shard, stacked))
+        return self._finish(self._exchange(self._read(request), shard, stacked))
 
     def _read_rows(self, names: Sequence[str], shards: Sequence[Shard]) -> torch.Tensor:
         for name, shard in zip(names, shards, strict=True):
@@ -175,7 +175,7 @@ class _Checkpoint(WeightSource):
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
         pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
         shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
-        return self._finish(self._take(Request(shape, self._common_dtype(names), pieces)))
+        return self._finish(self._read(Request(shape, self._common_dtype(names), pieces)))
 
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
@@ -197,17 +197,17 @@ class _Checkpoint(WeightSource):
         self.owned_bytes += tensor.numel() * tensor.element_size()
         # Converting to fp32 is exact, so fp32 storage needs no rounding.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
-        return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))
+        return rounded.to(self.device, self._result_dtype(tensor.dtype, tensor.dim()))
 
 
-class _Rehearsal(_Checkpoint):
+class _RequestRecorder(_Checkpoint):
     """Records requests, and returns meta tensors."""
 
     def __init__(self, files: TensorFiles, pack: Pack, peers: Communicator | None) -> None:
         super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers)
         self.requests: list[Request] = []
 
-    def _take(self, request: Request) -> torch.Tensor:
+    def _read(self, request: Request) -> torch.Tensor:
         self.requests.append(request)
         return torch.empty(request.shape, dtype=request.dtype, device="meta")
 
@@ -238,21 +238,21 @@ class WeightReader(_Checkpoint):
         self._reader = TensorReader(self._files)
         self._progress: LoadProgress | None = None
 
-    def expect(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
+    def prefetch(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
         """Prefetch the tensors that `build` requests. Raises `BadCheckpoint` before anything is read."""
-        rehearsal = _Rehearsal(self._files, self.pack, self._peers)
-        build(rehearsal)
+        recorder = _RequestRecorder(self._files, self.pack, self._peers)
+        build(recorder)
         self._progress = progress
         if progress is not None:
-            progress.start(sum(request.num_bytes for request in rehearsal.requests))
-        self._reader.expect(rehearsal.requests)
+            progress.start(sum(request.num_bytes for request in recorder.requests))
+        self._reader.prefetch(recorder.requests)
 
     def close(self) -> None:
         self._reader.close()
         self._files.close()
 
-    def _take(self, request: Request) -> torch.Tensor:
-        tensor = self._reader.take(request)
+    def _read(self, request: Request) -> torch.Tensor:
+        tensor = self._reader.read(request)
         self.bytes_read = self._reader.bytes_read
         if self._progress is not None:
             self._progress.add(request.num_bytes)

@@ -24,11 +24,11 @@ from engines.mpi.runner import budget, memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
+from engines.mpi.runner.kernel_warmup import warm_up_kernels
 from engines.mpi.runner.largest_run import run_largest
 from engines.mpi.runner.largest_step import NUM_BLOCKS, LargestStep
 from engines.mpi.runner.native_steps import NativeSteps
 from engines.mpi.runner.prompt_logprobs import SLICE_ROWS
-from engines.mpi.runner.rehearsal import rehearse
 from engines.mpi.runner.step_runner import StepRunner
 from engines.native_kv_cache import NativeKvCache
 from engines.parallel import Communicator
@@ -100,11 +100,13 @@ def load_model(
         activations = part.measure(largest)
     stopwatch.reset()
     with _timed(report, "cache"):
-        cache = part.make_cache(largest, report.memory["weights"], int(activations * budget.SPARE))
+        cache = part.make_cache(
+            largest, report.memory["weights"], int(activations * budget.ACTIVATION_HEADROOM)
+        )
     steps = part.make_steps(largest, cache)
     with _timed(report, "kernels"):
         if isinstance(steps, GpuSteps) and device.type == "cuda":
-            rehearse(largest, steps, config.cache.block_size)
+            warm_up_kernels(largest, steps, config.cache.block_size)
     with _timed(report, "graphs"):
         if isinstance(steps, GpuSteps) and not config.parallel.enforce_eager:
             steps.capture(batch_sizes(largest.num_decodes))
@@ -141,7 +143,7 @@ def _load_part(
     weights = weight_source(config.model, model_config.dtype, storage, compute, device, comm)
     parts = Parts(model_config, weights, comm, stopwatch)
     progress = LoadProgress(time.perf_counter) if comm.rank == 0 else None
-    weights.expect(lambda source: make_model(replace(parts, weights=source)), progress)
+    weights.prefetch(lambda source: make_model(replace(parts, weights=source)), progress)
     model = make_model(parts)
     weights.close()
     report.owned_bytes, report.bytes_read = weights.owned_bytes, weights.bytes_read

@@ -39,7 +39,7 @@ weights = WeightReader(folder, torch.bfloat16, None, torch.device("cpu"))
 parts = Parts(config, weights, Communicator(), Stopwatch(lambda: 0.0))
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
-weights.expect(lambda source: build(replace(parts, weights=source)))
+weights.prefetch(lambda source: build(replace(parts, weights=source)))
 model = build(parts)
 print(weights.owned_bytes, status("VmHWM") - before, weights.bytes_read)
 """

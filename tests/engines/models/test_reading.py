@@ -71,7 +71,7 @@ def test_the_next_tensor_is_read_while_the_last_one_is_packed(
     # Threads may read in another order than they were told to: the first tensors are known by their places.
     ranges = _Watched(tmp_path, held_from=place(tmp_path / "model.safetensors", "t2"))
     weights = reader(tmp_path, ranges)
-    weights.expect(lambda source: ask(NAMES, source))
+    weights.prefetch(lambda source: ask(NAMES, source))
     (first,) = ask(NAMES[:1], weights)
     assert ranges.reached.wait(60), "nothing is read before it is asked for"
     assert torch.equal(first, tensors["t0"][2:8])
@@ -89,7 +89,7 @@ def test_only_so_many_bytes_are_read_ahead(
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 2 * 6 * ROW_BYTES)
     ranges = _Watched(tmp_path)
     weights = reader(tmp_path, ranges)
-    weights.expect(lambda source: ask(NAMES, source))
+    weights.prefetch(lambda source: ask(NAMES, source))
     for count, name in enumerate(NAMES):
         ask([name], weights)
         assert len(ranges.offsets) <= count + 1 + 2
@@ -115,7 +115,7 @@ def test_another_order_than_expected_is_slower_but_right(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     weights = reader(tmp_path, FolderRanges(tmp_path))
-    weights.expect(lambda source: ask(NAMES, source))
+    weights.prefetch(lambda source: ask(NAMES, source))
     backwards = NAMES[::-1]
     found = ask(backwards, weights)
     assert all(torch.equal(got, tensors[name][2:8]) for name, got in zip(backwards, found, strict=True))
@@ -128,7 +128,7 @@ def test_a_missing_tensor_is_found_before_anything_is_read(
     ranges = _Watched(tmp_path)
     weights = reader(tmp_path, ranges)
     with pytest.raises(BadCheckpoint, match="no tensor 'x'"):
-        weights.expect(lambda source: ask([*NAMES, "x"], source))
+        weights.prefetch(lambda source: ask([*NAMES, "x"], source))
     assert ranges.offsets == []
     weights.close()
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     save_file({"a": torch.ones(64, 64)}, path)
     weights = reader(tmp_path, FolderRanges(tmp_path))
     path.write_bytes(path.read_bytes()[:2000])
-    weights.expect(lambda source: source.whole("a", (64, 64)))
+    weights.prefetch(lambda source: source.whole("a", (64, 64)))
     with pytest.raises(BadCheckpoint, match="ends before the tensor"):
         weights.whole("a", (64, 64))
     weights.close()
@@ -156,7 +156,7 @@ def test_ranks_that_share_what_they_read_get_their_columns(degree: int, tmp_path
         columns = split_evenly(8, degree, comm.rank)
         dtype = torch.float32
         weights = WeightReader(tmp_path, dtype, None, CPU, ranges=FolderRanges(tmp_path), comm=comm)
-        weights.expect(lambda source: build(source, columns))
+        weights.prefetch(lambda source: build(source, columns))
         got = build(weights, columns)
         assert torch.equal(got, stacked[:, :, columns.start : columns.stop])
         assert weights.owned_bytes == got.numel() * 2
@@ -172,7 +172,7 @@ def test_memory_of_packed_tensors_is_used_again_while_it_is_needed(
     monkeypatch.setattr(reading, "_SMALL_BYTES", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
     weights = reader(tmp_path, FolderRanges(tmp_path))
-    weights.expect(lambda source: ask(NAMES, source))
+    weights.prefetch(lambda source: ask(NAMES, source))
     addresses = []
     for name in NAMES:
         (tensor,) = ask([name], weights)
