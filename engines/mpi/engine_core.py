@@ -23,7 +23,7 @@ from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.runner.executor import StepExecutor, StepFailed
 from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.prompt_logprobs import PromptTargets
-from engines.mpi.runner.step_runner import Choices, StepResult
+from engines.mpi.runner.step_runner import PendingTokens, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.settings import Value, apply_changes
@@ -171,10 +171,10 @@ class EngineCore:
             result = self._lead(step, rows)
         except StepFailed:
             return [*self._collect(), *self._halve(step, started)]
-        if result.choices is not None and not result.choices.host_rows and not step.scored:
+        if result.pending_tokens is not None and not result.pending_tokens.host_rows and not step.scored:
             self._scheduler.begin(step)
             outputs = self._collect()
-            self._in_flight = _InFlight(step, result.choices, started)
+            self._in_flight = _InFlight(step, result.pending_tokens, started)
             return outputs
         outputs = self._collect()
         return [*outputs, *self._complete(step, rows, result, started)]
@@ -185,7 +185,7 @@ class EngineCore:
         if in_flight is None:
             return []
         self._stopwatch.start()
-        tokens = in_flight.choices.take()
+        tokens = in_flight.pending_tokens.wait()
         self._stopwatch.stop("wait")
         outputs = self._scheduler.finish(in_flight.step, tokens, self._clock())
         self._stopwatch.stop("update")
@@ -213,12 +213,12 @@ class EngineCore:
         return outputs
 
     def _choose(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
-        choices = result.choices
-        if choices is None:
+        pending = result.pending_tokens
+        if pending is None:
             return [] if result.logits is None else self._sampler.sample(result.logits, rows)
-        tokens = choices.take()
-        if choices.host_rows and result.logits is not None:
-            mine = list(choices.host_rows)
+        tokens = pending.wait()
+        if pending.host_rows and result.logits is not None:
+            mine = list(pending.host_rows)
             chosen = self._sampler.sample(result.logits[mine], [rows[i] for i in mine])
             for i, token in zip(mine, chosen, strict=True):
                 tokens[i] = token
@@ -303,7 +303,7 @@ class _InFlight:
     """A step in flight."""
 
     step: Step
-    choices: Choices
+    pending_tokens: PendingTokens
     started: float
 
 

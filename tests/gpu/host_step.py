@@ -54,7 +54,7 @@ from engines.mpi.leader import Leader
 from engines.mpi.runner.decode_graphs import DecodeOutputs, batch_sizes
 from engines.mpi.runner.executor import StepExecutor
 from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
-from engines.mpi.runner.step_runner import Choices, StepResult
+from engines.mpi.runner.step_runner import PendingTokens, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.mpi.trace import StepTrace
@@ -158,15 +158,15 @@ class _NoGraphs:
         return self._outputs
 
 
-class _TimedChoices:
-    def __init__(self, choices: Choices, phases: Phases) -> None:
-        self.host_rows = choices.host_rows
-        self._choices = choices
+class _TimedTokens:
+    def __init__(self, pending: PendingTokens, phases: Phases) -> None:
+        self.host_rows = pending.host_rows
+        self._pending = pending
         self._phases = phases
 
-    def take(self) -> list[SampledToken]:
+    def wait(self) -> list[SampledToken]:
         with self._phases.phase("take"):
-            return self._choices.take()
+            return self._pending.wait()
 
 
 class HostSteps(GpuSteps):
@@ -198,9 +198,9 @@ class HostSteps(GpuSteps):
     def compute(self, *arguments: Any) -> StepResult:
         result = super().compute(*arguments)
         with self._phases.phase(_NOT_OURS):
-            if result.choices is None:
+            if result.pending_tokens is None:
                 return result
-            return replace(result, choices=_TimedChoices(result.choices, self._phases))
+            return replace(result, pending_tokens=_TimedTokens(result.pending_tokens, self._phases))
 
     def _compute_eagerly(self, *arguments: Any) -> Any:
         return self._fixed, []

@@ -17,7 +17,7 @@ from engines.models.architectures import read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.foreign.description import ForeignConfig, describe
 from engines.mpi.cache.window import request_blocks
-from engines.mpi.runner.budget import SPARE, gpu_cache_bytes, local_bytes
+from engines.mpi.runner.budget import ACTIVATION_HEADROOM, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
 
@@ -110,7 +110,9 @@ def _predict_rolling(
     own = model.weight_bytes(element, ranks)
     largest = LargestStep.of(engine.scheduler.settings, longest)
     product = 2 if on_gpu and dtype != "fp32" else 4
-    step = int(SPARE * activation_bytes(model, largest.num_tokens, largest.num_decodes, ranks, product))
+    step = int(
+        ACTIVATION_HEADROOM * activation_bytes(model, largest.num_tokens, largest.num_decodes, ranks, product)
+    )
     cache = engine.cache
     token_bytes = model.kv_bytes_per_token(stored_kv_dtype(cache, engine.parallel.device, dtype), ranks)
     block_bytes = cache.block_size * token_bytes
@@ -127,7 +129,7 @@ def _predict_rolling(
     limit = f"option.max_rolling_batch_size; the KV cache has room for {fitting:,}"
     shortage = _shortage((own + step + blocks * local_block) * (1 if on_gpu else ranks), available, on_gpu)
     if not shortage and blocks < request_blocks(longest, cache, model.window, largest.num_tokens):
-        shortage = f"the KV cache holds {kv_tokens:,} tokens, and option.max_model_len is {longest:,}"
+        shortage = f"the KV cache holds {kv_tokens:,} tokens, but option.max_model_len is {longest:,}"
     return MemoryPrediction(
         ranks=ranks,
         available=available,
@@ -151,7 +153,7 @@ def _shortage(needed: int, available: int, on_gpu: bool) -> str:
     needed += CONTEXT_BYTES if on_gpu else 0
     if needed <= available:
         return ""
-    return f"{gigabytes(needed)} are needed, and there are {gigabytes(available)}"
+    return f"it needs {gigabytes(needed)}, but only {gigabytes(available)} are available"
 
 
 def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:

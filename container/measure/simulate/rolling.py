@@ -44,7 +44,7 @@ class VirtualChoices:
         self._ready = ready
         self._count = count
 
-    def take(self) -> list[SampledToken]:
+    def wait(self) -> list[SampledToken]:
         self._clock.advance_to(self._ready)
         return [_TOKEN] * self._count
 
@@ -77,7 +77,9 @@ class VirtualSteps:
         self._device_free = done = max(clock.now, self._device_free) + device
         if not self._runs_ahead:
             clock.now = done
-        return StepResult(choices=VirtualChoices(clock, done, count, not self._runs_ahead) if count else None)
+        return StepResult(
+            pending_tokens=VirtualChoices(clock, done, count, not self._runs_ahead) if count else None
+        )
 
 
 def serve(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SPARE = 1.1
+ACTIVATION_HEADROOM = 1.1
 """Factor by which the largest step may exceed its measurement, because memory is never filled without gaps."""
 
 

@@ -1,7 +1,7 @@
 """Steps on a GPU: inputs are built from tables on the device, and tokens are sampled and fed back there.
 
 The host sends the numbers of a step in one pinned buffer and goes on. It waits for the device only in
-`DeviceChoices.take`, and in a step with rows that the host samples. Decodes are replayed as CUDA graphs
+`PendingDeviceTokens.wait`, and in a step with rows that the host samples. Decodes are replayed as CUDA graphs
 (`decode_graphs.py`). All work is on one stream, so a step writes to a block only after everything that earlier steps
 did there.
 """
@@ -24,8 +24,8 @@ from engines.models.config import ModelConfig
 from engines.models.decoder import Model
 from engines.mpi.cache.block_tables import table_triples
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
-from engines.mpi.runner.device_choices import DeviceChoices
 from engines.mpi.runner.layout import StepLayout, aligned, lay_out
+from engines.mpi.runner.pending_device_tokens import PendingDeviceTokens
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
@@ -168,7 +168,7 @@ class GpuSteps:
             # Not `[places]`: indexing with a list would make the host wait for a copy to the device.
             logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
         return StepResult(
-            logits, scores, DeviceChoices(outputs, places, host_rows, sampler.with_logprobs(table_rows))
+            logits, scores, PendingDeviceTokens(outputs, places, host_rows, sampler.with_logprobs(table_rows))
         )
 
     def _compute_eagerly(

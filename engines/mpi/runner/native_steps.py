@@ -29,7 +29,7 @@ class NativeBatch:
     """Input of a step for native kernels."""
 
     layout: StepLayout
-    given: NativeInput
+    inputs: NativeInput
 
 
 class NativeSteps:
@@ -95,5 +95,5 @@ class NativeSteps:
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """Run the model. The logits of a result are overwritten by the next step."""
-        self._model.forward(batch.given, self._stopwatch)
+        self._model.forward(batch.inputs, self._stopwatch)
         return host_result(batch.layout, targets if self._leads else None, self._model.logits)

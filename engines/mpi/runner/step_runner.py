@@ -16,14 +16,14 @@ from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 
 
-class Choices(Protocol):
+class PendingTokens(Protocol):
     """Tokens that the device samples while the host goes on."""
 
     @property
     def host_rows(self) -> Sequence[int]:
         """Indices of the sampled sequences that the host has to sample from the logits."""
 
-    def take(self) -> list[SampledToken]:
+    def wait(self) -> list[SampledToken]:
         """Wait for the tokens: one for each sampled sequence. Those of `host_rows` are meaningless."""
 
 
@@ -35,7 +35,7 @@ class StepResult:
     """[num_sampled, vocab_size], in the plan's order; None when the host samples for no sequence."""
     prompt_logprobs: list[list[PromptLogprob]] = field(default_factory=list)
     """One list for each sequence that wants them, in the plan's order."""
-    choices: Choices | None = None
+    pending_tokens: PendingTokens | None = None
     """Tokens that the device samples; None if it samples none."""
 
 

@@ -37,13 +37,13 @@ class _Device:
         self.now += _HOST
         self._free = max(self.now, self._free) + _DEVICE
         tokens = [SampledToken(token) for token in self._model.run(plan)]
-        return StepResult(choices=_Choices(self, self._free, tokens))
+        return StepResult(pending_tokens=_PendingTokens(self, self._free, tokens))
 
     def wait(self, moment: float) -> None:
         self.now = max(self.now, moment)
 
 
-class _Choices:
+class _PendingTokens:
     host_rows: Sequence[int] = ()
 
     def __init__(self, device: _Device, ready: float, tokens: list[SampledToken]) -> None:
@@ -51,7 +51,7 @@ class _Choices:
         self._ready = ready
         self._tokens = tokens
 
-    def take(self) -> list[SampledToken]:
+    def wait(self) -> list[SampledToken]:
         self._device.wait(self._ready)
         return self._tokens
 

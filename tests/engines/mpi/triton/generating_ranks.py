@@ -28,10 +28,10 @@ def main() -> None:
     for step in range(count):
         plan = maker.plan({3: prompt if step == 0 else [-1]})
         runner.steps.update(plan)
-        choices = runner.steps.compute(runner.steps.prepare(plan), rows=rows).choices
-        if (choices is not None) != (comm.rank == 0):
+        pending = runner.steps.compute(runner.steps.prepare(plan), rows=rows).pending_tokens
+        if (pending is not None) != (comm.rank == 0):
             raise AssertionError("only rank 0 has what the device chose")
-        tokens += [] if choices is None else [token.token_id for token in choices.take()]
+        tokens += [] if pending is None else [token.token_id for token in pending.wait()]
     (folder / f"{comm.rank}.json").write_text(json.dumps(tokens), encoding="utf-8")
 
 

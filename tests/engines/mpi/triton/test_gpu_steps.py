@@ -78,9 +78,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
         runner.steps.update(plan)
         rows = [SamplingRow(f"r{i}", _HOST, [0], 1) for i, _ in places]
         result = runner.steps.compute(runner.steps.prepare(plan), rows=rows)
-        assert result.choices is not None
-        assert list(result.choices.host_rows) == list(range(len(places)))
-        tokens = result.choices.take()
+        assert result.pending_tokens is not None
+        assert list(result.pending_tokens.host_rows) == list(range(len(places)))
+        tokens = result.pending_tokens.wait()
         assert result.logits is not None
         for (i, position), logits, token in zip(places, result.logits, tokens, strict=True):
             expected = oracle_logits(oracle, prompts[i])[position]
@@ -102,9 +102,9 @@ def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
     for step in range(8):
         plan = maker.plan({3: prompt if step == 0 else [-1]})
         runner.steps.update(plan)
-        choices = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).choices
-        assert choices is not None
-        tokens += [token.token_id for token in choices.take()]
+        pending = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).pending_tokens
+        assert pending is not None
+        tokens += [token.token_id for token in pending.wait()]
     assert tokens == _greedy(oracle, prompt, 8)
 
 
@@ -120,9 +120,9 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.M
     for chunk in (prompt, [UNKNOWN_TOKEN], [UNKNOWN_TOKEN]):
         plan = maker.plan({3: chunk})
         runner.steps.update(plan)
-        choices = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).choices
-        assert choices is not None
-        tokens += [token.token_id for token in choices.take()]
+        pending = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).pending_tokens
+        assert pending is not None
+        tokens += [token.token_id for token in pending.wait()]
     assert tokens == _greedy(load_oracle(tmp_path, "fp32"), prompt, 3)
     assert graphs.num_replays == 0
 
@@ -145,8 +145,10 @@ def test_graphs_count_nothing_for_sequences_that_gain_nothing(
     def chosen(chunk: list[int], want: int) -> list[int]:
         plan = maker.plan({1: chunk}, {1: want})
         runner.steps.update(plan)
-        choices = runner.steps.compute(runner.steps.prepare(plan), rows=[row] * plan.num_sampled).choices
-        return [] if choices is None else [token.token_id for token in choices.take()]
+        pending = runner.steps.compute(
+            runner.steps.prepare(plan), rows=[row] * plan.num_sampled
+        ).pending_tokens
+        return [] if pending is None else [token.token_id for token in pending.wait()]
 
     maker.begin(1, [3, 4])
     tokens = chosen(prompt, WANT_LOGITS)

@@ -13,8 +13,8 @@ from engines.mpi.runner.decode_graphs import DecodeOutputs
 _new = tuple.__new__
 
 
-class DeviceChoices:
-    """The sampled tokens of one step (a `step_runner.Choices`)."""
+class PendingDeviceTokens:
+    """The sampled tokens of one step (a `step_runner.PendingTokens`)."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class DeviceChoices:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    def take(self) -> list[SampledToken]:
+    def wait(self) -> list[SampledToken]:
         if self._event is not None:
             self._event.synchronize()
         tokens, places = self._tokens.tolist(), self._places

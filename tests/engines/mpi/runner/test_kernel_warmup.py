@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from engines.core import SamplingParams
+from engines.mpi.runner.kernel_warmup import warm_up_kernels
 from engines.mpi.runner.largest_step import LargestStep
-from engines.mpi.runner.rehearsal import rehearse
 from engines.sampling.batch import SamplingRow
 from lmi_kernels._triton import INTERPRETED
 from lmi_kernels.tuning import DEFAULT
@@ -51,7 +51,7 @@ def test_later_steps_need_no_other_variants(kind: str, tuned_for: str, tmp_path:
         runner = make_runner(
             tmp_path, num_blocks=256, max_model_len=_MAX_MODEL_LEN, max_step_tokens=_LARGEST.num_tokens
         )
-        rehearse(_LARGEST, runner.steps, BLOCK_SIZE)
+        warm_up_kernels(_LARGEST, runner.steps, BLOCK_SIZE)
         compiled = set(launched)
 
         @examples(40)

@@ -18,7 +18,7 @@ _SHORT = 2
 _PARAMS = SamplingParams(max_new_tokens=1)
 
 
-def rehearse(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
+def warm_up_kernels(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
     """Compute steps up to the largest, on an empty cache."""
     for query_lens in _shapes(largest):
         # The first tokens of sequences. All are written to block 0, since the results are not used.
@@ -26,9 +26,9 @@ def rehearse(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
         plan = StepPlan.of_rows(query_lens, query_lens, [WANT_LOGITS] * len(query_lens), tables)
         steps.update(plan)
         rows = [SamplingRow(f"rehearsal {i}", _PARAMS, [0], 1) for i in range(len(query_lens))]
-        choices = steps.compute(steps.prepare(plan), rows=rows).choices
-        if choices is not None:
-            choices.take()
+        pending = steps.compute(steps.prepare(plan), rows=rows).pending_tokens
+        if pending is not None:
+            pending.wait()
 
 
 def _shapes(largest: LargestStep) -> Iterator[list[int]]:
@@ -37,11 +37,11 @@ def _shapes(largest: LargestStep) -> Iterator[list[int]]:
     longest = max(1, largest.max_model_len - 1)
     sizes = [2**i for i in range(largest.num_tokens.bit_length()) if 2**i < largest.num_tokens]
     for tokens in (*sizes, largest.num_tokens):
-        yield _dealt(tokens, longest, longest, largest.num_seqs)
-        yield _dealt(tokens, min(max(1, tokens // 2), longest), _SHORT, largest.num_seqs)
+        yield _split_tokens(tokens, longest, longest, largest.num_seqs)
+        yield _split_tokens(tokens, min(max(1, tokens // 2), longest), _SHORT, largest.num_seqs)
 
 
-def _dealt(tokens: int, first: int, others: int, num_seqs: int) -> list[int]:
+def _split_tokens(tokens: int, first: int, others: int, num_seqs: int) -> list[int]:
     lens = [min(first, tokens)]
     while sum(lens) < tokens and len(lens) < num_seqs:
         lens.append(min(others, tokens - sum(lens)))
