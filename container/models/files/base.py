@@ -66,12 +66,12 @@ class RemoteScheme(Scheme):
         if folder is not None and self.is_pinned(source):
             return folder
         copy = fetch.obtain(self._remote(source), cache, view, selection(source))
-        return _served(copy, source, cache, view)
+        return _serving_folder(copy, source, cache, view)
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """Like `obtain`, but compare the files of an existing copy with the remote. Raises ModelNotAvailable."""
         copy = fetch.verify(self._remote(source), cache, view, selection(source))
-        return _served(copy, source, cache, view)
+        return _serving_folder(copy, source, cache, view)
 
     def _remote(self, source: ModelSource) -> Remote:
         if sentence := self.refusal(source):
@@ -79,7 +79,7 @@ class RemoteScheme(Scheme):
         return self.remote(source)
 
 
-def _served(copy: Path, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+def _serving_folder(copy: Path, source: ModelSource, cache: Path, view: ProgressView) -> Path:
     """Return the folder to serve: the copy, or the description of its GGUF files unless a handler reads them.
 
     Raises ModelNotAvailable.

@@ -43,11 +43,11 @@ def is_safetensors(path: str) -> bool:
 def safe_join(folder: Path, path: str) -> Path:
     """Return `folder / path` for an untrusted relative path. Raises ModelNotAvailable, which names the path."""
     if why := _unsafe(path):
-        raise ModelNotAvailable(f"{shown(path)} is refused as a file name: {why}")
+        raise ModelNotAvailable(f"{safe_repr(path)} is refused as a file name: {why}")
     return folder.joinpath(*path.split("/"))
 
 
-def shown(path: str) -> str:
+def safe_repr(path: str) -> str:
     """Return an untrusted name for a message: short, without control characters."""
     return repr(path if len(path) <= 120 else f"{path[:120]}...")
 
@@ -79,9 +79,11 @@ def choose(snapshot: Snapshot) -> Snapshot:
     """
     for file in snapshot.files:
         if why := _unsafe(file.path):
-            raise ModelNotAvailable(f"{snapshot.name}: the file name {shown(file.path)} is refused: {why}")
+            raise ModelNotAvailable(
+                f"{snapshot.name}: the file name {safe_repr(file.path)} is refused: {why}"
+            )
     if snapshot.selection.everything:
-        _bound(snapshot.name, snapshot.files, MAX_TOTAL_BYTES)
+        _check_limits(snapshot.name, snapshot.files, MAX_TOTAL_BYTES)
         return snapshot
     suffixes = (*_SUFFIXES, ".py") if snapshot.selection.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
@@ -99,7 +101,7 @@ def choose(snapshot: Snapshot) -> Snapshot:
         selected = {path: file for path, file in selected.items() if path == _SINGLE or path not in weights}
         selected.pop(INDEX, None)
     files = tuple(selected[path] for path in sorted(selected))
-    _bound(snapshot.name, files)
+    _check_limits(snapshot.name, files)
     return dataclasses.replace(snapshot, files=files)
 
 
@@ -140,7 +142,7 @@ def _is_template(path: str) -> bool:
 def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     name = snapshot.name
     if CONFIG not in top:
-        raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_listed(top)}")
+        raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_describe_files(top)}")
     if not snapshot.selection.with_weights or any(map(is_safetensors, top)):
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
@@ -149,10 +151,10 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
         raise ModelNotAvailable(
             f"{name} has no {_WEIGHTS} file but {_short(others)}: weights are loaded from safetensors only; {advice}"
         )
-    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; there {_listed(top)}")
+    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; there {_describe_files(top)}")
 
 
-def _bound(name: str, files: tuple[RemoteFile, ...], max_small_bytes: int = MAX_SMALL_BYTES) -> None:
+def _check_limits(name: str, files: tuple[RemoteFile, ...], max_small_bytes: int = MAX_SMALL_BYTES) -> None:
     if len(files) > MAX_FILES:
         raise ModelNotAvailable(f"{name} has {len(files)} files; a model has at most {MAX_FILES}")
     for file in files:
@@ -185,7 +187,7 @@ def _shards(where: str, index: Path) -> set[str]:
     try:
         content: Any = json.loads(index.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelNotAvailable(f"{where} is not JSON ({shown(str(error))}); upload it again") from None
+        raise ModelNotAvailable(f"{where} is not JSON ({safe_repr(str(error))}); upload it again") from None
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelNotAvailable(f"{where} has no 'weight_map'; it must say which file holds which tensor")
@@ -193,13 +195,13 @@ def _shards(where: str, index: Path) -> set[str]:
     for shard in weight_map.values():
         if not isinstance(shard, str) or _unsafe(shard) or "/" in shard or not is_safetensors(shard):
             raise ModelNotAvailable(
-                f"{where} names {shown(str(shard))}, which is no {_WEIGHTS} file of this model"
+                f"{where} names {safe_repr(str(shard))}, which is no {_WEIGHTS} file of this model"
             )
         shards.add(shard)
     return shards
 
 
-def _listed(paths: Iterable[str]) -> str:
+def _describe_files(paths: Iterable[str]) -> str:
     names = list(paths)
     return f"is {_short(names)}" if names else "is nothing"
 
@@ -207,5 +209,7 @@ def _listed(paths: Iterable[str]) -> str:
 def _short(paths: Iterable[str]) -> str:
     """Return at most three of the names, and the number of the others."""
     names = sorted(paths)
-    text = ", ".join(name if name.isprintable() and len(name) < 120 else shown(name) for name in names[:3])
+    text = ", ".join(
+        name if name.isprintable() and len(name) < 120 else safe_repr(name) for name in names[:3]
+    )
     return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

@@ -106,7 +106,7 @@ class Copy:
         if read_json(path) != content:  # an unchanged file keeps its locks
             replace_text(path, json.dumps(content))
 
-    def withdraw(self) -> None:
+    def unpublish(self) -> None:
         """Unpublish an incomplete copy: move files of the right size to `part` and remove the others."""
         for file in self.snapshot.files:
             if _size(self.folder / file.path) == file.size:
@@ -114,7 +114,7 @@ class Copy:
                 (self.folder / file.path).rename(self.part / file.path)
         shutil.rmtree(self.folder)
 
-    def remember(self) -> None:
+    def record_as_latest(self) -> None:
         """Record this copy as the last published copy of its remote. The caller holds the lock."""
         index = folders(self.cache)[1] / f"{key(self.snapshot.name)}.json"
         replace_text(index, json.dumps({"name": self.snapshot.name, "copy": self._id}))

@@ -101,7 +101,7 @@ def _locked(copy: Copy, view: ProgressView) -> Iterator[None]:
 def _make_complete(remote: Remote, copy: Copy, view: ProgressView) -> None:
     if not copy.is_complete():
         _Fetch(remote, copy, view).run()
-    copy.remember()
+    copy.record_as_latest()
 
 
 def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
@@ -143,14 +143,14 @@ class _Fetch:
         (part / _UNFINISHED).mkdir(parents=True, exist_ok=True)
         if self.copy.folder.exists():
             self.view.say(f"note: {self.copy.folder} is no longer complete; fetching the missing files")
-            self.copy.withdraw()
+            self.copy.unpublish()
         try:
             files = self._files()
-            here = sum(path.stat().st_blocks * 512 for path in part.rglob("*") if path.is_file())
+            on_disk = sum(path.stat().st_blocks * 512 for path in part.rglob("*") if path.is_file())
             streamed = self.copy.snapshot.selection.streamed
             size = sum(file.size for file in files if not (streamed and choice.is_weights(file.path)))
             what = f"fetching {self.copy.snapshot.name} ({size / 1e6:.0f} MB)"
-            require_space(self.copy.folder.parent, max(0, size - here) + _RESERVE_BYTES, what)
+            require_space(self.copy.folder.parent, max(0, size - on_disk) + _RESERVE_BYTES, what)
             self._fetch_all(files)
             shutil.rmtree(part / _UNFINISHED)
             self.copy.write_list(files)
@@ -177,7 +177,7 @@ class _Fetch:
         for file in snapshot.files:
             if file.path == choice.INDEX:
                 if self._fetch(file, lambda count: None):
-                    self._keep(file)
+                    self._commit(file)
                 snapshot = choice.keep_shards(snapshot, choice.safe_join(self.copy.part, file.path))
         return snapshot.files
 
@@ -200,22 +200,22 @@ class _Fetch:
         self.view.start(f"fetching {self.copy.snapshot.name}, {len(files)} files, {total / 1e6:.0f} MB")
         try:
             with ThreadPoolExecutor(1, "flush") as pool:
-                kept: Future[None] | None = None
+                commit: Future[None] | None = None
                 for file in sorted(files, key=lambda file: (choice.is_weights(file.path), file.path)):
                     verification = self._fetch(file, report)
-                    if kept:
-                        kept.result()
+                    if commit:
+                        commit.result()
                     if verification:
                         verified.setdefault(verification, []).append(file.path)
-                        kept = pool.submit(self._keep, file)
-                if kept:
-                    kept.result()
+                        commit = pool.submit(self._commit, file)
+                if commit:
+                    commit.result()
         finally:
             _say_verified(self.view, self.copy.snapshot.name, verified)
 
     def _fetch(self, file: RemoteFile, report: Report) -> Verification | None:
-        """Fetch and verify one file, which the caller passes to `_keep`. Returns None if the file is there already."""
-        target, unfinished = self._places(file)
+        """Fetch and verify one file, which the caller passes to `_commit`. Returns None if it is there already."""
+        target, unfinished = self._paths(file)
         if target.exists():
             report(file.size)
             return None
@@ -234,13 +234,13 @@ class _Fetch:
                 ) from error
         return verification
 
-    def _keep(self, file: RemoteFile) -> None:
+    def _commit(self, file: RemoteFile) -> None:
         """Flush a fetched file to disk, then move it to its final place in the part folder."""
-        target, unfinished = self._places(file)
+        target, unfinished = self._paths(file)
         flush(unfinished)
         unfinished.rename(target)
 
-    def _places(self, file: RemoteFile) -> tuple[Path, Path]:
+    def _paths(self, file: RemoteFile) -> tuple[Path, Path]:
         """Return the final path of a file in the part folder, and its path while it is fetched."""
         part = self.copy.part
         return choice.safe_join(part, file.path), choice.safe_join(part / _UNFINISHED, file.path)
@@ -248,21 +248,21 @@ class _Fetch:
     def _drop_unfinished(self) -> None:
         """Remove unfinished files after a permanent error. Complete files are kept if weights are among them."""
         part = self.copy.part
-        worth = any(choice.is_weights(path.name) for path in part.glob("*"))
-        shutil.rmtree(part / _UNFINISHED if worth else part, ignore_errors=True)
+        has_weights = any(choice.is_weights(path.name) for path in part.glob("*"))
+        shutil.rmtree(part / _UNFINISHED if has_weights else part, ignore_errors=True)
 
 
 def _say_verified(view: ProgressView, name: str, verified: Mapping[Verification, list[str]]) -> None:
     """Report how files were verified, or why they were not."""
     for verification, paths in verified.items():
         if verification.by:
-            view.say(f"note: {name}: {_some(paths)}: verified by {verification.by}")
+            view.say(f"note: {name}: {_summary(paths)}: verified by {verification.by}")
         else:
             view.say(
-                f"warning: {name}: {_some(paths)}: NOT VERIFIED: {verification.missing}; only sizes and the headers "
+                f"warning: {name}: {_summary(paths)}: NOT VERIFIED: {verification.missing}; only sizes and the headers "
                 "of weights were checked"
             )
 
 
-def _some(paths: list[str]) -> str:
+def _summary(paths: list[str]) -> str:
     return paths[0] if len(paths) == 1 else f"{len(paths)} files ({paths[0]}, ...)"

@@ -20,7 +20,7 @@ _PART = re.compile(r"(.+-[0-9a-f]{8})\.[0-9a-f]{16}\.part")
 
 
 @dataclass(slots=True)
-class _Belongings:
+class _RemoteFiles:
     """Copies and unfinished fetches of one remote in the cache."""
 
     copies: list[str] = field(default_factory=list)
@@ -29,14 +29,14 @@ class _Belongings:
 
 def prune(cache: Path, view: ProgressView, name: str | None = None) -> int:
     """Prune the remote `name`, or all, and report each removal. Returns the bytes freed. Raises OSError."""
-    remotes = _found(cache)
+    remotes = _find_remotes(cache)
     keys = sorted(remotes) if name is None else [key(name)]
     return sum(_prune_remote(cache, view, one, remotes[one]) for one in keys if one in remotes)
 
 
-def _found(cache: Path) -> dict[str, _Belongings]:
+def _find_remotes(cache: Path) -> dict[str, _RemoteFiles]:
     """Return the copies and unfinished fetches of each remote, by the remote's key."""
-    found: defaultdict[str, _Belongings] = defaultdict(_Belongings)
+    found: defaultdict[str, _RemoteFiles] = defaultdict(_RemoteFiles)
     for path in folders(cache)[1].glob("*"):
         if (listed := _LIST.fullmatch(path.name)) and isinstance(name := read_json(path).get("name"), str):
             found[key(name)].copies.append(listed[1])
@@ -45,18 +45,18 @@ def _found(cache: Path) -> dict[str, _Belongings]:
     return found
 
 
-def _prune_remote(cache: Path, view: ProgressView, remote: str, files: _Belongings) -> int:
+def _prune_remote(cache: Path, view: ProgressView, remote: str, files: _RemoteFiles) -> int:
     aside = folders(cache)[1]
     freed = 0
-    with lock_if_free(aside / f"{remote}.lock") as mine:
-        if not mine:
+    with lock_if_free(aside / f"{remote}.lock") as acquired:
+        if not acquired:
             view.say(f"kept the files of {remote}: another process is fetching it")
             return 0
         last = read_json(aside / f"{remote}.json").get("copy")
         for copy in sorted(files.copies):
-            whole = is_complete(cache, copy)
-            if copy != last or not whole:
-                freed += _remove_copy(cache, view, copy, "an earlier version" if whole else "not complete")
+            complete = is_complete(cache, copy)
+            if copy != last or not complete:
+                freed += _remove_copy(cache, view, copy, "an earlier version" if complete else "not complete")
         for part in files.parts:
             if part.exists():  # the fetch may have finished since
                 freed += remove_folder(part, "an unfinished fetch", view)

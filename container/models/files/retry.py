@@ -25,7 +25,7 @@ class RetryBudget:
         """Record that something was received."""
         self._last = time.monotonic()
 
-    def again(self, began: float, failures: int) -> bool:
+    def wait_for_retry(self, began: float, failures: int) -> bool:
         """Return whether to retry after the `failures`-th failure of an attempt begun at `began` (`time.monotonic`).
 
         Waits before it returns True, longer after each failure. Returns False if another attempt of the same duration

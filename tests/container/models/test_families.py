@@ -71,7 +71,7 @@ def make(name: str, folders: Path) -> Family:
     tokenizer = model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers' own
-        if not tokenizer_files.is_taken_as_it_is(model):
+        if not tokenizer_files.loads_unchanged(model):
             tokenizer = folders / f"{name} converted"
             tokenizer.mkdir(exist_ok=True)
             convert_tokenizer(model, tokenizer)

@@ -39,7 +39,7 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
     if isinstance(error, errors.OfflineModeIsEnabled):
         return RemoteUnreachable(f"{address.name}: HF_HUB_OFFLINE is set, so the hub is not used")
     if isinstance(error, errors.HfHubHTTPError):
-        return _answered(error, address, file, what)
+        return _status_error(error, address, file, what)
     if isinstance(error, httpx2.HTTPError):
         return RemoteUnreachable(f"{what}: {_no_answer(error, address.endpoint)}")
     return ModelNotAvailable(
@@ -47,7 +47,9 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
     )
 
 
-def _answered(error: errors.HfHubHTTPError, address: HubAddress, file: str, what: str) -> ModelNotAvailable:
+def _status_error(
+    error: errors.HfHubHTTPError, address: HubAddress, file: str, what: str
+) -> ModelNotAvailable:
     """Return the error for an error status of the hub."""
     status = error.response.status_code
     caller = "the token's account" if _with_token(error) else "a caller without HF_TOKEN"

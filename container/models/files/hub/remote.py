@@ -157,7 +157,7 @@ class HubRemote:
             failures = 1 if received else failures + 1
             # A connection that transferred bytes says nothing about how long the next one takes to fail.
             began = time.monotonic() if received else began
-            if _size_of(target) < file.size and not budget.again(began, failures):
+            if _size_of(target) < file.size and not budget.wait_for_retry(began, failures):
                 raise failure
         raise RemoteUnreachable(f"{self.name}: {file.path}: {_MAX_CONNECTIONS} connections broke")
 

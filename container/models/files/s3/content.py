@@ -57,7 +57,7 @@ def object_checksum(bucket: str, head: Mapping[str, Any]) -> ObjectChecksum | No
         digest, _, count = text.partition("-")
         num_parts = int(count) if count.isdecimal() else 0
         composite = head.get("ChecksumType") == "COMPOSITE" or bool(count)
-        found = decoded(algorithm, digest)
+        found = decode_digest(algorithm, digest)
         if found and composite == bool(num_parts):
             return ObjectChecksum(algorithm, found, num_parts)
     etag = re.fullmatch(r'"([0-9a-fA-F]{32})(?:-([1-9][0-9]{0,4}))?"', str(head.get("ETag", "")))
@@ -66,7 +66,7 @@ def object_checksum(bucket: str, head: Mapping[str, Any]) -> ObjectChecksum | No
     return None
 
 
-def decoded(algorithm: Algorithm, text: str) -> bytes:
+def decode_digest(algorithm: Algorithm, text: str) -> bytes:
     """Decode a digest in S3's base64; empty if it is not a digest of the algorithm."""
     try:
         digest = base64.b64decode(text, validate=True)
@@ -106,15 +106,15 @@ class ContentCheck:
         self._lock = threading.Lock()
 
     def begin(self, start: int, stop: int) -> Hash | None:
-        """Return a running hash to update with the bytes [start, stop), in order; pass its digest to `arrived`.
+        """Return a running hash to update with the bytes [start, stop), in order; pass its digest to `mark_written`.
 
         Returns None unless exactly these bytes have a checksum of their own.
         """
         index = self._index(start)
-        whole = self._ends[index : index + 2] == [start, stop]
-        return self._expected.algorithm.begin() if whole else None
+        is_span = self._ends[index : index + 2] == [start, stop]
+        return self._expected.algorithm.begin() if is_span else None
 
-    def arrived(self, start: int, stop: int, digest: bytes | None = None) -> None:
+    def mark_written(self, start: int, stop: int, digest: bytes | None = None) -> None:
         """Record that the bytes [start, stop) are in the file. Call it once for each byte. Thread-safe.
 
         digest: of the hash from `begin`. Without it, the bytes are read from the file.
@@ -122,16 +122,16 @@ class ContentCheck:
         if digest is not None:
             self._digests[self._index(start)] = digest
             return
-        whole = []
+        complete = []
         with self._lock:
             index = self._index(start)
             while index < len(self._missing) and self._ends[index] < stop:
                 first, end = self._ends[index], self._ends[index + 1]
                 self._missing[index] -= min(stop, end) - max(start, first)
                 if self._missing[index] == 0:
-                    whole.append(index)
+                    complete.append(index)
                 index += 1
-        self._compute(whole)
+        self._compute(complete)
 
     def _index(self, start: int) -> int:
         """Return the index of the span that contains the byte `start`."""
@@ -147,8 +147,8 @@ class ContentCheck:
         algorithm = self._expected.algorithm
         if not self._parts:
             sizes = [stop - start for start, stop in pairwise(self._ends)]
-            whole = algorithm.joined(digests, sizes) if algorithm.join else digests[0]
-            return None if whole == self._expected.digest else f"{algorithm.name} differs"
+            combined = algorithm.joined(digests, sizes) if algorithm.join else digests[0]
+            return None if combined == self._expected.digest else f"{algorithm.name} differs"
         for index, (part, digest) in enumerate(zip(self._parts, digests, strict=True)):
             if part.digests.get(algorithm.name, digest) != digest:
                 return f"{algorithm.name} of part {index + 1} of {count} differs"

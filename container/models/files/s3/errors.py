@@ -78,30 +78,32 @@ def attempt(what: Callable[[], T], budget: RetryBudget, where: str) -> T:
             result = what()
         except FAILURES as error:
             failures += 1
-            if not may_pass(error) or not budget.again(began, failures):
-                raise refused(error, where) from error
+            if not is_temporary(error) or not budget.wait_for_retry(began, failures):
+                raise model_error(error, where) from error
         else:
             budget.progress()
             return result
 
 
-def may_pass(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether the error is temporary."""
     if isinstance(error, ClientError):
-        passing = _status(error) >= 500 and _status(error) != 501  # 501: the server does not know the request
-        return passing or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
+        temporary = (
+            _status(error) >= 500 and _status(error) != 501
+        )  # 501: the server does not know the request
+        return temporary or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
     return isinstance(error, _RETRIED) and not isinstance(error, aws.SSLError)
 
 
-def refused(error: Exception, where: str) -> ModelNotAvailable:
+def model_error(error: Exception, where: str) -> ModelNotAvailable:
     """Return RemoteUnreachable for a temporary error, else ModelNotAvailable."""
-    kind = RemoteUnreachable if may_pass(error) else ModelNotAvailable
+    kind = RemoteUnreachable if is_temporary(error) else ModelNotAvailable
     return kind(f"{where}: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ClientError):
-        return _answered(error)
+        return _status_reason(error)
     if isinstance(error, _NO_CREDENTIALS):
         return f"there are no usable AWS credentials; {_CREDENTIALS}"
     if isinstance(error, aws.ProxyConnectionError):
@@ -122,7 +124,7 @@ def _reason(error: Exception) -> str:
     return one_line(error)
 
 
-def _answered(error: ClientError) -> str:
+def _status_reason(error: ClientError) -> str:
     """Return the reason for an error status of S3."""
     code, status = _code(error), _status(error)
     if code == "NoSuchBucket":

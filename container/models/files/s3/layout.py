@@ -8,8 +8,8 @@ from typing import Any
 
 from container.models.files.checksums import ALGORITHMS
 from container.models.files.retry import RetryBudget
-from container.models.files.s3.content import ObjectPart, decoded
-from container.models.files.s3.errors import FAILURES, attempt, may_pass
+from container.models.files.s3.content import ObjectPart, decode_digest
+from container.models.files.s3.errors import FAILURES, attempt, is_temporary
 from container.models.files.s3.parts import THREADS, S3Object
 
 _MAX_PARTS = 10_000
@@ -45,14 +45,16 @@ def _parts(source: S3Object, numbers: Sequence[int], budget: RetryBudget) -> lis
                 Bucket=source.bucket, Key=source.key, PartNumber=number, ChecksumMode="ENABLED"
             )
         except FAILURES as error:
-            if may_pass(error):
+            if is_temporary(error):
                 raise
             return {}
         return answer
 
     def part(number: int) -> ObjectPart:
         answer = attempt(lambda: once(number), budget, source.where)
-        digests = {one.name: decoded(one, str(answer.get(f"Checksum{one.name}", ""))) for one in ALGORITHMS}
+        digests = {
+            one.name: decode_digest(one, str(answer.get(f"Checksum{one.name}", ""))) for one in ALGORITHMS
+        }
         # A server without support for PartNumber answers for the whole object.
         size = answer["ContentLength"] if "PartsCount" in answer else -1
         return ObjectPart(size, {name: digest for name, digest in digests.items() if digest})

@@ -17,7 +17,7 @@ from container.models.files.checksums import Hash
 from container.models.files.journal import PART_BYTES, PartsFile, forget
 from container.models.files.remote import RemoteFile, Report
 from container.models.files.retry import RetryBudget
-from container.models.files.s3.errors import FAILURES, may_pass, refused
+from container.models.files.s3.errors import FAILURES, is_temporary, model_error
 
 THREADS = 8
 _READ_BYTES = 256 << 10
@@ -48,7 +48,7 @@ class Check(Protocol):
     def begin(self, start: int, stop: int) -> Hash | None:
         """Return a running hash to update with the range's bytes as they are received; None if none is needed."""
 
-    def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
+    def mark_written(self, start: int, stop: int, digest: bytes | None) -> None:
         """Record that the range is in the file. digest: of the hash from `begin`, if all bytes went through it."""
 
 
@@ -125,17 +125,17 @@ class _Reader:
                 self._read_range(unread)
             except FAILURES as error:
                 failures = 1 if self._done(run) > before else failures + 1
-                if not may_pass(error):
-                    raise refused(error, self.source.where) from error
-                if not self.budget.again(began, failures) and not self.budget.stop.is_set():
-                    raise refused(error, self.source.where) from error
+                if not is_temporary(error):
+                    raise model_error(error, self.source.where) from error
+                if not self.budget.wait_for_retry(began, failures) and not self.budget.stop.is_set():
+                    raise model_error(error, self.source.where) from error
 
     def _unread(self, run: range) -> range:
         """The run without its leading complete parts."""
-        whole = next(
+        num_complete = next(
             (i for i, part in enumerate(run) if self.file.done[part] < self.file.part_size(part)), len(run)
         )
-        return run[whole:]
+        return run[num_complete:]
 
     def _done(self, run: range) -> int:
         return sum(self.file.done[part] for part in run)
@@ -163,7 +163,7 @@ class _Reader:
                 digest.update(data)
             self.report(len(data))
             self.budget.progress()
-        self.check.arrived(start, start + size, None if digest is None else digest.digest())
+        self.check.mark_written(start, start + size, None if digest is None else digest.digest())
         return True
 
 
@@ -193,14 +193,14 @@ def _check(source: S3Object, answer: dict[str, Any], start: int, stop: int) -> N
             f"{source.where}: the object changed while it was read; start again when its upload is over"
         )
     size = source.file.size
-    range_given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", str(answer.get("ContentRange", "")))
-    if range_given is None:
+    content_range = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", str(answer.get("ContentRange", "")))
+    if content_range is None:
         if answer["ContentLength"] == size == stop - start:
             return
         raise ModelNotAvailable(
             f"{source.where}: the server does not support ranges as S3 does; check AWS_ENDPOINT_URL"
         )
-    first, last, total = (int(text) for text in range_given.groups())
+    first, last, total = (int(text) for text in content_range.groups())
     if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
         raise ModelNotAvailable(
             f"{source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "

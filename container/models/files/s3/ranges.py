@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from container.models.files.retry import RetryBudget
-from container.models.files.s3.errors import FAILURES, may_pass, refused
+from container.models.files.s3.errors import FAILURES, is_temporary, model_error
 from container.models.files.s3.manifest import read_manifest
 from container.models.files.s3.parts import THREADS, S3Object, open_range
 from container.models.files.s3.remote import connect
@@ -34,8 +34,8 @@ def read_range(source: S3Object, start: int, out: memoryview) -> None:
                     budget.progress()
         except FAILURES as error:
             failures = 1 if done > before else failures + 1
-            if not may_pass(error) or not budget.again(began, failures):
-                raise refused(error, source.where) from error
+            if not is_temporary(error) or not budget.wait_for_retry(began, failures):
+                raise model_error(error, source.where) from error
 
 
 class S3Ranges(ByteRanges):

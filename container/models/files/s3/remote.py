@@ -12,12 +12,12 @@ import boto3
 from botocore.config import Config
 
 from container.models.errors import DamagedContent, ModelNotAvailable
-from container.models.files.choice import TEMPLATES, shown
+from container.models.files.choice import TEMPLATES, safe_repr
 from container.models.files.journal import forget
 from container.models.files.remote import RemoteFile, Report, Verification
 from container.models.files.retry import RetryBudget
 from container.models.files.s3.address import S3Address
-from container.models.files.s3.errors import FAILURES, attempt, refused
+from container.models.files.s3.errors import FAILURES, attempt, model_error
 from container.models.files.s3.parts import THREADS, S3Object, fetch_parts
 from container.models.files.s3.verification import ObjectCheck
 
@@ -73,21 +73,21 @@ class S3Remote:
         try:
             self._clients[:] = [connect(self.environ)]
         except (*FAILURES, ValueError) as error:  # ValueError: an endpoint that is no URL
-            raise refused(error, self.name) from error
+            raise model_error(error, self.name) from error
         files: list[RemoteFile] = []
         folders: list[str] = []
         for page in self._pages():
             files += self._files(page)
-            folders += [self._below(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
+            folders += [self._relative_path(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
         if TEMPLATES in folders:
             files += [file for page in self._pages(TEMPLATES) for file in self._files(page)]
         for folder in folders:
             if folder.startswith(("/", "../", "./")):
                 raise ModelNotAvailable(
-                    f"{self.name}: the key {shown(folder)} below it is refused: not a file name"
+                    f"{self.name}: the key {safe_repr(folder)} below it is refused: not a file name"
                 )
         if not files:
-            raise ModelNotAvailable(f"{self.name}: there is no object {self._elsewhere(folders)}")
+            raise ModelNotAvailable(f"{self.name}: there is no object {self._location_hint(folders)}")
         return tuple(files)
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
@@ -129,7 +129,7 @@ class S3Remote:
 
     def _files(self, page: Mapping[str, Any]) -> Iterator[RemoteFile]:
         for entry in page.get("Contents", ()):
-            path = self._below(entry["Key"])
+            path = self._relative_path(entry["Key"])
             # A folder itself may be an object: consoles make folders this way.
             if path and not path.endswith("/"):
                 yield RemoteFile(path, int(entry["Size"]), str(entry["ETag"]))
@@ -151,11 +151,11 @@ class S3Remote:
             f"{self.name}: more than {_MAX_PAGES * 1000} objects are not one model; check option.model_id"
         )
 
-    def _below(self, key: str) -> str:
+    def _relative_path(self, key: str) -> str:
         return str(key).removeprefix(self.address.prefix)
 
-    def _elsewhere(self, folders: list[str]) -> str:
+    def _location_hint(self, folders: list[str]) -> str:
         if folders:
-            names = ", ".join(shown(folder) for folder in sorted(folders)[:3])
+            names = ", ".join(safe_repr(folder) for folder in sorted(folders)[:3])
             return f"directly under it, but there are folders ({names}); set option.model_id to the folder of the model"
         return "under it; set option.model_id to the folder that holds config.json"

@@ -28,18 +28,18 @@ _MADE_HERE = Verification("the listing")
 class StreamedS3:
     """A model under a prefix of a bucket, without the content of its weights."""
 
-    whole: S3Remote
+    remote: S3Remote
     _manifest: list[bytes] = field(default_factory=list, repr=False)
     """The manifest, once the files are listed; at most one entry."""
 
     @property
     def name(self) -> str:
-        return self.whole.name
+        return self.remote.name
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        files = tuple(file for file in self.whole.list_files() if file.path != MANIFEST)
+        files = tuple(file for file in self.remote.list_files() if file.path != MANIFEST)
         weights = tuple(file for file in files if is_safetensors(file.path))
-        self._manifest[:] = [manifest_text(self.whole.address, weights).encode()]
+        self._manifest[:] = [manifest_text(self.remote.address, weights).encode()]
         digest = hashlib.sha256(self._manifest[0]).hexdigest()
         return (*files, RemoteFile(MANIFEST, len(self._manifest[0]), digest))
 
@@ -49,7 +49,7 @@ class StreamedS3:
             report(file.size)
             return _MADE_HERE
         if not is_safetensors(file.path):
-            return self.whole.fetch(file, target, report)
+            return self.remote.fetch(file, target, report)
         self._fetch_header(file, target)
         report(file.size)
         return _STREAMED
@@ -57,14 +57,14 @@ class StreamedS3:
     def verify(self, file: RemoteFile, path: Path) -> Verification:
         if file.path == MANIFEST:
             return _MADE_HERE
-        return _STREAMED if is_safetensors(file.path) else self.whole.verify(file, path)
+        return _STREAMED if is_safetensors(file.path) else self.remote.verify(file, path)
 
     def _fetch_header(self, file: RemoteFile, target: Path) -> None:
         """Fetch the header of a file. The caller checks the header, as for whole files.
 
         Raises: ModelNotAvailable, OSError.
         """
-        source = self.whole.object_of(file)
+        source = self.remote.object_of(file)
         prefix = bytearray(min(8, file.size))
         read_range(source, 0, memoryview(prefix))
         length = int.from_bytes(prefix, "little")

@@ -28,10 +28,10 @@ class ObjectCheck:
         """Return a running hash to update with the bytes [start, stop); None if none is needed."""
         return self._check.begin(start, stop) if self._check is not None else None
 
-    def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
+    def mark_written(self, start: int, stop: int, digest: bytes | None) -> None:
         """Record that the bytes [start, stop) are in the file. Call it once for each byte. Thread-safe."""
         if self._check is not None:
-            self._check.arrived(start, stop, digest)
+            self._check.mark_written(start, stop, digest)
 
     def verify(self) -> Verification:
         """Verify the complete file. Raises: DamagedContent, RemoteUnreachable, OSError."""

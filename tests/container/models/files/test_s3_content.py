@@ -109,12 +109,12 @@ def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: byte
     cuts = [0, 3 << 20, 6 << 20, 11 << 20, len(content)]
     spans = list(pairwise(cuts))
     for start, stop in [spans[2], spans[0], spans[1]]:
-        check.arrived(start, stop)
+        check.mark_written(start, stop)
     damage(file, 1000)
     assert check.difference() is None, "the first part was read once more"
     damage(file, len(content) - 1)
     late = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
-    late.arrived(*spans[0])
+    late.mark_written(*spans[0])
     assert late.difference() is not None
 
 
@@ -135,7 +135,7 @@ def test_digests_that_are_computed_while_the_bytes_come_replace_a_second_reading
             assert begun is not None
             begun.update(came[start : start + 1000])
             begun.update(came[start + 1000 : stop])
-            check.arrived(start, stop, begun.digest())
+            check.mark_written(start, stop, begun.digest())
             start = stop
         assert check.begin(0, SIZES[0] - 1) is check.begin(1, SIZES[0]) is None
         assert check.begin(0, SIZES[0] + SIZES[1]) is None
