@@ -57,7 +57,7 @@ class Reply(Protocol):
     def content_type(self) -> str:
         """Content type of a stream. A whole answer is always JSON."""
 
-    def whole(self, result: GenerationResult) -> Any:
+    def body(self, result: GenerationResult) -> Any:
         """Return the JSON value of a whole answer."""
 
     def start(self) -> str:

@@ -30,12 +30,12 @@ class FormattedReply:
         self.streamed = reply.streamed
         self.content_type = reply.content_type
 
-    def whole(self, result: GenerationResult) -> Any:
+    def body(self, result: GenerationResult) -> Any:
         first = result.completions[0]
         rest = first.text[sum(len(token.shown) for token in first.tokens) :]
         content = {
             "id": 0,
-            "records": [self._reply.whole(result)],
+            "records": [self._reply.body(result)],
             "tokens": _tokens(first.tokens, rest, ended=True),
             "num_before": 0,
             "finish_reason": first.finish_reason,

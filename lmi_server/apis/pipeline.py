@@ -76,19 +76,19 @@ class BodyFormat:
     """Whether a stream may carry several answers."""
 
 
-def parse(context: ApiContext, body: Body, dialect: BodyFormat, conventions: Conventions) -> Call:
+def parse(context: ApiContext, body: Body, body_format: BodyFormat, conventions: Conventions) -> Call:
     """Check a body and create its requests and reply. Raises `engines.errors.InvalidRequest`."""
-    fields = dialect.read_fields(context, body, conventions)
+    fields = body_format.read_fields(context, body, conventions)
     parameters, streamed = fields.parameters, fields.streamed
-    prompts = dialect.read_prompts(context, body, fields)
+    prompts = body_format.read_prompts(context, body, fields)
     counts = answer_counts(
         parameters,
         num_prompts=len(prompts),
         streamed=streamed,
-        best_of_is_n=dialect.best_of_is_n,
-        streams_choices=dialect.streams_choices,
+        best_of_is_n=body_format.best_of_is_n,
+        streams_choices=body_format.streams_choices,
     )
-    report = dialect.report(fields, counts)
+    report = body_format.report(fields, counts)
     check_generate_parameters(context, parameters)
     check_vocabulary(context, parameters)
     check_beams(context, parameters, counts, report, streamed=streamed)
@@ -100,9 +100,9 @@ def parse(context: ApiContext, body: Body, dialect: BodyFormat, conventions: Con
         parameters,
         report=report,
         counts=counts,
-        default_max_new_tokens=dialect.default_max_new_tokens,
+        default_max_new_tokens=body_format.default_max_new_tokens,
         cut_to_context=conventions.cut_to_context,
-        continues_prompt=dialect.continues_prompt,
+        continues_prompt=body_format.continues_prompt,
     )
-    reply = dialect.make_reply(context, fields, requests, conventions)
+    reply = body_format.make_reply(context, fields, requests, conventions)
     return Call(requests, reply, parameters["priority"], parameters["timeout"])

@@ -89,13 +89,15 @@ def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
 
 def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
     """Create the request. If the engine has its own timeout, the web process enforces only a timeout from the body."""
-    own = call.timeout
+    body_timeout = call.timeout
     by_engine = context.capabilities.own_timeout
     return HttpRequest(
         id=record.id,
         arrival_time=record.arrival_time,
-        timeout=own if own is not None or by_engine else context.config.server.predict_timeout,
-        timeout_name="option.predict_timeout" if own is None else "timeout",
+        timeout=body_timeout
+        if body_timeout is not None or by_engine
+        else context.config.server.predict_timeout,
+        timeout_name="option.predict_timeout" if body_timeout is None else "timeout",
         engine_stops=not by_engine,
         tenant=tenant,
         priority=call.priority,
@@ -116,7 +118,7 @@ def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> R
     for _ in outputs:
         pass
     record.finish = _finish(generation)
-    return json_response(call.reply.whole(generation.result))
+    return json_response(call.reply.body(generation.result))
 
 
 def _finish(generation: TextGeneration) -> str:

@@ -23,7 +23,7 @@ from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
 
-_OURS = {
+_SERVER_HEADERS = {
     "connection",
     "content-length",
     "date",
@@ -63,7 +63,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
         raise Unavailable(health.summary())
     with context.bodies.raw(request) as data:
         call = invocation(request, data, record)
-    pieces = _Pieces(engine, call, ClientWatch.of(request.environ))
+    pieces = _AnswerPieces(engine, call, ClientWatch.of(request.environ))
     try:
         first = next(pieces)
         if first.head is None:
@@ -85,7 +85,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
     return response
 
 
-class _Pieces:
+class _AnswerPieces:
     """Pieces of one answer. The caller must call `close`."""
 
     def __init__(self, engine: HandlerEngine, call: Invocation, client: ClientWatch) -> None:
@@ -116,7 +116,7 @@ class _Pieces:
             self._engine.abort(self._id, AbortReason.CLIENT_LEFT)
 
 
-def _stream(first: InvocationOutput, pieces: _Pieces, record: RequestRecord) -> Iterator[bytes]:
+def _stream(first: InvocationOutput, pieces: _AnswerPieces, record: RequestRecord) -> Iterator[bytes]:
     """Yield the bodies of all pieces. A failure becomes the last record; nothing is raised."""
     record.finish = "client_gone"  # unless the stream reaches its end
     output = first
@@ -146,6 +146,6 @@ def _response(head: AnswerHead, body: bytes | Iterator[bytes]) -> Response:
     response = Response(body, f"{head.status} {head.message}".rstrip())
     del response.headers["Content-Type"]  # only the handler sets it, as in LMI
     for name, value in head.headers:
-        if name.lower() not in _OURS:
+        if name.lower() not in _SERVER_HEADERS:
             response.headers[name] = value
     return response

@@ -89,17 +89,17 @@ def _parse(context: ApiContext, body: Body) -> Call:
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
         # SageMaker names the API that the client called. It applies if the body does not set `stream`.
         body = {**body, "stream": True}
-    return parse(context, body, _DIALECTS[_prompt_field(body)], LMI)
+    return parse(context, body, _BODY_FORMATS[_prompt_field(body)], LMI)
 
 
 def _prompt_field(body: Body) -> str:
     """Return the field that determines the kind of the body. Raises `InvalidField` if there are several."""
-    present = [name for name in _DIALECTS if body.get(name) is not None]
+    present = [name for name in _BODY_FORMATS if body.get(name) is not None]
     if len(present) > 1:
         raise InvalidField(
-            present[1], f"given beside {present[0]!r}; accepted: one of {', '.join(_DIALECTS)}"
+            present[1], f"given beside {present[0]!r}; accepted: one of {', '.join(_BODY_FORMATS)}"
         )
-    return next(iter(present or [name for name in _DIALECTS if name in body]), "inputs")
+    return next(iter(present or [name for name in _BODY_FORMATS if name in body]), "inputs")
 
 
 def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
@@ -190,5 +190,5 @@ _INPUTS = BodyFormat(
     best_of_is_n=True,
     streams_choices=False,
 )
-_DIALECTS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
+_BODY_FORMATS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
 """Formats of bodies by the field of the prompt."""

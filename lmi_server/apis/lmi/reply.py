@@ -48,11 +48,11 @@ class LmiReply:
         self._shows_top_tokens = parameters["top_n_tokens"] > 0
         self._shows_full_text: bool = parameters["return_full_text"]
 
-    def whole(self, result: GenerationResult) -> Any:
+    def body(self, result: GenerationResult) -> Any:
         bodies = []
         start = 0
         for request in self._requests:
-            bodies.append(self._body(request, result.completions[start : start + request.n]))
+            bodies.append(self._prompt_body(request, result.completions[start : start + request.n]))
             start += request.n
         return bodies if self._as_list else bodies[0]
 
@@ -86,25 +86,25 @@ class LmiReply:
             record["top_tokens"] = _top_tokens(token, token.shown)
         return record
 
-    def _body(self, request: GenerationRequest, completions: Sequence[Completion]) -> dict[str, Any]:
+    def _prompt_body(self, request: GenerationRequest, completions: Sequence[Completion]) -> dict[str, Any]:
         """Return the answers to one prompt: the first one in LMI's fields, the others in its details."""
         first = completions[0]
         body: dict[str, Any] = {"generated_text": self._text(request, first)}
         if self._shows_details:
-            details = self._whole_details(request, first)
+            details = self._full_details(request, first)
             if self._shows_prompt:
                 details["prefill"] = [_token(token, token.text) for token in first.prompt_tokens]
             if self._shows_prompt_logprobs:
                 details |= prompt_logprobs(first.prompt_tokens)
             if len(completions) > 1:
                 details["best_of_sequences"] = [
-                    {"generated_text": self._text(request, other), **self._whole_details(request, other)}
+                    {"generated_text": self._text(request, other), **self._full_details(request, other)}
                     for other in completions[1:]
                 ]
             body["details"] = details
         return body
 
-    def _whole_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+    def _full_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
         details = _details(request, completion)
         details["tokens"] = [_token(token, token.text) for token in completion.tokens]
         if self._shows_top_tokens:

@@ -26,7 +26,7 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.post("/v1/chat/completions")
     def chat_completions() -> Response:
-        return answer(context, partial(parse, dialect=CHAT, conventions=OPENAI))
+        return answer(context, partial(parse, body_format=CHAT, conventions=OPENAI))
 
     return blueprint
 

@@ -25,7 +25,7 @@ class ChatReply(OpenAiReply):
         self._num_choices = requests[0].n
         self._shows_logprobs: bool = fields.parameters["logprobs"]
 
-    def whole(self, result: GenerationResult) -> Any:
+    def body(self, result: GenerationResult) -> Any:
         choices = [
             {
                 "index": index,
@@ -35,7 +35,7 @@ class ChatReply(OpenAiReply):
             }
             for index, completion in enumerate(result.completions)
         ]
-        return {**self._whole(choices, result), **prompt_logprobs(result.completions[0].prompt_tokens)}
+        return {**self._body(choices, result), **prompt_logprobs(result.completions[0].prompt_tokens)}
 
     def start(self) -> str:
         role = {"role": "assistant", "content": ""}

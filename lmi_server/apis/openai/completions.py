@@ -37,7 +37,7 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.post("/v1/completions")
     def completions() -> Response:
-        return answer(context, partial(parse, dialect=COMPLETIONS, conventions=OPENAI))
+        return answer(context, partial(parse, body_format=COMPLETIONS, conventions=OPENAI))
 
     return blueprint
 

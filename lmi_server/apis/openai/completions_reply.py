@@ -34,9 +34,9 @@ class CompletionsReply(OpenAiReply):
         self._shows_prompt_logprobs = fields.parameters["prompt_logprobs"] is not None
         self._offsets = [0] * len(echoed)
 
-    def whole(self, result: GenerationResult) -> Any:
-        choices = [self._whole_choice(index, done) for index, done in enumerate(result.completions)]
-        return self._whole(choices, result)
+    def body(self, result: GenerationResult) -> Any:
+        choices = [self._full_choice(index, done) for index, done in enumerate(result.completions)]
+        return self._body(choices, result)
 
     def start(self) -> str:
         if self._num_top is not None:
@@ -56,7 +56,7 @@ class CompletionsReply(OpenAiReply):
             return ""
         return self._chunk(self._choice(output.index, text, tokens, output.completion))
 
-    def _whole_choice(self, index: int, done: Completion) -> dict[str, Any]:
+    def _full_choice(self, index: int, done: Completion) -> dict[str, Any]:
         echoed = self._echoed[index]
         tokens = done.prompt_tokens + done.released if echoed else done.released
         choice = self._choice(index, echoed + done.text, tokens, done)

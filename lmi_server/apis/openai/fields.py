@@ -34,7 +34,7 @@ def read_fields(
     rest = {name: value for name, value in body.items() if name not in own and name not in unused}
     samples = names is Names.CHAT or conventions.completions_sample
     parameters = parse_parameters(
-        rest, names, own_defaults=context.openai_defaults if samples else {}, refuse_unknown_names=False
+        rest, names, default_overrides=context.openai_defaults if samples else {}, refuse_unknown_names=False
     )
     options = body.get("stream_options")
     include_usage = _include_usage(options, streamed)

@@ -56,7 +56,7 @@ class OpenAiReply:
     def failure(self, error: ErrorReply) -> str:
         return SSE.frame(error.body(self._error_form))
 
-    def _whole(self, choices: list[dict[str, Any]], result: GenerationResult) -> dict[str, Any]:
+    def _body(self, choices: list[dict[str, Any]], result: GenerationResult) -> dict[str, Any]:
         return {**self._head(self.kind), "choices": choices, "usage": self._usage(result)}
 
     def _chunk(self, choice: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from lmi_server.text.json_file import read_json
 
 _logger = logging.getLogger(__name__)
 
-_OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_MODEL_PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters read from the model: the same as in vLLM, except for lengths."""
 
 
@@ -29,21 +29,21 @@ def openai_defaults(config: WebConfig) -> Mapping[str, Any]:
     Raises:
         ValueError: generation_config.json is not a JSON object.
     """
-    own: dict[str, Any] = {}
+    model_values: dict[str, Any] = {}
     if config.server.generation_config == "auto":
         table = rows(Names.COMPLETIONS)
         file = read_json(Path(config.model_path) / "generation_config.json")
-        for name in _OF_THE_MODEL:
+        for name in _MODEL_PARAMETERS:
             if file.get(name) is None:
                 continue
             try:
-                own[name] = table[name].check(name, file[name])
+                model_values[name] = table[name].check(name, file[name])
             except InvalidField as error:
                 _logger.warning("generation_config.json of the model: ignored: %s", error)
-    if own:
+    if model_values:
         _logger.info(
             "sampling defaults of OpenAI's requests from the model's generation_config.json: %s "
             "(option.generation_config=vllm leaves them out)",
-            json.dumps(own),
+            json.dumps(model_values),
         )
-    return MappingProxyType({"temperature": 1.0, **own})
+    return MappingProxyType({"temperature": 1.0, **model_values})

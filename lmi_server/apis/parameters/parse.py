@@ -18,19 +18,19 @@ def parse_parameters(
     body: Mapping[str, Any],
     names: Names,
     *,
-    own_defaults: Mapping[str, Any] = MappingProxyType({}),
+    default_overrides: Mapping[str, Any] = MappingProxyType({}),
     prefix: str = "",
     refuse_unknown_names: bool = True,
 ) -> Parameters:
     """Check the parameters in `body` and return their values.
 
-    `own_defaults`: values by key that override the table's defaults. `prefix`: place of the parameters in the request,
-    for error messages (`parameters.`). Unknown names are rejected, or listed in the result.
+    `default_overrides`: values by key that override the table's defaults. `prefix`: place of the parameters in the
+    request, for error messages (`parameters.`). Unknown names are rejected, or listed in the result.
 
     Raises `InvalidField`.
     """
     table = rows(names)
-    values = {**defaults(names), **own_defaults}
+    values = {**defaults(names), **default_overrides}
     fields: dict[str, str] = {}
     unknown: list[str] = []
     for name, value in body.items():
@@ -40,7 +40,7 @@ def parse_parameters(
                 supported = (known for known, one in table.items() if one.neutral is None)
                 raise refuse_unknown(prefix + name, name, value, supported)
             unknown.append(name)
-        elif value is not None and not is_one_of(value, row.absent):
+        elif value is not None and not is_one_of(value, row.unset_values):
             checked = row.check(prefix + name, value)
             if row.name in fields and values[row.name] != checked:
                 raise InvalidField(

@@ -34,7 +34,7 @@ class Parameter:
     chat: tuple[str, ...] = ()
     completions: tuple[str, ...] = ()
     default: Any = None
-    absent: tuple[Any, ...] = ()
+    unset_values: tuple[Any, ...] = ()
     """Values besides null that mean that the parameter is not set."""
     neutral: tuple[Any, ...] | None = None
     """If not None, the parameter is not supported and only these values, which change nothing, are accepted."""
@@ -50,7 +50,7 @@ class Parameter:
     def check(self, field: str, value: Any) -> Any:
         """Check a value and return it in the program's own type. Raises `InvalidField`."""
         if self.neutral is None:
-            return check(field, value, self.type, "".join(f" or {as_json(one)}" for one in self.absent))
+            return check(field, value, self.type, "".join(f" or {as_json(one)}" for one in self.unset_values))
         if is_one_of(value, self.neutral):
             return value
         accepted = " or ".join(map(as_json, self.neutral)) or "null, or leave it out"

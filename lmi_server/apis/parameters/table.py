@@ -79,7 +79,7 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("bad_words_ids", type=ListOf(_SEQUENCE, MAX_BAD_IDS), default=()),
     everywhere("suppress_tokens", type=_MANY_IDS, default=()),
     # -1 means a random seed, which is also the default.
-    everywhere("seed", "random_seed", type=Int(0, 2**64 - 1), absent=(-1,)),
+    everywhere("seed", "random_seed", type=Int(0, 2**64 - 1), unset_values=(-1,)),
     everywhere("n", "num_return_sequences", type=Int(1, MAX_CHOICES)),
     everywhere("best_of", type=Int(1, MAX_CHOICES)),
     everywhere("num_beams", type=Int(1, MAX_BEAMS), default=1),
@@ -96,7 +96,7 @@ _ANSWER: tuple[Parameter, ...] = (
     ),
     Parameter("echo", Bool(), completions=("echo",), default=False),
     # `logprobs` is vLLM's name for the same number.
-    Parameter("top_n_tokens", _LOGPROBS, lmi=("top_n_tokens", "logprobs"), default=0, absent=(False,)),
+    Parameter("top_n_tokens", _LOGPROBS, lmi=("top_n_tokens", "logprobs"), default=0, unset_values=(False,)),
     Parameter("logprobs", Bool(), chat=("logprobs",), default=False),
     Parameter("logprobs", Int(0, 5), completions=("logprobs",)),
     Parameter("top_logprobs", _LOGPROBS, chat=("top_logprobs",), default=0),
