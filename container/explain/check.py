@@ -155,7 +155,8 @@ def _predict(
     held, described = count_numbers(folder), model.weight_bytes(1)
     if held and not 1 / _MOST_DIFFERENCE < held / described < _MOST_DIFFERENCE:
         report.warnings += (
-            f"the files hold {held:,} numbers, and config.json describes {described:,}: they may not belong together",
+            f"the weight files hold {held:,} parameters, but config.json describes {described:,}: they may belong to"
+            " different models",
         )
 
 
@@ -170,7 +171,7 @@ def _judge(
     """Compare predicted needs with the target. On this machine a shortage only warns, since the server measures."""
     report.advice = tuple(platform_advice(config, report.start, target))
     if report.memory is not None and report.memory.shortage:
-        shortage = f"it does not fit: {report.memory.shortage}"
+        shortage = f"the model does not fit: {report.memory.shortage}"
         if target.named:
             report.reasons += (shortage,)
         else:
@@ -178,18 +179,20 @@ def _judge(
     if folder is None and config.handler is None and not report.reasons:
         if target.named and basis is None:
             report.reasons += (
-                "the model is not on this disk, so its memory is unknown; --remote reads its config.json, and in S3"
-                " the headers of its weights",
+                "the model is not on this disk, so its memory use is unknown; --remote reads its config.json (and, for"
+                " S3, the headers of its weight files) over the network",
             )
         else:
-            report.notes += ("the model's files are not on this disk, so they are not checked",)
+            report.notes += ("the model's files are not on this disk, so they were not checked",)
     device, engine = target.device, plan and plan.config
     if device is None:
         return
     if not device.compute_capability:
         report.reasons += (image_obstacle(device),)
     if isinstance(engine, MpiEngineConfig | PythonEngineConfig) and engine.model.dtype not in device.flops:
-        report.warnings += (f"{device.name} has no {engine.model.dtype} products; set option.dtype=fp16",)
+        report.warnings += (
+            f"{device.name} does not support {engine.model.dtype} arithmetic; set option.dtype=fp16",
+        )
 
 
 def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
@@ -199,14 +202,14 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
         where = "" if str(folder) == name else f" in {folder}"
         return f"{name}: ready{where}", ""
     if model_files.is_fetched(source):
-        return f"{name}: not on this disk; `lmi serve` or `lmi prepare` fetches it, once", ""
+        return f"{name}: not on this disk; `lmi serve` or `lmi prepare` fetches it once", ""
     if name == BUNDLED_MODEL:
-        return f"{name}: comes with this installation; `lmi serve` or `lmi prepare` converts it, once", ""
+        return f"{name}: bundled with this installation; `lmi serve` or `lmi prepare` converts it once", ""
     if model_files.is_described(source):
-        return f"{name}: a GGUF file; `lmi serve` or `lmi prepare` reads its description, once", ""
+        return f"{name}: a GGUF file; `lmi serve` or `lmi prepare` reads its metadata once", ""
     refusal = model_files.refusal(source)
     if refusal is None:
-        refusal = f"{name} holds no model: there is no config.json"
+        refusal = f"{name} is not a model folder: it has no config.json"
     return f"{name}: not available", refusal
 
 

@@ -28,13 +28,13 @@ from lmi_server.config import ModelSource
 @click.option("--instance", help="Predict for an instance, such as ml.g5.48xlarge, instead of this machine.")
 @click.option("--device", help=f"Predict for devices: {', '.join(devices())}.")
 @click.option(
-    "--count", type=click.IntRange(1, 64), help=f"Number of devices; not for {CPU}. The default is 1."
+    "--count", type=click.IntRange(1, 64), help=f"Number of devices; not supported with {CPU}. Default: 1."
 )
+@click.option("--length", type=click.IntRange(1), help="Tokens per request. Default: option.max_model_len.")
 @click.option(
-    "--length", type=click.IntRange(1), help="Tokens of a request; the default is option.max_model_len."
-)
-@click.option(
-    "--remote", is_flag=True, help="Read config.json, and in S3 the headers of weights, over the network."
+    "--remote",
+    is_flag=True,
+    help="Read config.json (and, for S3, the headers of weight files) over the network.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(
@@ -78,9 +78,9 @@ def check(
 def named_target(instance: str | None, device: str | None, count: int | None) -> ServingTarget | None:
     """Return the hardware named on the command line, or None for this machine. Raises click.UsageError."""
     if instance and (device or count):
-        raise click.UsageError("--instance has its own devices: leave out --device and --count")
+        raise click.UsageError("--instance already sets the devices: remove --device and --count")
     if count and not device:
-        raise click.UsageError("--count needs --device")
+        raise click.UsageError("--count requires --device")
     try:
         if instance:
             return instance_target(instance)

@@ -14,8 +14,8 @@ from engines.models.foreign.sources import causal_architectures, find_source, ge
 from engines.models.foreign.split import why_not_split
 
 _WAYS = {
-    "lmi": "engine=MPI, this server's own models",
-    "transformers": "engine=MPI, transformers' modules on this server's attention, cache and linears",
+    "lmi": "engine=MPI, implemented by this server",
+    "transformers": "engine=MPI, transformers models with this server's attention, KV cache and linear layers",
     "Python": "engine=Python only",
 }
 _WIDTH = 100
@@ -48,7 +48,7 @@ def _foreign(name: str) -> KnownModel:
         return KnownModel(name, "Python", note="it has an encoder")
     source = find_source(name, model_type)
     if source is None:
-        return KnownModel(name, "Python", note="its source is not where transformers' others are")
+        return KnownModel(name, "Python", note="its source is not in the usual place in transformers")
     if reason := obstacle(source):
         return KnownModel(name, "Python", note=reason)
     alone = why_not_split(source.plan)

@@ -90,7 +90,7 @@ def image_obstacle(device: Device) -> str:
     if float(capability) >= _LEAST_CAPABILITY:
         return ""
     return (
-        f"the CUDA image is made with CUDA 13, which does not run on {device.name} (compute capability {capability};"
+        f"the CUDA image is built with CUDA 13, which does not run on {device.name} (compute capability {capability};"
         f" allowed: {_LEAST_CAPABILITY} and above)"
     )
 
@@ -107,5 +107,5 @@ def _found(what: str, name: str, known: Mapping[str, _Item]) -> _Item:
         ]
         families = dict.fromkeys(key.rpartition(".")[0] or key for key in known)
         hint = f"; did you mean {' or '.join(likely)}?" if any(likely) else f"; known: {', '.join(families)}"
-        raise NoSuchHardwareError(f"{what}: there is none of this name (got {name}){hint}")
+        raise NoSuchHardwareError(f"{what}: unknown name (got {name}){hint}")
     return item

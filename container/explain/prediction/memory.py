@@ -75,7 +75,7 @@ def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, 
     tokens: in the step. sampled: sequences that gain a token. element: bytes per element of matrix products.
     """
     share = split_heads(model.num_heads, model.num_kv_heads, ranks, 0)
-    attention = (2 * share.queries.size + 2 * share.keys_values.size) * model.head_dim
+    attention = (2 * share.queries.size + 2 * share.kv_heads.size) * model.head_dim
     middle = split_evenly(model.intermediate_size, ranks, 0).size
     if model.experts is not None:
         expert = split_evenly(model.experts.intermediate_size, ranks, 0).size
@@ -116,7 +116,7 @@ def _predict_rolling(
     cache = engine.cache
     token_bytes = model.kv_bytes_per_token(stored_kv_dtype(cache, engine.parallel.device, dtype), ranks)
     block_bytes = cache.block_size * token_bytes
-    heads = split_heads(model.num_heads, model.num_kv_heads, ranks, 0).keys_values.size
+    heads = split_heads(model.num_heads, model.num_kv_heads, ranks, 0).kv_heads.size
     local_block = local_bytes(block_bytes, model.num_kv_heads, ranks, heads)
     if cache.kv_cache_bytes is None:
         free = gpu_cache_bytes(available, cache.gpu_memory_utilization, CONTEXT_BYTES, own, step)

@@ -77,31 +77,31 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
             )
         if start.load_seconds * _MARGIN > limit:
             yield (
-                f"option.model_loading_timeout={limit:g} is short: loading takes about"
+                f"option.model_loading_timeout={limit:g} is too short: loading takes about"
                 f" {_seconds(start.load_seconds)}"
             )
     yield (
-        f"container_startup_health_check_timeout={health_check_timeout(needed, limit)}: no less than"
-        f" option.model_loading_timeout ({limit:g} s), or the platform ends a start that the server would still wait"
-        " for"
+        f"container_startup_health_check_timeout={health_check_timeout(needed, limit)}: at least"
+        f" option.model_loading_timeout ({limit:g} s); otherwise the platform stops a container that is still loading"
+        " the model"
     )
     if config.server.predict_timeout > _INVOCATION_SECONDS:
         yield (
-            f"a response must be complete within {_INVOCATION_SECONDS} s, and option.predict_timeout is"
-            f" {config.server.predict_timeout:g}: set it to {_INVOCATION_SECONDS}, so that work nobody waits for stops;"
-            " streams may take longer"
+            f"a response must be complete within {_INVOCATION_SECONDS} s, but option.predict_timeout is"
+            f" {config.server.predict_timeout:g}: set it to {_INVOCATION_SECONDS}, so that the server cancels requests"
+            " that the platform has already timed out; streamed responses may take longer"
         )
     size, disk = (start.file_bytes if start else 0), target.instance.disk_bytes
     if size > disk and disk:
-        yield f"the files take {gigabytes(size)}, and the instance's disk has {gigabytes(disk)}"
+        yield f"the model files take {gigabytes(size)}, but the instance's disk has only {gigabytes(disk)}"
     elif size > disk:
         yield (
-            f"VolumeSizeInGB={volume_gb(size)}: the instance has no disk of its own, and the files take"
+            f"VolumeSizeInGB={volume_gb(size)}: the instance has no local disk, and the model files take"
             f" {gigabytes(size)}"
         )
     if target.device is not None and target.device.compute_capability:
         yield image_obstacle(target.device) or (
-            f"InferenceAmiVersion={HOST_IMAGE}: the CUDA image needs the NVIDIA driver 580, and the platform's default"
+            f"InferenceAmiVersion={HOST_IMAGE}: the CUDA image needs NVIDIA driver 580, but the platform's default"
             " hosts have 470 to 550"
         )
 

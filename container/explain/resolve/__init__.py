@@ -35,7 +35,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
 
 
 def _do_not_fit(count: int, reason: str) -> str:
-    return f"{count} copies do not fit, each with its share of this machine: {reason}"
+    return f"{count} copies do not fit on this machine; with its share, one copy fails: {reason}"
 
 
 def resolve(
@@ -55,11 +55,13 @@ def resolve(
     count = 1
     if config.formatter is not None:
         handler.require_permission(config.formatter, allow_remote_code)
-        decisions.notes.append(f"bodies and answers pass through the formatters in {config.formatter.file}")
+        decisions.notes.append(
+            f"request and response bodies pass through the formatters in {config.formatter.file}"
+        )
     if config.handler is not None:
         engine = handler.resolve(config, config.handler, model_path, machine, decisions, allow_remote_code)
     elif model_path is None:
-        raise CannotServe("there is no model; set option.model_id")
+        raise CannotServe("no model is configured; set option.model_id")
     else:
         count = copies.number(config.options, machine)
         path, share = model_path, copies.share(config.options, machine)

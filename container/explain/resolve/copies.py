@@ -60,7 +60,7 @@ def explain(options: EngineOptions, machine: Machine, degree: int, decisions: De
     count = number(options, machine)
     if options.data_parallel_size is None:
         why = f"{machine.gpu_count} GPUs, {degree} for each" if machine.gpu_count else "minWorkers"
-        decisions.computed(_OPTION, count, why if count > 1 else "one copy, unless minWorkers says more")
+        decisions.computed(_OPTION, count, why if count > 1 else "one copy; minWorkers sets more")
     used = count * degree
     if used < machine.gpu_count:
         copies = "one copy" if count == 1 else f"{count} copies"
@@ -69,7 +69,8 @@ def explain(options: EngineOptions, machine: Machine, degree: int, decisions: De
         )
     if not machine.gpu_count and (options.max_workers or 0) > count:
         decisions.notes.append(
-            f"maxWorkers={options.max_workers}: copies are not added under load; minWorkers says how many there are"
+            f"maxWorkers={options.max_workers} has no effect: copies are not added under load; minWorkers sets the"
+            " number of copies"
         )
     if count == 1:
         return
@@ -77,7 +78,7 @@ def explain(options: EngineOptions, machine: Machine, degree: int, decisions: De
     gpus = f"{degree} GPU(s), " if machine.gpu_count else ""
     decisions.notes.append(
         f"{count} copies of the model, each with {gpus}{of_each.cpu_count} core(s) and"
-        f" {of_each.memory_available_bytes / _GIB:.1f} GiB of free memory; option.kv_cache_gb is that of one copy"
+        f" {of_each.memory_available_bytes / _GIB:.1f} GiB of free memory; option.kv_cache_gb applies to each copy"
     )
     if not machine.gpu_count and count > machine.cpu_count:
         decisions.notes.append(f"{count} copies on {machine.cpu_count} core(s): correct, but slow")

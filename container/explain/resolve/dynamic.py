@@ -28,7 +28,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     degree = options.tensor_parallel_degree
     if isinstance(degree, int) and degree > max(1, machine.gpu_count):
         has = f"{machine.name} has {machine.gpu_count or 'none'}"
-        yield f"option.tensor_parallel_degree={degree} spreads the layers over {degree} GPUs under engine=Python; {has}"
+        yield f"option.tensor_parallel_degree={degree} needs {degree} GPUs under engine=Python; {has}"
 
 
 def resolve(
@@ -70,27 +70,27 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisio
     if not known or architecture in known:
         if requested:
             decisions.notes.append(
-                f"option.trust_remote_code=true: transformers implements {architecture or 'the model'}, so no"
-                " remote code is run"
+                f"option.trust_remote_code=true: transformers implements {architecture or 'the model'}, so"
+                " remote code is not used"
             )
         return False
     if not architecture:
-        raise CannotServe("config.json names no architecture (architectures)")
+        raise CannotServe("config.json does not name an architecture (architectures)")
     if not data.get("auto_map"):
         nearest = difflib.get_close_matches(architecture, known, 1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise CannotServe(f"transformers has no {architecture} that generates text{hint}")
+        raise CannotServe(f"transformers has no text generation model {architecture}{hint}")
     if not requested:
         raise CannotServe(
-            f"transformers has no {architecture}; the code that comes with the model is run only with"
+            f"transformers has no {architecture}; to run the code that comes with the model, set"
             " option.trust_remote_code=true"
         )
     if not allowed:
         raise CannotServe(
-            f"{architecture} needs the code that comes with the model; besides option.trust_remote_code=true, start the"
-            " server with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true"
+            f"{architecture} needs the code that comes with the model; in addition to option.trust_remote_code=true,"
+            " start the server with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true"
         )
-    decisions.notes.append(f"the code that comes with the model is run for {architecture}")
+    decisions.notes.append(f"{architecture} runs the code that comes with the model")
     return True
 
 
@@ -99,11 +99,11 @@ def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Deci
     context = _context(data) or _context(data.get("text_config"))
     if requested is not None:
         if context is not None and requested > context:
-            raise CannotServe(f"{name}={requested} is more than the model's context, {context} tokens")
+            raise CannotServe(f"{name}={requested} exceeds the model's context length of {context} tokens")
         return requested
     if context is None:
-        return decisions.computed(name, _UNKNOWN_CONTEXT, "config.json names no context")
-    return decisions.computed(name, context, "the model's context")
+        return decisions.computed(name, _UNKNOWN_CONTEXT, "config.json has no context length")
+    return decisions.computed(name, context, "the model's context length")
 
 
 def _context(data: object) -> int | None:

@@ -28,7 +28,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
 def body_obstacles(config: LmiConfig, receiver: str) -> Iterator[str]:
     """Yield the reason why request bodies cannot be passed to `receiver`."""
     if (size := config.server.max_request_size) > _MAX_BODY_BYTES:
-        yield f"max_request_size={size} is more than {receiver} can be given; allowed: at most {_MAX_BODY_BYTES}"
+        yield f"max_request_size: too large for {receiver} (got {size}); allowed: at most {_MAX_BODY_BYTES}"
 
 
 def resolve(
@@ -50,7 +50,7 @@ def resolve(
     properties = dict(handler.options)
     if model_path is not None:
         properties["model_id"] = str(model_path)
-    decisions.notes.append(f"requests are answered by the handler {handler.file}")
+    decisions.notes.append(f"requests are served by the handler {handler.file}")
     return HandlerEngineConfig(
         model=ModelSettings(str(folder.resolve()), config.source.model_id or Path(handler.file).name, "", 0),
         parallel=ParallelConfig(
@@ -67,8 +67,8 @@ def require_permission(handler: UserHandler, allow_code: bool) -> None:
     """Raise CannotServe if packages would have to be installed without permission."""
     if handler.requirements and not allow_code:
         raise CannotServe(
-            f"{handler.requirements}: its packages are installed, and so code of others is run, only where the server"
-            " is started with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true; or install them into the"
+            f"{handler.requirements}: installing its packages runs third-party code; to allow this, start the server"
+            " with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true; or install the packages into the"
             " image and remove the file"
         )
 

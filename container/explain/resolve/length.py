@@ -29,17 +29,17 @@ def max_model_len(
     name, trained, requested = "option.max_model_len", model.max_position_embeddings, options.max_model_len
     if requested is not None:
         if requested > (longest := model.longest_sequence):
-            raise CannotServe(f"{name}={requested} is more than the model's context, {longest} tokens")
+            raise CannotServe(f"{name}={requested} exceeds the model's context length of {longest} tokens")
         if not fits(requested):
             raise CannotServe(
-                f"{name}={requested} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"
+                f"{name}={requested} exceeds the {capacity} tokens that the KV cache holds; lower it, or set a larger"
                 " option.kv_cache_gb"
             )
         return requested
     if capacity is None or fits(trained):
-        return decisions.computed(name, trained, "the model's context")
+        return decisions.computed(name, trained, "the model's context length")
     decisions.notes.append(
-        f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
-        " option.kv_cache_gb raises it"
+        f"{name} is reduced from the model's {trained} to {capacity}, the tokens that the KV cache holds; to raise it,"
+        " set a larger option.kv_cache_gb"
     )
-    return decisions.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
+    return decisions.computed(name, capacity, f"KV cache capacity; the model's context length is {trained}")

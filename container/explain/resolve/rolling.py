@@ -38,11 +38,11 @@ def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
         yield (
             f"{name}={degree} needs {degree} GPUs; {machine.name} has none, and its {machine.cpu_count} core(s) can run"
-            f" at most {ranks} ranks, which wait for each other actively"
+            f" at most {ranks} ranks, which busy-wait for each other"
         )
     kv_gb, free = options.kv_cache_gb, machine.memory_available_bytes
     if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > free:
-        yield f"option.kv_cache_gb={kv_gb:g} is more than the free memory, {free / _GIB:.1f} GiB"
+        yield f"option.kv_cache_gb={kv_gb:g} exceeds the free memory, {free / _GIB:.1f} GiB"
 
 
 def resolve(
@@ -55,7 +55,7 @@ def resolve(
     foreign = isinstance(model, ForeignConfig)
     if config.source.trust_remote_code:
         decisions.notes.append(
-            f"option.trust_remote_code=true: {model.architecture} is built in, so no remote code is run"
+            f"option.trust_remote_code=true: {model.architecture} is built in, so remote code is not used"
         )
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
@@ -68,7 +68,7 @@ def resolve(
     if config.source.load_format == "dummy":
         where = f"on each of {degree} {'ranks' if device == 'cpu' else 'GPUs'}" if degree > 1 else "in memory"
         decisions.notes.append(
-            "option.load_format=dummy: the weights are random, so answers are meaningless; they take"
+            "option.load_format=dummy: the weights are random, so responses are meaningless; they take"
             f" {size / _GIB:.3g} GiB {where}"
         )
     _explain_batch_invariance(options, device, machine, decisions)
@@ -113,16 +113,18 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
                 refusal = str(error)
             continue
         if impl == "auto":
-            why = f"this server has no {architecture} of its own" if unknown else refusal
-            decisions.computed(name, way, f"this server has {model.architecture}" if way == "lmi" else why)
+            why = f"this server does not implement {architecture}" if unknown else refusal
+            decisions.computed(
+                name, way, f"this server implements {model.architecture}" if way == "lmi" else why
+            )
         return model
     if not unknown:
         raise CannotServe(refusal)
-    remote = " (option.trust_remote_code=true allows no code of its own here)"
+    remote = " (option.trust_remote_code=true has no effect under engine=MPI)"
     raise CannotServe(
-        f"engine=MPI does not know the architecture {architecture}"
+        f"engine=MPI does not support the architecture {architecture}"
         f"{remote if config.source.trust_remote_code else ''}: {refusal}; engine=Python with"
-        " option.rolling_batch=disable serves whatever transformers can generate with"
+        " option.rolling_batch=disable serves every text generation model of transformers"
     )
 
 
@@ -144,10 +146,12 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisi
         most = model.num_heads
         if requested > most:
             raise CannotServe(
-                f"{name}={requested} is more than the model's {most} heads; allowed: at most {most}"
+                f"{name}={requested} exceeds the model's {most} attention heads; allowed: at most {most}"
             )
         if requested > heads:
-            decisions.notes.append(f"{requested} ranks share {heads} kv heads: some are stored several times")
+            decisions.notes.append(
+                f"{requested} ranks share {heads} KV heads: some are stored on several ranks"
+            )
         if not machine.gpu_count and requested > machine.cpu_count:
             decisions.notes.append(f"{requested} ranks on {machine.cpu_count} cores: correct, but slow")
         return requested
@@ -156,7 +160,7 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisi
     if alone:
         return decisions.computed(name, 1, alone)
     degree = min(machine.gpu_count, heads)
-    cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"
+    cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} KV heads"
     return decisions.computed(name, degree, f"{cause} ({machine.gpu_count})")
 
 
@@ -169,11 +173,11 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
         if value in usual:
             continue
         if device != "cpu":
-            raise CannotServe(f"{name}={value}: only for CPUs, and the model is served on a GPU")
+            raise CannotServe(f"{name}={value}: supported only on CPUs, but the model is served on a GPU")
         if not machine.cpu_kernels:
             raise CannotServe(
-                f"{name}={value}: it needs the native CPU kernels, which are not built here or not for this processor;"
-                " with a C++ compiler, `make install` builds them"
+                f"{name}={value}: needs the native CPU kernels, which are not built or do not support this processor;"
+                " `make install` builds them if there is a C++ compiler"
             )
 
 
@@ -184,12 +188,12 @@ def _explain_batch_invariance(
         return
     if device != "cpu":
         raise CannotServe(
-            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"
+            "option.batch_invariant=true: supported only on CPUs; on a GPU results depend on the batch"
         )
     why = "native CPU kernels are always batch-invariant"
     if not machine.cpu_kernels:
-        why = "it is a property of the native CPU kernels, which are not built here or not for this processor"
-    decisions.notes.append(f"option.batch_invariant=true changes nothing: {why}")
+        why = "it needs the native CPU kernels, which are not built or do not support this processor"
+    decisions.notes.append(f"option.batch_invariant=true has no effect: {why}")
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Decisions) -> CacheConfig:
@@ -203,7 +207,9 @@ def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Dec
         why = f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB"
         decisions.computed(name, f"{kv_bytes / _GIB:.3g}", why)
     else:
-        decisions.computed(name, "", "what option.gpu_memory_utilization leaves once the weights are loaded")
+        decisions.computed(
+            name, "", "the memory that option.gpu_memory_utilization leaves after loading the weights"
+        )
     prefix_caching = options.enable_prefix_caching
     if prefix_caching is None:
         prefix_caching = decisions.computed("option.enable_prefix_caching", paged, _paging(options))
@@ -234,8 +240,8 @@ def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: st
     tokens = cache.kv_cache_bytes // (bytes_per_token * cache.block_size) * cache.block_size
     if tokens == 0:
         raise CannotServe(
-            f"the KV cache of {cache.kv_cache_bytes} bytes holds no block of {cache.block_size} tokens, which takes"
-            f" {bytes_per_token * cache.block_size} bytes; set a larger option.kv_cache_gb"
+            f"the KV cache of {cache.kv_cache_bytes} bytes is smaller than one block of {cache.block_size} tokens"
+            f" ({bytes_per_token * cache.block_size} bytes); set a larger option.kv_cache_gb"
         )
     return tokens
 
@@ -277,8 +283,8 @@ def _budgets(options: EngineOptions, device: str, decisions: Decisions) -> tuple
     )
     if total < options.max_rolling_batch_size:
         decisions.notes.append(
-            f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: so"
-            " only some sequences get a token in each step"
+            f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}:"
+            " in a full batch, only some sequences get a token in each step"
         )
     return prefill, total
 
@@ -290,6 +296,7 @@ def _step_trace(options: EngineOptions) -> str:
     path = Path(options.step_trace).absolute()
     if path.suffix != ".jsonl" or not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise CannotServe(
-            f"option.step_trace={options.step_trace}: allowed: a file that ends in .jsonl, in an existing folder"
+            f"option.step_trace: not a trace file (got {options.step_trace}); allowed: a name ending in .jsonl, in an"
+            " existing folder"
         )
     return str(path)

@@ -27,8 +27,8 @@ def shortage(ranks: int, machine: Machine, copies: int = 1) -> str | None:
     if free is None or free >= needed:
         return None
     size = -(-needed // _DOCKER_STEP) * _DOCKER_STEP
-    whose = f"{copies * ranks} ranks need" if ranks > 1 else "a run needs"
+    whose = f"{copies * ranks} ranks need" if ranks > 1 else "the server needs"
     return (
-        f"shared memory is too small: {whose} {needed / _MIB:.0f} MiB in /dev/shm, and {free / _MIB:.0f} MiB are free;"
-        f" the default of docker is 64 MiB; set docker run --shm-size={size // _MIB}m"
+        f"shared memory is too small: {whose} {needed / _MIB:.0f} MiB in /dev/shm, but {free / _MIB:.0f} MiB are free;"
+        f" Docker's default is 64 MiB; set docker run --shm-size={size // _MIB}m"
     )

@@ -36,7 +36,7 @@ def require_free(num_bytes: int, machine: Machine) -> None:
     """Raise CannotServe if weights of this size exceed the free memory."""
     if num_bytes > machine.memory_available_bytes:
         raise CannotServe(
-            f"the weights take {num_bytes / _GIB:.1f} GiB in memory, and only"
+            f"the weights take {num_bytes / _GIB:.1f} GiB in memory, but only"
             f" {machine.memory_available_bytes / _GIB:.1f} GiB are free"
         )
 
@@ -64,12 +64,12 @@ def dtype(option: str, checkpoint: str, device: str, decisions: Decisions) -> st
     if option != "auto":
         if device == "cpu" and option != "fp32":
             decisions.notes.append(
-                f"option.dtype={option}: weights are rounded to {option}; on the CPU products are computed in fp32"
+                f"option.dtype={option}: weights are rounded to {option}; the CPU computes in fp32"
             )
         return option
     if device == "cpu":
-        why = f"on a CPU; every {checkpoint} weight is kept exactly"
+        why = f"on a CPU; exact for {checkpoint} weights"
         return decisions.computed("option.dtype", "fp32", why)
     if checkpoint in _FROM_CHECKPOINT:
-        return decisions.computed("option.dtype", _FROM_CHECKPOINT[checkpoint], "as the checkpoint is")
-    return decisions.computed("option.dtype", "bf16", f"half of the checkpoint's {checkpoint}")
+        return decisions.computed("option.dtype", _FROM_CHECKPOINT[checkpoint], "the checkpoint's dtype")
+    return decisions.computed("option.dtype", "bf16", f"half the size of the checkpoint's {checkpoint}")

@@ -86,7 +86,7 @@ def test_the_host_image_has_the_cuda_version_of_the_dockerfile_and_botocore_know
 @pytest.mark.parametrize(
     ("instance", "reason"),
     [
-        ("ml.p3.2xlarge", "the CUDA image is made with CUDA 13, which does not run on V100"),
+        ("ml.p3.2xlarge", "the CUDA image is built with CUDA 13, which does not run on V100"),
         ("ml.inf2.xlarge", "this server runs on CPUs and NVIDIA GPUs, not on Inferentia2"),
     ],
 )

@@ -55,8 +55,8 @@ def test_exit_codes_are_for_ci(tmp_path: Path, text: str, arguments: list[str], 
     [
         (["--instance", "ml.g5.47xlarge"], "did you mean ml.g5.4xlarge?"),
         (["--device", "A10"], "did you mean A10G?"),
-        (["--count", "2"], "--count needs --device"),
-        (["--instance", "ml.g5.xlarge", "--device", "A10G"], "leave out --device"),
+        (["--count", "2"], "--count requires --device"),
+        (["--instance", "ml.g5.xlarge", "--device", "A10G"], "remove --device"),
         (["--length", "0"], "--length"),
     ],
 )
@@ -74,7 +74,7 @@ def test_each_of_several_models_is_checked(tmp_path: Path) -> None:
     result = lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge")
     *_, chat, code = result.output.splitlines()
     assert chat == "chat: can serve on ml.g5.12xlarge: yes"
-    assert code.startswith("code: can serve on ml.g5.12xlarge: no: it does not fit: ")
+    assert code.startswith("code: can serve on ml.g5.12xlarge: no: the model does not fit: ")
     assert result.exit_code == 3
     found = json.loads(lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge", "--json").output)
     assert [report["can_serve"] for report in found["models"].values()] == [True, False]
@@ -95,8 +95,8 @@ def test_json_has_what_the_text_has(tmp_path: Path) -> None:
     assert [line["line"] for line in found["lines"]] == [1, 2]
     assert {"key": "engine", "value": "MPI", "source": "default", "note": ""} in found["values"]
     text = lmi_check(path, "--instance", "ml.g5.48xlarge").output
-    assert text.splitlines()[-1].startswith("can serve on ml.g5.48xlarge: no: it does not fit: ")
-    assert "20.9 GB of 24 GB on each of 4; 83.7 GB in all" in text
+    assert text.splitlines()[-1].startswith("can serve on ml.g5.48xlarge: no: the model does not fit: ")
+    assert "20.9 GB of 24 GB on each of 4; 83.7 GB in total" in text
 
 
 def advice(folder: Path, config: dict[str, Any], instance: str, text: str = "") -> str:
@@ -110,7 +110,7 @@ def test_an_instance_comes_with_the_time_outs_that_match(tmp_path: Path) -> None
     assert "option.predict_timeout is 240: set it to 60" in found
     short = "option.model_loading_timeout=100\noption.predict_timeout=60\n"
     found = advice(tmp_path, FALCON_40B, "ml.g5.48xlarge", short)
-    assert "option.model_loading_timeout=100 is short: loading takes about 84 s" in found
+    assert "option.model_loading_timeout=100 is too short: loading takes about 84 s" in found
     assert "container_startup_health_check_timeout=180: " in found
     assert "within 60 s" not in found
 
@@ -129,11 +129,13 @@ def test_a_model_that_the_server_fetches_counts_as_start_up(tmp_path: Path) -> N
 
 
 def test_files_need_a_disk(tmp_path: Path) -> None:
-    assert "VolumeSizeInGB=20: the instance has no disk" in advice(tmp_path, LLAMA_3_8B, "ml.p3.2xlarge")
+    assert "VolumeSizeInGB=20: the instance has no local disk" in advice(
+        tmp_path, LLAMA_3_8B, "ml.p3.2xlarge"
+    )
     assert "VolumeSizeInGB" not in advice(tmp_path, LLAMA_3_8B, "ml.g5.xlarge")
     larger = FALCON_40B | {"num_hidden_layers": 120, "dtype": "float32"}
     found = advice(tmp_path, larger, "ml.g5.xlarge")
-    assert "the files take 330 GB, and the instance's disk has 250 GB" in found
+    assert "the model files take 330 GB, but the instance's disk has only 250 GB" in found
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_gpu_hosts_need_a_newer_driver(tmp_path: Path, instance: str, driver: bo
 def test_a_gpu_without_bf16_is_a_warning(tmp_path: Path) -> None:
     target = instance_target("ml.g4dn.12xlarge")
     assert check_model(tmp_path, LLAMA_3_8B, "", target).warnings == (
-        "T4 has no bf16 products; set option.dtype=fp16",
+        "T4 does not support bf16 arithmetic; set option.dtype=fp16",
     )
     assert not check_model(tmp_path, LLAMA_3_8B, "option.dtype=fp16\n", target).warnings
 
@@ -163,7 +165,7 @@ def test_open_values_are_explained_with_what_became_of_them(tmp_path: Path) -> N
 def test_an_old_name_is_called_deprecated(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.s3url=s3://bucket/model/\n")
     [line] = check(tmp_path, {}, CPU_MACHINE, lambda source: None, describe=lambda source: None).lines
-    assert line.explanation.startswith("deprecated: LMI no longer reads it. another name of option.model_id.")
+    assert line.explanation.startswith("deprecated: LMI no longer reads it. alias of option.model_id.")
 
 
 def test_a_model_that_is_nowhere_leaves_named_hardware_unjudged() -> None:

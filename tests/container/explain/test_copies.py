@@ -84,7 +84,7 @@ def test_copies_of_several_ranks_share_the_cores(model: Path) -> None:
 def test_workers_above_the_least_number_are_not_started_on_a_cpu(model: Path) -> None:
     resolved = resolve(config(max_workers=3), model, CPU)
     assert resolved.copies == 1
-    assert any("copies are not added under load; minWorkers says" in note for note in resolved.notes)
+    assert any("copies are not added under load; minWorkers sets" in note for note in resolved.notes)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,11 @@ def test_workers_above_the_least_number_are_not_started_on_a_cpu(model: Path) ->
         (GPUS, {"data_parallel_size": 5}, "need 5 GPUs; this machine has 4"),
         (GPUS, {"min_workers": 3, "tensor_parallel_degree": 2}, "allowed: at most 2"),
         (CPU, {"data_parallel_size": 17}, "this machine's 8 core(s) can run at most 16; allowed: at most 16"),
-        (CPU, {"data_parallel_size": 2, "kv_cache_gb": 20}, "2 copies do not fit, each with its share"),
+        (
+            CPU,
+            {"data_parallel_size": 2, "kv_cache_gb": 20},
+            "2 copies do not fit on this machine; with its share",
+        ),
     ],
 )
 def test_copies_that_do_not_fit_are_refused_before_the_model_is_read(
@@ -112,7 +116,9 @@ def test_what_one_copy_cannot_have_either_is_said_of_one() -> None:
 def test_the_weights_of_all_copies_must_fit(model: Path) -> None:
     small = dataclasses.replace(CPU, memory_available_bytes=int(1.5 * GIB))
     assert resolve(config(data_parallel_size=1), model, small).copies == 1
-    with pytest.raises(CannotServe, match=r"4 copies do not fit, each with its share .* the weights take"):
+    with pytest.raises(
+        CannotServe, match=r"4 copies do not fit on this machine; with its share, .* the weights take"
+    ):
         resolve(config(data_parallel_size=4), model, small)
 
 

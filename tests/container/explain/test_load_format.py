@@ -59,7 +59,7 @@ def test_random_weights_that_do_not_fit_into_main_memory_are_refused() -> None:
 def test_check_says_yes_and_what_stands_in_for_what() -> None:
     text = check(EXAMPLE, {}, CPU).render()
     assert text.splitlines()[-1] == "can serve here: yes"
-    assert "the weights are random, so answers are meaningless" in text
+    assert "the weights are random, so responses are meaningless" in text
     assert "has no tokenizer; using a byte-level tokenizer" in text
 
 

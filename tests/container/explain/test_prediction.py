@@ -112,7 +112,7 @@ def test_the_kv_cache_is_what_the_rest_leaves_of_the_share(tmp_path: Path) -> No
 
 def test_a_given_kv_cache_is_held_against_the_gpu(tmp_path: Path) -> None:
     found = predict(tmp_path, LLAMA_3_8B, "option.kv_cache_gb=20\n", "A10G", 1)
-    assert "are needed, and there are 24 GB" in found.shortage
+    assert "but only 24 GB are available" in found.shortage
     assert not predict(tmp_path, LLAMA_3_8B, "option.kv_cache_gb=4\n", "A10G", 1).shortage
 
 
@@ -141,15 +141,15 @@ def test_copies_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
     copies = check_model(tmp_path, config, f"{text}minWorkers=2\n")
     assert copies.memory is not None
     assert copies.memory.available == 8 * GIB
-    assert "are needed, and there are 8.59 GB" in copies.memory.shortage
-    assert any(warning.startswith("it does not fit: ") for warning in copies.warnings)
+    assert "but only 8.59 GB are available" in copies.memory.shortage
+    assert any(warning.startswith("the model does not fit: ") for warning in copies.warnings)
 
 
 def test_a_shortage_here_only_warns_because_the_server_measures(tmp_path: Path) -> None:
     config = LLAMA_3_8B | {"num_hidden_layers": 1, "max_position_embeddings": 256}
     text = "option.load_format=dummy\noption.max_num_batched_tokens=100000\noption.kv_cache_gb=2\n"
     report = check_model(tmp_path, config, text)
-    assert any(warning.startswith("it does not fit: ") for warning in report.warnings)
+    assert any(warning.startswith("the model does not fit: ") for warning in report.warnings)
     assert not any("fit" in reason for reason in report.reasons)
 
 

@@ -114,7 +114,7 @@ def test_a_contiguous_cache_neither_preempts_nor_shares(model: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/hosts", "nowhere/steps.jsonl", "steps.json"])
 def test_a_step_trace_overwrites_nothing_but_a_trace(model: Path, path: str) -> None:
-    with pytest.raises(CannotServe, match=r"allowed: a file that ends in \.jsonl, in an existing folder"):
+    with pytest.raises(CannotServe, match=r"allowed: a name ending in \.jsonl, in an existing folder"):
         resolve(config(step_trace=path), model, CPU)
 
 
@@ -140,15 +140,15 @@ NATIVE = dataclasses.replace(CPU, cpu_kernels="avx512")
     ("options", "machine", "words"),
     [
         ({"max_num_batched_tokens": 8}, CPU, "max_num_batched_tokens is 8, less than"),
-        ({"dtype": "bf16"}, CPU, "computed in fp32"),
+        ({"dtype": "bf16"}, CPU, "the CPU computes in fp32"),
         ({"tensor_parallel_degree": 3}, TWO_CORES, "3 ranks on 2 cores"),
-        ({"trust_remote_code": True}, CPU, "no remote code is run"),
+        ({"trust_remote_code": True}, CPU, "remote code is not used"),
         (
             {"batch_invariant": True},
             NATIVE,
-            "true changes nothing: native CPU kernels are always batch-invariant",
+            "true has no effect: native CPU kernels are always batch-invariant",
         ),
-        ({"batch_invariant": True}, CPU, "true changes nothing: .*, which are not built here"),
+        ({"batch_invariant": True}, CPU, "true has no effect: .*, which are not built"),
     ],
 )
 def test_what_may_surprise_has_a_note(
@@ -175,7 +175,7 @@ def test_the_kv_cache_is_a_quarter_of_little_memory(model: Path) -> None:
 def test_the_context_shrinks_to_the_kv_cache_with_a_note(model: Path) -> None:
     resolved = resolve(config(kv_cache_gb=KV_BYTES_PER_TOKEN * 1000 / GIB), model, CPU)
     assert resolved.config.model.max_model_len == 992, "whole blocks of 32"
-    assert "less than the model's 8192" in resolved.notes[0]
+    assert "reduced from the model's 8192" in resolved.notes[0]
     assert "KV cache" in resolved.origins["option.max_model_len"]
 
 
@@ -185,25 +185,25 @@ REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
         CPU,
         "2 GPUs under engine=Python; this machine has none",
     ),
-    ({"tensor_parallel_degree": 10}, CPU, "9 heads"),
+    ({"tensor_parallel_degree": 10}, CPU, "9 attention heads"),
     (
         {"tensor_parallel_degree": 17},
         CPU,
         "17 GPUs; this machine has none, and its 8 core.s. can run at most 16 ranks",
     ),
     ({"tensor_parallel_degree": 8}, GPUS, "needs 8 GPUs; this machine has 4"),
-    ({"max_model_len": 8193}, CPU, "more than the model's context, 8192"),
-    ({"max_model_len": 1000, "kv_cache_gb": 0.01}, CPU, "more than the KV cache holds"),
-    ({"kv_cache_gb": 0.0001}, CPU, "holds no block of 16 tokens"),
-    ({"kv_cache_gb": 33.0}, CPU, "more than the free memory"),
-    ({"batch_invariant": True}, GPUS, "only CPUs support it"),
+    ({"max_model_len": 8193}, CPU, "exceeds the model's context length of 8192"),
+    ({"max_model_len": 1000, "kv_cache_gb": 0.01}, CPU, "exceeds the .* tokens that the KV cache holds"),
+    ({"kv_cache_gb": 0.0001}, CPU, "smaller than one block of 16 tokens"),
+    ({"kv_cache_gb": 33.0}, CPU, "exceeds the free memory"),
+    ({"batch_invariant": True}, GPUS, "supported only on CPUs"),
 ]
 
 
 def test_weights_are_counted_as_the_engine_will_hold_them(model: Path) -> None:
     """2 bytes a number for a bf16 checkpoint under native kernels, 4 without them."""
     little = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
-    with pytest.raises(CannotServe, match=r"take 0\.5 GiB in memory, and only 0\.4 GiB are free"):
+    with pytest.raises(CannotServe, match=r"take 0\.5 GiB in memory, but only 0\.4 GiB are free"):
         resolve(config(kv_cache_gb=0.1), model, little)
     resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(little, cpu_kernels="avx512"))
 
@@ -218,7 +218,7 @@ def test_refuses_with_the_reason(model: Path, options: dict[str, Any], machine: 
 def test_an_unknown_architecture_is_refused_with_the_other_engine(tmp_path: Path, trust: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MyOwnForCausalLM"]}))
     with pytest.raises(
-        CannotServe, match=r"not know the architecture MyOwnForCausalLM.*; engine=Python with"
+        CannotServe, match=r"not support the architecture MyOwnForCausalLM.*; engine=Python with"
     ):
         resolve(config(trust_remote_code=trust), tmp_path, CPU)
 
@@ -278,11 +278,9 @@ def test_what_only_native_kernels_do_needs_them(model: Path, options: dict[str, 
     assert value in (engine.model.quantize, engine.cache.dtype)
     capacity = 4 * GIB // (KV_BYTES_PER_TOKEN // (2 if name == "kv_cache_dtype" else 1)) // 16 * 16
     assert resolved.kv_capacity_tokens == capacity
-    with pytest.raises(
-        CannotServe, match=rf"option.{name}={value}: it needs the native CPU kernels.*compiler"
-    ):
+    with pytest.raises(CannotServe, match=rf"option.{name}={value}: needs the native CPU kernels.*compiler"):
         resolve(config(**options), model, CPU)
-    with pytest.raises(CannotServe, match=rf"option.{name}={value}: only for CPUs"):
+    with pytest.raises(CannotServe, match=rf"option.{name}={value}: supported only on CPUs"):
         resolve(config(**options), model, GPUS)
 
 

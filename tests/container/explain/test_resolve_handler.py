@@ -44,7 +44,8 @@ def test_batching_time_limits_and_properties_are_what_the_file_says(folder: Path
 def test_requirements_need_permission(folder: Path) -> None:
     (folder / "requirements.txt").write_text("package\n")
     with pytest.raises(
-        CannotServe, match=r"requirements.txt: its packages are installed.*--allow-remote-code"
+        CannotServe,
+        match=r"requirements.txt: installing its packages runs third-party code.*--allow-remote-code",
     ):
         engine(folder)
     assert engine(folder, allow_code=True).handler.file == str(folder / "model.py")
@@ -66,7 +67,7 @@ def test_a_body_for_an_input_formatter_must_fit_too() -> None:
     assert obstacles(dataclasses.replace(large, formatter_roles=("output_formatter",)), CPU) == ()
     (reason,) = obstacles(dataclasses.replace(large, formatter_roles=("input_formatter",)), CPU)
     assert reason == (
-        "max_request_size=134217729 is more than an input formatter can be given; allowed: at most 134217728"
+        "max_request_size: too large for an input formatter (got 134217729); allowed: at most 134217728"
     )
 
 
@@ -75,5 +76,5 @@ def test_check_explains_a_handler(folder: Path) -> None:
     assert report.can_serve
     assert any(line.explanation == "passed to the handler" for line in report.lines)
     text = report.render()
-    assert f"requests are answered by the handler {folder / 'model.py'}" in text
+    assert f"requests are served by the handler {folder / 'model.py'}" in text
     assert "option.dtype" not in text, "it is the handler's own"

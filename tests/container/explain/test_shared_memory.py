@@ -35,7 +35,7 @@ def test_dockers_default_holds_so_many_ranks(ranks: int, fits: bool) -> None:
 def test_the_error_says_how_large_it_must_be() -> None:
     text = shortage(16, DOCKER)
     assert text is not None
-    assert "16 ranks need 84 MiB in /dev/shm, and 64 MiB are free" in text
+    assert "16 ranks need 84 MiB in /dev/shm, but 64 MiB are free" in text
     assert "docker run --shm-size=128m" in text
 
 
@@ -70,5 +70,5 @@ def test_serve_ends_with_the_reason(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
     )
     assert done.returncode == 1, done.stderr
-    assert "2 ranks need 14 MiB in /dev/shm, and 8 MiB are free" in done.stderr
+    assert "2 ranks need 14 MiB in /dev/shm, but 8 MiB are free" in done.stderr
     assert "Traceback" not in done.stderr

@@ -113,7 +113,7 @@ def test_half_of_an_a10g_holds_the_weights_of_falcon_at_degree_8(falcon: Path) -
 def test_what_cannot_be_simulated_is_refused(falcon: Path) -> None:
     with pytest.raises(CannotServe, match=r"option\.tensor_parallel_degree=5 fits"):
         server(falcon, EIGHT, tensor_parallel_degree=2, dtype="fp16")
-    with pytest.raises(CannotServe, match="GB are needed, and there are 24 GB"):
+    with pytest.raises(CannotServe, match="GB, but only 24 GB are available"):
         server(falcon, device_target("A10G", 1), engine="Python", dtype="fp16")
     with pytest.raises(CannotSimulateError, match="--device"):
         resolve_server(LmiConfig(), falcon, this_machine(replace(HERE, gpu_count=8)))
@@ -131,5 +131,5 @@ def test_one_of_several_copies_is_simulated(llama: Path) -> None:
 def test_copies_on_a_cpu_have_their_share_of_its_memory(llama: Path) -> None:
     here = this_machine(HERE)
     assert server(llama, here, kv_cache_gb=20).copies == 1
-    with pytest.raises(CannotServe, match=r"are needed, and there are 34\.4 GB"):
+    with pytest.raises(CannotServe, match=r"but only 34\.4 GB are available"):
         server(llama, here, kv_cache_gb=20, min_workers=2)

@@ -87,10 +87,10 @@ def test_this_machine_with_times_of_its_trace(
     ("options", "problem"),
     [
         ((), "--instance, --device: not given"),
-        (("--device", "A10X"), "device: there is none of this name (got A10X)"),
+        (("--device", "A10X"), "device: unknown name (got A10X)"),
         (("--instance", "ml.g5.48xlarg"), "did you mean ml.g5.48xlarge"),
-        (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--instance has its own devices"),
-        (("--instance", "ml.g5.48xlarge", "--count", "2"), "--instance has its own devices"),
+        (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--instance already sets the devices"),
+        (("--instance", "ml.g5.48xlarge", "--count", "2"), "--instance already sets the devices"),
         (("--instance", "ml.g5.48xlarge", "--prices", "none.json"), "--prices: cannot read none.json"),
         (("--device", "A10G", "--prices", "none.json"), "--prices: only with --instance"),
         (
@@ -116,4 +116,4 @@ def test_a_model_that_is_not_here_needs_its_config(configuration: Path) -> None:
 def test_a_model_that_does_not_fit_is_refused(configuration: Path, falcon: Path) -> None:
     done = invoke(configuration, "--model", falcon, "--device", "A10G")
     assert done.exit_code == 1
-    assert "GB are needed, and there are 24 GB" in done.stderr
+    assert "GB, but only 24 GB are available" in done.stderr

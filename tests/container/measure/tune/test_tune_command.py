@@ -206,7 +206,7 @@ def test_what_cannot_be_served_is_named_and_left_out(configuration: Path) -> Non
         (("--device", "A10G", "--verify", "2"), "--verify: not with --device"),
         (("--device", "A10G", "--report", "page.html"), "--report: a page of real rounds"),
         (("--verify", "0", "--report", "page.html"), "--report: a page of real rounds"),
-        (("--device", "A10X"), "device: there is none of this name (got A10X)"),
+        (("--device", "A10X"), "device: unknown name (got A10X)"),
         (("--search", "option.block_sise=1"), "--search: unknown key (got option.block_sise)"),
         (("--output", "none/x"), "there is no folder"),
     ],
