@@ -91,8 +91,8 @@ def deploy(
             return
         sagemaker = _client()
         if diff:
-            before = differences.running(name, sagemaker)
-            lines = list(differences.differences(before, differences.planned(deployment, environ)))
+            before = differences.running_values(name, sagemaker)
+            lines = list(differences.differences(before, differences.planned_values(deployment, environ)))
             click.echo("\n".join(lines) or "nothing differs")
             sys.exit(1 if lines else 0)
         for note in deployment.notes:

@@ -102,20 +102,20 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
 
     Raises: PropertiesError, CannotDeploy.
     """
-    _require_possible(endpoint, variants)
+    _validate(endpoint, variants)
     calls, rows, notes = [], [], []
     for variant in variants:
         config, environment = _settings(variant, endpoint)
         start, note = _start(config, endpoint)
         notes.append(f"variant {variant.name}: {note}")
         model = _model(endpoint, environment)
-        model_name = _named(f"{endpoint.name}-{variant.name}", model)
+        model_name = _name_with_digest(f"{endpoint.name}-{variant.name}", model)
         calls.append(ApiCall("create_model", {"ModelName": model_name, **model}))
         loading_timeout = config.options.model_loading_timeout
         rows.append(_production_variant(endpoint, variant, model_name, start, loading_timeout))
     if endpoint.model_data:
         notes.append(f"a serving.properties under {endpoint.model_data} has precedence over these settings")
-    config_name = _named(endpoint.name, rows)
+    config_name = _name_with_digest(endpoint.name, rows)
     names = {"EndpointName": endpoint.name, "EndpointConfigName": config_name}
     calls += [
         ApiCall("create_endpoint_config", {"EndpointConfigName": config_name, "ProductionVariants": rows}),
@@ -131,8 +131,8 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
 
 def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
     """Return the configuration of a variant, and the environment variables that pass it to the container."""
-    shown = {name: str(value) for name, value in endpoint.environment.items()}
-    found = examine(variant.path, shown)
+    environ = {name: str(value) for name, value in endpoint.environment.items()}
+    found = examine(variant.path, environ)
     if found.loaded is None:
         raise PropertiesError(tuple(found.problems), tuple(found.warnings))
     config = found.loaded.config
@@ -199,8 +199,8 @@ def _production_variant(
     download, health = LONGEST_TIMEOUT, LONGEST_TIMEOUT
     if start is not None:
         fetch = start.download_seconds or 0.0
-        own_work = start.load_seconds + (fetch if endpoint.model_data is None else 0.0)
-        download, health = platform_timeout(fetch), health_check_timeout(own_work, loading_timeout)
+        container_seconds = start.load_seconds + (fetch if endpoint.model_data is None else 0.0)
+        download, health = platform_timeout(fetch), health_check_timeout(container_seconds, loading_timeout)
     if endpoint.model_data is not None:
         row["ModelDataDownloadTimeoutInSeconds"] = download
     row["ContainerStartupHealthCheckTimeoutInSeconds"] = health
@@ -211,7 +211,7 @@ def _production_variant(
     return row
 
 
-def _named(name: str, content: Any) -> str:
+def _name_with_digest(name: str, content: Any) -> str:
     """Return the name with a digest of the content. Secrets in the content are digests. Raises: CannotDeploy."""
     text = json.dumps(content, sort_keys=True, default=repr)
     full = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -222,13 +222,13 @@ def _named(name: str, content: Any) -> str:
     return full
 
 
-def _require_possible(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
+def _validate(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
     """Check for errors that SageMaker would report only later, or not at all. Raises: CannotDeploy."""
     if reason := hardware.image_obstacle(hardware.device(endpoint.instance.device)):
         raise CannotDeploy(f"--instance {endpoint.instance.name}: {reason}")
     names = [variant.name for variant in variants]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise CannotDeploy(f"--variant: {', '.join(sorted(twice))} is given twice")
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise CannotDeploy(f"--variant: {', '.join(sorted(duplicates))} is given twice")
     prefix = endpoint.model_data
     if prefix is not None and not re.fullmatch(r"(s3://[^/]+|file://)/(.+/)?", prefix):
         raise CannotDeploy(

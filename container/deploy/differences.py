@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from container.deploy import CannotDeploy
 from container.deploy.deployment import Deployment
-from container.deploy.variables import is_secret, revealed
+from container.deploy.variables import is_secret, with_secrets
 from lmi_server.properties.environment import ENV_NAMES
 from lmi_server.properties.loader import examine
 from lmi_server.properties.option import Status
@@ -31,9 +31,9 @@ VariantValues = dict[str, dict[str, str]]
 """Effective values as text, by the variant's name and the value's name."""
 
 
-def planned(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues:
+def planned_values(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues:
     """Return the effective values of a deployment. Raises: CannotDeploy if a secret is not in `environ`."""
-    calls = [(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
+    calls = [(call.method, with_secrets(call.parameters, environ)) for call in deployment.calls]
     models = {one["ModelName"]: one for method, one in calls if method == "create_model"}
     (config,) = (one for method, one in calls if method == "create_endpoint_config")
     return {
@@ -41,7 +41,7 @@ def planned(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues
     }
 
 
-def running(endpoint: str, sagemaker: Any) -> VariantValues:
+def running_values(endpoint: str, sagemaker: Any) -> VariantValues:
     """Return the effective values of an existing endpoint. Raises: CannotDeploy."""
     values = {}
     try:
@@ -71,10 +71,10 @@ def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
             if changed:
                 yield f"variant {variant}"
             for name in changed:
-                yield f"  {name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"
+                yield f"  {name}: {_display_value(name, old.get(name))} -> {_display_value(name, new.get(name))}"
 
 
-def _shown(name: str, value: str | None) -> str:
+def _display_value(name: str, value: str | None) -> str:
     if value is None:
         return _UNSET
     return "*** (another value)" if is_secret(name) and "." not in name else one_line(value)

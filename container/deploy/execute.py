@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from container.deploy import CannotDeploy
 from container.deploy.deployment import ApiCall, Deployment
-from container.deploy.variables import revealed
+from container.deploy.variables import with_secrets
 
 _UNDO = {
     "create_model": ("delete_model", "ModelName"),
@@ -24,16 +24,16 @@ def execute(
 
     sagemaker: boto3's client. Raises: CannotDeploy, also when SageMaker rolls an update back.
     """
-    calls = [ApiCall(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
-    made: list[ApiCall] = []
+    calls = [ApiCall(call.method, with_secrets(call.parameters, environ)) for call in deployment.calls]
+    completed: list[ApiCall] = []
     for call in calls:
         say(f"{call.method}: {next(iter(call.parameters.values()))}")
         try:
             getattr(sagemaker, call.method)(**call.parameters)
         except (ClientError, BotoCoreError) as error:
-            _undo(made, sagemaker, say)
+            _undo(completed, sagemaker, say)
             raise CannotDeploy(f"{call.method}: {error}") from error
-        made.append(call)
+        completed.append(call)
     say(f"waiting until {deployment.endpoint} is in service")
     waiter = sagemaker.get_waiter("endpoint_in_service")
     try:
@@ -50,8 +50,8 @@ def execute(
     say(f"{deployment.endpoint} is in service")
 
 
-def _undo(made: list[ApiCall], sagemaker: Any, say: Callable[[str], None]) -> None:
-    for call in reversed(made):
+def _undo(completed: list[ApiCall], sagemaker: Any, say: Callable[[str], None]) -> None:
+    for call in reversed(completed):
         method, key = _UNDO[call.method]
         say(f"{method}: {call.parameters[key]}")
         try:

@@ -10,7 +10,7 @@ from container.deploy.variables import ShellSecret
 
 _WIDTH = 88
 _INDENT = "    "
-_ENDLESS = 1 << 30
+_UNLIMITED_WIDTH = 1 << 30
 """Line width at which nothing is folded."""
 
 
@@ -64,7 +64,7 @@ def _source(value: Any, indent: str, before: int) -> str:
 
 def _bracketed(brackets: str, items: list[tuple[str, Any]], indent: str, before: int) -> str:
     """Return named items in brackets: on one line if they fit with a trailing comma, else one per line."""
-    inline = ", ".join(name + _source(value, "", -_ENDLESS) for name, value in items)
+    inline = ", ".join(name + _source(value, "", -_UNLIMITED_WIDTH) for name, value in items)
     if len(indent) + before + len(inline) + 3 <= _WIDTH:
         return f"{brackets[0]}{inline}{brackets[1]}"
     inner = indent + _INDENT

@@ -93,7 +93,7 @@ def require_short(variables: Mapping[str, Value]) -> None:
             )
 
 
-def revealed(value: Any, environ: Mapping[str, str]) -> Any:
+def with_secrets(value: Any, environ: Mapping[str, str]) -> Any:
     """Return the parameters of a call, with secrets replaced by their values. Raises: CannotDeploy."""
     match value:
         case ShellSecret(variable):
@@ -101,9 +101,9 @@ def revealed(value: Any, environ: Mapping[str, str]) -> Any:
                 raise CannotDeploy(f"{variable}: this shell has no variable of this name; set it")
             return environ[variable]
         case dict():
-            return {name: revealed(item, environ) for name, item in value.items()}
+            return {name: with_secrets(item, environ) for name, item in value.items()}
         case list():
-            return [revealed(item, environ) for item in value]
+            return [with_secrets(item, environ) for item in value]
     return value
 
 

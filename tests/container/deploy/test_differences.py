@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from container.deploy import CannotDeploy, differences
 from container.deploy.deployment import Deployment, VariantSpec, plan
-from container.deploy.variables import ShellSecret, revealed
+from container.deploy.variables import ShellSecret, with_secrets
 from tests.container.deploy.endpoints import CPU, planned, spec, write_model
 
 SHELL = {"HF_TOKEN": "hf_old"}
@@ -19,7 +19,7 @@ SHELL = {"HF_TOKEN": "hf_old"}
 
 def endpoint_of(deployment: Deployment, weight: float = 1.0) -> Any:
     """A client of a platform on which this deployment runs; it adds fields of its own."""
-    calls = [(call.method, revealed(call.parameters, SHELL)) for call in deployment.calls]
+    calls = [(call.method, with_secrets(call.parameters, SHELL)) for call in deployment.calls]
     models = {one["ModelName"]: one for method, one in calls if method == "create_model"}
     config = next(one for method, one in calls if method == "create_endpoint_config")
     for model in models.values():
@@ -38,7 +38,9 @@ def endpoint_of(deployment: Deployment, weight: float = 1.0) -> Any:
 
 def lines(before: Any, after: Deployment, shell: dict[str, str] = SHELL) -> list[str]:
     return list(
-        differences.differences(differences.running("chat", before), differences.planned(after, shell))
+        differences.differences(
+            differences.running_values("chat", before), differences.planned_values(after, shell)
+        )
     )
 
 
@@ -92,4 +94,4 @@ def test_an_endpoint_that_does_not_exist() -> None:
         raise ClientError({"Error": error}, "DescribeEndpoint")
 
     with pytest.raises(CannotDeploy, match="Could not find endpoint"):
-        differences.running("chat", SimpleNamespace(describe_endpoint=refuse))
+        differences.running_values("chat", SimpleNamespace(describe_endpoint=refuse))

@@ -13,7 +13,7 @@ from botocore.stub import Stubber
 from container.deploy import CannotDeploy
 from container.deploy.deployment import Deployment
 from container.deploy.execute import execute
-from container.deploy.variables import ShellSecret, revealed
+from container.deploy.variables import ShellSecret, with_secrets
 from tests.container.deploy.endpoints import planned, write_model
 
 SHELL = {"HF_TOKEN": "hf_abc"}
@@ -46,7 +46,7 @@ def deployment(tmp_path: Path) -> Deployment:
 def expect(stub: Stubber, deployment: Deployment, *methods: str) -> None:
     for call in deployment.calls:
         if call.method in methods:
-            stub.add_response(call.method, ANSWERS[call.method], revealed(call.parameters, SHELL))
+            stub.add_response(call.method, ANSWERS[call.method], with_secrets(call.parameters, SHELL))
 
 
 def described(stub: Stubber, status: str, config: str = "any", **more: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from container.deploy.deployment import Deployment
 from container.deploy.script import as_script
-from container.deploy.variables import ShellSecret, revealed
+from container.deploy.variables import ShellSecret, with_secrets
 from tests.container.deploy.endpoints import planned, write_model
 from tests.support.paths import REPO_ROOT
 
@@ -51,7 +51,7 @@ def run(
 
 def test_the_program_makes_the_same_calls(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = run(as_script(deployment), monkeypatch, {"EndpointConfigName": deployment.config_name})
-    expected = [(call.method, revealed(call.parameters, SHELL)) for call in deployment.calls]
+    expected = [(call.method, with_secrets(call.parameters, SHELL)) for call in deployment.calls]
     waiting = {"EndpointName": "chat", "WaiterConfig": deployment.waiter}
     looking = {"EndpointName": "chat"}
     assert calls == [*expected, ("endpoint_in_service", waiting), ("describe_endpoint", looking)]

@@ -108,6 +108,6 @@ def test_long_values_are_refused() -> None:
 
 def test_secrets_are_revealed_only_for_the_call() -> None:
     call = {"A": [{"B": ShellSecret("TOKEN")}], "C": "plain"}
-    assert variables.revealed(call, {"TOKEN": "abc"}) == {"A": [{"B": "abc"}], "C": "plain"}
+    assert variables.with_secrets(call, {"TOKEN": "abc"}) == {"A": [{"B": "abc"}], "C": "plain"}
     with pytest.raises(CannotDeploy, match="TOKEN: this shell has no variable"):
-        variables.revealed(call, {})
+        variables.with_secrets(call, {})
