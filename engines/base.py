@@ -13,7 +13,7 @@ SettingValue = int | float | bool | str | None
 """Value of a field of `engines.core.SchedulerSettings`."""
 
 
-class SchedulerAnswer(NamedTuple):
+class SchedulerReply(NamedTuple):
     """The engine's reply to a change of its scheduler's settings."""
 
     settings: SchedulerSettings | None
@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
-    ) -> SchedulerAnswer | None:
+    ) -> SchedulerReply | None:
         """Change fields of `SchedulerSettings` between two steps, all or none. Without changes, only read them.
 
         Returns None when there is no reply within `timeout` seconds; the change may still take effect.

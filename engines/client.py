@@ -16,7 +16,7 @@ import gevent.event
 import zmq.green as zmq
 from gevent.hub import Waiter
 
-from engines.base import SchedulerAnswer, SettingValue
+from engines.base import SchedulerReply, SettingValue
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
 from engines.errors import EngineDied
 from engines.health import EngineState, Health, StatusBoard
@@ -149,12 +149,12 @@ class EngineClient:
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
-    ) -> SchedulerAnswer | None:
+    ) -> SchedulerReply | None:
         token = next(self._tokens)
         answer = self._ask(token, ConfigureScheduler(token, dict(changes)), timeout)
         if not isinstance(answer, SchedulerState):
             return None
-        return SchedulerAnswer(answer.settings, answer.refused)
+        return SchedulerReply(answer.settings, answer.refused)
 
     def close(self) -> None:
         self._watcher.kill()
@@ -204,7 +204,7 @@ class EngineClient:
                     gevent.sleep(_LAST_OUTPUTS_SECONDS / _LAST_OUTPUTS_PAUSES)
                 for request_id in list(self._streams):
                     self._fail(request_id)
-            if self._dead() and self._board.replaced:
+            if self._dead() and self._board.is_replaced:
                 # Use a new socket: the old one would send the successor the messages that its predecessor did not read.
                 self._disconnect()
                 self._connect()

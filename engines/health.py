@@ -119,7 +119,7 @@ class StatusBoard:
         return Health(EngineState(state), reason, time.monotonic() - min(beats))
 
     @property
-    def replaced(self) -> bool:
+    def is_replaced(self) -> bool:
         """Whether the file was replaced by that of a restarted engine."""
         try:
             return self._path.stat().st_ino != self._inode

@@ -52,11 +52,11 @@ class Communicator:
             raise ValueError("the only rank must make the plan itself")
         return plan
 
-    def agree(self, status: int) -> int:
-        """Return the largest status of all ranks, on every rank."""
-        return -self.smallest(-status)
+    def all_reduce_max(self, value: int) -> int:
+        """Return the largest value of all ranks, on every rank."""
+        return -self.all_reduce_min(-value)
 
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         """Return the smallest value of all ranks, on every rank."""
         return value
 
@@ -140,7 +140,7 @@ class MpiCommunicator(Communicator):
             connection.send_bytes(plan)
         return plan
 
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         from mpi4py import MPI
 
         buffer = np.array([value], dtype=np.int64)
@@ -160,7 +160,7 @@ class NcclCommunicator(MpiCommunicator):
 
     def __init__(self, comm: Any, socket_directory: Path, device: torch.device) -> None:
         super().__init__(comm, socket_directory)
-        port = self.smallest(_free_loopback_port() if self.rank == 0 else 65536)
+        port = self.all_reduce_min(_free_loopback_port() if self.rank == 0 else 65536)
         torch.distributed.init_process_group(
             "nccl",
             init_method=f"tcp://127.0.0.1:{port}",

@@ -26,7 +26,7 @@ class HeadShare:
     """One rank's query heads, and the KV heads that they see."""
 
     queries: Shard
-    keys_values: Shard
+    kv_heads: Shard
 
 
 def split_evenly(total: int, parts: int, index: int) -> Shard:

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import gevent
 
-from engines.base import Engine, RequestStream, SchedulerAnswer, SettingValue
+from engines.base import Engine, RequestStream, SchedulerReply, SettingValue
 from engines.client import ClientStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.merged_stats import merge
@@ -133,7 +133,7 @@ class ReplicaSet:
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
-    ) -> SchedulerAnswer | None:
+    ) -> SchedulerReply | None:
         """Change all copies or none: if one refuses or does not reply, the old values are restored in all.
 
         Raises: Unavailable: not all copies serve, or another change takes too long.
@@ -143,7 +143,7 @@ class ReplicaSet:
         with settings_lock(self._lock_file, timeout, gevent.sleep):
             return self._change_settings(changes, timeout)
 
-    def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerAnswer | None:
+    def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerReply | None:
         if idle := [str(copy.number + 1) for copy in self._members if not copy.engine.health().ready]:
             raise Unavailable(
                 f"copy {' and '.join(idle)} of {len(self._members)} does not serve; settings change in all copies or"
@@ -159,7 +159,7 @@ class ReplicaSet:
             return replies[0]
         old = {field: getattr(before.settings, field) for field in changes}
         self._ask(lambda engine: engine.configure_scheduler(old, timeout))
-        return SchedulerAnswer(before.settings, refused) if refused else None
+        return SchedulerReply(before.settings, refused) if refused else None
 
     def close(self) -> None:
         for copy in self._members:

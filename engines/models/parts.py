@@ -10,7 +10,7 @@ import torch
 
 import lmi_kernels
 from engines.layers.attention import SelfAttention
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.layers.embedding import Table, VocabParallelEmbedding, VocabParallelHead
 from engines.layers.mlp import GatedMlp, Mlp, MoeMlp
 from engines.layers.norm import Norm
@@ -71,14 +71,14 @@ class Parts:
             )
             for name in names
         ]
-        return Norm(tuple(affines), spec.eps, spec.centred)
+        return Norm(tuple(affines), spec.eps, spec.is_layer_norm)
 
     def norm_weight(self, name: str, shape: tuple[int]) -> torch.Tensor:
         weight, offset = self.weights.whole(f"{name}.weight", shape), self.config.norm.offset
         return weight.float() + offset if offset else weight
 
-    def attention_rule(self, layer: int) -> AttentionRule:
-        """Make a layer's rule from its description and this rank's heads."""
+    def attention_params(self, layer: int) -> AttentionParams:
+        """Make a layer's parameters from its description and this rank's heads."""
         share, config, spec = self.head_share, self.config, self.config.attention[layer]
         norms = slopes = None
         if spec.query_key_norms:
@@ -91,8 +91,8 @@ class Parts:
         if spec.alibi_slopes is not None:
             mine = spec.alibi_slopes[share.queries.start : share.queries.stop]
             slopes = torch.tensor(mine, device=self.weights.device)
-        return AttentionRule(
-            spec, share.queries.size, share.keys_values.size, config.head_dim, norms, config.norm.eps, slopes
+        return AttentionParams(
+            spec, share.queries.size, share.kv_heads.size, config.head_dim, norms, config.norm.eps, slopes
         )
 
     def column_parallel(
@@ -172,7 +172,7 @@ def _positions(parts: Parts) -> Table | None:
 def attention(parts: Parts, layer: int) -> SelfAttention:
     config, share, prefix = parts.config, parts.head_share, parts.layer_prefix(layer)
     names = [prefix + name for name in config.names.qkv]
-    heads = [share.queries, share.keys_values, share.keys_values]
+    heads = [share.queries, share.kv_heads, share.kv_heads]
     if len(names) == 1:
         grouped = config.names.fused_qkv is FusedQkv.GROUPED
         heads = _grouped_heads(config, share) if grouped else _stacked_heads(config, share)
@@ -185,13 +185,13 @@ def attention(parts: Parts, layer: int) -> SelfAttention:
         config.num_heads * config.head_dim,
         config.output_bias,
     )
-    return SelfAttention(layer, qkv, output, parts.attention_rule(layer), parts.stopwatch)
+    return SelfAttention(layer, qkv, output, parts.attention_params(layer), parts.stopwatch)
 
 
 def _stacked_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
     """Return the ranges of this rank's heads in a `FusedQkv.STACKED` projection, in units of heads."""
     keys, values = config.num_heads, config.num_heads + config.num_kv_heads
-    start, stop = mine.keys_values.start, mine.keys_values.stop
+    start, stop = mine.kv_heads.start, mine.kv_heads.stop
     return [mine.queries, Shard(keys + start, keys + stop), Shard(values + start, values + stop)]
 
 
@@ -199,7 +199,7 @@ def _grouped_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
     """Return the ranges of this rank's heads in a `FusedQkv.GROUPED` projection, in units of heads."""
     share = config.num_heads // config.num_kv_heads
     queries, keys_values = [], []
-    for group in range(mine.keys_values.start, mine.keys_values.stop):
+    for group in range(mine.kv_heads.start, mine.kv_heads.stop):
         first, shift = group * share, 2 * group
         start, stop = max(mine.queries.start, first), min(mine.queries.stop, first + share)
         queries.append(Shard(start + shift, stop + shift))

@@ -81,7 +81,7 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request. Raises `EngineError` when the request is refused."""
         self._scheduler.add(request)
-        self._trace.arrived(request)
+        self._trace.record_arrival(request)
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         """Abort a request. Idempotent."""
@@ -90,7 +90,7 @@ class EngineCore:
             self.metrics.observe_abort(reason)
             if reason is AbortReason.STOP_SEQUENCE:
                 self._observe_tokens(sequence, self._clock())
-            self._trace.ended(request_id, str(reason))
+            self._trace.record_end(request_id, str(reason))
         self._sampler.forget(request_id)
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
@@ -112,7 +112,7 @@ class EngineCore:
         self._stopwatch.start()
         outputs = self._scheduler.expire(now)
         for output in outputs:
-            self._ended(output)
+            self._record_end(output)
         step = self._scheduler.schedule()
         for sequence in self._scheduler.pop_started():
             self.metrics.queue_time.observe(max(0.0, now - sequence.request.arrival_time))
@@ -189,7 +189,7 @@ class EngineCore:
         self._stopwatch.stop("wait")
         outputs = self._scheduler.finish(in_flight.step, tokens, self._clock())
         self._stopwatch.stop("update")
-        self._count(in_flight.step, outputs, in_flight.started)
+        self._record_step(in_flight.step, outputs, in_flight.started)
         return outputs
 
     def _lead(self, step: Step, rows: list[SamplingRow]) -> StepResult:
@@ -209,7 +209,7 @@ class EngineCore:
         self._stopwatch.stop("sample")
         outputs = self._scheduler.update(step, tokens, self._clock(), result.prompt_logprobs)
         self._stopwatch.stop("update")
-        self._count(step, outputs, started)
+        self._record_step(step, outputs, started)
         return outputs
 
     def _choose(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
@@ -232,7 +232,7 @@ class EngineCore:
         step = step.with_known_tokens()
         if len(step.sequences) == 1:
             outputs = self._scheduler.fail(step.sequences, RequestFailed("this request failed in the engine"))
-            self._count(step, outputs, started)
+            self._record_step(step, outputs, started)
             return outputs
         outputs = []
         for half in step.halves():
@@ -245,7 +245,7 @@ class EngineCore:
                 outputs += self._complete(half, rows, result, started)
         return outputs
 
-    def _count(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
+    def _record_step(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
         metrics = self.metrics
         now = self._clock()
         for sequence in self._scheduler.pop_first_token_sequences():
@@ -254,20 +254,20 @@ class EngineCore:
         ended = ended_outputs(outputs)
         by_id = {s.request.id: s for s in step.sequences if s.done} if ended else {}
         for output in ended:
-            self._ended(output)
+            self._record_end(output)
             self._observe_tokens(by_id[output.id], now)
         seconds = self._stopwatch.reset()
         metrics.observe_step(len(step.sequences), step.plan.num_tokens, seconds)
-        self._trace.step(step, started, seconds, self._state)
+        self._trace.record_step(step, started, seconds, self._state)
         self._stopwatch.start()
 
     def _observe_tokens(self, sequence: Sequence, now: float) -> None:
         self.metrics.observe_tokens(sequence.num_output_tokens, sequence.first_token_time, now)
 
-    def _ended(self, output: RequestOutput) -> None:
+    def _record_end(self, output: RequestOutput) -> None:
         self._sampler.forget(output.id)
         self.metrics.observe_end(output.error_kind)
-        self._trace.ended(output.id, output.error_kind or str(output.finish_reason))
+        self._trace.record_end(output.id, output.error_kind or str(output.finish_reason))
 
     def _gauges(self) -> dict[str, float]:
         scheduler, blocks = self._scheduler, self._blocks

@@ -81,7 +81,7 @@ class Leader:
                 self._handle(front, info, client, message)
             self._send(front, core.step())
             self._stopwatch.stop("send")
-        self._end(front)
+        self._shut_down(front)
 
     def _handle(self, front: Front, info: EngineInfo, client: bytes, message: ToEngine) -> None:
         core = self._core
@@ -151,7 +151,7 @@ class Leader:
             for request_id in orphans:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
-    def _end(self, front: Front) -> None:
+    def _shut_down(self, front: Front) -> None:
         """Fail the requests that are not finished in time, then stop the other ranks."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         rest = self._core.request_ids()

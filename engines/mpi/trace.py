@@ -30,7 +30,7 @@ class StepTrace:
         self._ends: list[dict[str, Any]] = []
         self._number = 0
 
-    def arrived(self, request: Request) -> None:
+    def record_arrival(self, request: Request) -> None:
         """Record an accepted request."""
         if self._file is not None:
             self._arrivals.append(
@@ -44,12 +44,12 @@ class StepTrace:
                 }
             )
 
-    def ended(self, request_id: str, reason: str) -> None:
+    def record_end(self, request_id: str, reason: str) -> None:
         """Record the end of a request: its last output or its abort."""
         if self._file is not None:
             self._ends.append({"id": request_id, "reason": reason})
 
-    def step(
+    def record_step(
         self, step: Step, start: float, seconds: Mapping[str, float], state: Callable[[], Mapping[str, int]]
     ) -> None:
         """Record a completed step.

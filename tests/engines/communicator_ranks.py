@@ -47,8 +47,8 @@ def main() -> None:
         comm.exchange_columns(matrix[mine.start : mine.stop], own, part)
         found[f"exchanged {dtype}"] = torch.equal(part, matrix[:, own.start : own.stop])
 
-    found["agree"] = [comm.agree(0), comm.agree(comm.rank)]
-    found["smallest"] = comm.smallest(100 - comm.rank)
+    found["all_reduce_max"] = [comm.all_reduce_max(0), comm.all_reduce_max(comm.rank)]
+    found["all_reduce_min"] = comm.all_reduce_min(100 - comm.rank)
 
     plans = []
     for plan in PLANS:

@@ -29,8 +29,8 @@ def test_a_single_rank_talks_to_nobody(tmp_path: Path) -> None:
     assert gathered is not None
     assert torch.equal(gathered, torch.arange(4.0).view(2, 2))
     assert comm.broadcast_plan(b"plan") == b"plan"
-    assert comm.agree(3) == 3
-    assert comm.smallest(7) == 7
+    assert comm.all_reduce_max(3) == 3
+    assert comm.all_reduce_min(7) == 7
     with pytest.raises(ValueError, match="only rank must make the plan itself"):
         comm.broadcast_plan(None)
 
@@ -69,8 +69,8 @@ def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
             "gathered 1": True if rank == 0 else None,
             "exchanged torch.float32": True,
             "exchanged torch.bfloat16": True,
-            "agree": [0, degree - 1],
-            "smallest": 100 - (degree - 1),
+            "all_reduce_max": [0, degree - 1],
+            "all_reduce_min": 100 - (degree - 1),
             "plans": [True] * 8,
         }
 

@@ -61,9 +61,9 @@ def test_every_query_head_has_one_owner_and_its_kv_head_at_hand(shape: tuple[int
     for part in dealt:
         assert part.queries.size >= 1
         # Exactly the kv heads that its query heads see, each for as many: attention needs nothing else.
-        assert part.keys_values == Shard(part.queries.start // share, (part.queries.stop - 1) // share + 1)
-        assert part.queries.size % part.keys_values.size == 0
-        assert part.keys_values.size == 1 or part.queries.size == share * part.keys_values.size
+        assert part.kv_heads == Shard(part.queries.start // share, (part.queries.stop - 1) // share + 1)
+        assert part.queries.size % part.kv_heads.size == 0
+        assert part.kv_heads.size == 1 or part.queries.size == share * part.kv_heads.size
 
 
 @given(_heads())
@@ -71,16 +71,16 @@ def test_heads_are_dealt_out_evenly_the_first_part_having_the_most(shape: tuple[
     kv_heads, share, parts = shape
     dealt = [split_heads(kv_heads * share, kv_heads, parts, index) for index in range(parts)]
     assert max(part.queries.size for part in dealt) == dealt[0].queries.size
-    assert max(part.keys_values.size for part in dealt) == dealt[0].keys_values.size
+    assert max(part.kv_heads.size for part in dealt) == dealt[0].kv_heads.size
     copies = [
-        sum(part.keys_values.start <= kv_head < part.keys_values.stop for part in dealt)
+        sum(part.kv_heads.start <= kv_head < part.kv_heads.stop for part in dealt)
         for kv_head in range(kv_heads)
     ]
     # One owner each, or, where parts are more, as many as evenly as can be.
     assert sum(copies) == max(parts, kv_heads)
     assert max(copies) - min(copies) <= 1
     for kv_head in range(kv_heads):
-        owners = [part.queries.size for part in dealt if part.keys_values == Shard(kv_head, kv_head + 1)]
+        owners = [part.queries.size for part in dealt if part.kv_heads == Shard(kv_head, kv_head + 1)]
         assert not owners or max(owners) - min(owners) <= 1
 
 

@@ -282,7 +282,7 @@ def measure(load: Load, folder: Path) -> list[Step]:
     leader = Leader(core, board, stopwatch)
     for owner, method, name in (
         (core, "step", "step"),
-        (core, "_count", "count"),
+        (core, "_record_step", "count"),
         (scheduler, "expire", "schedule"),
         (scheduler, "schedule", "schedule"),
         (scheduler, "begin", "begin"),

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from werkzeug.test import TestResponse
 
-from engines.base import SchedulerAnswer, SettingValue
+from engines.base import SchedulerReply, SettingValue
 from engines.core import (
     AbortReason,
     EngineInfo,
@@ -182,13 +182,13 @@ class FakeEngine:
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
-    ) -> SchedulerAnswer | None:
+    ) -> SchedulerReply | None:
         if not self.answers:
             return None
         refused = {field: reason for field, reason in self.refused.items() if field in changes}
         if self.settings is not None and not refused:
             self.settings = replace(self.settings, **changes)  # type: ignore[arg-type]
-        return SchedulerAnswer(self.settings, refused)
+        return SchedulerReply(self.settings, refused)
 
     def close(self) -> None:
         pass

@@ -48,10 +48,10 @@ class ThreadCommunicator:
         said: bytes = self._exchange(plan)[0]
         return said
 
-    def agree(self, status: int) -> int:
-        return max(self._exchange(status))
+    def all_reduce_max(self, value: int) -> int:
+        return max(self._exchange(value))
 
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         return min(self._exchange(value))
 
     def abort(self) -> None:

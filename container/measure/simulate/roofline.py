@@ -71,7 +71,7 @@ class Roofline:
         self._dense = model.weight_bytes(1, ranks) - tables - num_experts * self._expert
         share = split_heads(model.num_heads, model.num_kv_heads, ranks, 0)
         kv_bytes = model.kv_bytes_per_token(server.kv_stored, ranks) / max(model.num_kv_heads, ranks)
-        self._kv_bytes = kv_bytes * share.keys_values.size / model.num_layers
+        self._kv_bytes = kv_bytes * share.kv_heads.size / model.num_layers
         self._flops_per_pair = 4 * share.queries.size * model.head_dim
         self._layers = Counter(spec.window for spec in model.attention)
         """Number of layers by sliding window in tokens; None means no window."""

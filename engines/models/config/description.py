@@ -27,7 +27,7 @@ class NormSpec:
     """Kind of a model's norms: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) or LayerNorm."""
 
     eps: float
-    centred: bool = False
+    is_layer_norm: bool = False
     """True for LayerNorm, which subtracts the mean."""
     biased: bool = False
     offset: float = 0.0
@@ -168,7 +168,7 @@ class ModelConfig:
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim
-        keys_values = 2 * share.keys_values.size * self.head_dim
+        keys_values = 2 * share.kv_heads.size * self.head_dim
         attention = [(queries + keys_values, hidden + self.qkv_bias), (hidden, queries)]
         if self.experts is None or not self.has_experts(layer):
             middle = split_evenly(self.intermediate_size, ranks, 0).size

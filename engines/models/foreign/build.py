@@ -263,7 +263,7 @@ class _Builder:
             self._norm_widths[path] = shape[0]
             (heads,) = rows
         if shape == (config.num_kv_heads, config.head_dim):
-            heads = share.keys_values
+            heads = share.kv_heads
         if shape == (config.num_heads, config.head_dim):
             heads = share.queries
         found = self._weights.pieces(self._name(name), [heads], shape)
@@ -287,7 +287,7 @@ class _Builder:
 def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, step_state: StepState) -> None:
     """Attach each attention module to its layer of the KV cache, by the module's `layer_idx`."""
     share = config.split_plan(parts.comm.world_size, parts.comm.rank).head_share
-    counts = share.queries.size, share.keys_values.size
+    counts = share.queries.size, share.kv_heads.size
     layers = [
         PagedLayer(index, *counts, config.head_dim, spec.window, step_state, parts.stopwatch)
         for index, spec in enumerate(config.attention)

@@ -72,7 +72,7 @@ class SplitPlan:
         if not _is_attention(pattern):
             return split_evenly(features, self.ranks, self.rank)
         share = self.head_share
-        for heads, part in ((self.num_heads, share.queries), (self.num_kv_heads, share.keys_values)):
+        for heads, part in ((self.num_heads, share.queries), (self.num_kv_heads, share.kv_heads)):
             if features == heads * self.head_dim:
                 return part.scaled(self.head_dim)
         raise ValueError(f"{pattern} has {features} features, which are not those of whole heads")

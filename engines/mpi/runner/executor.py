@@ -90,7 +90,7 @@ class StepExecutor:
             batch = self._runner.prepare(plan)
         except Exception:
             logger.exception("rank %d: cannot prepare the step", self._comm.rank)
-        if self._comm.agree(0 if batch is not None else 1) or batch is None:
+        if self._comm.all_reduce_max(0 if batch is not None else 1) or batch is None:
             raise StepFailed("the step could not be prepared")
         self._stopwatch.stop("prepare")
         return batch

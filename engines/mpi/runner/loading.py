@@ -149,7 +149,7 @@ def _load_part(
     report.owned_bytes, report.bytes_read = weights.owned_bytes, weights.bytes_read
     report.memory["weights"] = memory.in_use(device) - before
     tables = rotary_tables(model_config.rotaries, config.model.max_model_len, device)
-    kv_heads = parts.head_share.keys_values.size
+    kv_heads = parts.head_share.kv_heads.size
     part = _ModelPart(
         config, model_config, model, tables, comm, device, stopwatch, dtype, kv_dtype, kv_heads, team
     )
@@ -258,7 +258,7 @@ class _ModelPart:
         else:
             left = memory.gpu_cache_bytes(self.device, cache.gpu_memory_utilization, activations)
             num_blocks = max(0, left) // self._local(block_bytes)
-        num_blocks = self.comm.smallest(num_blocks)
+        num_blocks = self.comm.all_reduce_min(num_blocks)
         capacity = num_blocks * cache.block_size
         longest = self.config.model.max_model_len
         if request_blocks(longest, cache, self.model_config.window, step.num_tokens) > num_blocks:
@@ -277,11 +277,11 @@ class _ModelPart:
         """
         # Taking the maximum over all ranks also waits until every rank has loaded its weights, and gives all ranks the
         # same result.
-        activations, weights = -self.comm.smallest(-activations), -self.comm.smallest(-weights)
-        free = self.comm.smallest(memory.free_bytes(self.device))
+        activations, weights = -self.comm.all_reduce_min(-activations), -self.comm.all_reduce_min(-weights)
+        free = self.comm.all_reduce_min(memory.free_bytes(self.device))
         ranks = self.comm.world_size
         if self.device.type == "cuda":
-            cache, ranks = -self.comm.smallest(-self._local(cache)), 1
+            cache, ranks = -self.comm.all_reduce_min(-self._local(cache)), 1
         memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
 
     def _local(self, cache: int) -> int:

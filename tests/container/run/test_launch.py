@@ -201,9 +201,9 @@ def test_what_an_engine_left_is_removed_for_its_successor(tmp_path: Path) -> Non
     (tmp_path / "prte" / "x").mkdir(parents=True)
     paths.clear()
     assert set(tmp_path.iterdir()) == {paths.engine_config, paths.status}
-    assert not old.replaced
+    assert not old.is_replaced
     paths.new_board(2).set_state(EngineState.READY)
-    assert old.replaced
+    assert old.is_replaced
     assert old.read().state is EngineState.STARTING
     assert set(tmp_path.iterdir()) == {paths.engine_config, paths.status}
 

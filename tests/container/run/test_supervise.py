@@ -268,7 +268,7 @@ def test_one_of_several_copies_is_started_again_and_gets_the_settings_of_the_oth
     assert "restarting copy1 in 0.1 s" in warning
     assert run.line() == "copy1 is serving again"
     assert old.read().state is EngineState.FAILED
-    assert old.replaced
+    assert old.is_replaced
     assert [run.state(copy).state for copy in (1, 2)] == [EngineState.READY] * 2
     assert (run.folder / "copy1" / "seqs").read_text() == "7"
     run.process.terminate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from engines.base import SchedulerAnswer, SettingValue
+from engines.base import SchedulerReply, SettingValue
 from engines.client import ClientStream
 from engines.core import (
     AbortReason,
@@ -68,7 +68,7 @@ class FakeCopy:
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
-    ) -> SchedulerAnswer | None:
+    ) -> SchedulerReply | None:
         if changes:
             self.before_change()
         refused = {field: why for field, why in self.refused.items() if field in changes}
@@ -76,7 +76,7 @@ class FakeCopy:
             self.settings = replace(self.settings, **changes)  # type: ignore[arg-type]
         if self.silent_for & changes.keys():
             return None
-        return SchedulerAnswer(self.settings, refused)
+        return SchedulerReply(self.settings, refused)
 
     def close(self) -> None:
         self.closed = True

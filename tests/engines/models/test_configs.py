@@ -77,7 +77,7 @@ def test_the_kv_cache_of_all_ranks_is_what_their_heads_take(ranks: int, tmp_path
     for data in (LLAMA_3_8B, FALCON_7B):
         config = _read(tmp_path, data)
         heads = config.num_heads, config.num_kv_heads
-        held = sum(split_heads(*heads, ranks, rank).keys_values.size for rank in range(ranks))
+        held = sum(split_heads(*heads, ranks, rank).kv_heads.size for rank in range(ranks))
         assert config.kv_bytes_per_token("bf16", ranks) == 4 * config.num_layers * config.head_dim * held
 
 

@@ -21,11 +21,11 @@ _WORLD = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, Barrier=lambda:
 
 
 class _OneRank(NcclCommunicator):
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         return value
 
-    def agree(self, status: int) -> int:
-        return status
+    def all_reduce_max(self, value: int) -> int:
+        return value
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
         assert plan is not None

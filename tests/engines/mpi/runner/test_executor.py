@@ -36,9 +36,9 @@ class _Comm:
         self.sent.append(plan)
         return plan
 
-    def agree(self, status: int) -> int:
-        self.agreed.append(status)
-        return max(status, self.others)
+    def all_reduce_max(self, value: int) -> int:
+        self.agreed.append(value)
+        return max(value, self.others)
 
     def abort(self) -> None:
         self.aborted = True
