@@ -8,7 +8,7 @@ import torch
 
 import lmi_kernels
 from engines.kv_cache import KvCache
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.layers.step_attention import StepAttention
 from engines.stopwatch import Stopwatch
 
@@ -21,13 +21,13 @@ class SelfAttention:
     qkv: lmi_kernels.LinearWeight
     """Projects to this rank's query heads, then key heads, then value heads."""
     output: lmi_kernels.LinearWeight
-    rule: AttentionRule
+    params: AttentionParams
     stopwatch: Stopwatch
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
         """Compute attention. x: [num_rows, hidden] -> [num_rows, hidden]. The caller sums the results over ranks."""
         qkv = lmi_kernels.linear(x, self.qkv)
         self.stopwatch.start()
-        out = step.attend(qkv, self.rule, cache.layers[self.layer])
+        out = step.attend(qkv, self.params, cache.layers[self.layer])
         self.stopwatch.stop("attention")
         return lmi_kernels.linear(out, self.output)

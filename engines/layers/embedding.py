@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 import lmi_kernels
+from engines.layers.collectives import all_reduce, gather_columns
 from engines.layers.norm import Norm
-from engines.layers.over_ranks import gather_columns, sum_over_ranks
 from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 
@@ -36,7 +36,7 @@ class VocabParallelEmbedding:
             rows = lmi_kernels.embedding(input_ids, self.weight)
         else:
             rows = lmi_kernels.embedding(input_ids, self.weight, self.shard.start, self.shard.size)
-            rows = sum_over_ranks(rows, self.comm)
+            rows = all_reduce(rows, self.comm)
         if self.scale is not None:
             rows = lmi_kernels.scale(rows, self.scale)
         if self.positions is not None:

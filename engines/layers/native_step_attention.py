@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from lmi_kernels.cpu import LayerAttention, Step, Team
 
 
@@ -16,25 +16,25 @@ class NativeLayers:
     """The attention of each layer of a model over a `NativeKvCache`, made on first use."""
 
     team: Team
-    made: dict[int, tuple[AttentionRule, LayerAttention]] = field(default_factory=dict)
-    """Rule and attention of each layer, by the address of the layer's cache."""
+    attention_by_layer: dict[int, tuple[AttentionParams, LayerAttention]] = field(default_factory=dict)
+    """Parameters and attention of each layer, by the address of the layer's cache."""
 
-    def of(self, rule: AttentionRule, pool: Any) -> LayerAttention:
+    def layer_attention(self, params: AttentionParams, pool: Any) -> LayerAttention:
         """Return the attention of a layer. pool: the layer's `KvLayer`."""
-        kept = self.made.get(pool.data)
-        if kept is not None and kept[0] is rule:
-            return kept[1]
-        made = LayerAttention(
+        cached = self.attention_by_layer.get(pool.data)
+        if cached is not None and cached[0] is params:
+            return cached[1]
+        attention = LayerAttention(
             self.team,
             pool,
-            rule.num_heads,
-            rule.spec.scale,
-            window=rule.spec.window,
-            softcap=rule.spec.softcap,
-            sinks=rule.sinks,
+            params.num_heads,
+            params.spec.scale,
+            window=params.spec.window,
+            softcap=params.spec.softcap,
+            sinks=params.sinks,
         )
-        self.made[pool.data] = rule, made
-        return made
+        self.attention_by_layer[pool.data] = params, attention
+        return attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class NativeStepAttention:
     """[num_tokens], int32."""
 
     def attend(
-        self, qkv: torch.Tensor, rule: AttentionRule, pool: Any, angles: RowAngles | None = None
+        self, qkv: torch.Tensor, params: AttentionParams, pool: Any, angles: RowAngles | None = None
     ) -> torch.Tensor:
         """See `StepAttention.attend`. angles: rotate queries and keys by these; None: no rotation here."""
-        layer, qkv = self.layers.of(rule, pool), qkv.contiguous()
+        layer, qkv = self.layers.layer_attention(params, pool), qkv.contiguous()
         if angles is not None:
             return layer(qkv, angles.step, angles.cos_sin, angles.interleaved)
         return layer(qkv, self.step)

@@ -16,7 +16,7 @@ class Norm:
     affines: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
     """Weight and bias of each norm, [hidden]."""
     eps: float
-    centred: bool
+    is_layer_norm: bool
     """True for LayerNorm, False for RMSNorm."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,12 +34,12 @@ class Norm:
         """
         if residual is None:
             return self._all(x), x
-        if self.centred:
+        if self.is_layer_norm:
             return lmi_kernels.add_layer_norms(x, residual, self.affines, self.eps)
         normalised, residual = lmi_kernels.add_rms_norm(x, residual, self.affines[0][0], self.eps)
         return (normalised,), residual
 
     def _all(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.centred:
+        if self.is_layer_norm:
             return lmi_kernels.layer_norms(x, self.affines, self.eps)
         return (lmi_kernels.rms_norm(x, self.affines[0][0], self.eps),)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import lmi_kernels
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.layers.rotary import RotaryTables
 from lmi_kernels import DecodePlan, PagedSequences
 
@@ -25,43 +25,48 @@ class PagedStepAttention:
     slot_mapping: torch.Tensor
     """[num_rows], int64; -1: padding."""
     tables: RotaryTables
-    singles: PagedSequences
+    decodes: PagedSequences
     """Sequences with one token in this step. May be empty."""
     decode_plans: Mapping[int | None, DecodePlan]
-    """Plan of the singles for each sliding window in the model. Empty if there are no singles."""
-    chunks: PagedSequences | None = None
+    """Plan of the decodes for each sliding window in the model. Empty if there are no decodes."""
+    prefills: PagedSequences | None = None
     """Sequences with several tokens in this step; None: there are none."""
     cu_seqlens_q: torch.Tensor | None = None
-    """[num_chunks + 1], int32: bounds of the chunks' rows, relative to the first chunk's first row."""
+    """[num_prefills + 1], int32: bounds of the chunks' rows, relative to the first chunk's first row."""
     max_query_len: int = 0
     """Length of the longest chunk."""
 
-    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
-        spec, rules = rule.spec, rule.scores
+    def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: torch.Tensor) -> torch.Tensor:
+        spec, score_rules = params.spec, params.score_rules
         q = lmi_kernels.rope_and_store(
             qkv,
             None if spec.rotary is None else self.tables[spec.rotary],
             self.positions,
             self.slot_mapping,
             pool,
-            rule.num_heads,
-            rule.norms,
-            rule.norm_eps,
+            params.num_heads,
+            params.norms,
+            params.norm_eps,
         )
         out = torch.empty_like(q)
-        num_singles = len(self.singles.seq_lens)
-        if num_singles:
+        num_decodes = len(self.decodes.seq_lens)
+        if num_decodes:
             lmi_kernels.decode_attention(
-                q[:num_singles], pool, self.singles, self.decode_plans[spec.window], rules, out[:num_singles]
-            )
-        if self.chunks is not None and self.cu_seqlens_q is not None:
-            lmi_kernels.varlen_attention(
-                q[num_singles:],
+                q[:num_decodes],
                 pool,
-                self.chunks,
+                self.decodes,
+                self.decode_plans[spec.window],
+                score_rules,
+                out[:num_decodes],
+            )
+        if self.prefills is not None and self.cu_seqlens_q is not None:
+            lmi_kernels.varlen_attention(
+                q[num_decodes:],
+                pool,
+                self.prefills,
                 self.cu_seqlens_q,
                 self.max_query_len,
-                rules,
-                out[num_singles:],
+                score_rules,
+                out[num_decodes:],
             )
         return out.view(len(q), -1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.layers.rotary import RotaryTables
 from lmi_kernels.cpu import NotRecorded, Rows
 
@@ -24,26 +24,26 @@ class RecordedAttention:
         """Empty, because recorded steps have no padding."""
         return torch.empty(0, dtype=torch.int64)
 
-    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: Any) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: Any) -> torch.Tensor:
         """Record a layer's attention. pool: the layer's `KvLayer`."""
         if not isinstance(qkv, Rows):
             raise NotRecorded("attention over something other than recorded rows")
-        spec, rotary = rule.spec, rule.spec.rotary
+        spec, rotary = params.spec, params.spec.rotary
         turned = qkv.recorder.rope_and_store(
             qkv,
-            rule.num_heads,
-            rule.norms,
-            rule.norm_eps,
+            params.num_heads,
+            params.norms,
+            params.norm_eps,
             None if rotary is None else self.tables[rotary],
             pool,
         )
         return qkv.recorder.attention(
             turned,
-            rule.num_heads,
+            params.num_heads,
             spec.scale,
             pool,
             window=spec.window,
             softcap=spec.softcap,
-            alibi_slopes=rule.alibi_slopes,
-            sinks=rule.sinks,
+            alibi_slopes=params.alibi_slopes,
+            sinks=params.sinks,
         )

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 import lmi_kernels
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.models.config import Rotary
 
 
@@ -24,13 +24,13 @@ class StepAttention(Protocol):
     def slot_mapping(self) -> torch.Tensor:
         """Cache slot of each row, int64; -1: padding."""
 
-    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: torch.Tensor) -> torch.Tensor:
         """Apply head norms and rotary embedding, write keys and values to the cache, and compute attention.
 
         Args:
             qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads. May be
                 overwritten.
-            rule: parameters of the layer.
+            params: parameters of the layer.
             pool: the layer's KV cache, [2, num_kv_heads, num_blocks, block_size, head_dim], written in place.
 
         Returns: [num_rows, num_heads * head_dim]. Padding rows hold finite numbers.
@@ -49,22 +49,22 @@ class TorchStepAttention:
     """Cosines and signed sines of the rows' positions, [num_tokens, 1, dim] each, fp32."""
     sequences: tuple[lmi_kernels.SequenceRows, ...]
 
-    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: torch.Tensor) -> torch.Tensor:
         num_tokens = len(qkv)
-        qkv = qkv.view(num_tokens, -1, rule.head_dim)
-        values_from = rule.num_heads + rule.num_kv_heads
-        if rule.norms is not None:
-            parts = qkv[:, : rule.num_heads], qkv[:, rule.num_heads : values_from]
-            for part, weight in zip(parts, rule.norms, strict=True):
-                part.copy_(lmi_kernels.rms_norm(part, weight, rule.norm_eps))
-        rotary = rule.spec.rotary
+        qkv = qkv.view(num_tokens, -1, params.head_dim)
+        values_from = params.num_heads + params.num_kv_heads
+        if params.norms is not None:
+            parts = qkv[:, : params.num_heads], qkv[:, params.num_heads : values_from]
+            for part, weight in zip(parts, params.norms, strict=True):
+                part.copy_(lmi_kernels.rms_norm(part, weight, params.norm_eps))
+        rotary = params.spec.rotary
         if rotary is not None:
             # Queries and keys are adjacent and rotated by the same angles, so one call rotates both.
             turned = qkv[:, :values_from, : rotary.dim]
             lmi_kernels.rotary_(turned, *self.rotary[rotary])
-        keys_values = qkv[:, rule.num_heads :].view(num_tokens, 2, rule.num_kv_heads, rule.head_dim)
+        keys_values = qkv[:, params.num_heads :].view(num_tokens, 2, params.num_kv_heads, params.head_dim)
         lmi_kernels.store_kv(keys_values, pool, self.slot_mapping)
-        q = qkv[:, : rule.num_heads]
+        q = qkv[:, : params.num_heads]
         out = q.new_empty(q.shape)
-        lmi_kernels.attention(q, pool, self.sequences, rule.scores, out)
+        lmi_kernels.attention(q, pool, self.sequences, params.score_rules, out)
         return out.view(num_tokens, -1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from engines.kv_cache import KvCache
+from engines.layers.collectives import all_reduce
 from engines.layers.norm import Norm
-from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
 from engines.models import parts as make
 from engines.models.parts import Parts
@@ -32,11 +32,11 @@ class SequentialLayer:
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         (x,), residual = self._attention_norm.add(x, residual)
-        x = sum_over_ranks(self._attention(x, cache, step), self._comm)
+        x = all_reduce(self._attention(x, cache, step), self._comm)
         if self._attention_output_norm is not None:
             x = self._attention_output_norm(x)
         (x,), residual = self._mlp_norm.add(x, residual)
-        x = sum_over_ranks(self._mlp(x, step.slot_mapping), self._comm)
+        x = all_reduce(self._mlp(x, step.slot_mapping), self._comm)
         if self._mlp_output_norm is not None:
             x = self._mlp_output_norm(x)
         return x, residual
@@ -59,7 +59,7 @@ class ParallelLayer:
         inputs, residual = self._norms.add(x, residual)
         out = self._mlp(inputs[-1], step.slot_mapping)
         out += self._attention(inputs[0], cache, step)
-        return sum_over_ranks(out, self._comm), residual
+        return all_reduce(out, self._comm), residual
 
 
 def _norm(parts: Parts, prefix: str, name: str | None) -> Norm | None:

@@ -33,7 +33,7 @@ def read(fields: Fields) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=fields.count("max_position_embeddings", 2048),
-        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), centred=True, biased=True),
+        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), is_layer_norm=True, biased=True),
         attention=(_attention(fields, heads, head_dim),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         dtype=fields.dtype,

@@ -39,7 +39,7 @@ def read(fields: Fields) -> ModelConfig:
         num_kv_heads=heads,
         head_dim=head_dim,
         max_position_embeddings=num_positions,
-        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), centred=True, biased=True),
+        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), is_layer_norm=True, biased=True),
         attention=tuple(AttentionSpec(scale / (i + 1 if by_layer else 1), None) for i in range(num_layers)),
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         dtype=fields.dtype,

@@ -38,7 +38,7 @@ def read(fields: Fields) -> ModelConfig:
         num_kv_heads=heads,
         head_dim=head_dim,
         max_position_embeddings=fields.count("max_position_embeddings", 2048),
-        norm=NormSpec(fields.positive("layer_norm_eps", 1e-5), centred=True, biased=True),
+        norm=NormSpec(fields.positive("layer_norm_eps", 1e-5), is_layer_norm=True, biased=True),
         attention=(AttentionSpec(head_dim**-0.5, rotary),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=fields.dtype,

@@ -48,7 +48,7 @@ def read(fields: Fields) -> ModelConfig:
         num_kv_heads=heads,
         head_dim=head_dim,
         max_position_embeddings=fields.count("max_seq_len", 2048),
-        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), centred=True),
+        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), is_layer_norm=True),
         attention=(AttentionSpec(scale, None, alibi_slopes=slopes),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         dtype=fields.dtype,

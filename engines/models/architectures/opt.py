@@ -47,7 +47,7 @@ def read(fields: Fields) -> ModelConfig:
         num_kv_heads=heads,
         head_dim=head_dim,
         max_position_embeddings=num_positions,
-        norm=NormSpec(1e-5, centred=True, biased=True),
+        norm=NormSpec(1e-5, is_layer_norm=True, biased=True),
         attention=(AttentionSpec(head_dim**-0.5, None),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         dtype=fields.dtype,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lmi_kernels
-from engines.layers.over_ranks import sum_over_ranks
+from engines.layers.collectives import all_reduce
 from engines.models.foreign.patterns import activation_of, numbers
 from engines.parallel import Communicator
 
@@ -44,7 +44,7 @@ class PackedExperts(nn.Module):
         logits.scatter_(1, chosen, shares.float().log())
         y = lmi_kernels.experts(x, logits, self._weights, chosen.shape[1])
         y *= shares.sum(-1, keepdim=True)
-        return y if self._comm is None else sum_over_ranks(y, self._comm)
+        return y if self._comm is None else all_reduce(y, self._comm)
 
 
 def experts_activation(module: Any) -> lmi_kernels.Activation | None:

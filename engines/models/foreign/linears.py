@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lmi_kernels
+from engines.layers.collectives import all_reduce
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.over_ranks import sum_over_ranks
 from engines.parallel import Communicator
 from lmi_kernels.cpu import Product
 
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         """x: [..., inputs] -> [..., outputs]."""
         y = self._linear(x)
         if self._comm is not None:
-            y = sum_over_ranks(y, self._comm)
+            y = all_reduce(y, self._comm)
         return y.view(*x.shape[:-1], -1)
 
 

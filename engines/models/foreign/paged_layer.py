@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from engines.kv_cache import KvCache
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.layers.native_step_attention import NativeStepAttention
 from engines.layers.step_attention import StepAttention
 from engines.models.config import AttentionSpec
@@ -65,9 +65,9 @@ class PagedLayer:
     """Window in the model's description. The cache may have dropped earlier tokens."""
     step_state: StepState
     stopwatch: Stopwatch
-    rule: AttentionRule | None = None
+    params: AttentionParams | None = None
     arguments: tuple[Any, ...] = ()
-    """Arguments of the module's call that `rule` was made for."""
+    """Arguments of the module's call that `params` was made for."""
     rotary: LateRotary | None = None
 
     def attach(self, module: torch.nn.Module) -> None:
@@ -85,8 +85,8 @@ class PagedLayer:
 
         query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim].
         """
-        step, cache, rule = self.step_state.step, self.step_state.cache, self.rule
-        if step is None or cache is None or rule is None:
+        step, cache, params = self.step_state.step, self.step_state.cache, self.params
+        if step is None or cache is None or params is None:
             raise UnsupportedAttention("attention outside of a step")
         if self.index in self.step_state.calls:
             raise UnsupportedAttention(f"layer {self.index} attends twice in a step")
@@ -106,19 +106,19 @@ class PagedLayer:
         qkv, pool = _side_by_side(query, key, value), cache.layers[self.index]
         self.stopwatch.start()
         if angles is not None and isinstance(step, NativeStepAttention):
-            out = step.attend(qkv, rule, pool, angles)
+            out = step.attend(qkv, params, pool, angles)
         else:
-            out = step.attend(qkv, rule, pool)
+            out = step.attend(qkv, params, pool)
         self.stopwatch.stop("attention")
         return out.view(1, num_tokens, self.num_heads, self.head_dim)[..., :width]
 
-    def make_rule(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionRule:
+    def make_params(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionParams:
         if spec.window != self.window:
             raise UnsupportedAttention(
                 f"layer {self.index} has a window of {spec.window}, config.json says {self.window}"
             )
         sinks = None if sinks is None else sinks.detach().float().contiguous()
-        return AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=sinks)
+        return AttentionParams(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=sinks)
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _attention(
     if layer.arguments != arguments:
         scale = layer.head_dim**-0.5 if scaling is None else float(scaling)
         spec = AttentionSpec(scale, None, window=window, softcap=softcap, sinks=s_aux is not None)
-        layer.rule, layer.arguments = layer.make_rule(spec, s_aux), arguments
+        layer.params, layer.arguments = layer.make_params(spec, s_aux), arguments
     return layer.attend(query, key, value), None
 
 

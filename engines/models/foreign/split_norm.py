@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engines.layers.over_ranks import sum_over_ranks
+from engines.layers.collectives import all_reduce
 from engines.parallel import Communicator
 
 
@@ -26,5 +26,5 @@ class SplitNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., this rank's features] -> the same."""
         squares = x[..., self._first :].float().square().sum(-1, keepdim=True)
-        mean = sum_over_ranks(squares.view(-1, 1), self._comm).view_as(squares) / self._width
+        mean = all_reduce(squares.view(-1, 1), self._comm).view_as(squares) / self._width
         return self._weight * (x * torch.rsqrt(mean + self._eps)).to(x.dtype)

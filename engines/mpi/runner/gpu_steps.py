@@ -163,7 +163,7 @@ class GpuSteps:
             places = list(range(len(batch.layout.sampled)))
         if sampler is None or not places:
             return StepResult(None, scores)
-        logits, host_rows = None, sampler.of_host(table_rows)
+        logits, host_rows = None, sampler.host_rows(table_rows)
         if host_rows and outputs.logits is not None:
             # Not `[places]`: indexing with a list would make the host wait for a copy to the device.
             logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
@@ -184,9 +184,9 @@ class GpuSteps:
         )
         attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
         if singles < seqs:
-            chunks = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
+            prefills = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
             attention = replace(
-                attention, chunks=chunks, cu_seqlens_q=chunk_starts, max_query_len=layout.max_query_len
+                attention, prefills=prefills, cu_seqlens_q=chunk_starts, max_query_len=layout.max_query_len
             )
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from engines.layers.collectives import all_reduce
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.over_ranks import sum_over_ranks
 from engines.partition import split_evenly
 from lmi_kernels import linear, pack
 from tests.support.seeds import fresh_generator
@@ -65,7 +65,7 @@ def test_columns_then_rows_are_the_whole_product(degree: int, with_bias: bool) -
         # The bias of the sum counts once: one rank has it.
         bias = down_bias if comm.rank == 0 else None
         second = pack(down[:, part.start : part.stop], bias)
-        return sum_over_ranks(linear(linear(x, first), second), comm)
+        return all_reduce(linear(linear(x, first), second), comm)
 
     expected = F.linear(F.linear(x, up, up_bias), down, down_bias)
     for y in run_ranks(degree, rank):

@@ -23,7 +23,7 @@ def read_starcoder2(fields: Fields) -> ModelConfig:
     return llama.read(
         fields,
         names=WeightNames(mlp_inputs=("mlp.c_fc",), mlp_output="mlp.c_proj"),
-        norm=NormSpec(fields.positive("norm_epsilon", 1e-5), centred=True, biased=True),
+        norm=NormSpec(fields.positive("norm_epsilon", 1e-5), is_layer_norm=True, biased=True),
         qkv_bias=biased,
         output_bias=biased,
         mlp_bias=biased,

@@ -12,7 +12,7 @@ from engines.parallel import Communicator
 from lmi_kernels.cpu import Rows
 
 
-def sum_over_ranks(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
+def all_reduce(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return the sum of all ranks' tensors, [num_rows, width], on every rank. `tensor` may be overwritten."""
     if isinstance(tensor, Rows) and comm.world_size > 1:
         return tensor.recorder.outside(tensor, comm.all_reduce)

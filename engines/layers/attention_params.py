@@ -11,7 +11,7 @@ from lmi_kernels import ScoreRules
 
 
 @dataclass(frozen=True)
-class AttentionRule:
+class AttentionParams:
     """A layer's `AttentionSpec`, with the heads and tensors of this rank."""
 
     spec: AttentionSpec
@@ -27,6 +27,6 @@ class AttentionRule:
     """[num_heads], fp32."""
 
     @property
-    def scores(self) -> ScoreRules:
+    def score_rules(self) -> ScoreRules:
         spec = self.spec
         return ScoreRules(spec.scale, spec.window, spec.softcap, self.alibi_slopes, self.sinks)

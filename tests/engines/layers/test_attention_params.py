@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lmi_kernels
-from engines.layers.attention_rule import AttentionRule
+from engines.layers.attention_params import AttentionParams
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.layers.recorded_attention import RecordedAttention
 from engines.layers.rotary import cosines_and_sines, rotary_tables
@@ -29,8 +29,8 @@ SLOPES = torch.tensor([0.5, 0.25])
 POOL = torch.zeros(2, 1, 2, 4, 16)
 
 
-def _rule(spec: AttentionSpec, **tensors: Any) -> AttentionRule:
-    return AttentionRule(spec, 2, 1, 16, **tensors)
+def _params(spec: AttentionSpec, **tensors: Any) -> AttentionParams:
+    return AttentionParams(spec, 2, 1, 16, **tensors)
 
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -55,9 +55,9 @@ def test_torch_computes_every_rule(name: str) -> None:
     spec = replace(PLAIN, **RULES[name])
     sinks = torch.randn(HEADS, generator=generator) if spec.sinks else None
     slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
-    rule = AttentionRule(spec, HEADS, KV_HEADS, DIM, alibi_slopes=slopes, sinks=sinks)
+    params = AttentionParams(spec, HEADS, KV_HEADS, DIM, alibi_slopes=slopes, sinks=sinks)
     qkv = torch.randn(9, (HEADS + 2 * KV_HEADS) * DIM, generator=generator)
-    expected = _expected(qkv.double(), rule)
+    expected = _expected(qkv.double(), params)
     for bounds in ((0, 9), (0, 2, 6, 8, 9)):
         pool = torch.full((2, KV_HEADS, 3, 4, DIM), torch.nan)
         found = []
@@ -67,13 +67,13 @@ def test_torch_computes_every_rule(name: str) -> None:
             angles = {rotary: cosines_and_sines(table, positions) for rotary, table in tables.items()}
             rows = (lmi_kernels.SequenceRows(0, stop - start, stop, torch.arange(-(-stop // 4))),)
             step = TorchStepAttention(positions, positions, angles, rows)
-            found.append(step.attend(qkv[start:stop].clone(), rule, pool))
+            found.append(step.attend(qkv[start:stop].clone(), params, pool))
         torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def _expected(qkv: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+def _expected(qkv: torch.Tensor, params: AttentionParams) -> torch.Tensor:
     """Pair by pair, query by query, in fp64: [num_tokens, heads * head_dim]."""
-    spec, num_tokens = rule.spec, len(qkv)
+    spec, num_tokens = params.spec, len(qkv)
     q, k, v = qkv.view(num_tokens, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
     if spec.rotary is not None:
         q, k = _turned(q, spec.rotary), _turned(k, spec.rotary)
@@ -84,10 +84,10 @@ def _expected(qkv: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
             scores = k[seen, head // 2] @ q[query, head] * spec.scale
             if spec.softcap is not None:
                 scores = spec.softcap * (scores / spec.softcap).tanh()
-            if rule.alibi_slopes is not None:
-                scores = scores + rule.alibi_slopes[head] * (seen - query)
+            if params.alibi_slopes is not None:
+                scores = scores + params.alibi_slopes[head] * (seen - query)
             weights = scores.exp()
-            total = weights.sum() + (0 if rule.sinks is None else rule.sinks[head].double().exp())
+            total = weights.sum() + (0 if params.sinks is None else params.sinks[head].double().exp())
             out[query, head] = weights @ v[seen, head // 2] / total
     return out.flatten(1)
 
@@ -116,10 +116,10 @@ def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch)
     )
     step = RecordedAttention(recorder.positions(), TABLES)
     spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
-    step.attend(rows, _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
+    step.attend(rows, _params(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
     assert calls[0] is None
     assert calls[1] == (1.0, {"window": 4, "softcap": 30.0, "alibi_slopes": SLOPES, "sinks": SLOPES})
-    step.attend(rows, _rule(replace(PLAIN, rotary=PARTIAL)), None)
+    step.attend(rows, _params(replace(PLAIN, rotary=PARTIAL)), None)
     assert calls[2] is TABLES[PARTIAL]
 
 
@@ -136,9 +136,9 @@ def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: 
     singles = PagedSequences(one[None], one, one)
     plans: Any = {None: "plan of all tokens", 4: "plan of the window"}
     step = PagedStepAttention(one, one, TABLES, singles, plans)
-    step.attend(torch.zeros(1, 64), _rule(PLAIN), POOL)
+    step.attend(torch.zeros(1, 64), _params(PLAIN), POOL)
     spec = replace(PLAIN, rotary=PARTIAL, scale=1.0, window=4, softcap=30.0)
-    step.attend(torch.zeros(1, 64), _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), POOL)
+    step.attend(torch.zeros(1, 64), _params(spec, alibi_slopes=SLOPES, sinks=SLOPES), POOL)
     assert calls[0] is TABLES[ROTARY]
     assert calls[1] == ("plan of all tokens", ScoreRules(0.25))
     assert calls[2] is TABLES[PARTIAL]
