@@ -32,7 +32,7 @@ class KnownPrefixes:
     def __len__(self) -> int:
         return len(self._copies)
 
-    def blocks(self, tenant: str, token_ids: Sequence[int]) -> list[int]:
+    def block_hashes(self, tenant: str, token_ids: Sequence[int]) -> list[int]:
         """Return the hashes of a prompt's full blocks. Tenants share no prefixes."""
         size = self._block_tokens
         chained = hash(tenant)
@@ -42,11 +42,11 @@ class KnownPrefixes:
             hashes.append(chained)
         return hashes
 
-    def matched_tokens(self, blocks: Sequence[int]) -> list[int]:
+    def matched_tokens(self, hashes: Sequence[int]) -> list[int]:
         """Return the length of the longest known prefix in tokens, for each copy."""
         lengths = [0] * self._num_copies
         holders = (1 << self._num_copies) - 1
-        for block in blocks:
+        for block in hashes:
             holders &= self._copies.get(block, 0)
             if not holders:
                 break
@@ -54,10 +54,10 @@ class KnownPrefixes:
                 lengths[copy] += self._block_tokens * (holders >> copy & 1)
         return lengths
 
-    def add(self, blocks: Sequence[int], copy: int) -> None:
+    def add(self, hashes: Sequence[int], copy: int) -> None:
         """Record that a copy computes this prompt."""
         # The first block is added last, so a prompt loses its last blocks first.
-        for block in reversed(blocks):
+        for block in reversed(hashes):
             self._copies[block] = self._copies.get(block, 0) | 1 << copy
             self._copies.move_to_end(block)
         while len(self._copies) > self._max_blocks:

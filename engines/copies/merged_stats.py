@@ -11,15 +11,15 @@ _RATIOS = frozenset({"lmi_kv_use", "lmi_kv_waste"})
 """Gauges that are averaged; all others are summed."""
 
 
-def merge(found: Sequence[EngineStats | None], num_serving: int) -> EngineStats | None:
+def merge(replies: Sequence[EngineStats | None], num_serving: int) -> EngineStats | None:
     """Add up the counters of the copies that replied, and keep each copy's own; None if no copy replied."""
-    by_copy = {str(number): stats for number, stats in enumerate(found, 1) if stats is not None}
+    by_copy = {str(number): stats for number, stats in enumerate(replies, 1) if stats is not None}
     if not by_copy:
         return None
     each = list(by_copy.values())
     gauges = _sums([stats.gauges for stats in each])
     gauges |= {name: gauges[name] / len(each) for name in _RATIOS & gauges.keys()}
-    gauges |= {"lmi_copies": float(len(found)), "lmi_copies_serving": float(num_serving)}
+    gauges |= {"lmi_copies": float(len(replies)), "lmi_copies_serving": float(num_serving)}
     info = replace(
         each[0].info,
         kv_capacity_tokens=sum(stats.info.kv_capacity_tokens for stats in each),

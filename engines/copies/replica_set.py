@@ -46,7 +46,7 @@ class CopyEngine(Engine, Protocol):
 
 
 @dataclass(slots=True)
-class _Member:
+class _Replica:
     """One copy. Mutable: owned by the set."""
 
     engine: CopyEngine
@@ -60,10 +60,10 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _Work:
+class _RequestLoad:
     """A request that has not ended. Mutable: owned by the set."""
 
-    copy: _Member
+    copy: _Replica
     tokens: int
     """The request's part of the copy's load."""
     output: int
@@ -89,47 +89,47 @@ class ReplicaSet:
 
     def __init__(self, engines: Sequence[CopyEngine], prefixes: KnownPrefixes, lock_file: Path) -> None:
         """lock_file: the same for all web processes, so that only one at a time changes settings."""
-        self._members = [_Member(engine, number) for number, engine in enumerate(engines)]
+        self._replicas = [_Replica(engine, number) for number, engine in enumerate(engines)]
         self._prefixes = prefixes
         self._lock_file = lock_file
-        self._work: dict[str, _Work] = {}
+        self._request_loads: dict[str, _RequestLoad] = {}
         self._turns = 0
 
     @property
     def loads(self) -> list[int]:
         """Tokens that each copy still has to compute for this web process."""
-        return [copy.load for copy in self._members]
+        return [copy.load for copy in self._replicas]
 
     def submit(self, *requests: Request) -> RequestStream:
         stream = _CountedStream(self._count)
         serving = self._serving()
         by_copy: dict[int, list[Request]] = {}
         for request in requests:
-            sibling = self._work.get(request.same_prompt_as)
+            sibling = self._request_loads.get(request.same_prompt_as)
             copy, prompt_tokens = (sibling.copy, 0) if sibling else self._choose(serving, request)
             output = min(request.sampling.max_new_tokens, _EXPECTED_OUTPUT)
-            self._work[request.id] = _Work(copy, prompt_tokens + output, output)
+            self._request_loads[request.id] = _RequestLoad(copy, prompt_tokens + output, output)
             copy.load += prompt_tokens + output
             by_copy.setdefault(copy.number, []).append(request)
         for number, own in by_copy.items():
-            self._members[number].engine.submit_to(stream, *own)
+            self._replicas[number].engine.submit_to(stream, *own)
         return stream
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
-        if (work := self._drop(request_id)) is not None:
-            work.copy.engine.abort(request_id, reason)
+        if (load := self._drop(request_id)) is not None:
+            load.copy.engine.abort(request_id, reason)
 
     def health(self) -> Health:
         """Return the health of the best copy, with that of all copies."""
-        each = tuple(copy.engine.health() for copy in self._members)
-        return replace(min(each, key=_distance), copies=each)
+        each = tuple(copy.engine.health() for copy in self._replicas)
+        return replace(min(each, key=_readiness_key), copies=each)
 
     def stats(self, timeout: float) -> EngineStats | None:
         answering = (EngineState.READY, EngineState.DRAINING)
-        found = self._ask(
+        found = self._call_all(
             lambda engine: engine.stats(timeout) if engine.health().state in answering else None
         )
-        return merge(found, sum(copy.engine.health().ready for copy in self._members))
+        return merge(found, sum(copy.engine.health().ready for copy in self._replicas))
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
@@ -144,69 +144,69 @@ class ReplicaSet:
             return self._change_settings(changes, timeout)
 
     def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerReply | None:
-        if idle := [str(copy.number + 1) for copy in self._members if not copy.engine.health().ready]:
+        if idle := [str(copy.number + 1) for copy in self._replicas if not copy.engine.health().ready]:
             raise Unavailable(
-                f"copy {' and '.join(idle)} of {len(self._members)} does not serve; settings change in all copies or"
+                f"copy {' and '.join(idle)} of {len(self._replicas)} does not serve; settings change in all copies or"
                 " in none: try again"
             )
-        before = self._members[0].engine.configure_scheduler({}, timeout)
+        before = self._replicas[0].engine.configure_scheduler({}, timeout)
         if before is None or before.settings is None:
             return before
-        answers = self._ask(lambda engine: engine.configure_scheduler(changes, timeout))
+        answers = self._call_all(lambda engine: engine.configure_scheduler(changes, timeout))
         replies = [answer for answer in answers if answer is not None]
         refused = {field: why for answer in replies for field, why in answer.refused.items()}
         if len(replies) == len(answers) and not refused:
             return replies[0]
         old = {field: getattr(before.settings, field) for field in changes}
-        self._ask(lambda engine: engine.configure_scheduler(old, timeout))
+        self._call_all(lambda engine: engine.configure_scheduler(old, timeout))
         return SchedulerReply(before.settings, refused) if refused else None
 
     def close(self) -> None:
-        for copy in self._members:
+        for copy in self._replicas:
             copy.engine.close()
 
-    def _choose(self, serving: Sequence[_Member], request: Request) -> tuple[_Member, int]:
+    def _choose(self, serving: Sequence[_Replica], request: Request) -> tuple[_Replica, int]:
         """Choose the copy for a request. Returns the copy, and the number of prompt tokens that it has to compute."""
-        blocks = self._prefixes.blocks(request.tenant, request.prompt_token_ids)
-        known = self._prefixes.matched_tokens(blocks)
+        hashes = self._prefixes.block_hashes(request.tenant, request.prompt_token_ids)
+        known = self._prefixes.matched_tokens(hashes)
         best = min(serving, key=lambda copy: (copy.load - known[copy.number], copy.turn))
         self._turns += 1
         best.turn = self._turns
-        self._prefixes.add(blocks, best.number)
+        self._prefixes.add(hashes, best.number)
         return best, len(request.prompt_token_ids) - known[best.number]
 
-    def _serving(self) -> list[_Member]:
+    def _serving(self) -> list[_Replica]:
         """Return the copies that serve. Without any, return the one closest to it: its engine reports the error."""
-        healths = [copy.engine.health() for copy in self._members]
-        for copy, health in zip(self._members, healths, strict=True):
+        healths = [copy.engine.health() for copy in self._replicas]
+        for copy, health in zip(self._replicas, healths, strict=True):
             if copy.serves and not health.ready:
                 self._prefixes.forget(copy.number)
             copy.serves = health.ready
-        nearest = min(self._members, key=lambda copy: _distance(healths[copy.number]))
-        return [copy for copy in self._members if copy.serves] or [nearest]
+        nearest = min(self._replicas, key=lambda copy: _readiness_key(healths[copy.number]))
+        return [copy for copy in self._replicas if copy.serves] or [nearest]
 
     def _count(self, output: RequestOutput) -> None:
         if output.finished:
             self._drop(output.id)
-        elif (work := self._work.get(output.id)) is not None:
+        elif (load := self._request_loads.get(output.id)) is not None:
             # The prompt has been computed. While the request runs, it counts as at least one token.
-            work.output = max(1, work.output - len(output.token_ids))
-            work.copy.load += work.output - work.tokens
-            work.tokens = work.output
+            load.output = max(1, load.output - len(output.token_ids))
+            load.copy.load += load.output - load.tokens
+            load.tokens = load.output
 
-    def _drop(self, request_id: str) -> _Work | None:
-        work = self._work.pop(request_id, None)
-        if work is not None:
-            work.copy.load -= work.tokens
-        return work
+    def _drop(self, request_id: str) -> _RequestLoad | None:
+        load = self._request_loads.pop(request_id, None)
+        if load is not None:
+            load.copy.load -= load.tokens
+        return load
 
-    def _ask(self, question: Callable[[Engine], Result]) -> list[Result]:
-        """Ask all copies at once, and return their replies in order."""
-        greenlets = [gevent.spawn(question, copy.engine) for copy in self._members]
+    def _call_all(self, call: Callable[[Engine], Result]) -> list[Result]:
+        """Call this with all engines at once, and return the results in order."""
+        greenlets = [gevent.spawn(call, copy.engine) for copy in self._replicas]
         gevent.joinall(greenlets, raise_error=True)
         return [greenlet.value for greenlet in greenlets]
 
 
-def _distance(health: Health) -> tuple[bool, int]:
+def _readiness_key(health: Health) -> tuple[bool, int]:
     """Order copies by how far they are from serving."""
     return not health.ready, _STATES.index(health.state)

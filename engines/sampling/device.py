@@ -60,7 +60,7 @@ class DeviceSampler:
         self._counts = TokenCounts(vocab_size, num_rows, device)
         self._params: dict[int, SamplingParams] = {}
         """The parameters in each row of the table. Compared by identity: each request has its own object."""
-        self._of_host: set[int] = set()
+        self._host_rows: set[int] = set()
         self._with_logprobs: set[int] = set()
 
     def admit(self, table_rows: Sequence[int], rows: Sequence[SamplingRow]) -> None:
@@ -90,7 +90,7 @@ class DeviceSampler:
         counts.fill([(at, row) for (at, row), each in zip(new, params, strict=True) if each.penalized])
         for (at, row), each in zip(new, params, strict=True):
             self._params[at] = row.params
-            (self._of_host.discard if each is row.params else self._of_host.add)(at)
+            (self._host_rows.discard if each is row.params else self._host_rows.add)(at)
             (self._with_logprobs.add if each.logprobs else self._with_logprobs.discard)(at)
             if not each.penalized:
                 counts.forget(at)
@@ -101,9 +101,9 @@ class DeviceSampler:
         for at in table_rows:
             self._params.pop(at, None)
 
-    def of_host(self, table_rows: Sequence[int]) -> list[int]:
+    def host_rows(self, table_rows: Sequence[int]) -> list[int]:
         """Return the indices in `table_rows` of the rows that need `Sampler`."""
-        return _places(table_rows, self._of_host)
+        return _places(table_rows, self._host_rows)
 
     def with_logprobs(self, table_rows: Sequence[int]) -> list[int]:
         """Return the indices in `table_rows` of the rows whose log-probabilities are computed here."""
@@ -118,27 +118,29 @@ class DeviceSampler:
                 padding.
             positions: [n], int64, on the device: position of the token to be chosen in its sequence.
         """
-        asked = self._table.index_select(1, rows)
-        numbers = asked[_TEMPERATURE:].view(torch.float64)
+        params_by_row = self._table.index_select(1, rows)
+        numbers = params_by_row[_TEMPERATURE:].view(torch.float64)
         temperature, top_p, min_p = numbers[:3]
-        asks, counts = asked[_PENALIZES], self._counts.table
-        penalties = Penalties(counts, rows, asks, numbers[3:])
-        thresholds, last_ids = logit_thresholds(logits, temperature, asked[_TOP_K], top_p, min_p, penalties)
-        tokens, finite = choose_tokens(
-            logits, temperature, thresholds, last_ids, asked[_SEED], positions, penalties
+        penalizes, counts = params_by_row[_PENALIZES], self._counts.table
+        penalties = Penalties(counts, rows, penalizes, numbers[3:])
+        thresholds, last_ids = logit_thresholds(
+            logits, temperature, params_by_row[_TOP_K], top_p, min_p, penalties
         )
-        count_tokens_(counts, rows, tokens, asks)
-        return DeviceTokens(tokens, finite, token_logprobs(logits, tokens, asked[_LOGPROBS]))
+        tokens, finite = choose_tokens(
+            logits, temperature, thresholds, last_ids, params_by_row[_SEED], positions, penalties
+        )
+        count_tokens_(counts, rows, tokens, penalizes)
+        return DeviceTokens(tokens, finite, token_logprobs(logits, tokens, params_by_row[_LOGPROBS]))
 
     def _columns(self, params: Sequence[SamplingParams]) -> torch.Tensor:
         """Return the table's columns for these parameters: [10, len(params)], int64, on the CPU."""
-        whole = [
+        integers = [
             [seed_bits(each) for each in params],
             [min(each.top_k, self._vocab_size) for each in params],
             [each.penalized for each in params],
             [each.logprobs for each in params],
         ]
-        broken = [
+        floats = [
             [each.temperature for each in params],
             [each.top_p for each in params],
             [each.min_p for each in params],
@@ -146,7 +148,9 @@ class DeviceSampler:
             [each.presence_penalty for each in params],
             [each.frequency_penalty for each in params],
         ]
-        return torch.cat([torch.tensor(whole), torch.tensor(broken, dtype=torch.float64).view(torch.int64)])
+        return torch.cat(
+            [torch.tensor(integers), torch.tensor(floats, dtype=torch.float64).view(torch.int64)]
+        )
 
 
 def _places(table_rows: Sequence[int], wanted: set[int]) -> list[int]:

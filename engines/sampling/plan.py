@@ -22,8 +22,8 @@ class SamplingPlan:
         self.with_beams = [i for i in rows if params[i].num_beams > 1]
         self.restricted = [i for i in rows if params[i].bad_words or params[i].min_new_tokens > 0]
         """Rows whose tokens may be banned, including a token whose logit is not finite."""
-        own = {i for i in rows if SequenceState.is_needed(params[i])}
-        self.changed = sorted(own.union(self.typical, self.with_beams, self.restricted))
+        with_state = {i for i in rows if SequenceState.is_needed(params[i])}
+        self.changed = sorted(with_state.union(self.typical, self.with_beams, self.restricted))
         """Rows whose logits change before tokens are chosen."""
         self.reported = [i for i in rows if params[i].logprobs or params[i].top_logprobs > 0]
         """Rows that report log-probabilities."""
@@ -31,8 +31,8 @@ class SamplingPlan:
         def column(numbers: list[float], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(numbers, dtype=dtype, device=device)
 
-        heat = [each.temperature if each.sampled else 0.0 for each in params]
-        self.temperature = column(heat, torch.float32)
+        temperatures = [each.temperature if each.sampled else 0.0 for each in params]
+        self.temperature = column(temperatures, torch.float32)
         """0 in rows that are not sampled."""
         self.top_k = column([min(each.top_k, vocab_size) for each in params], torch.int64)
         self.top_p = column([each.top_p for each in params], torch.float64)
@@ -41,8 +41,8 @@ class SamplingPlan:
             params[i].top_k > 0 or params[i].top_p < 1.0 or params[i].min_p > 0.0 for i in self.sampled
         )
         self.seeds = column([seed_bits(each) for each in params], torch.int64)
-        nothing = torch.full((len(params),), -math.inf, device=device)
-        self.no_edges = nothing, torch.zeros_like(nothing, dtype=torch.int32)
+        thresholds = torch.full((len(params),), -math.inf, device=device)
+        self.no_edges = thresholds, torch.zeros_like(thresholds, dtype=torch.int32)
         """Thresholds and last ids that keep every token."""
 
 

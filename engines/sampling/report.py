@@ -19,12 +19,12 @@ def report(
 
     logits: [num_rows, vocab_size], any float dtype; chosen: [num_rows], int64.
     """
-    asking = [i for i, row in enumerate(rows) if row.params.logprobs or row.params.top_logprobs > 0]
-    if not asking:
+    reported = [i for i, row in enumerate(rows) if row.params.logprobs or row.params.top_logprobs > 0]
+    if not reported:
         return {}, {}
-    counts = [rows[i].params.top_logprobs for i in asking]
-    own, tops = row_logprobs(logits, asking, chosen[asking], counts)
+    counts = [rows[i].params.top_logprobs for i in reported]
+    logprobs, tops = row_logprobs(logits, reported, chosen[reported], counts)
     return (
-        {i: value for i, value in zip(asking, own, strict=True) if rows[i].params.logprobs},
-        {i: top for i, top, count in zip(asking, tops, counts, strict=True) if count > 0},
+        {i: value for i, value in zip(reported, logprobs, strict=True) if rows[i].params.logprobs},
+        {i: top for i, top, count in zip(reported, tops, counts, strict=True) if count > 0},
     )

@@ -50,7 +50,7 @@ class Sampler:
         changed = logits
         beams: dict[int, TokenLogprobs] = {}
         if plan.changed:
-            changed, beams = self._change(logits, rows, plan)
+            changed, beams = self._apply_steps(logits, rows, plan)
         edges = find_edges(changed, plan)
         if plan.typical:
             edges.ban_others(changed, plan.typical)
@@ -68,7 +68,7 @@ class Sampler:
         """Drop the state of a sequence that has ended. Idempotent."""
         self._states.pop(sequence_id, None)
 
-    def _change(
+    def _apply_steps(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan
     ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
         """Run the steps. Returns the logits, [num_rows, vocab_size], fp32, and the continuations of rows with beams."""

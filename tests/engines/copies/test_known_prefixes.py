@@ -25,44 +25,44 @@ def test_the_longest_prefix_of_each_copy_is_found(
 ) -> None:
     known = KnownPrefixes(3, block_tokens=BLOCK)
     for tokens, copy in given:
-        known.add(known.blocks("", tokens), copy)
+        known.add(known.block_hashes("", tokens), copy)
     expected = [
         max((shared_tokens(prompt, tokens) for tokens, owner in given if owner == copy), default=0)
         for copy in range(3)
     ]
-    assert known.matched_tokens(known.blocks("", prompt)) == expected
+    assert known.matched_tokens(known.block_hashes("", prompt)) == expected
 
 
 def test_tenants_share_nothing() -> None:
     known = KnownPrefixes(1, block_tokens=BLOCK)
-    known.add(known.blocks("a", range(8)), 0)
-    assert known.matched_tokens(known.blocks("a", range(8))) == [8]
-    assert known.matched_tokens(known.blocks("b", range(8))) == [0]
+    known.add(known.block_hashes("a", range(8)), 0)
+    assert known.matched_tokens(known.block_hashes("a", range(8))) == [8]
+    assert known.matched_tokens(known.block_hashes("b", range(8))) == [0]
 
 
 def test_a_block_counts_only_behind_the_same_tokens() -> None:
     known = KnownPrefixes(1, block_tokens=2)
-    known.add(known.blocks("", [1, 2, 3, 4]), 0)
-    assert known.matched_tokens(known.blocks("", [3, 4])) == [0]
-    assert known.matched_tokens(known.blocks("", [1, 2, 9, 9, 3, 4])) == [2]
+    known.add(known.block_hashes("", [1, 2, 3, 4]), 0)
+    assert known.matched_tokens(known.block_hashes("", [3, 4])) == [0]
+    assert known.matched_tokens(known.block_hashes("", [1, 2, 9, 9, 3, 4])) == [2]
 
 
 def test_memory_is_bounded_and_beginnings_stay() -> None:
     known = KnownPrefixes(1, block_tokens=1, max_blocks=10)
-    known.add(known.blocks("", range(100, 108)), 0)
-    known.add(known.blocks("", range(200, 205)), 0)
+    known.add(known.block_hashes("", range(100, 108)), 0)
+    known.add(known.block_hashes("", range(200, 205)), 0)
     assert len(known) == 10
-    assert known.matched_tokens(known.blocks("", range(200, 205))) == [5]
-    assert known.matched_tokens(known.blocks("", range(100, 108))) == [5]
-    known.add(known.blocks("", range(1000)), 0)
+    assert known.matched_tokens(known.block_hashes("", range(200, 205))) == [5]
+    assert known.matched_tokens(known.block_hashes("", range(100, 108))) == [5]
+    known.add(known.block_hashes("", range(1000)), 0)
     assert len(known) == 10
 
 
 def test_a_copy_that_ended_is_forgotten() -> None:
     known = KnownPrefixes(2, block_tokens=1)
-    blocks = known.blocks("", [1, 2])
-    known.add(blocks, 0)
-    known.add(blocks[:1], 1)
+    hashes = known.block_hashes("", [1, 2])
+    known.add(hashes, 0)
+    known.add(hashes[:1], 1)
     known.forget(0)
-    assert known.matched_tokens(blocks) == [0, 1]
+    assert known.matched_tokens(hashes) == [0, 1]
     assert len(known) == 1

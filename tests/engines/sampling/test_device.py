@@ -225,8 +225,8 @@ def test_of_the_host_and_with_log_probabilities() -> None:
     sampler = DeviceSampler(VOCAB, 4, CPU)
     both = replace(GREEDY, logprobs=True, top_logprobs=2)
     admit(sampler, [3, 0, 1, 2], [GREEDY, both, replace(GREEDY, logprobs=True), replace(GREEDY, num_beams=2)])
-    assert sampler.of_host([3, 0, 1, 2]) == [1, 3]
+    assert sampler.host_rows([3, 0, 1, 2]) == [1, 3]
     assert sampler.with_logprobs([3, 0, 1, 2]) == [2]
     admit(sampler, [0, 1], [replace(GREEDY, logprobs=True), GREEDY])
-    assert sampler.of_host([0, 1, 2]) == [2]
+    assert sampler.host_rows([0, 1, 2]) == [2]
     assert sampler.with_logprobs([0, 1, 2]) == [0]
