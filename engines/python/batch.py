@@ -47,13 +47,13 @@ class BatchRow:
     def sampling_row(self) -> SamplingRow:
         return SamplingRow(self.id, self.request.sampling, self._context, self._num_start)
 
-    def take(self, token: SampledToken) -> RequestOutput | None:
+    def append_token(self, token: SampledToken) -> RequestOutput | None:
         """Append the next token. Return its output, or None if the token was already delivered."""
         if not token.finite:
             return self.fail(RequestFailed("the model's output for this request is not finite"))
         self._context.append(token.token_id)
         try:
-            if not self._delivered.take((token.token_id,)):
+            if not self._delivered.record((token.token_id,)):
                 return None
         except RequestFailed as error:
             return self.fail(error)

@@ -18,7 +18,7 @@ from engines.errors import InvalidRequest, RequestFailed
 from engines.python.batch import BatchRow, BatchWaste, Deliver, DynamicBatch
 from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
-from engines.python.pulse import Pulse, TimeIsOver
+from engines.python.pulse import DeadlineReached, Pulse
 from engines.python.running import batch_timed_out
 from engines.python.steps import Steps
 from engines.vocabulary import check_token_ids
@@ -100,16 +100,18 @@ class BatchRunner:
         try:
             self._pulse.beat()
             self._generate(rows, steps)
-        except TimeIsOver:
-            late = [row for row in rows if not row.ended]
-            batch.deliver([row.fail(batch_timed_out(self._batch_timeout, row.num_delivered)) for row in late])
+        except DeadlineReached:
+            unfinished = [row for row in rows if not row.ended]
+            batch.deliver(
+                [row.fail(batch_timed_out(self._batch_timeout, row.num_delivered)) for row in unfinished]
+            )
         except Exception:  # one request's error must not fail the others
             logger.exception("a batch of %d failed", len(rows))
             return False
         return True
 
     def _generate(self, rows: Sequence[BatchRow], steps: Steps) -> None:
-        """Call `generate` for rows. Raises: `TimeIsOver`; any error of the model or the sampler."""
+        """Call `generate` for rows. Raises: `DeadlineReached`; any error of the model or the sampler."""
         prompts = [row.request.prompt_token_ids for row in rows]
         for row, prompt in zip(rows, prompts, strict=True):
             row.begin(prompt)

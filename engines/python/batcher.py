@@ -64,7 +64,7 @@ class DynamicBatcher(Generic[Item]):
         self._free_since = now
 
     def set_busy(self) -> None:
-        """Start no batch until `set_free` is called. `take` calls `set_busy` itself."""
+        """Start no batch until `set_free` is called. `pop_batch` calls `set_busy` itself."""
         self._free_since = None
 
     def seconds_until_due(self, now: float) -> float | None:
@@ -76,7 +76,7 @@ class DynamicBatcher(Generic[Item]):
         _, oldest = next(iter(self._waiting.values()))
         return max(0.0, max(oldest, self._free_since) + self._config.max_batch_delay - now)
 
-    def take(self, now: float) -> list[Item] | None:
+    def pop_batch(self, now: float) -> list[Item] | None:
         """Return the batch that starts now (1 to `batch_size` requests), or None."""
         if self.seconds_until_due(now) != 0.0:
             return None

@@ -12,12 +12,12 @@ from engines.errors import EngineError, InvalidRequest, RequestFailed, Unavailab
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
-from engines.python.culprits import Culprits
+from engines.python.crashing_requests import CrashingRequests
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
 from engines.python.metrics import BatchMetrics
 from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
-from engines.python.running import Running, batch_timed_out
+from engines.python.running import RunningRequest, batch_timed_out
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Submit, ToEngine
 
@@ -47,11 +47,11 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._config = config
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
-        self._running: dict[str, Running] = {}
-        self._suspects: deque[Running] = deque()
+        self._running: dict[str, RunningRequest] = {}
+        self._suspects: deque[RunningRequest] = deque()
         """Requests that ran when the generating process crashed. Each is retried alone, before all others."""
-        self._culprits = Culprits()
-        self._act_at: float | None = None
+        self._crashing_requests = CrashingRequests()
+        self._stuck_at: float | None = None
         """Time at which the generating process counts as stuck, in a batch or while it loads the model."""
         self._loading = False
         self._deaths = 0
@@ -66,14 +66,14 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._batcher.set_free(self._clock())
         self._set_state(EngineState.READY)
         front.watch(self._generator.fileno())
-        while not self._drained():
-            for client, message in front.receive(self._wait_seconds([self._act_at])):
+        while not self._is_drained():
+            for client, message in front.receive(self._wait_seconds([self._stuck_at])):
                 self._handle(front, client, message)
             self._read_generator(front)
             self._kill_stuck_generator(front)
             self._start_batch()
             self._board.beat(DISPATCHER)
-        self._end(front)
+        self._fail_unfinished(front)
         front.unwatch(self._generator.fileno())
 
     # Messages from web processes and the supervisor
@@ -87,7 +87,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
     def _check(self, request: Request) -> None:
         if self._loading:
             raise Unavailable("the generating process has ended and is being started again")
-        if request in self._culprits:
+        if request in self._crashing_requests:
             raise RequestFailed("a request like this one ended the generating process; it is not run again")
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
         if prompt < 1 or new < 1:
@@ -120,12 +120,12 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                         self._metrics.prompt_padding += prompt_padding
                         self._metrics.ended_row_tokens += ended_row_tokens
                         self._deaths = 0
-                        self._act_at = None
+                        self._stuck_at = None
                         self._batcher.set_free(self._clock())
                     case Ready():
                         logger.info("the generating process is ready again")
                         self._loading = False
-                        self._act_at = None
+                        self._stuck_at = None
                         self._batcher.set_free(self._clock())
                         self._set_state(EngineState.READY)
                     case CannotLoad(cause):
@@ -135,15 +135,17 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     def _kill_stuck_generator(self, front: Front) -> None:
         """Kill and restart a generating process that has not reacted in time."""
-        if self._act_at is None or self._clock() < self._act_at:
+        if self._stuck_at is None or self._clock() < self._stuck_at:
             return
         self._generator.kill()
         if self._loading:
             self._restart(front, f"it was not ready after {self._reload_timeout:.0f} s")
             return
         limit = self._config.batching.batch_timeout
-        late = [(each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()]
-        self._send(front, [self._failure(request_id, error) for request_id, error in late])
+        timed_out = [
+            (each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()
+        ]
+        self._send(front, [self._failure(request_id, error) for request_id, error in timed_out])
         self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
 
     def _restart(self, front: Front, how: str) -> None:
@@ -153,23 +155,23 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             EngineFailed: the process has crashed too often, and no request is to blame.
         """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
-        had_batch = self._act_at is not None and not self._loading
+        had_batch = self._stuck_at is not None and not self._loading
         if self._running or not had_batch:  # otherwise a request whose client has left may be to blame
             self._deaths += 1
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         for running in self._running.values():
             running.deaths += 1
-        culprits = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
-        for each in culprits:
+        crashing = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
+        for each in crashing:
             logger.error("request %s ran alone when it ended; it is not run again", each.request.id)
-            self._culprits.add(each.request)
+            self._crashing_requests.add(each.request)
             self._deaths = 0
         error = RequestFailed(
             f"the generating process ended {MAX_REQUEST_DEATHS} times while it ran this request, at last alone; it is"
             " given up"
         )
-        self._send(front, [self._failure(each.request.id, error) for each in culprits])
+        self._send(front, [self._failure(each.request.id, error) for each in crashing])
         self._suspects.extend(self._running.values())
         self._running = {}
         if self._deaths >= MAX_DEATHS:
@@ -179,7 +181,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._batcher.set_busy()
         self._restart_process(front, self._generator)
         self._loading = True
-        self._act_at = self._clock() + self._reload_timeout
+        self._stuck_at = self._clock() + self._reload_timeout
 
     # Batches and outputs
 
@@ -191,14 +193,14 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             suspect.delivered.restart()
             self._metrics.batch_size.observe(1)
             self._run([suspect], now)
-        elif (batch := self._batcher.take(now)) is not None:
+        elif (batch := self._batcher.pop_batch(now)) is not None:
             self._metrics.observe_batch(batch, now)
             self._metrics.observe_prompts(batch)
-            self._run([Running(request) for request in batch], now)
+            self._run([RunningRequest(request) for request in batch], now)
 
-    def _run(self, batch: list[Running], now: float) -> None:
+    def _run(self, batch: list[RunningRequest], now: float) -> None:
         deadline = now + self._config.batching.batch_timeout
-        self._act_at = deadline + REACTION_SECONDS
+        self._stuck_at = deadline + REACTION_SECONDS
         self._running = {each.request.id: each for each in batch}
         self._generator.run([each.request for each in batch], deadline)
 
@@ -211,7 +213,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             if running is None:
                 continue
             try:
-                if not running.delivered.take(output.token_ids):
+                if not running.delivered.record(output.token_ids):
                     continue
             except RequestFailed as error:
                 self._generator.forget(output.id)

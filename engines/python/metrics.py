@@ -8,7 +8,7 @@ from dataclasses import replace
 from engines.core import EngineInfo, EngineStats, Request, RequestOutput
 from engines.invocations import Invocation
 from engines.metrics import EngineMetrics
-from engines.python.running import Running
+from engines.python.running import RunningRequest
 
 
 class DispatcherMetrics(EngineMetrics):
@@ -44,7 +44,7 @@ class BatchMetrics(DispatcherMetrics):
     def observe_prompts(self, batch: Sequence[Request]) -> None:
         self.prompt_tokens += sum(len(request.prompt_token_ids) for request in batch)
 
-    def observe_output(self, running: Running, output: RequestOutput, now: float) -> None:
+    def observe_output(self, running: RunningRequest, output: RequestOutput, now: float) -> None:
         """Count an output whose tokens have already been added to `running`."""
         self.tokens_generated += len(output.token_ids)
         if running.first_token_time is None and output.token_ids:

@@ -46,13 +46,13 @@ def load_model(config: PythonEngineConfig) -> LoadedModel:
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError("there is no config.json")
     common = {"local_files_only": True, "trust_remote_code": config.trust_remote_code}
-    described = AutoConfig.from_pretrained(path, **common)
-    auto = AutoModelForSeq2SeqLM if described.is_encoder_decoder else AutoModelForCausalLM
+    hf_config = AutoConfig.from_pretrained(path, **common)
+    auto = AutoModelForSeq2SeqLM if hf_config.is_encoder_decoder else AutoModelForCausalLM
     storage = _DTYPES[config.model.dtype]
     on_gpu = config.parallel.device == "cuda"
     module = auto.from_pretrained(
         path,
-        config=described,
+        config=hf_config,
         use_safetensors=True,
         dtype=storage if on_gpu else torch.float32,
         **(placement(config.parallel.tp_size, _free_gpu_bytes()) if on_gpu else {}),
@@ -72,12 +72,12 @@ def describe(module: Any) -> LoadedModel:
     module: a `PreTrainedModel`; its `generation_config` is replaced.
     """
     embeddings = module.get_input_embeddings().weight.shape[0]
-    own = module.generation_config
-    pad = own.pad_token_id
+    defaults = module.generation_config
+    pad = defaults.pad_token_id
     pad_token_id = pad if isinstance(pad, int) and 0 <= pad < embeddings else 0
     module.generation_config = GenerationConfig(
-        bos_token_id=own.bos_token_id,
-        decoder_start_token_id=own.decoder_start_token_id,
+        bos_token_id=defaults.bos_token_id,
+        decoder_start_token_id=defaults.decoder_start_token_id,
         pad_token_id=pad_token_id,
     )
     return LoadedModel(
@@ -107,10 +107,10 @@ def _free_gpu_bytes() -> list[int]:
 
 
 def _require_gpus_only(module: Any) -> None:
-    elsewhere = {str(place) for place in module.hf_device_map.values() if not isinstance(place, int)}
-    if elsewhere:
+    other_devices = {str(place) for place in module.hf_device_map.values() if not isinstance(place, int)}
+    if other_devices:
         raise ValueError(
-            f"the model does not fit on the GPUs: layers would go to {', '.join(sorted(elsewhere))}; "
+            f"the model does not fit on the GPUs: layers would go to {', '.join(sorted(other_devices))}; "
             "raise option.tensor_parallel_degree, or lower option.dtype"
         )
 

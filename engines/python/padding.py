@@ -77,9 +77,9 @@ def padding_is_harmless(model: LoadedModel) -> bool:
     if not alone.amax().isfinite():
         raise RequestFailed("the model's output for a first try is not finite")
     padded = _logits(model, [short, long])[0]
-    seen = alone.isfinite()  # a model may mask tokens with logits of -inf
-    spread = (alone[seen] - alone[seen].mean()).abs().max()
-    difference = (alone[seen] - padded[seen]).abs().max()
+    finite = alone.isfinite()  # a model may mask tokens with logits of -inf
+    spread = (alone[finite] - alone[finite].mean()).abs().max()
+    difference = (alone[finite] - padded[finite]).abs().max()
     tolerance = 1e-3 if model.module.dtype is torch.float32 else 0.15
     return bool(difference <= tolerance * spread + 1e-6)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class TimeIsOver(Exception):
+class DeadlineReached(Exception):
     """The batch has reached its deadline. Raised in the middle of a step."""
 
 
@@ -22,10 +22,10 @@ class Pulse:
         """The batch's deadline by `clock`; None while no batch runs."""
 
     def beat(self) -> None:
-        """Write a heartbeat. Raises `TimeIsOver` after the deadline."""
+        """Write a heartbeat. Raises `DeadlineReached` after the deadline."""
         self._beat()
         if self.deadline is not None and self._clock() >= self.deadline:
-            raise TimeIsOver
+            raise DeadlineReached
 
     def attach(self, module: torch.nn.Module) -> int:
         """Call `beat` before each layer of a model. Return the number of layers found."""
@@ -44,7 +44,7 @@ def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from _layers(child)
 
 
-def keep_positions_inside(module: torch.nn.Module, max_positions: int) -> None:
+def clamp_positions(module: torch.nn.Module, max_positions: int) -> None:
     """Clamp the `position_ids` that a model is called with to the size of its position table.
 
     A row that has ended continues with padding until its batch ends, and may exceed the table.

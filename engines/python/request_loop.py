@@ -74,7 +74,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
     def _gauges(self) -> dict[str, float]:
         """Return the current values of the gauges."""
 
-    def _drained(self) -> bool:
+    def _is_drained(self) -> bool:
         if self._drain_deadline is None:
             return False
         return not self._clients or self._clock() >= self._drain_deadline
@@ -141,13 +141,15 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             by_client[self._clients[output.id]].append(output)
         for request_id in finished:
             del self._clients[request_id]
-        for client in [client for client, own in by_client.items() if not self._deliver(front, client, own)]:
+        for client in [
+            client for client, batch in by_client.items() if not self._deliver(front, client, batch)
+        ]:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process is gone; %d requests are dropped", len(orphans))
             for request_id in orphans:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
-    def _end(self, front: Front) -> None:
+    def _fail_unfinished(self, front: Front) -> None:
         """Fail the requests that are unfinished at the end of the drain."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         logger.info("drained: %d requests could not be finished", len(self._clients))

@@ -27,7 +27,7 @@ class Delivered:
         """Prepare for another run of the request."""
         self._num_repeated = 0
 
-    def take(self, tokens: Sequence[int]) -> bool:
+    def record(self, tokens: Sequence[int]) -> bool:
         """Record a run's next tokens. Return whether they are new.
 
         Raises:
@@ -43,7 +43,7 @@ class Delivered:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRequest:
     """The dispatcher's record of a request in the running batch."""
 
     request: Request

@@ -64,7 +64,7 @@ class Steps:
             if row.ended:
                 self.waste.ended_row_tokens += 1
                 continue
-            output = row.take(self._sampled.get(i) or SampledToken(token, finite=finite[i]))
+            output = row.append_token(self._sampled.get(i) or SampledToken(token, finite=finite[i]))
             if output is not None:
                 outputs.append(output)
         self._batch.deliver(outputs)

@@ -22,8 +22,8 @@ from engines.python.batch_runner import BatchRunner
 from engines.python.link import Link
 from engines.python.messages import GENERATOR, BatchDone, Ready, Run, StepDone, ToGenerator
 from engines.python.model import load_model
-from engines.python.pulse import Pulse, keep_positions_inside
-from engines.python.worker_main import Serve, forgotten, run_worker
+from engines.python.pulse import Pulse, clamp_positions
+from engines.python.worker_main import Serve, receive_forgotten_ids, run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToGenerator]) -> Serve:
     loaded = process_age()
     pulse = Pulse(lambda: board.beat(GENERATOR), time.monotonic)
     layers = pulse.attach(model.module)
-    keep_positions_inside(model.module, config.model.max_model_len)
+    clamp_positions(model.module, config.model.max_model_len)
     runner = BatchRunner(model, pulse, config.batching.batch_timeout)
     seconds = {"imports": imported, "weights": loaded - imported, "warm-up": process_age() - loaded}
     logger.info("%s with %d layers is loaded", type(model.module).__name__, layers)
@@ -61,7 +61,7 @@ def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> 
     def deliver(outputs: list[RequestOutput]) -> Collection[str]:
         if outputs:
             link.send(StepDone(outputs))
-        return forgotten(link)
+        return receive_forgotten_ids(link)
 
     while True:
         board.beat(GENERATOR)

@@ -55,7 +55,7 @@ def run_worker(
     return 0
 
 
-def forgotten(link: Link[Any]) -> list[str]:
+def receive_forgotten_ids(link: Link[Any]) -> list[str]:
     """Return the ids of running requests that are no longer wanted. Exits the process if the dispatcher is gone."""
     found = []
     try:

@@ -12,7 +12,7 @@ from engines.python.handlers import answers
 from engines.python.handlers.entry import Handler
 from engines.python.handlers.messages import Add, Answered, CallDone, RunBatch, ToWorker
 from engines.python.link import Link
-from engines.python.worker_main import forgotten
+from engines.python.worker_main import receive_forgotten_ids
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Calls:
         self._unwanted.clear()
         if len(batch) == 1 or not self._handler.takes_batches:
             for invocation in batch:
-                self._unwanted.update(forgotten(self._link))
+                self._unwanted.update(receive_forgotten_ids(self._link))
                 if invocation.id not in self._unwanted:
                     self._run_alone(invocation)
             return True
@@ -97,7 +97,7 @@ class Calls:
 
     def _deliver(self, piece: InvocationOutput) -> None:
         self._link.send(Answered([piece]))
-        self._unwanted.update(forgotten(self._link))
+        self._unwanted.update(receive_forgotten_ids(self._link))
 
 
 def load_input(properties: dict[str, str]) -> Input:

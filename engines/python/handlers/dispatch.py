@@ -67,7 +67,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         for _ in range(self._config.handler.min_workers):
             self._add_slot(front)
         try:
-            while not self._drained():
+            while not self._is_drained():
                 for client, message in front.receive(self._wait_seconds(slot.act_at for slot in self._slots)):
                     self._handle(front, client, message)
                 for slot in list(self._slots):
@@ -77,7 +77,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 self._start_calls()
                 self._fit_workers(front)
                 self._board.beat(DISPATCHER)
-            self._end(front)
+            self._fail_unfinished(front)
             for slot in self._slots:
                 front.unwatch(slot.process.fileno())
         finally:
@@ -246,7 +246,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             if self._alone and slot.idle:
                 self._run(slot, [self._alone.popleft()], now)
                 slot.runs_alone = True
-            elif (batch := self._batcher.take(now)) is not None:
+            elif (batch := self._batcher.pop_batch(now)) is not None:
                 self._metrics.observe_batch(batch, now)
                 self._run(slot, [RunningInvocation(invocation) for invocation in batch], now)
                 self._batcher.set_free(now)

@@ -13,7 +13,7 @@ from engines.core import Request, RequestOutput, SamplingParams
 from engines.python.batch import BatchWaste
 from engines.python.batch_runner import BatchRunner
 from engines.python.model import describe
-from engines.python.pulse import Pulse, keep_positions_inside
+from engines.python.pulse import Pulse, clamp_positions
 from tests.support.tiny_architectures import CONTEXT, make_model
 
 FAR = 600.0
@@ -52,7 +52,7 @@ class Runner:
         self.clock = clock
         pulse = Pulse(self._beat, clock)
         pulse.attach(model)
-        keep_positions_inside(model, CONTEXT)
+        clamp_positions(model, CONTEXT)
         self.generation = BatchRunner(replace(describe(model), takes_mask=takes_mask), pulse, 30.0)
 
     def _beat(self) -> None:

@@ -34,10 +34,10 @@ def _ids(batch: list[Request] | None) -> list[str]:
 def test_a_lone_request_leaves_after_the_delay_and_not_before() -> None:
     batcher = _batcher(batch_size=32)
     batcher.add(_request("a"), 10.0)
-    assert batcher.take(10.0) is None
+    assert batcher.pop_batch(10.0) is None
     assert batcher.seconds_until_due(10.0) == _DELAY
-    assert batcher.take(10.0 + _DELAY * 0.999) is None
-    assert _ids(batcher.take(10.0 + _DELAY)) == ["a"]
+    assert batcher.pop_batch(10.0 + _DELAY * 0.999) is None
+    assert _ids(batcher.pop_batch(10.0 + _DELAY)) == ["a"]
     assert batcher.num_waiting == 0
 
 
@@ -46,37 +46,37 @@ def test_as_many_as_fill_a_batch_leave_at_once() -> None:
     for i in range(32):
         batcher.add(_request(i), 10.0)
     assert batcher.seconds_until_due(10.0) == 0.0
-    assert _ids(batcher.take(10.0)) == [str(i) for i in range(32)]
+    assert _ids(batcher.pop_batch(10.0)) == [str(i) for i in range(32)]
 
 
 def test_a_lone_request_leaves_at_once_where_a_batch_is_one() -> None:
     batcher = _batcher(batch_size=1)
     batcher.add(_request("a"), 10.0)
-    assert _ids(batcher.take(10.0)) == ["a"]
+    assert _ids(batcher.pop_batch(10.0)) == ["a"]
 
 
 def test_what_came_while_a_batch_ran_waits_for_company_from_its_end_on() -> None:
     batcher = _batcher()
     batcher.add(_request("a"), 0.0)
-    assert batcher.take(_DELAY)
+    assert batcher.pop_batch(_DELAY)
     batcher.add(_request("b"), 1.0)
     assert batcher.seconds_until_due(1.0 + _DELAY) is None
-    assert batcher.take(1.0 + _DELAY) is None, "one batch at a time"
+    assert batcher.pop_batch(1.0 + _DELAY) is None, "one batch at a time"
     batcher.set_free(5.0)
-    assert batcher.take(5.0) is None
+    assert batcher.pop_batch(5.0) is None
     assert batcher.seconds_until_due(5.0) == _DELAY
-    assert _ids(batcher.take(5.0 + _DELAY)) == ["b"]
+    assert _ids(batcher.pop_batch(5.0 + _DELAY)) == ["b"]
 
 
 def test_a_full_batch_that_gathered_meanwhile_leaves_at_the_end_of_the_one_before() -> None:
     batcher = _batcher(free_at=None)
     for i in range(6):
         batcher.add(_request(i), 0.0)
-    assert batcher.take(100.0) is None
+    assert batcher.pop_batch(100.0) is None
     batcher.set_free(100.0)
-    assert _ids(batcher.take(100.0)) == ["0", "1", "2", "3"]
+    assert _ids(batcher.pop_batch(100.0)) == ["0", "1", "2", "3"]
     batcher.set_free(101.0)
-    assert batcher.take(101.0) is None, (
+    assert batcher.pop_batch(101.0) is None, (
         "two are no full batch, and have not waited since the generator is free"
     )
 
@@ -107,7 +107,7 @@ def test_an_aborted_request_is_in_no_batch() -> None:
     assert batcher.abort("b")
     assert not batcher.abort("b")
     assert not batcher.abort("never was")
-    assert _ids(batcher.take(_DELAY)) == ["a", "c"]
+    assert _ids(batcher.pop_batch(_DELAY)) == ["a", "c"]
     assert not batcher.abort("a")
 
 
@@ -115,9 +115,9 @@ def test_nothing_leaves_while_the_generator_is_away() -> None:
     batcher = _batcher(batch_size=1)
     batcher.add(_request("a"), 0.0)
     batcher.set_busy()
-    assert batcher.take(100.0) is None
+    assert batcher.pop_batch(100.0) is None
     batcher.set_free(101.0)
-    assert _ids(batcher.take(101.0)) == ["a"]
+    assert _ids(batcher.pop_batch(101.0)) == ["a"]
 
 
 @dataclass
@@ -174,7 +174,7 @@ def test_nothing_is_lost_nothing_comes_twice_and_each_batch_leaves_when_it_shoul
         told = batcher.seconds_until_due(now)
         assert (told is None) == (due is None)
         assert told is None or due is None or told == max(0.0, due - now)
-        batch = batcher.take(now)
+        batch = batcher.pop_batch(now)
         assert (batch is not None) == (due is not None and due <= now)
         if batch is not None:
             expected = list(model.waiting)[:batch_size]

@@ -13,7 +13,7 @@ from engines.core import Request
 _MAX_KNOWN = 1024
 
 
-class Culprits:
+class CrashingRequests:
     """The latest of these requests, by prompt and parameters. The seed is ignored: retries usually change it."""
 
     def __init__(self) -> None:
