@@ -87,7 +87,7 @@ def _pieces(answer: BaseHTTPResponse, watch: ClientWatch, form: ErrorForm) -> It
     try:
         yield from answer.stream(_PIECE_BYTES, decode_content=False)
     except _FAILURES as error:
-        if watch.left:
+        if watch.disconnected:
             return
         _logger.warning("an answer broke off: %s", error)
         content_type = answer.headers.get("Content-Type", "").partition(";")[0]

@@ -61,7 +61,7 @@ class Formatter:
         status = 0
         output: InvocationOutput | None = None
         while output is None or not output.finished:
-            if client.left:
+            if client.disconnected:
                 raise ClientGone
             wait = min(POLL_SECONDS, deadline - time.monotonic())
             if wait <= 0:

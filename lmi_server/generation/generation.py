@@ -156,7 +156,7 @@ class TextGeneration:
     def _next(self, stream: RequestStream) -> RequestOutput:
         deadline = self._http.deadline
         while True:
-            if self._client.left:
+            if self._client.disconnected:
                 raise ClientGone
             wait = POLL_SECONDS
             if deadline is not None:

@@ -71,23 +71,23 @@ class Bodies:
         length = request.content_length
         if length is not None and length > self._max_request_size:
             raise RequestEntityTooLarge
-        left = self._max_request_size + 1 if length is None else length
+        remaining = self._max_request_size + 1 if length is None else length
         stream = request.environ["wsgi.input"]
         try:
-            while left and (piece := stream.read(min(left, _PIECE_BYTES))):
-                left -= len(piece)
+            while remaining and (piece := stream.read(min(remaining, _PIECE_BYTES))):
+                remaining -= len(piece)
                 yield piece
         except TimeoutError as error:
             raise BodyTooSlow("body: the client took too long to send it") from error
         except (OSError, ParseException) as error:  # a broken or malformed chunked body
-            raise InvalidRequest(_BROKEN_OFF) from error
-        if length is None and not left:
+            raise InvalidRequest(_INCOMPLETE_BODY) from error
+        if length is None and not remaining:
             raise RequestEntityTooLarge
-        if length is not None and left:
-            raise InvalidRequest(_BROKEN_OFF)
+        if length is not None and remaining:
+            raise InvalidRequest(_INCOMPLETE_BODY)
 
 
-_BROKEN_OFF = "body: its transfer broke off; accepted: a complete one"
+_INCOMPLETE_BODY = "body: the connection closed before the whole body arrived"
 
 
 def _check_media_type(request: Request) -> None:

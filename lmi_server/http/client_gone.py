@@ -22,14 +22,14 @@ _poll: Any = monkey.get_original("select", "poll")
 
 
 class ClientWatch:
-    """Watches one connection from `start` to `stop`. Without a connection, `left` stays False."""
+    """Watches one connection from `start` to `stop`. Without a connection, `disconnected` stays False."""
 
     def __init__(self, connection: Any) -> None:
         # Under TLS, a peek does not detect that the connection was closed; the next write does.
         usable = isinstance(connection, socket.socket | gevent_socket.socket)
         self._connection = connection if usable and not isinstance(connection, ssl.SSLSocket) else None
         self._greenlet: gevent.Greenlet[..., None] | None = None
-        self._left = False
+        self._disconnected = False
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> ClientWatch:
@@ -37,19 +37,19 @@ class ClientWatch:
         return cls(environ.get("gunicorn.socket"))
 
     @property
-    def left(self) -> bool:
+    def disconnected(self) -> bool:
         """Whether the client is known to have disconnected. Costs one system call unless a greenlet watches."""
-        if not self._left and self._greenlet is None and self._connection is not None:
-            self._left = _hung_up(self._connection)
-        return self._left
+        if not self._disconnected and self._greenlet is None and self._connection is not None:
+            self._disconnected = _hung_up(self._connection)
+        return self._disconnected
 
-    def start(self, on_left: Callable[[], None]) -> None:
-        """Call `on_left` from another greenlet as soon as the client disconnects.
+    def start(self, on_disconnect: Callable[[], None]) -> None:
+        """Call `on_disconnect` from another greenlet as soon as the client disconnects.
 
-        Works only if the server runs on gevent. Otherwise `left` has to be polled.
+        Works only if the server runs on gevent. Otherwise `disconnected` has to be polled.
         """
         if isinstance(self._connection, gevent_socket.socket):
-            self._greenlet = gevent.spawn(self._watch, self._connection, on_left)
+            self._greenlet = gevent.spawn(self._watch, self._connection, on_disconnect)
 
     def stop(self) -> None:
         """Stop watching. The watch does not use the connection afterwards. Idempotent."""
@@ -58,7 +58,7 @@ class ClientWatch:
         if greenlet is not None and greenlet is not gevent.getcurrent():
             greenlet.kill()
 
-    def _watch(self, connection: gevent_socket.socket, on_left: Callable[[], None]) -> None:
+    def _watch(self, connection: gevent_socket.socket, on_disconnect: Callable[[], None]) -> None:
         try:
             more = bool(connection.recv(1, socket.MSG_PEEK))
         except OSError:
@@ -66,8 +66,8 @@ class ClientWatch:
         while more and not _hung_up(connection):
             # Unread bytes keep the connection readable, so waiting for it to become readable no longer helps.
             gevent.sleep(_HANGUP_POLL_SECONDS)
-        self._left = True
-        on_left()
+        self._disconnected = True
+        on_disconnect()
 
 
 def _hung_up(connection: Any) -> bool:

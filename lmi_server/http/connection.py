@@ -39,18 +39,18 @@ class ConnectionLimits:
 
 class _Phase(Enum):
     IDLE = "the next request has not begun"
-    HEAD = "its headers are incomplete"
-    REQUEST = "its body is being read, or it is being answered"
+    HEAD = "the headers of a request are incomplete"
+    REQUEST = "a request is being read or answered"
 
 
-class Pace:
+class StallBudget:
     """The seconds for which a client may still stall. Each transfer adds seconds, up to the limit."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self.seconds_left = limits.stall_seconds
 
-    def moved(self, num_bytes: int, waited: float) -> None:
+    def record_transfer(self, num_bytes: int, waited: float) -> None:
         left = self.seconds_left - waited + num_bytes / self._limits.bytes_per_second
         self.seconds_left = min(left, self._limits.stall_seconds)
 
@@ -73,8 +73,8 @@ class ClientConnection(gevent_socket.socket):
     def begin_request(self) -> None:
         """Expect the body, after the headers are complete."""
         self._begin(_Phase.REQUEST, self.limits.body_seconds)
-        self._reading = Pace(self.limits)
-        self._writing = Pace(self.limits)
+        self._read_budget = StallBudget(self.limits)
+        self._write_budget = StallBudget(self.limits)
 
     def _begin(self, phase: _Phase, seconds: float) -> None:
         self._phase = phase
@@ -88,25 +88,25 @@ class ClientConnection(gevent_socket.socket):
         Raises `TimeoutError` if the client takes too long to send a body.
         """
         if flags:
-            return self._received(size, flags)
+            return self._recv_raw(size, flags)
         return self._recv_body(size) if self._phase is _Phase.REQUEST else self._recv_head(size)
 
     def sendall(self, data: bytes, flags: int = 0) -> None:
         """Send like `socket.sendall`. Raises `ConnectionResetError` if the client reads too slowly or not at all."""
-        pace = self._writing if self._phase is _Phase.REQUEST else Pace(self.limits)
+        budget = self._write_budget if self._phase is _Phase.REQUEST else StallBudget(self.limits)
         # Almost always the kernel accepts all data at once.
         sent = self._send_now(data, flags)
-        pace.moved(sent, 0.0)
+        budget.record_transfer(sent, 0.0)
         rest = memoryview(data)[sent:]
         while rest:
             began = time.monotonic()
             sent = 0
-            with gevent.Timeout(max(pace.seconds_left, 0.0), False):
+            with gevent.Timeout(max(budget.seconds_left, 0.0), False):
                 sent = self.send(rest, flags)
-            pace.moved(sent, time.monotonic() - began)
-            if pace.seconds_left <= 0:
-                self._drop_what_is_not_sent()
-                raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer")
+            budget.record_transfer(sent, time.monotonic() - began)
+            if budget.seconds_left <= 0:
+                self._discard_unsent_data()
+                raise ConnectionResetError(errno.ECONNRESET, "the client does not read the response")
             rest = rest[sent:]
 
     @property
@@ -128,7 +128,7 @@ class ClientConnection(gevent_socket.socket):
             return 0
         return num_bytes
 
-    def _received(self, size: int, flags: int = 0) -> bytes:
+    def _recv_raw(self, size: int, flags: int = 0) -> bytes:
         data: bytes = super().recv(size, flags)
         return data
 
@@ -139,7 +139,7 @@ class ClientConnection(gevent_socket.socket):
         self.awaits_client = True
         self.settimeout(seconds)
         try:
-            return self._received(size)
+            return self._recv_raw(size)
         except OSError:
             if not self._evicted:
                 raise
@@ -173,8 +173,8 @@ class ClientConnection(gevent_socket.socket):
 
     def _recv_body(self, size: int) -> bytes:
         began = time.monotonic()
-        data = self._recv_within(min(self._reading.seconds_left, self._deadline - began), size)
-        self._reading.moved(len(data), time.monotonic() - began)
+        data = self._recv_within(min(self._read_budget.seconds_left, self._deadline - began), size)
+        self._read_budget.record_transfer(len(data), time.monotonic() - began)
         # Receiving bytes that have already arrived does not switch greenlets, so let others run here.
         gevent.sleep(0)
         return data
@@ -188,7 +188,7 @@ class ClientConnection(gevent_socket.socket):
         with contextlib.suppress(OSError):
             self.sendall(head.encode() + body)
 
-    def _drop_what_is_not_sent(self) -> None:
+    def _discard_unsent_data(self) -> None:
         """Make the kernel discard unsent data when the connection is closed."""
         with contextlib.suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

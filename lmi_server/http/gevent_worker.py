@@ -17,7 +17,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from lmi_server.http.connection import ClientConnection, ConnectionLimits
 
 _PIECE_BYTES = 64 * 1024
-_NOTE_SECONDS = 60.0
+_LOG_INTERVAL_SECONDS = 60.0
 """Minimum time between two log lines about connections closed to make room."""
 
 
@@ -33,7 +33,7 @@ class Worker(GeventWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connections: set[ClientConnection] = set()
-        self._noted = -_NOTE_SECONDS
+        self._last_log_time = -_LOG_INTERVAL_SECONDS
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -83,10 +83,10 @@ class Worker(GeventWorker):
         if not idle:
             return
         min(idle, key=lambda connection: connection.turn_began).evict()
-        if time.monotonic() - self._noted >= _NOTE_SECONDS:
-            self._noted = time.monotonic()
+        if time.monotonic() - self._last_log_time >= _LOG_INTERVAL_SECONDS:
+            self._last_log_time = time.monotonic()
             self.log.warning(
-                "%d connections are open: idle ones are closed for new ones", len(self._connections)
+                "%d connections are open; closing idle connections to accept new ones", len(self._connections)
             )
 
 

@@ -89,11 +89,11 @@ class _UniqueNames:
 
     def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self._turns.count(len(pairs) + 1)
-        made = dict(pairs)
-        if len(made) != len(pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
             name = as_json(_first_repeated(pairs))
-            raise InvalidRequest(f"body: the name {name} is given more than once; accepted: once")
-        return made
+            raise InvalidRequest(f"body: duplicate name {name}; accepted: each name once")
+        return result
 
 
 def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
@@ -107,7 +107,7 @@ def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"body: given the number {name}; accepted: finite numbers, as JSON has them")
+    raise InvalidRequest(f"body: given the number {name}; accepted: finite numbers")
 
 
 def _check_tree(body: dict[str, Any], turns: _Turns) -> None:
@@ -139,7 +139,7 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"body: a string holds the unpaired surrogate \\u{ord(text[error.start]):04x}; accepted: valid Unicode"
+            f"body: a string contains the unpaired surrogate \\u{ord(text[error.start]):04x}; accepted: valid Unicode"
         ) from error
 
 

@@ -18,22 +18,22 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_a_client_that_waits_is_there(pair: tuple[socket.socket, socket.socket]) -> None:
-    assert not ClientWatch(pair[0]).left
+    assert not ClientWatch(pair[0]).disconnected
 
 
 def test_a_client_that_closed_is_gone(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].close()
-    assert ClientWatch(pair[0]).left
+    assert ClientWatch(pair[0]).disconnected
 
 
 def test_a_client_that_sent_more_is_there_until_it_closes(pair: tuple[socket.socket, socket.socket]) -> None:
     server, client = pair
     client.sendall(b"GET /ping HTTP/1.1\r\n\r\n")
-    assert not ClientWatch(server).left
+    assert not ClientWatch(server).disconnected
     client.close()
-    assert ClientWatch(server).left
+    assert ClientWatch(server).disconnected
     assert server.recv(3) == b"GET"
 
 
 def test_without_a_connection_nobody_leaves() -> None:
-    assert not ClientWatch.of({}).left
+    assert not ClientWatch.of({}).disconnected

@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent import socket as gevent_socket
 
-from lmi_server.http.connection import ClientConnection, ConnectionLimits, Pace
+from lmi_server.http.connection import ClientConnection, ConnectionLimits, StallBudget
 
 QUICK = ConnectionLimits(
     idle_seconds=0.02, head_seconds=0.02, body_seconds=0.02, stall_seconds=0.02, bytes_per_second=1_000_000
@@ -116,15 +116,15 @@ def test_a_body_has_its_time_however_it_moves(pair: Pair) -> None:
 
 
 def test_bytes_give_back_the_time_that_they_took_but_no_more_than_all_of_it() -> None:
-    pace = Pace(ConnectionLimits(stall_seconds=30, bytes_per_second=1000))
+    budget = StallBudget(ConnectionLimits(stall_seconds=30, bytes_per_second=1000))
     for _ in range(100):
-        pace.moved(num_bytes=20_000, waited=20)
-    assert pace.seconds_left == 30
-    pace.moved(num_bytes=5_000, waited=10)
-    assert pace.seconds_left == 25
+        budget.record_transfer(num_bytes=20_000, waited=20)
+    assert budget.seconds_left == 30
+    budget.record_transfer(num_bytes=5_000, waited=10)
+    assert budget.seconds_left == 25
     for _ in range(2):
-        pace.moved(num_bytes=7_000, waited=20)
-    assert pace.seconds_left < 0
+        budget.record_transfer(num_bytes=7_000, waited=20)
+    assert budget.seconds_left < 0
 
 
 def test_others_have_their_turn_while_a_body_comes_fast(pair: Pair) -> None:

@@ -99,7 +99,7 @@ class _AnswerPieces:
     def __next__(self) -> InvocationOutput:
         """Wait for the next piece. Raises `ClientGone` if the client disconnects."""
         while True:
-            if self._client.left:
+            if self._client.disconnected:
                 raise ClientGone
             if (output := self._stream.next(POLL_SECONDS)) is not None:
                 self._open = not output.finished
