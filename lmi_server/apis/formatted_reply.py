@@ -32,11 +32,11 @@ class FormattedReply:
 
     def body(self, result: GenerationResult) -> Any:
         first = result.completions[0]
-        rest = first.text[sum(len(token.shown) for token in first.tokens) :]
+        flushed_text = first.text[sum(len(token.shown) for token in first.tokens) :]
         content = {
             "id": 0,
             "records": [self._reply.body(result)],
-            "tokens": _tokens(first.tokens, rest, ended=True),
+            "tokens": _tokens(first.tokens, flushed_text, ended=True),
             "num_before": 0,
             "finish_reason": first.finish_reason,
         }
@@ -52,7 +52,7 @@ class FormattedReply:
         content = {
             "id": output.index,
             "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames],
-            "tokens": _tokens(output.tokens, output.rest, ended=output.completion is not None),
+            "tokens": _tokens(output.tokens, output.flushed_text, ended=output.completion is not None),
             "num_before": self._num_tokens[output.index],
             "finish_reason": output.completion.finish_reason if output.completion is not None else None,
         }
@@ -66,8 +66,8 @@ class FormattedReply:
         return self._reply.failure(error)
 
 
-def _tokens(tokens: Sequence[TokenText], rest: str, *, ended: bool) -> list[dict[str, Any]]:
-    """Return the tokens for the formatter. Their texts, joined, are the text that can be shown, ending in `rest`."""
+def _tokens(tokens: Sequence[TokenText], flushed_text: str, *, ended: bool) -> list[dict[str, Any]]:
+    """Return the tokens for the formatter. Their texts, joined, are the shown text, ending in `flushed_text`."""
     entries: list[dict[str, Any]] = [
         {
             "id": token.id,
@@ -80,7 +80,7 @@ def _tokens(tokens: Sequence[TokenText], rest: str, *, ended: bool) -> list[dict
     if ended and not entries:  # the last output has no token
         entries.append({"id": -1, "text": "", "log_prob": 0.0, "special_token": True})
     if entries:
-        entries[-1]["text"] += rest
+        entries[-1]["text"] += flushed_text
     return entries
 
 

@@ -19,7 +19,7 @@ from lmi_server.apis.tenant import tenant_of
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
-from lmi_server.generation.generation import ClientGone, TextGeneration
+from lmi_server.generation.generation import ClientDisconnected, TextGeneration
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
@@ -43,7 +43,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     try:
         with _body(context) as body:
             call = parse(context, body)
-    except ClientGone:
+    except ClientDisconnected:
         return _client_gone(record)
     if context.formatter is not None and context.formatter.writes_answers:
         client = ClientWatch.of(request.environ)
@@ -58,7 +58,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     record.generation = generation
     try:
         return _respond(call, generation, record)
-    except ClientGone:
+    except ClientDisconnected:
         generation.close()
         return _client_gone(record)
     except BaseException:
@@ -76,7 +76,7 @@ def _client_gone(record: RequestRecord) -> Response:
 def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
     """Read the body of the current request. A user's formatter may rewrite it.
 
-    Raises `EngineError`, and `ClientGone` if the client disconnects while the formatter runs.
+    Raises `EngineError`, and `ClientDisconnected` if the client disconnects while the formatter runs.
     """
     formatter = context.formatter
     if formatter is not None and formatter.reads_bodies:
@@ -98,7 +98,7 @@ def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant
         if body_timeout is not None or by_engine
         else context.config.server.predict_timeout,
         timeout_name="option.predict_timeout" if body_timeout is None else "timeout",
-        engine_stops=not by_engine,
+        engine_enforces_deadline=not by_engine,
         tenant=tenant,
         priority=call.priority,
     )
@@ -148,7 +148,7 @@ def _stream(
             if frames:
                 yield frames.encode()
                 frames = ""
-    except ClientGone:
+    except ClientDisconnected:
         return
     except EngineError as error:
         record.finish = error.kind

@@ -73,9 +73,9 @@ class TokenText(msgspec.Struct, frozen=True):
     top: tuple[TopToken, ...] = ()
     """The most likely tokens at this position, as many as requested."""
 
-    def top_as(self, own: str) -> tuple[TopToken, ...]:
-        """Return `top`, with the text `own` for this token if it is among them."""
-        return tuple(TopToken(one.id, own, one.logprob) if one.id == self.id else one for one in self.top)
+    def top_as(self, text: str) -> tuple[TopToken, ...]:
+        """Return `top`, with `text` as the text of this token if it is among them."""
+        return tuple(TopToken(one.id, text, one.logprob) if one.id == self.id else one for one in self.top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class TextOutput(msgspec.Struct, frozen=True):
     tokens: tuple[TokenText, ...]
     released: tuple[TokenText, ...]
     """Tokens that are now known to be part of the text, because no stop string begins in them."""
-    rest: str
+    flushed_text: str
     """Text held back until the end."""
     completion: Completion | None
     """Set on the last output only."""
@@ -119,7 +119,7 @@ class TextOutput(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """All text that can be shown now."""
-        return "".join([token.shown for token in self.tokens]) + self.rest
+        return "".join([token.shown for token in self.tokens]) + self.flushed_text
 
 
 class PromptText:
@@ -149,7 +149,7 @@ class PromptText:
             yield TokenText(token_id, piece, piece, logprob, token_id in self.text.special_ids, top)
 
 
-class AnswerText:
+class CompletionText:
     """The text of one completion. Owned by the `TextGeneration` that adds the outputs."""
 
     def __init__(self, index: int, prompt: PromptText) -> None:
@@ -177,23 +177,23 @@ class AnswerText:
         self._num_released = 0
         self._num_released_chars = 0
 
-    def take(self, output: RequestOutput) -> TextOutput:
+    def add_output(self, output: RequestOutput) -> TextOutput:
         """Convert an output without an error to text. Tokens after a stop string are dropped."""
         first = len(self._tokens)
-        prompt_tokens = self._take_prompt(output) if first == 0 else ()
+        prompt_tokens = self._record_prompt(output) if first == 0 else ()
         stop_name: str | None = None
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
             ends = index == last and output.finish_reason is FinishReason.EOS_TOKEN
             logprob = output.logprobs[index] if index < len(output.logprobs) else None
             top = output.top_logprobs[index] if index < len(output.top_logprobs) else ()
-            self._take_token(token_id, logprob, top, ends)
+            self._add_token(token_id, logprob, top, ends)
             stop_name = self._stop_names.get(token_id)
             if stop_name is not None or self._stops.matched is not None:
                 break
         self.num_generated = len(self._tokens)
         finish_reason = self._finish_reason(output, stop_name)
-        rest = self._end(stop_name) if finish_reason is not None else ""
+        flushed_text = self._flush(stop_name) if finish_reason is not None else ""
         if self._stops.matched is not None:  # possibly in text that was held back until now
             finish_reason = FinishReason.STOP_SEQUENCE
         released = self._release()
@@ -206,16 +206,18 @@ class AnswerText:
                 finish_reason,
                 self._prompt_tokens,
             )
-        return TextOutput(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
+        return TextOutput(
+            self._index, tuple(self._tokens[first:]), released, flushed_text, completion, prompt_tokens
+        )
 
-    def _take_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
+    def _record_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
         """Record what the engine reports about the prompt with the first token."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.token_ids and self.request.sampling.prompt_logprobs is not None:
             self._prompt_tokens = self._prompt.tokens(output.prompt_logprobs)
         return self._prompt_tokens
 
-    def _take_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
+    def _add_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
         """Add a token. `ends`: the engine stopped at this token, which is in the text only with `include_stop`."""
         special = token_id in self._text.special_ids
         if ends and not self._rules.include_stop:
@@ -243,15 +245,15 @@ class AnswerText:
             return FinishReason.STOP_SEQUENCE
         return output.finish_reason
 
-    def _end(self, stop_name: str | None) -> str:
+    def _flush(self, stop_name: str | None) -> str:
         """Return the text held back by the detokenizer, followed by the text held back by the stop matcher."""
-        rest = self._show(self._detokenizer.flush())
+        flushed_text = self._show(self._detokenizer.flush())
         held = self._stops.flush()
         if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
             held += stop_name
         self._shown.append(held)
         self._num_shown_chars += len(held)
-        return rest + held
+        return flushed_text + held
 
     def _release(self) -> tuple[TokenText, ...]:
         """Return the tokens whose whole text is now shown."""

@@ -23,7 +23,7 @@ class HttpRequest:
     """Seconds after the arrival at which the web process times out; None if only the engine enforces a limit."""
     timeout_name: str = "option.predict_timeout"
     """The option or field that sets `timeout`, for error messages."""
-    engine_stops: bool = True
+    engine_enforces_deadline: bool = True
     """Whether the engine times out at that moment too."""
     tenant: str = ""
     priority: int = 0
@@ -48,7 +48,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
         ids: Iterator[str] = iter((http.id,))
     else:
         ids = (f"{http.id}-{number}" for number in range(sum(request.best_of for request in requests)))
-    deadline = http.deadline if http.engine_stops else None
+    deadline = http.deadline if http.engine_enforces_deadline else None
     found: list[Candidate] = []
     for prompt, request in enumerate(requests):
         first = ""
@@ -88,9 +88,9 @@ def best_completions(
     found: list[Completion] = []
     start = 0
     for request in requests:
-        own = list(completions[start : start + request.best_of])
+        prompt_completions = list(completions[start : start + request.best_of])
         start += request.best_of
         if request.best_of > request.n:
-            own.sort(key=lambda completion: completion.mean_logprob, reverse=True)
-        found += own[: request.n]
+            prompt_completions.sort(key=lambda completion: completion.mean_logprob, reverse=True)
+        found += prompt_completions[: request.n]
     return tuple(found)

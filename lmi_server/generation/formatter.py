@@ -13,14 +13,14 @@ from engines.base import HandlerEngine, InvocationStream
 from engines.core import AbortReason
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed, error_from_kind
 from engines.invocations import Invocation, InvocationOutput
-from lmi_server.generation.generation import POLL_SECONDS, ClientGone
+from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import dump
 
 
 class Formatter:
-    """Calls the formatters' process. Calls raise `EngineError`, or `ClientGone` if the client disconnects."""
+    """Calls the formatters' process. Calls raise `EngineError`, or `ClientDisconnected` if the client disconnects."""
 
     def __init__(self, engine: HandlerEngine, roles: Collection[str], timeout: float) -> None:
         """roles: which of `input_formatter` and `output_formatter` the user supplies; timeout: seconds."""
@@ -62,7 +62,7 @@ class Formatter:
         output: InvocationOutput | None = None
         while output is None or not output.finished:
             if client.disconnected:
-                raise ClientGone
+                raise ClientDisconnected
             wait = min(POLL_SECONDS, deadline - time.monotonic())
             if wait <= 0:
                 raise DeadlineExceeded(f"the {stage} formatter took longer than {self._timeout:g} s")

@@ -13,8 +13,8 @@ from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
 from lmi_server.generation.answer_text import (
-    AnswerText,
     Completion,
+    CompletionText,
     GenerationRequest,
     PromptText,
     TextOutput,
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.25
 """Interval at which a wait for the engine checks the clock and the client."""
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client disconnected before the response was complete."""
 
 
@@ -62,7 +62,8 @@ class TextGeneration:
         self._candidates = candidates(http, requests)
         prompts = [PromptText(request, text) for request in requests]
         self._texts = [
-            AnswerText(index, prompts[candidate.prompt]) for index, candidate in enumerate(self._candidates)
+            CompletionText(index, prompts[candidate.prompt])
+            for index, candidate in enumerate(self._candidates)
         ]
         self._open = {
             candidate.request.id: answer
@@ -118,7 +119,7 @@ class TextGeneration:
 
         Raises:
             EngineError: the engine rejected or failed one of the requests, or the request timed out.
-            ClientGone: the client disconnected.
+            ClientDisconnected: the client disconnected.
         """
         # Submit all requests at once, so that they can share a batch.
         stream = self._stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
@@ -133,8 +134,8 @@ class TextGeneration:
                     del self._open[output.id]
                 if output.error_kind:
                     raise self._failure(answer, output)
-                yield self._take(answer, output)
-        except ClientGone:
+                yield self._process_output(answer, output)
+        except ClientDisconnected:
             raise
         except DeadlineExceeded:
             self._abort_reason = AbortReason.TIMEOUT
@@ -157,7 +158,7 @@ class TextGeneration:
         deadline = self._http.deadline
         while True:
             if self._client.disconnected:
-                raise ClientGone
+                raise ClientDisconnected
             wait = POLL_SECONDS
             if deadline is not None:
                 wait = min(wait, deadline - self._clock())
@@ -170,10 +171,10 @@ class TextGeneration:
             if output is not None:
                 return output
 
-    def _take(self, answer: AnswerText, output: RequestOutput) -> TextOutput:
+    def _process_output(self, answer: CompletionText, output: RequestOutput) -> TextOutput:
         if output.token_ids and self.first_token_time is None:
             self.first_token_time = self._clock()
-        text = answer.take(output)
+        text = answer.add_output(output)
         if text.completion is not None:
             self._completions[text.index] = text.completion
             # Abort before the last text is written, so that the engine does not compute past a stop string.
@@ -183,7 +184,7 @@ class TextGeneration:
                 self.close()
         return text
 
-    def _failure(self, answer: AnswerText, output: RequestOutput) -> EngineError:
+    def _failure(self, answer: CompletionText, output: RequestOutput) -> EngineError:
         """Return the error of the whole HTTP request. With several prompts, the message names the one that failed."""
         where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)

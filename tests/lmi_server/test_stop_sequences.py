@@ -6,7 +6,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engines.core import FinishReason, RequestOutput, SamplingParams
-from lmi_server.generation.answer_text import AnswerText, Completion, GenerationRequest, PromptText, TextRules
+from lmi_server.generation.answer_text import (
+    Completion,
+    CompletionText,
+    GenerationRequest,
+    PromptText,
+    TextRules,
+)
 from lmi_server.text.tokenizer import TextModel
 
 ALPHABET = "ab é😀你"
@@ -30,12 +36,14 @@ def run(
     """What is shown, and the texts of the tokens that are told, step by step, and the end."""
     sampling = SamplingParams(max_new_tokens=len(ids) + 1)
     request = GenerationRequest(prompt, text_model.encode(prompt), sampling, rules, "inputs")
-    continuation = AnswerText(0, PromptText(request, text_model))
+    continuation = CompletionText(0, PromptText(request, text_model))
     shown, told = [], []
     for at in range(0, len(ids), per_step):
         last = at + per_step >= len(ids)
         reason = FinishReason.LENGTH if last else None
-        step = continuation.take(RequestOutput("a", tuple(ids[at : at + per_step]), finish_reason=reason))
+        step = continuation.add_output(
+            RequestOutput("a", tuple(ids[at : at + per_step]), finish_reason=reason)
+        )
         shown.append(step.shown)
         told.append("".join(token.text for token in step.released))
         if step.completion is not None:

@@ -16,7 +16,7 @@ from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
 from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation.generation import POLL_SECONDS, ClientGone
+from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.framing import JSON_LINES
 from lmi_server.request_log import RequestRecord, current_record
@@ -75,7 +75,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
         response = _response(first.head, _stream(first, pieces, record))
         # A generator that was never started does not run its `finally` block.
         response.call_on_close(pieces.close)
-    except ClientGone:
+    except ClientDisconnected:
         pieces.close()
         record.finish = "client_gone"
         return Response(status=CLIENT_GONE_STATUS)
@@ -97,10 +97,10 @@ class _AnswerPieces:
         client.start(self._abort)
 
     def __next__(self) -> InvocationOutput:
-        """Wait for the next piece. Raises `ClientGone` if the client disconnects."""
+        """Wait for the next piece. Raises `ClientDisconnected` if the client disconnects."""
         while True:
             if self._client.disconnected:
-                raise ClientGone
+                raise ClientDisconnected
             if (output := self._stream.next(POLL_SECONDS)) is not None:
                 self._open = not output.finished
                 return output
@@ -131,7 +131,7 @@ def _stream(first: InvocationOutput, pieces: _AnswerPieces, record: RequestRecor
             if output.last:
                 return
             output = next(pieces)
-    except ClientGone:
+    except ClientDisconnected:
         return
     except EngineError as error:
         record.finish = error.kind

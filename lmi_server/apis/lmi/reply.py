@@ -67,7 +67,7 @@ class LmiReply:
                 records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
             request = self._requests[0]
             last: dict[str, Any] = records[-1]
-            last["token"]["text"] += output.rest
+            last["token"]["text"] += output.flushed_text
             last["generated_text"] = self._text(request, output.completion)
             if self._shows_details:
                 last["details"] = _details(request, output.completion)
