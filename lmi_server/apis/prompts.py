@@ -36,7 +36,7 @@ class Prompt:
 
 def max_prompt_chars(context: ApiContext) -> int:
     """Return an upper bound on the number of characters of a prompt that fits the context."""
-    return context.config.max_model_len * context.text.longest_token
+    return context.config.max_model_len * context.text.max_token_chars
 
 
 def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLong:
@@ -45,7 +45,7 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
         field,
         f"given {given} characters; accepted: at most {max_prompt_chars(context)}, as prompt and output together "
         f"may have {context.config.max_model_len} tokens (option.max_model_len), none of them longer than "
-        f"{context.text.longest_token} characters",
+        f"{context.text.max_token_chars} characters",
     )
 
 
@@ -192,6 +192,6 @@ def _requested_length(context: ApiContext, prompt: Prompt, parameters: Parameter
         raise refuse(
             parameters.fields["max_length"],
             total,
-            f"at least {num_before + 1}, as the prompt ({prompt.field}) has {num_before} tokens, which count",
+            f"at least {num_before + 1}, as it includes the prompt ({prompt.field}) of {num_before} tokens",
         )
     return total - num_before

@@ -139,11 +139,11 @@ class PromptText:
     def _join(self, logprobs: Sequence[PromptLogprob]) -> Iterator[TokenText]:
         ids = self.request.prompt_token_ids
         detokenizer = IncrementalDetokenizer(self.text, (), self.request.rules.skip_special_tokens)
-        for place, token_id in in_turns(enumerate(ids)):
+        for index, token_id in in_turns(enumerate(ids)):
             piece = detokenizer.push(token_id)
-            if place == len(ids) - 1:
+            if index == len(ids) - 1:
                 piece += detokenizer.flush()
-            known = logprobs[place - 1] if 0 < place <= len(logprobs) else None
+            known = logprobs[index - 1] if 0 < index <= len(logprobs) else None
             logprob = None if known is None else max(known.logprob, _LOWEST_LOGPROB)
             top = () if known is None else _top_tokens(known.top, self.text)
             yield TokenText(token_id, piece, piece, logprob, token_id in self.text.special_ids, top)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CHANGES = (
+_REPLACEMENTS = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
@@ -12,7 +12,7 @@ _CHANGES = (
 
 def cleaned_up(text: str) -> str:
     """Return the text as transformers cleans it up."""
-    for old, new in _CHANGES:
+    for old, new in _REPLACEMENTS:
         text = text.replace(old, new)
     return text
 
@@ -25,20 +25,20 @@ class CleanUp:
     """
 
     def __init__(self) -> None:
-        self._held = [""] * len(_CHANGES)
+        self._held = [""] * len(_REPLACEMENTS)
 
     def push(self, piece: str) -> str:
-        for place, (old, new) in enumerate(_CHANGES):
-            piece = (self._held[place] + piece).replace(old, new)
+        for index, (old, new) in enumerate(_REPLACEMENTS):
+            piece = (self._held[index] + piece).replace(old, new)
             num_held = next((size for size in range(len(old) - 1, 0, -1) if piece.endswith(old[:size])), 0)
-            self._held[place] = piece[len(piece) - num_held :]
+            self._held[index] = piece[len(piece) - num_held :]
             piece = piece[: len(piece) - num_held]
         return piece
 
     def flush(self) -> str:
         """Return the text that was held back."""
         text = ""
-        for place, (old, new) in enumerate(_CHANGES):
-            text = (self._held[place] + text).replace(old, new)
-            self._held[place] = ""
+        for index, (old, new) in enumerate(_REPLACEMENTS):
+            text = (self._held[index] + text).replace(old, new)
+            self._held[index] = ""
         return text

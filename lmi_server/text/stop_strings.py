@@ -32,7 +32,7 @@ class StopMatcher:
             end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._include else start]
-        shown = len(text) - self._num_undecided(text)
+        shown = len(text) - self._num_partial_match_chars(text)
         self._held = text[shown:]
         return text[:shown]
 
@@ -41,7 +41,7 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _num_undecided(self, text: str) -> int:
+    def _num_partial_match_chars(self, text: str) -> int:
         """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self._stops), default=0) - 1
         for length in range(min(longest, len(text)), 0, -1):

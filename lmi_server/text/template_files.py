@@ -19,8 +19,8 @@ def read_templates(folder: Path) -> dict[str, str]:
     Raises `ValueError`, which names the file, if a file is not valid.
     """
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if (own := folder / "chat_template.jinja").is_file():
-        files = {DEFAULT: own, **files}
+    if (default_file := folder / "chat_template.jinja").is_file():
+        files = {DEFAULT: default_file, **files}
     if files:
         return {name: _read_text(path) for name, path in files.items()}
     for name in ("tokenizer_config.json", "chat_template.json"):

@@ -21,7 +21,7 @@ from jinja2 import nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS = 2.0
+MAX_RENDER_SECONDS = 2.0
 """Maximum CPU time of one rendering. Long chats take a few hundredths of this."""
 _EXTRA_BYTES = 1 << 30
 _MAX_BITS = 4096
@@ -42,7 +42,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self._deadline = 0.0
         del self.globals["lipsum"]
-        self.filters = {name: _with_small_numbers(one) for name, one in self.filters.items()}
+        self.filters = {name: _reject_large_arguments(one) for name, one in self.filters.items()}
 
     def limited_template(self, source: str) -> jinja2.Template:
         """Compile a template, with a time check in each loop and macro. Raises `jinja2.TemplateSyntaxError`."""
@@ -66,28 +66,28 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             most = pages * resource.getpagesize() + _EXTRA_BYTES
             limit = min(one for one in (most, soft, hard) if one != resource.RLIM_INFINITY)
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-            self._deadline = time.thread_time() + SECONDS
+            self._deadline = time.thread_time() + MAX_RENDER_SECONDS
             try:
                 yield
             except MemoryError:
-                raise TemplateLimitError("it takes too much memory") from None
+                raise TemplateLimitError("it uses too much memory") from None
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def check_time(self) -> None:
         """Check the time limit. Called by templates in every loop iteration. Raises `TemplateLimitError`."""
         if time.thread_time() > self._deadline:
-            raise TemplateLimitError(f"it takes longer than {SECONDS:g} s")
+            raise TemplateLimitError(f"it takes longer than {MAX_RENDER_SECONDS:g} s")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_BITS:
-                raise TemplateLimitError("it computes with huge numbers")
+                raise TemplateLimitError("it computes with numbers that are too large")
         return super().call_binop(context, operator, left, right)
 
 
-def _with_small_numbers(filter_: Callable[..., Any]) -> Callable[..., Any]:
+def _reject_large_arguments(filter_: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter to reject large numbers as arguments. The filtered value may be large."""
     num_before = 2 if hasattr(filter_, "jinja_pass_arg") else 1
 
@@ -95,7 +95,7 @@ def _with_small_numbers(filter_: Callable[..., Any]) -> Callable[..., Any]:
     def limited(*args: Any, **named: Any) -> Any:
         for argument in (*args[num_before:], *named.values()):
             if isinstance(argument, int) and abs(argument) > _MAX_ARGUMENT:
-                raise TemplateLimitError(f"a filter has the argument {argument}")
+                raise TemplateLimitError(f"a filter argument is too large (got {argument})")
         return filter_(*args, **named)
 
     return limited

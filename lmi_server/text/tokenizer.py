@@ -29,7 +29,7 @@ class TextModel:
     """Ids, by text, of the special tokens, which decoded text omits by default."""
     special_ids: frozenset[int]
     chat_template: ChatTemplate | None
-    longest_token: int
+    max_token_chars: int
     """Length of the longest entry of the vocabulary, in characters."""
     vocabulary_size: int
     """Token ids range from 0 to `vocabulary_size - 1`."""
@@ -65,7 +65,7 @@ class TextModel:
             special_tokens=special,
             special_ids=frozenset(special.values()),
             chat_template=ChatTemplate(templates[DEFAULT], named) if DEFAULT in templates else None,
-            longest_token=max(map(len, vocabulary), default=1),
+            max_token_chars=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(folder, vocabulary),
             is_encoder_decoder=read_json(folder / "config.json").get("is_encoder_decoder") is True,
             # As in transformers, not for BPE, where this would remove spaces that the model generated.

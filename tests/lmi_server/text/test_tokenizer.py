@@ -48,7 +48,7 @@ def test_chat_equals_transformers(
 def test_special_tokens_and_eos(text_model: TextModel) -> None:
     assert text_model.special_tokens == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
     assert text_model.eos_token_ids == (2, 0)
-    assert text_model.longest_token == len("<|endoftext|>")
+    assert text_model.max_token_chars == len("<|endoftext|>")
 
 
 @pytest.mark.parametrize(
