@@ -33,7 +33,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     device: str
     load_seconds: dict[str, float]
     """Duration of the start in seconds, by part."""
-    takes_many: bool = False
+    accepts_concurrent_calls: bool = False
     """Whether the process accepts concurrent calls, as with an asynchronous handler."""
 
 

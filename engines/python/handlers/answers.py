@@ -32,14 +32,14 @@ def check_load(result: Any) -> None:
         raise CannotAnswer(f"the handler's first call returned {_error(result)}")
 
 
-def whole(request_id: str, output: Output | None) -> Iterator[InvocationOutput]:
+def response_pieces(request_id: str, output: Output | None) -> Iterator[InvocationOutput]:
     """Yield the messages of a response without a stream. Raises `CannotAnswer`."""
     if output is None:
         return _pieces(request_id, _NO_CONTENT, b"")
     return _pieces(request_id, head(output), body(output))
 
 
-def of_batch(batch: Sequence[Invocation], output: Any) -> Iterator[InvocationOutput]:
+def batch_responses(batch: Sequence[Invocation], output: Any) -> Iterator[InvocationOutput]:
     """Return the responses to a batch. Raises `CannotAnswer` if a body is missing or the output is an error."""
     if output is None:
         bodies, common = [b""] * len(batch), _NO_CONTENT
@@ -89,7 +89,7 @@ def head(output: Output) -> AnswerHead:
     wrong = [name for name in output.properties if not _HEADER_NAME.fullmatch(str(name))]
     if wrong or not isinstance(output.code, int) or not 200 <= output.code <= 599:
         what = f"the header name {wrong[0]!r}" if wrong else f"the status {output.code!r}"
-        raise CannotAnswer(f"the handler returned {what}, which cannot be sent")
+        raise CannotAnswer(f"the handler returned {what}, which is not valid in HTTP")
     headers = tuple((_phrase(name), _phrase(value)) for name, value in output.properties.items())
     return AnswerHead(output.code, _phrase(output.message), headers)
 

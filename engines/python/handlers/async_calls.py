@@ -51,7 +51,7 @@ class AsyncCalls:
         def read() -> None:
             try:
                 while (message := self._link.receive(0.0)) is not None:
-                    self.take(message)
+                    self.handle(message)
             except LinkClosed as error:
                 if not closed.done():
                     closed.set_exception(error)
@@ -59,13 +59,13 @@ class AsyncCalls:
         loop.add_reader(self._link.fileno(), read)
         await closed
 
-    def take(self, message: ToWorker) -> None:
+    def handle(self, message: ToWorker) -> None:
         """Handle a message: start a call, or cancel one."""
         if isinstance(message, Add):
             name = message.invocation.id
             self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(message.invocation))
             # Not at the end of `_run`, which never runs if the task is cancelled before it starts.
-            task.add_done_callback(lambda _: self._end(name))
+            task.add_done_callback(lambda _: self._finish(name))
         elif isinstance(message, Forget) and message.request_id in self._tasks:
             self._tasks[message.request_id].cancel()
 
@@ -74,7 +74,7 @@ class AsyncCalls:
         try:
             result = await self._handler(single_input(invocation))
             if result is None or (isinstance(result, Output) and result.stream_content is None):
-                for piece in answers.whole(name, result):
+                for piece in answers.response_pieces(name, result):
                     self._deliver(piece)
             else:
                 await self._stream(name, _stream_of(result))
@@ -94,7 +94,7 @@ class AsyncCalls:
             self._deliver(answers.stream_failure(name, error))
         self._deliver(InvocationOutput(name, last=True))
 
-    def _end(self, name: str) -> None:
+    def _finish(self, name: str) -> None:
         del self._tasks[name]
         self._link.send(CallDone([name]))
 
@@ -127,7 +127,7 @@ async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:
     empty = True
     async for output in result:
         if not isinstance(output, Output):
-            raise answers.CannotAnswer(f"the handler's generator yielded {type(output).__name__}, no Output")
+            raise answers.CannotAnswer(f"the handler's generator yielded {type(output).__name__}, not Output")
         yield answers.head(output), answers.body(output)
         empty = False
     if empty:

@@ -53,7 +53,7 @@ class Calls:
             return True
         try:
             output = self._handler(batch_input(batch))
-            pieces = answers.of_batch(batch, output)
+            pieces = answers.batch_responses(batch, output)
         except Exception:  # one request's error must not fail the others
             logger.exception("a call with %d requests failed; each runs again alone", len(batch))
             return False
@@ -71,7 +71,7 @@ class Calls:
             if output is not None and output.stream_content is not None:
                 self._stream(invocation.id, output)
             else:
-                self._send(answers.whole(invocation.id, output))
+                self._send(answers.response_pieces(invocation.id, output))
             answers.finalize(output)
         except Exception as error:  # an error of the user's code must only fail this call
             logger.exception("%s: the handler failed", invocation.id)

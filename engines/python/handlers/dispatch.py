@@ -52,7 +52,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._config = config
         self._start_worker = start_worker
         self._slots: list[Slot] = []
-        self._alone: deque[RunningInvocation] = deque()
+        self._to_retry_alone: deque[RunningInvocation] = deque()
         """Requests of failed calls. Each is retried alone, before all others."""
         self._grow_at = 0.0
         """Earliest time at which workers beyond `min_workers` may be started."""
@@ -68,14 +68,16 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._add_slot(front)
         try:
             while not self._is_drained():
-                for client, message in front.receive(self._wait_seconds(slot.act_at for slot in self._slots)):
+                for client, message in front.receive(
+                    self._wait_seconds(slot.stuck_at for slot in self._slots)
+                ):
                     self._handle(front, client, message)
                 for slot in list(self._slots):
                     self._read(front, slot)
                 for slot in list(self._slots):
                     self._kill_if_stuck(front, slot)
                 self._start_calls()
-                self._fit_workers(front)
+                self._scale_workers(front)
                 self._board.beat(DISPATCHER)
             self._fail_unfinished(front)
             for slot in self._slots:
@@ -101,7 +103,9 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 slot.process.forget(request_id)
                 return
         if not self._batcher.abort(request_id):
-            self._alone = deque(each for each in self._alone if each.invocation.id != request_id)
+            self._to_retry_alone = deque(
+                each for each in self._to_retry_alone if each.invocation.id != request_id
+            )
 
     # Workers: messages, crashes and restarts
 
@@ -113,39 +117,43 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                         self._send(front, slot, outputs)
                     case CallDone(request_ids, failed):
                         self._end_call(front, slot, request_ids, failed)
-                    case Ready(device, load_seconds, takes_many):
-                        slot.takes_many = takes_many
+                    case Ready(device, load_seconds, accepts_concurrent_calls):
+                        slot.accepts_concurrent_calls = accepts_concurrent_calls
                         self._set_ready(slot, device, load_seconds)
                     case CannotLoad(cause):
                         cause = f"{self._config.handler.file}: {cause}"
                         if not self._was_ready:
                             raise EngineFailed(cause)
                         slot.process.kill()
-                        self._ended(front, slot, RequestFailed(cause))
+                        self._handle_worker_exit(front, slot, RequestFailed(cause))
                         return
         except WorkerProcessEnded as end:
-            self._ended(front, slot, RequestFailed(f"the handler's process is gone: {end}"))
+            self._handle_worker_exit(front, slot, RequestFailed(f"the handler's process ended: {end}"))
 
     def _kill_if_stuck(self, front: Front, slot: Slot) -> None:
         """Cancel the late calls of an asynchronous handler. Otherwise kill and restart a worker that is late."""
         now = self._clock()
-        if slot.act_at is None or now < slot.act_at:
+        if slot.stuck_at is None or now < slot.stuck_at:
             return
         limit, option = self._config.batching.batch_timeout, "option.predict_timeout"
         if slot.loading:
             limit, option = self._config.handler.loading_timeout, "option.model_loading_timeout"
         error = DeadlineExceeded(f"the handler took longer than {limit:g} s ({option})")
-        late = [name for name in slot.running if slot.calls[name] <= now] if slot.takes_many else []
-        if not late:
+        timed_out = (
+            [name for name in slot.running if slot.calls[name] <= now]
+            if slot.accepts_concurrent_calls
+            else []
+        )
+        if not timed_out:
             slot.process.kill()
-            self._ended(front, slot, error)
+            self._handle_worker_exit(front, slot, error)
             return
-        for name in late:
+        for name in timed_out:
             slot.calls[name] = now + REACTION_SECONDS
             slot.process.forget(name)
-        self._send(front, slot, [self._failure(name, error) for name in late])
+        self._send(front, slot, [self._failure(name, error) for name in timed_out])
 
-    def _ended(self, front: Front, slot: Slot, error: EngineError) -> None:
+    def _handle_worker_exit(self, front: Front, slot: Slot, error: EngineError) -> None:
         """Restart a worker whose process is gone. A request that was alone in the worker gets the error.
 
         A worker beyond `min_workers` that could not load the handler is removed instead.
@@ -153,7 +161,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         Raises:
             EngineFailed: a worker crashes at start-up, or repeatedly with no request to blame.
         """
-        logger.error("worker %d is gone with %d requests: %s", slot.number, len(slot.running), error)
+        logger.error("worker %d ended with %d requests: %s", slot.number, len(slot.running), error)
         if slot.loading and len(self._slots) > self._config.handler.min_workers:
             self._grow_at = self._clock() + GROW_AGAIN_SECONDS
             self._drop_slot(front, slot)
@@ -163,34 +171,34 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         else:
             slot.deaths += 1
             if not self._was_ready or slot.deaths >= MAX_DEATHS:
-                what = "it loaded the handler" if slot.loading else "it had nothing to do"
+                what = "loading the handler" if slot.loading else "idle"
                 raise EngineFailed(f"worker {slot.number} ended while {what}: {error}")
         was_alone = len(slot.calls) == 1
-        slot.load_again(self._clock() + self._config.handler.loading_timeout)
+        slot.reset(self._clock() + self._config.handler.loading_timeout)
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
-        self._report_state(f"a worker is being started again: {error}")
+        self._report_state(f"a worker is being restarted: {error}")
         self._restart_process(front, slot.process)
         if was_alone:
             self._send(front, slot, [self._failure(name, error) for name in slot.running])
-        self._run_again(front, slot, list(slot.running))
+        self._retry_alone(front, slot, list(slot.running))
 
     def _end_call(self, front: Front, slot: Slot, request_ids: list[str], failed: bool) -> None:
         unanswered = [name for name in request_ids if name in slot.running]
         if failed:
-            self._run_again(front, slot, unanswered)
+            self._retry_alone(front, slot, unanswered)
         else:
-            error = RequestFailed("the handler's call ended without an answer")
+            error = RequestFailed("the handler returned without a response")
             self._send(front, slot, [self._failure(name, error) for name in unanswered])
         for name in request_ids:
             slot.calls.pop(name, None)
         slot.runs_alone = False
         self._set_free(slot)
 
-    def _run_again(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
+    def _retry_alone(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
         """Queue the requests of a failed call to run alone. Requests whose response has begun fail instead."""
         answering = [name for name in request_ids if slot.running[name].answering]
-        self._alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
-        error = RequestFailed("the handler's process ended while it answered")
+        self._to_retry_alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
+        error = RequestFailed("the handler's process ended while sending the response")
         self._send(front, slot, [self._failure(name, error) for name in answering])
 
     def _set_ready(self, slot: Slot, device: str, load_seconds: dict[str, float]) -> None:
@@ -224,12 +232,12 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         slot.process.close()
         self._slots.remove(slot)
 
-    def _fit_workers(self, front: Front) -> None:
+    def _scale_workers(self, front: Front) -> None:
         """Start another worker if requests wait for one, and stop workers that have been idle for too long."""
         settings = self._config.handler
         now = self._clock()
-        waits = bool(self._batcher.num_waiting or self._alone)
-        if waits and all(slot.calls and not slot.has_room for slot in self._slots):
+        has_waiting = bool(self._batcher.num_waiting or self._to_retry_alone)
+        if has_waiting and all(slot.calls and not slot.has_room for slot in self._slots):
             if len(self._slots) < settings.max_workers and now >= self._grow_at:
                 self._add_slot(front, now + settings.loading_timeout)
             return
@@ -243,8 +251,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         now = self._clock()
         while free := [slot for slot in self._slots if slot.has_room]:
             slot = min(free, key=lambda each: len(each.calls))
-            if self._alone and slot.idle:
-                self._run(slot, [self._alone.popleft()], now)
+            if self._to_retry_alone and slot.idle:
+                self._run(slot, [self._to_retry_alone.popleft()], now)
                 slot.runs_alone = True
             elif (batch := self._batcher.pop_batch(now)) is not None:
                 self._metrics.observe_batch(batch, now)
@@ -284,6 +292,6 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     def _gauges(self) -> dict[str, float]:
         return {
             "lmi_requests_running": float(sum(len(slot.running) for slot in self._slots)),
-            "lmi_requests_waiting": float(self._batcher.num_waiting + len(self._alone)),
+            "lmi_requests_waiting": float(self._batcher.num_waiting + len(self._to_retry_alone)),
             "lmi_workers": float(len(self._slots)),
         }

@@ -13,7 +13,7 @@ from djl_python import Input, Output
 from djl_python.outputs import encode_json
 from djl_python.request_io import RequestInput, Sequence, TextGenerationOutput, Token
 
-from engines.python.handlers.stages import Function, marked, with_options
+from engines.python.handlers.stages import Function, decorated_functions, with_options
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Formatters:
 
     @classmethod
     def of(cls, module: ModuleType, properties: dict[str, str]) -> Self:
-        return cls(marked(module), properties)
+        return cls(decorated_functions(module), properties)
 
     def __call__(self, inputs: Input) -> Output | None:
         if inputs.is_empty():
@@ -54,16 +54,16 @@ class Formatters:
     def _answer(self, inputs: Input) -> list[Any]:
         """Apply the output formatter to each record, or to each token and join the results to one text."""
         function = self._functions["output_formatter"]
-        given = inputs.get_as_json()
+        answer = inputs.get_as_json()
         if not _first_type(function).endswith(("RequestOutput", "TextGenerationOutput")):
-            return [with_options(function, self._properties, record) for record in given["records"]]
-        tokens = given["tokens"]
+            return [with_options(function, self._properties, record) for record in answer["records"]]
+        tokens = answer["tokens"]
         pieces = []
         for place, token in enumerate(tokens):
-            last = given["finish_reason"] is not None and place == len(tokens) - 1
-            sequence = Sequence([Token(**token)], complete=last, num_before=given["num_before"] + place)
-            sequence.finish_reason = given["finish_reason"] if last else None
-            piece = function(TextGenerationOutput(given["id"], last, sequences={0: sequence}))
+            last = answer["finish_reason"] is not None and place == len(tokens) - 1
+            sequence = Sequence([Token(**token)], complete=last, num_before=answer["num_before"] + place)
+            sequence.finish_reason = answer["finish_reason"] if last else None
+            piece = function(TextGenerationOutput(answer["id"], last, sequences={0: sequence}))
             pieces.append(piece.decode() if isinstance(piece, bytes | bytearray) else str(piece))
         return ["".join(pieces)]
 

@@ -64,7 +64,7 @@ class Slot:
     """Number of consecutive crashes while loading or idle."""
     idle_since: float = 0.0
     """Time at which the latest call ended."""
-    takes_many: bool = False
+    accepts_concurrent_calls: bool = False
     """Whether the worker accepts concurrent calls."""
     runs_alone: bool = False
     """Whether no other call may run next to the current one."""
@@ -74,7 +74,7 @@ class Slot:
     """Requests of the running calls that are still wanted, by id."""
 
     @property
-    def act_at(self) -> float | None:
+    def stuck_at(self) -> float | None:
         """Time at which the worker counts as stuck, in a call or while it loads the handler."""
         return self.load_deadline if self.loading else min(self.calls.values(), default=None)
 
@@ -85,10 +85,10 @@ class Slot:
     @property
     def has_room(self) -> bool:
         """Whether the worker can take another call now."""
-        many = self.takes_many and not self.runs_alone and len(self.calls) < MAX_CALLS
-        return not self.loading and (not self.calls or many)
+        concurrent = self.accepts_concurrent_calls and not self.runs_alone and len(self.calls) < MAX_CALLS
+        return not self.loading and (not self.calls or concurrent)
 
-    def load_again(self, deadline: float) -> None:
+    def reset(self, deadline: float) -> None:
         """Reset the slot after its process is gone. Its calls are cleared; `running` is kept."""
         self.loading, self.load_deadline = True, deadline
         self.runs_alone, self.calls = False, {}

@@ -31,10 +31,10 @@ class ToolkitContext:
     accept_header: str = ""
 
 
-def marked(module: ModuleType) -> dict[str, Function]:
+def decorated_functions(module: ModuleType) -> dict[str, Function]:
     """Return the decorated functions of a module by role."""
-    own = vars(module).values()
-    return {getattr(value, MARK): value for value in own if callable(value) and hasattr(value, MARK)}
+    members = vars(module).values()
+    return {getattr(value, MARK): value for value in members if callable(value) and hasattr(value, MARK)}
 
 
 class Stages:
@@ -51,8 +51,10 @@ class Stages:
     @classmethod
     def of(cls, module: ModuleType, function: str, properties: dict[str, str]) -> Self:
         """Find the functions in a module. Raises `ImportError` if they cannot answer a request."""
-        own = vars(module)
-        functions = marked(module) or {name: own[name] for name in TOOLKIT if callable(own.get(name))}
+        members = vars(module)
+        functions = decorated_functions(module) or {
+            name: members[name] for name in TOOLKIT if callable(members.get(name))
+        }
         if not functions.keys() & {"prediction_handler", "predict_fn", "transform_fn"}:
             raise ImportError(
                 f"{module.__file__} has no function {function!r}, no @prediction_handler, and neither predict_fn nor"
@@ -68,8 +70,12 @@ class Stages:
         content_type = inputs.get_property("Content-Type") or _JSON
         if any(name in self._functions for name in TOOLKIT):
             return self._toolkit(inputs, content_type, self._accepted(accept))
-        given = self._functions.get("input_formatter")
-        data = with_options(given, self._properties, inputs) if given else decode(inputs, content_type)
+        input_formatter = self._functions.get("input_formatter")
+        data = (
+            with_options(input_formatter, self._properties, inputs)
+            if input_formatter
+            else decode(inputs, content_type)
+        )
         result = with_options(self._functions["prediction_handler"], self._properties, data, self._model)
         formatter = self._functions.get("output_formatter")
         if formatter is None:
@@ -107,14 +113,14 @@ class Stages:
 def with_options(function: Function, options: Mapping[str, Any], *arguments: Any) -> Any:
     """Call a decorated function, and pass the options that it accepts as keyword arguments."""
     parameters = inspect.signature(function).parameters
-    taken = list(parameters)[: len(arguments)]
+    positional = list(parameters)[: len(arguments)]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    named = {
+    keywords = {
         name: text
         for name, text in options.items()
-        if name not in taken and (takes_all or name in parameters)
+        if name not in positional and (takes_all or name in parameters)
     }
-    return function(*arguments, **named)
+    return function(*arguments, **keywords)
 
 
 def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:

@@ -46,7 +46,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     calls = AsyncCalls(handler, link) if isinstance(handler, AsyncHandler) else Calls(handler, link)
     calls.load(properties)
     seconds = {"imports": imported, "handler": process_age() - imported}
-    link.send(Ready(config.parallel.device, seconds, takes_many=is_async))
+    link.send(Ready(config.parallel.device, seconds, accepts_concurrent_calls=is_async))
     return calls.serve
 
 

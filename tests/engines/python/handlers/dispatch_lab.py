@@ -34,9 +34,9 @@ class FakeWorker:
         self.closed = False
         self._messages: deque[FromWorker | None] = deque()
 
-    def ready(self, takes_many: bool = True) -> None:
+    def ready(self, accepts_concurrent_calls: bool = True) -> None:
         """Report that the handler is loaded, an asynchronous one if it takes many calls at once."""
-        self._messages.append(Ready("cpu", {}, takes_many=takes_many))
+        self._messages.append(Ready("cpu", {}, accepts_concurrent_calls=accepts_concurrent_calls))
 
     def cannot_load(self) -> None:
         self._messages.append(CannotLoad("RuntimeError: out of memory"))

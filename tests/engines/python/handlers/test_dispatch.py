@@ -15,7 +15,7 @@ from tests.engines.python.handlers.dispatch_lab import Lab, Turn, invoke
 def test_a_further_worker_that_cannot_load_is_dropped_and_tried_again_later(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (first,) = lab.workers
-        first.ready(takes_many=False)
+        first.ready(accepts_concurrent_calls=False)
         yield invoke("a", "b")
         for tries in range(1, MAX_DEATHS + 2):
             assert len(lab.workers) == 1 + tries
@@ -43,7 +43,7 @@ def test_a_further_worker_that_cannot_load_is_dropped_and_tried_again_later(tmp_
 def test_a_further_worker_that_loads_for_too_long_is_dropped(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (first,) = lab.workers
-        first.ready(takes_many=False)
+        first.ready(accepts_concurrent_calls=False)
         yield invoke("a", "b")
         further = lab.workers[-1]
         lab.clock.now += lab.loading_timeout
@@ -58,8 +58,8 @@ def test_a_further_worker_that_loads_for_too_long_is_dropped(tmp_path: Path) -> 
 def test_answers_of_one_worker_do_not_excuse_another_that_cannot_load(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         first, second = lab.workers
-        first.ready(takes_many=False)
-        second.ready(takes_many=False)
+        first.ready(accepts_concurrent_calls=False)
+        second.ready(accepts_concurrent_calls=False)
         yield []
         second.end()
         for name in "abc":
