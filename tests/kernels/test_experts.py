@@ -45,8 +45,8 @@ def test_equals_the_reference(
     logits[:, 0] -= 9  # an expert that hardly any row chooses
     top_k = min(top_k, num_experts)
     weights = pack_experts(gate_up, down, gated=gated)
-    assert weights.single is not None
-    assert all((part.packed is not None) == packed for pair in weights.single for part in pair)
+    assert weights.per_expert is not None
+    assert all((part.packed is not None) == packed for pair in weights.per_expert for part in pair)
     got = experts(x, logits, weights, top_k, renormalise=renormalise)
     (want,) = experts_reference(x, logits, gate_up, down, top_k, None, renormalise, gated)
     assert got.dtype == torch.float32

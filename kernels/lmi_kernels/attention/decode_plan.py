@@ -57,7 +57,7 @@ def plan_decode(
     if tuned is None:
         tuned = tuning.parameters("decode_attention", tuning_key(head_dim), sequences.seq_lens.device)
     if num_programs is None:
-        num_programs = _that_fill(sequences.seq_lens.device, num_kv_heads, tuned)
+        num_programs = _num_programs_to_fill(sequences.seq_lens.device, num_kv_heads, tuned)
     num_seqs = sequences.seq_lens.shape[0]
     make = sequences.seq_lens.new_empty
     plan = DecodePlan(make(num_seqs + 1), make(num_programs + 1), make(1), num_programs, tuned["block_n"])
@@ -77,7 +77,7 @@ def plan_decode(
     return plan
 
 
-def _that_fill(device: torch.device, num_kv_heads: int, tuned: tuning.Parameters) -> int:
+def _num_programs_to_fill(device: torch.device, num_kv_heads: int, tuned: tuning.Parameters) -> int:
     """Return how many programs per KV head fill the device."""
     at_once = tuning.num_multiprocessors(device) * tuned["blocks_per_multiprocessor"]
     return max(1, at_once // num_kv_heads)

@@ -33,7 +33,7 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
     places = _places(nodes, result, recorder.max_rows)
     parts: list[Program | tuple[Outside, torch.Tensor]] = []
     operations: list[Struct] = []
-    keeps: list[object] = []
+    keep_alive: list[object] = []
     shared: dict[str, torch.Tensor] = {}
     for node in nodes:
         for name, (size, dtype) in node.scratch.items():
@@ -41,12 +41,12 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
                 shared[name] = torch.empty(size, dtype=dtype)
     for node in nodes:
         if node.outside is not None:
-            parts += [Program(operations, keeps), (node.outside, places[id(node.output)])]
-            operations, keeps = [], []
+            parts += [Program(operations, keep_alive), (node.outside, places[id(node.output)])]
+            operations, keep_alive = [], []
             continue
         operations.append(_bound(node, places, shared))
-        keeps += [*node.keeps, places[id(node.output)], *(shared[name] for name in node.scratch)]
-    parts.append(Program(operations, keeps))
+        keep_alive += [*node.keep_alive, places[id(node.output)], *(shared[name] for name in node.scratch)]
+    parts.append(Program(operations, keep_alive))
     return Recording(recorder.team, parts, places[id(result)][:, : result.width], recorder.ending)
 
 
@@ -90,11 +90,11 @@ def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
     between the layer and the sum, or later."""
     users = _users(nodes)
     makers = {id(node.output): index for index, node in enumerate(nodes)}
-    gone: set[int] = set()
+    fused: set[int] = set()
     for index, node in enumerate(nodes):
         if node.struct is not structs.Add:
             continue
-        first, second = node.reads["x"], node.reads["other"]
+        first, second = node.operands["x"], node.operands["other"]
         for product, other in ((first, second), (second, first)):
             maker = makers.get(id(product), -1)
             linear = nodes[maker]
@@ -107,10 +107,10 @@ def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
                 and all(user < maker or user == index for user in users[id(other)])
             ):
                 linear.fields["epilogue"] = Epilogue.ACCUMULATE
-                linear.reads["y"], linear.in_place, linear.output = other, "y", node.output
-                gone.add(index)
+                linear.operands["y"], linear.in_place, linear.output = other, "y", node.output
+                fused.add(index)
                 break
-    return [node for index, node in enumerate(nodes) if index not in gone]
+    return [node for index, node in enumerate(nodes) if index not in fused]
 
 
 def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
@@ -122,9 +122,9 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
     places: dict[int, torch.Tensor] = {}
 
     def release(node: Node, index: int) -> None:
-        last = {id(rows): rows for rows in node.reads.values() if users[id(rows)][-1] == index}
+        last = {id(rows): rows for rows in node.operands.values() if users[id(rows)][-1] == index}
         for rows in last.values():
-            if rows is not node.reads.get(node.in_place):
+            if rows is not node.operands.get(node.in_place):
                 free[_stride(rows.width, rows is result)].append(places[id(rows)])
 
     for index, node in enumerate(nodes):
@@ -132,14 +132,14 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
         if overwrites:
             release(node, index)
         if node.in_place:
-            taken = node.reads[node.in_place]
-            if users[id(taken)][-1] > index:
+            overwritten = node.operands[node.in_place]
+            if users[id(overwritten)][-1] > index:
                 raise NotRecorded("rows that are changed are read again later")
-            places[id(node.output)] = places[id(taken)]
+            places[id(node.output)] = places[id(overwritten)]
         else:
             stride = _stride(node.output.width, node.output is result)
-            kept = free[stride]
-            places[id(node.output)] = kept.pop() if kept else torch.empty(max_rows, stride)
+            unused = free[stride]
+            places[id(node.output)] = unused.pop() if unused else torch.empty(max_rows, stride)
         if not overwrites:
             release(node, index)
     return places
@@ -154,7 +154,7 @@ def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
     """Return the indices of the nodes that read rows, in order, by the id of the rows."""
     users: defaultdict[int, list[int]] = defaultdict(list)
     for index, node in enumerate(nodes):
-        for rows in node.reads.values():
+        for rows in node.operands.values():
             if index not in users[id(rows)][-1:]:
                 users[id(rows)].append(index)
     return users
@@ -164,9 +164,9 @@ def _bound(node: Node, places: dict[int, torch.Tensor], shared: dict[str, torch.
     if node.struct is None:
         raise ValueError("what is done outside is no native operation")
     names = {each[0] for each in node.struct._fields_}
-    operands = {**node.reads, "y": node.output}
+    rows_by_field = {**node.operands, "y": node.output}
     values = dict(node.fields)
-    for name, rows in operands.items():
+    for name, rows in rows_by_field.items():
         if name in names:
             place = places[id(rows)]
             values |= {name: place.data_ptr(), f"{name}_stride": place.stride(0)}

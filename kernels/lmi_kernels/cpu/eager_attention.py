@@ -29,7 +29,7 @@ class LayerAttention:
         self._team, self._width = team, num_heads * cache.head_dim
         scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         self._scratch_bytes = scratch_bytes
-        self._keeps = (cache, sinks)
+        self._keep_alive = (cache, sinks)
         self._store = RopeAndStore(cache=address(cache), num_heads=num_heads)
         self._attention = Attention(
             cache=address(cache),

@@ -64,15 +64,15 @@ class Node:
     """A native operation, or a Python function if `struct` is None."""
 
     struct: type[Struct] | None
-    reads: dict[str, Rows]
+    operands: dict[str, Rows]
     """Operands by the struct's address field. The field for the stride is `<field>_stride`."""
     output: Rows
     fields: dict[str, Any] = field(default_factory=dict)
     in_place: str = ""
-    """Key in `reads` of the operand that the output overwrites. Empty if there is none."""
+    """Key in `operands` of the operand that the output overwrites. Empty if there is none."""
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     """Size and dtype of scratch buffers, by the struct's field."""
-    keeps: list[object] = field(default_factory=list)
+    keep_alive: list[object] = field(default_factory=list)
     outside: Outside | None = None
 
 
@@ -100,7 +100,7 @@ class Recorder:
         """Record gathering the rows in the step's `places` from another program's result, [max_rows, width]."""
         output = Rows.make(self, width)
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
-        return self._record(structs.Gather, {}, output, fields, keeps=[source])
+        return self._record(structs.Gather, {}, output, fields, keep_alive=[source])
 
     def embedding(self, numbers: Rows, table: NativeWeight, first_id: int) -> Rows:
         """Record the lookup of the step's ids or positions."""
@@ -109,7 +109,7 @@ class Recorder:
         output = Rows.make(self, table.in_features)
         of_positions = numbers is self._positions
         fields = {"table": table.handle, "first_id": first_id, "of_positions": of_positions}
-        return self._record(structs.Embed, {}, output, fields, keeps=[table])
+        return self._record(structs.Embed, {}, output, fields, keep_alive=[table])
 
     def rms_norm(self, x: Rows, weight: torch.Tensor, eps: float) -> Rows:
         return self._norm(x, weight, None, {"eps": eps})
@@ -118,14 +118,16 @@ class Recorder:
         return self._norm(x, weight, bias, {"eps": eps, "is_layer_norm": True})
 
     def _norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, fields: dict[str, Any]) -> Rows:
-        keeps = [weight.float().contiguous(), None if bias is None else bias.float().contiguous()]
-        addresses = [None if each is None else each.data_ptr() for each in keeps]
+        keep_alive = [weight.float().contiguous(), None if bias is None else bias.float().contiguous()]
+        addresses = [None if each is None else each.data_ptr() for each in keep_alive]
         fields |= {"weight": addresses[0], "bias": addresses[1], "width": x.width}
-        return self._record(structs.Norm, {"x": x}, Rows.make(self, x.width), fields, keeps=[*keeps])
+        return self._record(
+            structs.Norm, {"x": x}, Rows.make(self, x.width), fields, keep_alive=[*keep_alive]
+        )
 
     def add(self, x: Rows, other: Rows) -> Rows:
-        reads = {"x": x, "other": other}
-        return self._record(structs.Add, reads, Rows.make(self, x.width), {"width": x.width})
+        operands = {"x": x, "other": other}
+        return self._record(structs.Add, operands, Rows.make(self, x.width), {"width": x.width})
 
     def elementwise(self, x: Rows, function: Function, parameter: float = 0.0) -> Rows:
         fields = {"width": x.width, "function": function, "parameter": parameter}
@@ -136,7 +138,7 @@ class Recorder:
         fields = {"weight": weight.handle, **weight.epilogue}
         scratch = weight.scratch_sizes(self.max_rows)
         output = Rows.make(self, weight.width)
-        return self._record(structs.Linear, {"x": x}, output, fields, scratch=scratch, keeps=[weight])
+        return self._record(structs.Linear, {"x": x}, output, fields, scratch=scratch, keep_alive=[weight])
 
     def experts(
         self,
@@ -166,8 +168,12 @@ class Recorder:
             "gate": gate_up[0].gate,
             "renormalise": renormalise,
         }
-        reads, output, keeps = {"x": x, "logits": logits}, Rows.make(self, hidden), [*tables, *weights]
-        return self._record(structs.Experts, reads, output, fields, scratch=scratch, keeps=keeps)
+        operands, output, keep_alive = (
+            {"x": x, "logits": logits},
+            Rows.make(self, hidden),
+            [*tables, *weights],
+        )
+        return self._record(structs.Experts, operands, output, fields, scratch=scratch, keep_alive=keep_alive)
 
     def rope_and_store(
         self,
@@ -179,8 +185,8 @@ class Recorder:
         cache: structs.KvLayer,
     ) -> Rows:
         """Record norms, rotary embedding and cache write. cos_sin: [num_positions, rotary_dim], fp32."""
-        keeps = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
-        q_norm, k_norm = (None if each is None else each.data_ptr() for each in keeps)
+        keep_alive = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
+        q_norm, k_norm = (None if each is None else each.data_ptr() for each in keep_alive)
         fields = {
             "q_norm": q_norm,
             "k_norm": k_norm,
@@ -192,7 +198,12 @@ class Recorder:
         }
         output = Rows.make(self, qkv.width)
         return self._record(
-            structs.RopeAndStore, {"qkv": qkv}, output, fields, "qkv", keeps=[*keeps, cos_sin, cache]
+            structs.RopeAndStore,
+            {"qkv": qkv},
+            output,
+            fields,
+            "qkv",
+            keep_alive=[*keep_alive, cos_sin, cache],
         )
 
     def attention(
@@ -227,8 +238,10 @@ class Recorder:
         }
         scratch = {"scratch": (size, torch.uint8)}
         output = Rows.make(self, num_heads * cache.head_dim)
-        keeps: list[object] = [cache, alibi_slopes, sinks]
-        return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=keeps)
+        keep_alive: list[object] = [cache, alibi_slopes, sinks]
+        return self._record(
+            structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keep_alive=keep_alive
+        )
 
     def outside(self, x: Rows, function: Outside) -> Rows:
         """Record a call of `function`, which changes rows, [num_rows, width and padding], in place."""
@@ -241,14 +254,14 @@ class Recorder:
     def _record(
         self,
         struct: type[Struct],
-        reads: dict[str, Rows],
+        operands: dict[str, Rows],
         output: Rows,
         fields: dict[str, Any],
         in_place: str = "",
         scratch: dict[str, tuple[int, torch.dtype]] | None = None,
-        keeps: list[object] | None = None,
+        keep_alive: list[object] | None = None,
     ) -> Rows:
-        return self._add(Node(struct, reads, output, fields, in_place, scratch or {}, keeps or []))
+        return self._add(Node(struct, operands, output, fields, in_place, scratch or {}, keep_alive or []))
 
     def _add(self, node: Node) -> Rows:
         self.nodes.append(node)

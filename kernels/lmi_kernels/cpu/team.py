@@ -16,9 +16,9 @@ from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 class Program:
     """Operations in order, and the objects that their structs point to."""
 
-    def __init__(self, operations: Sequence[Struct], keeps: Sequence[object] = ()) -> None:
-        """keeps: weights and buffers that must live as long as the program."""
-        self._keeps = (tuple(operations), tuple(keeps))
+    def __init__(self, operations: Sequence[Struct], keep_alive: Sequence[object] = ()) -> None:
+        """keep_alive: weights and buffers that must live as long as the program."""
+        self._keep_alive = (tuple(operations), tuple(keep_alive))
         self.num_ops = len(operations)
         self.ops = (Op * max(1, len(operations)))(
             *(Op(kind=each.KIND, what=ctypes.addressof(each)) for each in operations)

@@ -30,7 +30,7 @@ _ROWS_PER_EXPERT = (1, 8, 24, 48)
 class ExpertWeights:
     """A layer's experts for `experts`: one by one (CPU) or stacked."""
 
-    single: tuple[tuple[LinearWeight, LinearWeight], ...] | None
+    per_expert: tuple[tuple[LinearWeight, LinearWeight], ...] | None
     """Weights of each expert: the fused gate and up projection, and the down projection."""
     stacked: tuple[torch.Tensor, torch.Tensor] | None
     """[num_experts, 2 * intermediate, hidden] and [num_experts, hidden, intermediate]."""
@@ -93,8 +93,8 @@ def experts(
     """
     if isinstance(x, Rows):
         return _recorded(x, router_logits, weights, top_k, renormalise)
-    if weights.single is not None:
-        return _experts_torch(x, router_logits, weights.single, top_k, renormalise)
+    if weights.per_expert is not None:
+        return _experts_torch(x, router_logits, weights.per_expert, top_k, renormalise)
     if weights.stacked is None:
         raise ValueError("ExpertWeights hold experts either one by one or stacked")
     gate_up, down = weights.stacked
@@ -115,7 +115,7 @@ def experts(
 def _recorded(
     x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int, renormalise: bool
 ) -> torch.Tensor:
-    pairs = [(g.native, d.native) for g, d in weights.single or ()]
+    pairs = [(g.native, d.native) for g, d in weights.per_expert or ()]
     natives = [(g, d) for g, d in pairs if g is not None and d is not None]
     if not isinstance(router_logits, Rows) or not natives or len(natives) < len(pairs):
         raise NotRecorded("experts whose weights are not native")
@@ -125,7 +125,7 @@ def _recorded(
 def _experts_torch(
     x: torch.Tensor,
     router_logits: torch.Tensor,
-    singles: tuple[tuple[LinearWeight, LinearWeight], ...],
+    per_expert: tuple[tuple[LinearWeight, LinearWeight], ...],
     top_k: int,
     renormalise: bool,
 ) -> torch.Tensor:
@@ -137,9 +137,9 @@ def _experts_torch(
     if renormalise:
         shares /= shares.sum(dim=-1, keepdim=True)
     by_expert = chosen.flatten().argsort(stable=True)
-    counts = chosen.flatten().bincount(minlength=len(singles)).tolist()
+    counts = chosen.flatten().bincount(minlength=len(per_expert)).tolist()
     parts = x.new_empty(len(x) * top_k, x.shape[1])
-    for (gate_up, down), choices in zip(singles, by_expert.split(counts), strict=True):
+    for (gate_up, down), choices in zip(per_expert, by_expert.split(counts), strict=True):
         if len(choices):
             parts[choices] = linear(gated_linear(x[choices // top_k], gate_up), down)
     parts = parts.mul_(shares.view(-1, 1)).view(len(x), top_k, x.shape[1])

@@ -137,7 +137,7 @@ def _launch(
     _grouped_matmul_kernel[grid](
         a,
         weight,
-        routing.shares,
+        routing.choice_weights,
         routing.sorted_choices,
         routing.block_ends,
         out,

@@ -28,13 +28,13 @@ class Routing:
     written beyond the last expert's last block."""
     block_ends: torch.Tensor
     """[num_experts], int32: expert e has the blocks [block_ends[e - 1], block_ends[e])."""
-    shares: torch.Tensor
+    choice_weights: torch.Tensor
     """[num_choices], fp32: routing weight of each choice in its row's sum."""
     block_m: int
 
     @property
     def num_choices(self) -> int:
-        return self.shares.shape[0]
+        return self.choice_weights.shape[0]
 
     @property
     def num_blocks(self) -> int:

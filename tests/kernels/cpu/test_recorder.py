@@ -138,7 +138,7 @@ def _num_buffers(recording: Recording) -> int:
         part.data_ptr()
         for program in recording._parts
         if isinstance(program, Program)
-        for part in program._keeps[1]
+        for part in program._keep_alive[1]
         if isinstance(part, torch.Tensor) and len(part) == _MOST
     }
     return len(buffers)

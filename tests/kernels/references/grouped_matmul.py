@@ -33,7 +33,9 @@ def down_reference(a: torch.Tensor, weight: torch.Tensor, routing: Routing) -> t
     out = torch.zeros(routing.num_choices, weight.shape[1], dtype=torch.float64)
     for expert, choices in _choices_by_expert(routing):
         out[choices] = (
-            a[choices].double() @ weight[expert].double().T * routing.shares[choices].double()[:, None]
+            a[choices].double()
+            @ weight[expert].double().T
+            * routing.choice_weights[choices].double()[:, None]
         )
     return out
 
@@ -66,7 +68,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> It
         yield {
             "a": a.to(dtype),
             "weight": weight.to(dtype),
-            "shares": routing.shares.float(),
+            "choice_weights": routing.choice_weights.float(),
             "sorted_choices": routing.sorted_choices,
             "block_ends": routing.block_ends,
             "block_m": block_m,

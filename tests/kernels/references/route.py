@@ -50,7 +50,7 @@ def _check(
 ) -> Results:
     """Of the sorted choices only those blocks that some expert has, and of the shares only those of real rows."""
     routing = route(router_logits, top_k, block_m, slots, renormalise)
-    shares = routing.shares
+    shares = routing.choice_weights
     if slots is not None:
         shares = shares.where(slots.repeat_interleave(top_k) >= 0, 0.0)
     used = (
@@ -62,7 +62,7 @@ def _check(
 
 def _reference(**inputs: Any) -> Results:
     routing = route_reference(**inputs)
-    return routing.sorted_choices, routing.block_ends, routing.shares
+    return routing.sorted_choices, routing.block_ends, routing.choice_weights
 
 
 def example_logits(

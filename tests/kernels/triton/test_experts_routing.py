@@ -28,7 +28,8 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist(bad: float) -> Non
     right = route_reference(logits.nan_to_num(0, 0, 0), top_k=2, block_m=16)
     for row in (0, 2, 4):
         torch.testing.assert_close(
-            routing.shares[2 * row : 2 * row + 2].double(), right.shares[2 * row : 2 * row + 2]
+            routing.choice_weights[2 * row : 2 * row + 2].double(),
+            right.choice_weights[2 * row : 2 * row + 2],
         )
 
 
@@ -53,7 +54,7 @@ def test_the_public_operation_takes_the_kernels_and_no_rows_too() -> None:
     gate_up, down = torch.randn(3, 20, 8, generator=generator), torch.randn(3, 8, 10, generator=generator)
     x, logits = torch.randn(4, 8, generator=generator), torch.randn(4, 3, generator=generator)
     weights = pack_experts(gate_up, down)
-    assert weights.single is None
+    assert weights.per_expert is None
     (want,) = experts_reference(x, logits, gate_up, down, 2)
     torch.testing.assert_close(experts(x, logits, weights, 2).double(), want, rtol=1e-4, atol=1e-4)
     assert experts(x[:0], logits[:0], weights, 2).shape == (0, 8)
