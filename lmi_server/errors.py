@@ -169,7 +169,7 @@ def _from_http_exception(error: HTTPException, max_request_size: int) -> ErrorRe
         message = f"body: larger than {max_request_size} bytes (max_request_size)"
     elif code == 405:
         allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
-        message = f"method not allowed here; allowed: {allowed}"
+        message = f"method not allowed for this path; allowed: {allowed}"
         headers = (("Allow", allowed),)
     elif code == 404:
         message = "no such path"

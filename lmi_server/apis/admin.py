@@ -64,7 +64,7 @@ def api(context: ApiContext) -> Blueprint:
     @blueprint.patch("/admin/scheduler")
     def patch_scheduler() -> Response:
         with context.bodies.json_object(request) as body:
-            return _configure(context, _changes(body))
+            return _configure(context, _parse_changes(body))
 
     @blueprint.get("/admin/copies")
     def get_copies() -> Response:
@@ -91,28 +91,28 @@ def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Resp
     if state is None:
         raise Unavailable(
             f"the engine did not answer within {ANSWER_SECONDS:g} s"
-            + ("; the changes may take effect still: check with GET" if changes else "")
+            + ("; the changes may still take effect: check with GET" if changes else "")
         )
     if state.settings is None:
-        raise NotFound(f"engine={context.config.engine} has no such scheduler; engine=MPI has one")
+        raise NotFound(f"engine={context.config.engine} has no scheduler settings; use engine=MPI")
     if state.refused:
-        names = {field: _short(option) for option, field in FIELDS.items()}
+        names = {field: _short_name(option) for option, field in FIELDS.items()}
         reasons = [f"{names.get(field, field)}: {reason}" for field, reason in state.refused.items()]
         raise InvalidRequest("; ".join(reasons) + "; nothing was changed")
-    return json_response(_shown(state.settings))
+    return json_response(_settings_by_name(state.settings))
 
 
-def _shown(settings: SchedulerSettings) -> dict[str, SettingValue]:
-    return {_short(option): getattr(settings, field) for option, field in FIELDS.items()}
+def _settings_by_name(settings: SchedulerSettings) -> dict[str, SettingValue]:
+    return {_short_name(option): getattr(settings, field) for option, field in FIELDS.items()}
 
 
-def _short(option: str) -> str:
+def _short_name(option: str) -> str:
     return option.removeprefix("option.")
 
 
-def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
+def _parse_changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
     """Return the new values by field of `SchedulerSettings`. Raises `InvalidField`."""
-    options = {_short(option): option for option in FIELDS}
+    options = {_short_name(option): option for option in FIELDS}
     changes: dict[str, SettingValue] = {}
     for name, value in body.items():
         if name not in options:
@@ -121,6 +121,6 @@ def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
         if value is None and option == _UNBOUNDED:
             changes[FIELDS[option]] = None
         else:
-            no_bound = ", or null for no bound" if option == _UNBOUNDED else ""
+            no_bound = ", or null for no limit" if option == _UNBOUNDED else ""
             changes[FIELDS[option]] = check(name, value, by_name()[option].type, no_bound)
     return changes

@@ -40,7 +40,7 @@ class FormattedReply:
             "num_before": 0,
             "finish_reason": first.finish_reason,
         }
-        (value,) = self._formatter.answer(content, self._client)
+        (value,) = self._formatter.rewrite_response(content, self._client)
         return msgspec.Raw(value.encode()) if isinstance(value, str) else value
 
     def start(self) -> str:
@@ -57,7 +57,9 @@ class FormattedReply:
             "finish_reason": output.completion.finish_reason if output.completion is not None else None,
         }
         self._num_tokens[output.index] += len(output.tokens)
-        return "".join(_framed(value, framed) for value in self._formatter.answer(content, self._client))
+        return "".join(
+            _frame(value, framed) for value in self._formatter.rewrite_response(content, self._client)
+        )
 
     def end(self, result: GenerationResult) -> str:
         return self._reply.end(result)
@@ -84,7 +86,7 @@ def _tokens(tokens: Sequence[TokenText], flushed_text: str, *, ended: bool) -> l
     return entries
 
 
-def _framed(value: Any, as_events: bool) -> str:
+def _frame(value: Any, as_events: bool) -> str:
     """Return a string as it is, because the user has framed it. Frame other values like records of the stream."""
     if isinstance(value, str):
         return value

@@ -41,19 +41,19 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         raise Unavailable(health.summary())
     tenant = tenant_of(request.headers)
     try:
-        with _body(context) as body:
+        with _read_body(context) as body:
             call = parse(context, body)
     except ClientDisconnected:
         return _client_gone(record)
     if context.formatter is not None and context.formatter.writes_answers:
-        client = ClientWatch.of(request.environ)
+        client = ClientWatch.from_environ(request.environ)
         call = replace(call, reply=FormattedReply(call.reply, context.formatter, client))
     generation = TextGeneration(
         _http_request(context, call, record, tenant),
         call.requests,
         engine=context.engine,
         text=context.text,
-        client=ClientWatch.of(request.environ),
+        client=ClientWatch.from_environ(request.environ),
     )
     record.generation = generation
     try:
@@ -73,7 +73,7 @@ def _client_gone(record: RequestRecord) -> Response:
 
 
 @contextmanager
-def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
+def _read_body(context: ApiContext) -> Iterator[dict[str, Any]]:
     """Read the body of the current request. A user's formatter may rewrite it.
 
     Raises `EngineError`, and `ClientDisconnected` if the client disconnects while the formatter runs.
@@ -81,7 +81,9 @@ def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
     formatter = context.formatter
     if formatter is not None and formatter.reads_bodies:
         with context.bodies.raw(request) as data:
-            yield formatter.body(data, dict(request.headers.items()), ClientWatch.of(request.environ))
+            yield formatter.rewrite_request(
+                data, dict(request.headers.items()), ClientWatch.from_environ(request.environ)
+            )
     else:
         with context.bodies.json_object(request) as body:
             yield body
@@ -117,11 +119,11 @@ def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> R
         return response
     for _ in outputs:
         pass
-    record.finish = _finish(generation)
+    record.finish = _finish_reasons(generation)
     return json_response(call.reply.body(generation.result))
 
 
-def _finish(generation: TextGeneration) -> str:
+def _finish_reasons(generation: TextGeneration) -> str:
     """Return the finish reasons for the log, without duplicates."""
     return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.result.completions))
 
@@ -142,7 +144,7 @@ def _stream(
             frames += call.reply.records(output)
             if generation.finished:
                 frames += call.reply.end(generation.result)
-                record.finish = _finish(generation)
+                record.finish = _finish_reasons(generation)
             elif generation.ready:
                 continue
             if frames:

@@ -28,7 +28,9 @@ class Formatter:
         self._roles = roles
         self._timeout = timeout
 
-    def body(self, data: bytearray, headers: Mapping[str, str], client: ClientWatch) -> dict[str, Any]:
+    def rewrite_request(
+        self, data: bytearray, headers: Mapping[str, str], client: ClientWatch
+    ) -> dict[str, Any]:
         """Return a request's body as rewritten by the user's formatter."""
         return parse_object(self._call("input", bytes(data), headers, client))
 
@@ -40,7 +42,7 @@ class Formatter:
     def writes_answers(self) -> bool:
         return "output_formatter" in self._roles
 
-    def answer(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
+    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
         """Return the response's records as rewritten by the user's formatter."""
         results: list[Any] = msgspec.json.decode(self._call("output", dump(content).encode(), {}, client))
         return results

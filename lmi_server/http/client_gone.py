@@ -32,7 +32,7 @@ class ClientWatch:
         self._disconnected = False
 
     @classmethod
-    def of(cls, environ: Mapping[str, Any]) -> ClientWatch:
+    def from_environ(cls, environ: Mapping[str, Any]) -> ClientWatch:
         """Return the watch of a WSGI request's connection, if the server provides the connection."""
         return cls(environ.get("gunicorn.socket"))
 
@@ -40,7 +40,7 @@ class ClientWatch:
     def disconnected(self) -> bool:
         """Whether the client is known to have disconnected. Costs one system call unless a greenlet watches."""
         if not self._disconnected and self._greenlet is None and self._connection is not None:
-            self._disconnected = _hung_up(self._connection)
+            self._disconnected = _is_closed(self._connection)
         return self._disconnected
 
     def start(self, on_disconnect: Callable[[], None]) -> None:
@@ -63,14 +63,14 @@ class ClientWatch:
             more = bool(connection.recv(1, socket.MSG_PEEK))
         except OSError:
             more = False
-        while more and not _hung_up(connection):
+        while more and not _is_closed(connection):
             # Unread bytes keep the connection readable, so waiting for it to become readable no longer helps.
             gevent.sleep(_HANGUP_POLL_SECONDS)
         self._disconnected = True
         on_disconnect()
 
 
-def _hung_up(connection: Any) -> bool:
+def _is_closed(connection: Any) -> bool:
     """Return whether the peer has closed its side or the connection is broken. Does not block."""
     try:
         poll = _poll()

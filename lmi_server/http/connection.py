@@ -68,15 +68,15 @@ class ClientConnection(gevent_socket.socket):
 
     def await_request(self) -> None:
         """Expect a new request."""
-        self._begin(_Phase.IDLE, self.limits.idle_seconds)
+        self._start_phase(_Phase.IDLE, self.limits.idle_seconds)
 
     def begin_request(self) -> None:
         """Expect the body, after the headers are complete."""
-        self._begin(_Phase.REQUEST, self.limits.body_seconds)
+        self._start_phase(_Phase.REQUEST, self.limits.body_seconds)
         self._read_budget = StallBudget(self.limits)
         self._write_budget = StallBudget(self.limits)
 
-    def _begin(self, phase: _Phase, seconds: float) -> None:
+    def _start_phase(self, phase: _Phase, seconds: float) -> None:
         self._phase = phase
         self.turn_began = time.monotonic()
         self._deadline = self.turn_began + seconds

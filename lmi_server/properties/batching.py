@@ -32,7 +32,7 @@ def decide(values: dict[str, OptionValue]) -> Batching:
     if rolling and dynamic:
         named = " and ".join(f"{item} ({item.place})" for item in rolling)
         reason = (
-            f"dynamic batching contradicts {named}, which asks for rolling batching; leave out one of the two"
+            f"dynamic batching conflicts with {named}, which selects rolling batching; remove one of the two"
         )
         problems = (Problem(item.source, item.written_key, item.text, reason) for item in dynamic)
         return Batching("MPI", rolling[0].place, tuple(problems))
@@ -51,7 +51,7 @@ def for_handler(values: dict[str, OptionValue]) -> Batching:
         return Batching("Python", "inferred from the handler")
     if engine.value == "Python":
         return Batching("Python", engine.place)
-    reason = "the folder has a handler, which runs under engine=Python"
+    reason = "the folder contains a handler, which requires engine=Python"
     return Batching(
         "Python", engine.place, (Problem(engine.source, engine.written_key, engine.text, reason, "Python"),)
     )
@@ -95,8 +95,8 @@ def _note(engine: OptionValue | None, rolling: list[OptionValue]) -> str:
     if ours and all(item.option.name == "engine" or item.value in ("auto", True) for item in rolling):
         return ""
     return (
-        f"{(engine or rolling[0]).place}: {_joined(engine, rolling)} means rolling batching: this server's own rolling"
-        " engine (engine=MPI) serves it"
+        f"{(engine or rolling[0]).place}: {_joined(engine, rolling)} selects rolling batching, which this server's"
+        " own rolling-batch engine (engine=MPI) provides"
     )
 
 

@@ -93,12 +93,12 @@ ENV_NAMES: tuple[EnvName, ...] = (
 
 _SPECIAL_SUFFIX = {"ENTRYPOINT": "option.entryPoint", "ENTRY_POINT": "option.entryPoint", "ENGINE": "engine"}
 _NOT_KEYS = {
-    "SERVING_FEATURES": "this server has one engine of its own",
-    "SERVING_FAIL_FAST": "a model that fails always ends the server",
-    "SERVING_HEALTH_CHECK_OVERRIDE": "/ping follows the engine's progress",
-    "SERVING_PROMETHEUS": "/metrics is always there",
-    "SERVING_OPTS": "there is no Java virtual machine here",
-    "SERVING_DOWNLOAD_DIR": "the cache is LMI_CACHE_DIR",
+    "SERVING_FEATURES": "this server has a single engine",
+    "SERVING_FAIL_FAST": "the server always exits if the model fails",
+    "SERVING_HEALTH_CHECK_OVERRIDE": "/ping depends on the engine's progress",
+    "SERVING_PROMETHEUS": "/metrics is always available",
+    "SERVING_OPTS": "this server does not use a Java virtual machine",
+    "SERVING_DOWNLOAD_DIR": "models are downloaded to LMI_CACHE_DIR",
 }
 # Variables that Kubernetes injects for a service named `serving` or `serving-*`.
 _KUBERNETES = re.compile(r"SERVING_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")
@@ -133,7 +133,7 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
         if variable == "SERVING_LOAD_MODELS":
             _read_load_models(text, folder, found)
         elif variable == "SERVING_PORT" and "://" not in text:
-            reason = "LMI has no such variable; the port is `lmi serve --port` or SAGEMAKER_BIND_TO_PORT"
+            reason = "not an LMI variable; set the port with `lmi serve --port` or SAGEMAKER_BIND_TO_PORT"
             found.problems.append(Problem(source, variable, text, reason))
         elif variable in _NOT_KEYS:
             found.notes.append(f"{source}: not used; {_NOT_KEYS[variable]}")
@@ -180,7 +180,7 @@ def _read_load_models(text: str, folder: Path, found: Environment) -> None:
     items = re.split(r"[,\s]+", text)
     match = _LOAD_MODELS.match(items[0]) if len(items) == 1 and text != "NONE" else None
     if match is None:
-        reason = "one model is served, so exactly one can be named"
+        reason = "only one model is served; name exactly one"
         accepted = "name:version:engine=folder, as in test::MPI=/opt/ml/model"
         found.problems.append(Problem(source, source.variable, masked("", text), reason, accepted))
         return

@@ -11,9 +11,9 @@ from lmi_server.properties.problems import Problem, Source
 
 _ADAPTERS = "adapters"
 _REASONS = {
-    MODEL_FILE: "a handler is taken from the folder of serving.properties",
-    REQUIREMENTS: "packages are installed only for a handler (model.py); install them into the image",
-    _ADAPTERS: "LoRA adapters are not built yet",
+    MODEL_FILE: "a handler is only loaded from the folder of serving.properties",
+    REQUIREMENTS: "packages are only installed for a handler (model.py); install them into the image",
+    _ADAPTERS: "LoRA adapters are not supported yet",
 }
 _NO_HANDLER = (
     "it defines no function handle (option.handler), no @prediction_handler, no predict_fn and no formatter"
@@ -25,7 +25,7 @@ def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> li
 
     `code` is the user's file. If it supplies anything, it and its requirements count as used.
     """
-    found = [folder / name for folder in folders for name in _REASONS if _counts(folder / name)]
+    found = [folder / name for folder in folders for name in _REASONS if _is_present(folder / name)]
     reasons = {place: _REASONS[place.name] for place in found}
     if code is not None and code.supplies is Supplies.NOTHING:
         reasons[code.path] = _NO_HANDLER
@@ -48,7 +48,7 @@ def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> li
     ]
 
 
-def _counts(place: Path) -> bool:
+def _is_present(place: Path) -> bool:
     """Return True if the file exists or, for `adapters`, if the folder exists and is not empty."""
     if place.name == _ADAPTERS:
         return place.is_dir() and any(place.iterdir())

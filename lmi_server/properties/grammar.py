@@ -122,16 +122,16 @@ def placeholder(text: str) -> str:
     match = _PLACEHOLDER.search(text)
     if not match:
         return ""
-    return f"{match.group()} is a template's placeholder that was not filled in; write the value itself"
+    return f"{match.group()} is a template placeholder that was not replaced; write the value itself"
 
 
 def _not_properties(data: bytes) -> str:
     if len(data) > MAX_FILE_BYTES:
-        return f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read"
+        return f"the file is too large ({len(data)} bytes); accepted: at most {MAX_FILE_BYTES} bytes"
     if data.startswith(b"\xef\xbb\xbf"):
-        return "the file begins with a UTF-8 byte order mark, which spoils its first key; save it without one"
+        return "the file begins with a UTF-8 byte order mark (BOM), which corrupts the first key; save it without one"
     if b"\x00" in data:
-        return "the file holds NUL bytes, so it is not text in ISO-8859-1 (UTF-16?); save it as plain text"
+        return "the file contains NUL bytes, so it is not ISO-8859-1 text (UTF-16?); save it as plain text"
     return ""
 
 
@@ -149,7 +149,7 @@ def _check_entry(entry: Entry, found: _Findings) -> None:
         found.problem(entry.line, entry.key, value, reason)
     if comment := _INLINE_COMMENT.search(value):
         found.warning(
-            entry, f"a comment needs a line of its own; {comment.group().strip()!r} is part of the value"
+            entry, f"comments must be on separate lines; {comment.group().strip()!r} is part of the value"
         )
     if _QUOTED.match(value):
         found.warning(entry, "quotes are not removed; they are part of the value")
@@ -185,5 +185,7 @@ def _find_duplicates(entries: list[Entry], found: _Findings) -> None:
     first: dict[str, Entry] = {}
     for entry in entries:
         if entry.key in first:
-            found.warning(entry, f"the key stands on line {first[entry.key].line} already; this line wins")
+            found.warning(
+                entry, f"duplicate key, also on line {first[entry.key].line}; this line takes effect"
+            )
         first[entry.key] = entry

@@ -60,8 +60,8 @@ class HandlerFile:
 
 def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
     """Return the user's file in a folder, or None if there is none or it has a problem."""
-    entry = _winner(settings, _ENTRY_POINT)
-    function = _winner(settings, "option.handler")
+    entry = _effective_setting(settings, _ENTRY_POINT)
+    function = _effective_setting(settings, "option.handler")
     name = entry.text.strip() if entry else ""
     source = entry.source if entry else Source(str(folder / MODEL_FILE))
     if not name or name.startswith(BUILT_IN):
@@ -70,7 +70,7 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
         name, source = MODEL_FILE, Source(str(folder / MODEL_FILE))
     try:
         path = _resolve_file(folder, name)
-        supplies, formatters = _supplies(path, function.text.strip() if function else "handle")
+        supplies, formatters = _inspect_code(path, function.text.strip() if function else "handle")
         requirements = _resolve_file(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
     except ValueError as error:
         problems.append(
@@ -129,7 +129,7 @@ def _text(values: Mapping[str, OptionValue], name: str, default: str) -> str:
     return str(item.value) if item is not None else default
 
 
-def _winner(settings: Collection[RawSetting], name: str) -> RawSetting | None:
+def _effective_setting(settings: Collection[RawSetting], name: str) -> RawSetting | None:
     option = by_name()[name]
     keys = (option.name, *option.aliases)
     return min((one for one in settings if one.key in keys), key=lambda one: one.rank, default=None)
@@ -139,14 +139,14 @@ def _resolve_file(folder: Path, name: str) -> Path:
     """Return the path of a handler's file. Raises `ValueError` if the folder has no file of that name."""
     if "://" in name:
         raise ValueError(
-            "code is not fetched from an address; put the file into the folder of serving.properties"
+            "code is not downloaded from a URL; put the file into the folder of serving.properties"
         )
     plain = name if name.endswith((".py", ".txt")) else name.replace(".", "/") + ".py"
     real = folder.resolve()
     path = (real / plain).resolve()
     if not path.is_relative_to(real):
         raise ValueError(
-            f"{plain} leads to {path}, out of the folder {real}; a handler's files must be in it"
+            f"{plain} resolves to {path}, outside of the folder {real}; the files of a handler must be inside it"
         )
     if not path.is_file():
         raise ValueError(
@@ -155,7 +155,7 @@ def _resolve_file(folder: Path, name: str) -> Path:
     return path
 
 
-def _supplies(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
+def _inspect_code(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
     """Return what a file supplies and the roles of its formatters. The file is parsed but not executed.
 
     Raises `ValueError` if the file cannot be read or is not valid Python. A file over 4 MiB counts as empty.
@@ -167,9 +167,7 @@ def _supplies(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
         raise ValueError(f"cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
-        raise ValueError(
-            f"is no Python that can be run: {place}{error.args[0] if error.args else ''}"
-        ) from None
+        raise ValueError(f"is not valid Python: {place}{error.args[0] if error.args else ''}") from None
     names = set(_names(tree.body))
     if function in names or "*" in names or names & _STAGES:
         return Supplies.HANDLER, ()

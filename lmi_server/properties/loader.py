@@ -97,7 +97,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     if code is not None and code.supplies is Supplies.HANDLER:
         found.handler = code
         settings, handler_options = handler.split(settings)
-    known, unknown = _known(settings)
+    known, unknown = _group_by_option(settings)
     for option, candidates in known.values():
         _resolve_option(option, candidates, found)
     _require_model(found)
@@ -132,13 +132,11 @@ def _read_file(path: Path) -> Examination:
     file = path / FILE_NAME if path.is_dir() else path
     found = Examination(file, path if path.is_dir() else file.parent)
     if file.name.endswith(_ARCHIVES):
-        found.file_problem(file, "an archive is not unpacked here; unpack it, and give the folder")
+        found.file_problem(file, "archives are not supported; unpack it and pass the folder")
         return found
     if not file.exists():
         if not path.is_dir():
-            found.file_problem(
-                path, f"there is no such file; give a folder with a {FILE_NAME}, or such a file"
-            )
+            found.file_problem(path, f"no such file; pass a {FILE_NAME} or a folder that contains one")
         return found
     try:
         with file.open("rb") as stream:
@@ -164,7 +162,7 @@ def _file_settings(found: Examination) -> list[RawSetting]:
     ]
 
 
-def _known(
+def _group_by_option(
     settings: list[RawSetting],
 ) -> tuple[dict[str, tuple[Option, list[RawSetting]]], list[Problem]]:
     """Return the settings by option, and a problem for each setting with an unknown key."""
@@ -186,24 +184,26 @@ def _known(
 def _resolve_option(option: Option, settings: list[RawSetting], found: Examination) -> None:
     """Read the setting that takes effect for an option. Note overridden settings and report conflicts."""
     winner, *losers = sorted(settings, key=lambda setting: setting.rank)
-    _report_losers(option, winner, losers, found)
+    _report_overridden(option, winner, losers, found)
     if winner.rank is Rank.SAGEMAKER:
         # The environment overrides the file, but an invalid line of the file is still reported.
         for setting in losers:
             if setting.rank is Rank.FILE:
                 _value(option, setting, found)
     if any(entry.line == winner.source.line and entry.ends_in_blanks for entry in found.entries):
-        effect = "kept, for it may be meant" if option.type.keep_trailing_blanks else "removed"
-        reason = f"the value ends in blanks, which the properties format keeps; {effect}"
+        effect = "kept, because they may be intended" if option.type.keep_trailing_blanks else "removed"
+        reason = f"the value ends in blanks, which are part of it in the properties format; {effect}"
         masked_text = masked(winner.key, winner.text, option.secret)
         found.warnings.append(str(Problem(winner.source, winner.key, masked_text, reason)))
     value = _value(option, winner, found)
     if value is not None:
-        masked_text = masked(winner.key, _trimmed(option, winner), option.secret)
+        masked_text = masked(winner.key, _strip_blanks(option, winner), option.secret)
         found.values[option.name] = OptionValue(option, value, masked_text, winner.source, winner.key)
 
 
-def _report_losers(option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination) -> None:
+def _report_overridden(
+    option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination
+) -> None:
     for loser in losers:
         masked_text = masked(loser.key, loser.text, option.secret)
         if loser.text.strip() == winner.text.strip():
@@ -213,17 +213,17 @@ def _report_losers(option: Option, winner: RawSetting, losers: list[RawSetting],
             found.problems.append(Problem(loser.source, loser.key, masked_text, reason))
         else:
             found.notes.append(
-                f"{loser.source}: {masked_text} is not used, because {winner.source} comes first"
+                f"{loser.source}: {masked_text} is not used, because {winner.source} takes precedence"
             )
 
 
-def _trimmed(option: Option, setting: RawSetting) -> str:
+def _strip_blanks(option: Option, setting: RawSetting) -> str:
     return setting.text if option.type.keep_trailing_blanks else setting.text.strip(" \t\f")
 
 
 def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:
     """Return the parsed value. If it is invalid, report the problem and return None."""
-    text = _trimmed(option, setting)
+    text = _strip_blanks(option, setting)
     masked_text = masked(setting.key, text, option.secret)
 
     def refuse(reason: str, accepted: str = "", near: str = "") -> None:
@@ -233,7 +233,7 @@ def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | 
         refuse(reason)
         return None
     if not text.strip():
-        refuse("has no value; leave the line out for the default", option.type.accepted)
+        refuse("has no value; remove the line to use the default", option.type.accepted)
         return None
     try:
         value = option.type.from_text(text)
@@ -241,7 +241,7 @@ def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | 
         refuse(error.reason, option.type.accepted, error.nearest)
         return None
     if option.status is Status.REFUSED and not option.is_neutral(value):
-        refuse(f"known to LMI, not supported here: {option.reason}", neutral_text(option))
+        refuse(f"known to LMI but not supported: {option.reason}", neutral_text(option))
         return None
     return value
 
@@ -251,7 +251,7 @@ def _note_effectless(found: Examination) -> None:
     for item in found.values.values():
         if item.option.status is not Status.WORKS and item.place not in bad:
             refused = item.option.status is Status.REFUSED
-            reason = "it is what this server does anyway" if refused else item.option.reason
+            reason = "this server always does so" if refused else item.option.reason
             found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
     entry = found.values.get("option.entryPoint")
     if entry is not None and found.handler is None:
@@ -266,7 +266,7 @@ def _require_model(found: Examination) -> None:
         found.file_problem(
             found.folder,
             f"the folder holds neither a {FILE_NAME} nor a model (config.json), and neither HF_MODEL_ID nor"
-            " OPTION_MODEL_ID names one",
+            " OPTION_MODEL_ID specifies one",
         )
 
 
@@ -284,7 +284,7 @@ def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> Non
         return
     if any(setting.source.variable == "HF_MODEL_ID" for setting in settings):
         found.warnings.append(
-            f"{found.folder} holds a model of its own, which is not served: option.model_id is {model.text}"
+            f"{found.folder} contains a model, which is not served because option.model_id is {model.text}"
             f" ({model.place})"
         )
 

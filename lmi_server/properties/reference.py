@@ -17,10 +17,10 @@ from lmi_server.values.show import as_option
 
 OPEN_DEFAULTS = {
     "option.model_id": "the folder itself",
-    "option.output_formatter": "by the request",
+    "option.output_formatter": "chosen by each request",
     "option.revision": "none",
-    "option.max_queued_tokens": "no bound",
-    "maxWorkers": "minWorkers, or no bound",
+    "option.max_queued_tokens": "no limit",
+    "maxWorkers": "minWorkers with a handler, else no limit",
     "option.step_trace": "none",
 }
 """Meaning of an unset option, for options that are not resolved at start."""
@@ -29,20 +29,21 @@ _HEAD = """# Options
 
 <!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/options.csv. -->
 
-Every key that a `serving.properties` may hold. An unknown key is refused with the nearest known name
-(`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), a bad value with its line and what is accepted.
+All keys of `serving.properties`. An unknown key is refused with the nearest known name
+(`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), an invalid value with its line and the accepted values.
 
 Precedence where a key is given more than once, highest first: the `SAGEMAKER_*` variables below,
 `serving.properties`, `OPTION_*`, other names that stand for options, `SERVING_*`, the default. In the file the last
 of two equal keys wins. Empty variables count as unset.
 
 The file is in the Java properties format: ISO-8859-1, `#` and `!` begin a comment only at the start of a line, quotes
-are part of a value. Blanks at the end of a value belong to it; from numbers, booleans and words they are removed
-with a warning, in free text they stay.
+are part of a value. Trailing blanks are part of a value; they are removed from numbers, booleans and keywords with
+a warning, and kept in free text.
 """
-_KNOWN_HEAD = """## Known to LMI, not supported here
+_KNOWN_HEAD = """## Not supported
 
-Refused with the reason, except for values of which ignoring changes nothing: these are accepted with a note.
+LMI options that this server does not support. They are refused with the reason, except for values that change nothing,
+which are accepted with a note.
 
 | key | accepted without effect | what it is | why |
 |---|---|---|---|"""
@@ -81,7 +82,7 @@ def markdown() -> str:
     """Return the complete reference page."""
     working = [_section(option) for option in OPTIONS if option.status is Status.WORKS]
     known = [_known_row(option) for option in OPTIONS if option.status is not Status.WORKS]
-    return "\n".join([_HEAD, "## Options that work\n", *working, _KNOWN_HEAD, *known]) + "\n"
+    return "\n".join([_HEAD, "## Supported options\n", *working, _KNOWN_HEAD, *known]) + "\n"
 
 
 def _default(option: Option) -> str:

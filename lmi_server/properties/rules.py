@@ -43,7 +43,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
         reason = _MPI_ONLY.get((item.option.name, item.value), "")
         if reason and decided.engine != "MPI":
             problems.append(Problem(item.source, item.written_key, item.text, reason))
-        elif _idle(item, decided.engine) and item.source not in contradicting:
+        elif _is_unused(item, decided.engine) and item.source not in contradicting:
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
 
@@ -70,24 +70,27 @@ def _is_less(one: Scalar, other: Scalar) -> bool:
     return isinstance(one, int) and isinstance(other, int) and one < other
 
 
-def _idle(item: OptionValue, engine: str) -> bool:
+def _is_unused(item: OptionValue, engine: str) -> bool:
     """Return True if the option has no effect under this engine. `option.rolling_batch` helped to choose the engine."""
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
 _MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
     ("option.load_format", "dummy"): (
-        "engine=Python loads weights from files; random weights are made by engine=MPI"
+        "engine=Python only loads weights from files; use engine=MPI for random weights"
     ),
-    ("option.load_format", "stream"): "engine=Python loads weights from files; engine=MPI streams them",
-    ("option.mpi_mode", True): "engine=Python runs no MPI ranks; write engine=MPI",
+    (
+        "option.load_format",
+        "stream",
+    ): "engine=Python only loads weights from files; use engine=MPI to stream them",
+    ("option.mpi_mode", True): "engine=Python does not run MPI ranks; use engine=MPI",
 }
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (
         "max_utilization",
-        "a consecutive run is taken whole at admission, so no sequence is preempted; write guaranteed_no_evict",
+        "contiguous blocks are all allocated at admission, so sequences are never preempted; use guaranteed_no_evict",
     ),
-    "option.enable_prefix_caching": (True, "a consecutive run cannot begin with another sequence's blocks"),
+    "option.enable_prefix_caching": (True, "contiguous blocks cannot be shared between sequences"),
 }
 _PAUSE_ONLY = ("option.waiting_served_ratio", "option.max_waiting_tokens", "option.waiting_steps")
 
@@ -97,7 +100,7 @@ def _needs_paging(values: dict[str, OptionValue]) -> list[Problem]:
     if paged is None or paged.value is not False:
         return []
     return [
-        Problem(item.source, item.written_key, item.text, f"it needs option.paged_attention=true: {why}")
+        Problem(item.source, item.written_key, item.text, f"requires option.paged_attention=true: {why}")
         for name, (value, why) in _PAGED_ONLY.items()
         if (item := values.get(name)) is not None and item.value == value
     ]
@@ -107,7 +110,7 @@ def _needs_s3(values: dict[str, OptionValue]) -> list[Problem]:
     model, load = values.get("option.model_id"), values.get("option.load_format")
     if load is None or load.value != "stream" or (model and str(model.value).startswith("s3://")):
         return []
-    reason = "weights are streamed from S3 only; write option.model_id=s3://bucket/prefix, or option.load_format=auto"
+    reason = "weights can only be streamed from S3; set option.model_id=s3://bucket/prefix, or option.load_format=auto"
     return [Problem(load.source, load.written_key, load.text, reason)]
 
 

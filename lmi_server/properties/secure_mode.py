@@ -35,14 +35,12 @@ def violations(
     if environ.get(_MODE, "").strip().lower() != "true":
         return []
     if _CONTROLS not in environ:
-        reason = f"{_CONTROLS} is not set; it lists the controls in force, and may be empty"
+        reason = f"{_CONTROLS} is not set; it must list the active controls and may be empty"
         return [Problem(Source(variable=_MODE), "", "true", reason)]
     controls = _names(environ, _CONTROLS)
     unknown = [name for name in controls if name not in _KNOWN]
     found = [
-        Problem(
-            Source(variable=_CONTROLS), "", name, "is no control that this server knows", ", ".join(_KNOWN)
-        )
+        Problem(Source(variable=_CONTROLS), "", name, "unknown security control", ", ".join(_KNOWN))
         for name in unknown
     ]
     channels = [folder, *map(Path, _names(environ, _CHANNELS))]
@@ -53,8 +51,8 @@ def violations(
     )
     for control in controls:
         found += (
-            Problem(source, "", "", f"is forbidden here by {control} ({_CONTROLS})")
-            for source in _forbidden(control, channels, values, code)
+            Problem(source, "", "", f"forbidden by the security control {control} ({_CONTROLS})")
+            for source in _forbidden_sources(control, channels, values, code)
         )
     return found
 
@@ -63,7 +61,7 @@ def _names(environ: Mapping[str, str], variable: str) -> list[str]:
     return [name.strip() for name in environ.get(variable, "").split(",") if name.strip()]
 
 
-def _forbidden(
+def _forbidden_sources(
     control: str, channels: list[Path], values: Mapping[str, OptionValue], code: HandlerFile | None
 ) -> Iterator[Source]:
     """Yield the sources of the files and settings that a control forbids."""

@@ -42,10 +42,10 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Add one token and return the text that it completes, which is often empty."""
-        piece = self._completed(token_id)
+        piece = self._decode_next(token_id)
         return self._clean_up.push(piece) if self._clean_up else piece
 
-    def _completed(self, token_id: int) -> str:
+    def _decode_next(self, token_id: int) -> str:
         if token_id in self._hidden_ids:
             return ""
         self._window.append(token_id)

@@ -41,7 +41,7 @@ class TokenId:
 
     def from_json(self, value: Any) -> int:
         if not is_integer(value):
-            raise BadValueError("is no token id")
+            raise BadValueError("is not a token id")
         return int(value)
 
 
@@ -85,7 +85,7 @@ class Pair:
 
     def from_json(self, value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
-            raise BadValueError("is no pair")
+            raise BadValueError("is not a list of two")
         return _check_part("[0]", value[0], self.first), _check_part("[1]", value[1], self.second)
 
 
@@ -107,7 +107,7 @@ class TokenBiases:
         for name in value:
             if not _TOKEN_ID.fullmatch(name):
                 names = "names that are token ids, in digits without leading zeros"
-                raise BadValueError("is no token id", received=as_json(name), accepted=names)
+                raise BadValueError("is not a token id", received=as_json(name), accepted=names)
         return tuple((int(name), _check_part(f".{name}", bias, self.bias)) for name, bias in value.items())
 
 

@@ -38,11 +38,11 @@ class PathText(Text):
         try:
             encoded = text.encode()
         except UnicodeEncodeError:
-            raise BadValueError("holds half of a surrogate pair") from None
+            raise BadValueError("contains half of a surrogate pair") from None
         if any(byte < 32 or byte == 127 for byte in encoded):
-            raise BadValueError("holds a control character")
+            raise BadValueError("contains a control character")
         if max(map(len, encoded.split(b"/"))) > _MAX_FILE_NAME_BYTES:
-            raise BadValueError(f"holds a name of more than {_MAX_FILE_NAME_BYTES} bytes")
+            raise BadValueError(f"contains a name of more than {_MAX_FILE_NAME_BYTES} bytes")
         return text
 
 
@@ -88,14 +88,14 @@ class Int:
         digits = text[1:] if text[:1] in ("+", "-") else text
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
             raise BadValueError("is not an integer", nearest=nearest(text, self.words))
-        return self._checked(int(text))
+        return self._check(int(text))
 
     def from_json(self, value: Any) -> Scalar:
         if not is_integer(value):
             raise BadValueError("is not an integer")
-        return self._checked(value)
+        return self._check(value)
 
-    def _checked(self, value: int) -> int:
+    def _check(self, value: int) -> int:
         if value < self.minimum or (self.maximum is not None and value > self.maximum):
             raise BadValueError("is out of range")
         if self.power_of_two and value & (value - 1):
@@ -128,14 +128,14 @@ class Float:
             raise BadValueError("is not a number") from None
         if not math.isfinite(value) or "_" in text:
             raise BadValueError("is not a finite number")
-        return self._checked(value)
+        return self._check(value)
 
     def from_json(self, value: Any) -> Scalar:
         if not isinstance(value, float) and not is_integer(value):
             raise BadValueError("is not a number")
-        return self._checked(value)
+        return self._check(value)
 
-    def _checked(self, value: float) -> float:
+    def _check(self, value: float) -> float:
         if not self.minimum <= value <= self.maximum or (self.exclude_minimum and value == self.minimum):
             raise BadValueError("is out of range")
         return float(value)
@@ -165,7 +165,7 @@ class Choice:
         if word in self.values:
             return word
         if word in self.refused:
-            raise BadValueError(f"is known to LMI, not supported here: {self.refused[word]}")
+            raise BadValueError(f"is known to LMI but not supported: {self.refused[word]}")
         near = nearest(word, (*self.values, *self.synonyms))
         raise BadValueError("is not one of the accepted values", nearest=near)
 

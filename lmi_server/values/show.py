@@ -17,7 +17,7 @@ _SECRET = re.compile(
 
 def as_json(value: Any) -> str:
     """Return a value as JSON, cut to 80 characters. Only the part that is shown is serialized."""
-    text = json.dumps(_abridged(value, iter(range(_MAX_JSON_CHARS))))
+    text = json.dumps(_abridge(value, iter(range(_MAX_JSON_CHARS))))
     return text if len(text) <= _MAX_JSON_CHARS else text[:_MAX_JSON_CHARS] + "..."
 
 
@@ -49,14 +49,14 @@ def names_in_log(names: Sequence[str]) -> str:
     return few if len(names) <= _MAX_NAMES else f"{few} and {len(names) - _MAX_NAMES} more"
 
 
-def _abridged(value: Any, places: Iterator[int]) -> Any:
+def _abridge(value: Any, places: Iterator[int]) -> Any:
     """Return a copy with only as many items as there are places, and only the start of each text."""
     match value:
         case str():
             return value[: _MAX_JSON_CHARS + 1]
         case list():
-            return [_abridged(item, places) for _, item in zip(places, value, strict=False)]
+            return [_abridge(item, places) for _, item in zip(places, value, strict=False)]
         case dict():
             items = zip(places, value.items(), strict=False)
-            return {name[: _MAX_JSON_CHARS + 1]: _abridged(item, places) for _, (name, item) in items}
+            return {name[: _MAX_JSON_CHARS + 1]: _abridge(item, places) for _, (name, item) in items}
     return value

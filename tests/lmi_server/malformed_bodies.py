@@ -116,9 +116,9 @@ BODIES: tuple[Malformed, ...] = (
     ),
     _lmi("nested too deep", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
     _lmi("nested a million deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
-    _lmi("a name twice", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "more than once"),
-    _lmi("the last of 100,000 names twice", repeated_name(100_000), "body", '"n0"', "more than once"),
-    _lmi("a long name twice", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "more than once"),
+    _lmi("a name twice", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "duplicate name"),
+    _lmi("the last of 100,000 names twice", repeated_name(100_000), "body", '"n0"', "duplicate name"),
+    _lmi("a long name twice", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "duplicate name"),
     _lmi("a long name that nobody knows", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
     _lmi("a million values", b'{"inputs": [' + b"0," * 1_000_000 + b"0]}", "more than 500000 values"),
     # Headers

@@ -94,7 +94,7 @@ def test_patch_changes_what_it_names_and_shows_the_result(client: FlaskClient, e
         ({"scheduling_policy": 1}, ["scheduling_policy", "1", "fcfs"]),
         ({"enable_chunked_prefill": "true"}, ["enable_chunked_prefill", "true or false"]),
         ({"waiting_served_ratio": -0.1}, ["waiting_served_ratio", "-0.1", "from 0"]),
-        ({"max_queued_tokens": 0}, ["max_queued_tokens", "0", "null for no bound"]),
+        ({"max_queued_tokens": 0}, ["max_queued_tokens", "0", "null for no limit"]),
         ({"batch_size": 4}, ["batch_size", "4", "known", "max_rolling_batch_size"]),
         ({"max_rolling_batchsize": 4}, ["did you mean 'max_rolling_batch_size'"]),
         ({"block_size": 16}, ["block_size"]),
@@ -178,13 +178,13 @@ def test_engine_python_has_no_scheduler(make_client: MakeClient, engine: FakeEng
     engine.settings = None
     client = with_token(make_client(engine_kind="Python"))
     for reply in (client.get(PATH), client.patch(PATH, json={})):
-        assert "engine=Python has no such scheduler" in error(reply, 404)
+        assert "engine=Python has no scheduler settings" in error(reply, 404)
 
 
 def test_an_engine_that_does_not_answer(client: FlaskClient, engine: FakeEngine) -> None:
     engine.answers = False
     assert "did not answer within 10 s" in error(client.get(PATH), 503)
-    assert "may take effect still" in error(client.patch(PATH, json={"job_queue_size": 7}), 503)
+    assert "may still take effect" in error(client.patch(PATH, json={"job_queue_size": 7}), 503)
 
 
 @pytest.mark.parametrize("state", [state for state in EngineState if state is not EngineState.READY])

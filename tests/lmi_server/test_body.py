@@ -32,7 +32,7 @@ def cpu_seconds(num_names: int) -> float:
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
-        with pytest.raises(InvalidRequest, match=r'"n0" is given more than once'):
+        with pytest.raises(InvalidRequest, match=r'duplicate name "n0"'):
             parse_object(data)
         best = min(best, time.process_time() - began)
     return best
@@ -196,7 +196,10 @@ def test_what_a_failed_body_brought_is_no_longer_in_flight(
 
 def test_a_body_that_breaks_off_is_refused() -> None:
     request = request_of(GOOD, len(GOOD) + 1)
-    with pytest.raises(InvalidRequest, match="broke off"), Bodies(100).json_object(request):
+    with (
+        pytest.raises(InvalidRequest, match="before the whole body arrived"),
+        Bodies(100).json_object(request),
+    ):
         pass
 
 

@@ -36,4 +36,4 @@ def test_a_client_that_sent_more_is_there_until_it_closes(pair: tuple[socket.soc
 
 
 def test_without_a_connection_nobody_leaves() -> None:
-    assert not ClientWatch.of({}).disconnected
+    assert not ClientWatch.from_environ({}).disconnected

@@ -34,7 +34,7 @@ class TokenFormatter(Formatter):
     def writes_answers(self) -> bool:
         return True
 
-    def answer(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
+    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
         self.contents.append(content)
         return ["".join(token["text"] for token in content["tokens"])]
 

@@ -52,7 +52,7 @@ def test_a_call_that_takes_too_long_is_aborted() -> None:
     engine = SilentEngine()
     formatter = Formatter(engine, ("input_formatter",), timeout=0)
     with pytest.raises(DeadlineExceeded, match="the input formatter took longer than 0 s"):
-        formatter.body(bytearray(b"{}"), {}, ClientWatch(None))
+        formatter.rewrite_request(bytearray(b"{}"), {}, ClientWatch(None))
     assert len(engine.calls) == 1
     assert engine.aborted == engine.calls
 

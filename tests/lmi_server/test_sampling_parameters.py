@@ -236,7 +236,7 @@ def test_what_engine_python_does_not_do(
     reply = post(client, path, **parameters)
     assert reply.status_code in (400, 424)
     assert list(parameters)[-1] in reply.text
-    assert "engine=MPI does it" in reply.text
+    assert "engine=MPI supports it" in reply.text
     assert engine.requests == []
     assert post(make_client(), path, **parameters).status_code == 200
 

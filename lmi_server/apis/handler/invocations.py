@@ -63,7 +63,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
         raise Unavailable(health.summary())
     with context.bodies.raw(request) as data:
         call = invocation(request, data, record)
-    pieces = _AnswerPieces(engine, call, ClientWatch.of(request.environ))
+    pieces = _AnswerPieces(engine, call, ClientWatch.from_environ(request.environ))
     try:
         first = next(pieces)
         if first.head is None:

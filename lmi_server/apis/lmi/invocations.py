@@ -97,7 +97,7 @@ def _prompt_field(body: Body) -> str:
     present = [name for name in _BODY_FORMATS if body.get(name) is not None]
     if len(present) > 1:
         raise InvalidField(
-            present[1], f"given beside {present[0]!r}; accepted: one of {', '.join(_BODY_FORMATS)}"
+            present[1], f"given together with {present[0]!r}; accepted: one of {', '.join(_BODY_FORMATS)}"
         )
     return next(iter(present or [name for name in _BODY_FORMATS if name in body]), "inputs")
 
@@ -125,7 +125,9 @@ def _check_names(body: Body, refuses_unknown: bool) -> None:
     elif unknown:
         name = unknown[0]
         if name in rows(Names.LMI):
-            raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
+            raise InvalidField(
+                name, f'must be inside \'parameters\', as in {{"parameters": {{"{name}": ...}}}}'
+            )
         raise refuse_unknown(name, name, body[name], _FIELDS)
     model_name(body.get("model"))
     refuse_unsupported("adapters", body.get("adapters"), Names.LMI)

@@ -42,11 +42,11 @@ def answer_counts(
     if best_of < n:
         raise _refused(parameters, "best_of", f"as {parameters.fields['n']} is {n}", f"at least {n}")
     if streamed and best_of > n:
-        why = "and which are best is only known at the end"
+        why = "but the best answers are only known at the end"
         raise _refused(parameters, "best_of", why, f"{n} in a stream")
     if streamed and n > 1 and not streams_choices:
         raise InvalidField(
-            name, f"given {n} with a streamed answer, which carries one; accepted: 1 in a stream"
+            name, f"given {n} for a streamed answer, which has a single one; accepted: 1 in a stream"
         )
     if num_prompts * best_of > MAX_ANSWERS:
         raise InvalidField(
@@ -84,8 +84,8 @@ def check_beams(
     }
     for what, hinders in hindrances.items():
         if hinders:
-            why = f"but beam search does not go with {what}"
-            raise _refused(parameters, "num_beams", why, "1, or without that")
+            why = f"but beam search does not support {what}"
+            raise _refused(parameters, "num_beams", why, "1, or a request without that")
 
 
 def check_generate_parameters(context: ApiContext, parameters: Parameters) -> None:
@@ -105,7 +105,7 @@ def check_prompt_report(
     name = next(name for name in names if name in parameters.fields and parameters[name] is not False)
     _check_engine(context, parameters, name, "prompt_logprobs")
     if streamed and name in _PROMPT_REPORTS:
-        raise _refused(parameters, name, "but a stream does not carry it", "leave it out, or no stream")
+        raise _refused(parameters, name, "but streams do not return it", "leave it out, or do not stream")
 
 
 def check_timeout(context: ApiContext, parameters: Parameters) -> None:
@@ -123,7 +123,7 @@ def _check_engine(context: ApiContext, parameters: Parameters, name: str, capabi
     """Raise `InvalidField` if the engine lacks the capability that a parameter needs."""
     if not getattr(context.capabilities, capability):
         why = f"but engine={context.config.engine} does not support it"
-        raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} does it")
+        raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} supports it")
 
 
 def _refused(parameters: Parameters, name: str, reason: str, accepted: str) -> InvalidField:

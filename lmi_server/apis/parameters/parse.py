@@ -45,8 +45,8 @@ def parse_parameters(
             if row.name in fields and values[row.name] != checked:
                 raise InvalidField(
                     prefix + name,
-                    f"given {as_json(value)}, but {fields[row.name]} says the same thing with another value; "
-                    "accepted: one of the two names",
+                    f"given {as_json(value)}, but {fields[row.name]} sets the same parameter to another value; "
+                    "accepted: only one of the two names",
                 )
             values[row.name] = checked
             fields[row.name] = prefix + name

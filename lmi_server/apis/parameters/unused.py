@@ -21,12 +21,12 @@ def _unsupported() -> tuple[Parameter, ...]:
 
 _LABEL = Text("a string")
 _TOKEN_ID = Int(-1, 2**31 - 1)
-_NO_NUMBER = "in completions the number stands in logprobs"
-_TOP_LEVEL = "in chats and completions they belong at the top level of the body"
+_NO_NUMBER = "completions take the number from logprobs"
+_TOP_LEVEL = "chats and completions take them at the top level of the body"
 
 UNSUPPORTED: tuple[Parameter, ...] = (
     *_unsupported(),
-    Parameter("echo", Bool(), chat=("echo",), neutral=(False,), reason="echo belongs to completions"),
+    Parameter("echo", Bool(), chat=("echo",), neutral=(False,), reason="only completions support echo"),
     Parameter("top_logprobs", Int(0), completions=("top_logprobs",), neutral=(0,), reason=_NO_NUMBER),
     Parameter("parameters", AnyJson(), openai=("parameters",), neutral=({},), reason=_TOP_LEVEL),
 )

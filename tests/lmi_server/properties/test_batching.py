@@ -36,9 +36,9 @@ def test_files_of_todays_lmi_mean_rolling_batching_and_one_note_says_so(
 ) -> None:
     loaded = load_text(tmp_path, f"engine={engine}\n{lines}\nbatch_size=1\n")
     assert loaded.config.engine == "MPI"
-    [note] = [note for note in loaded.notes if "means rolling batching" in note]
+    [note] = [note for note in loaded.notes if "selects rolling batching" in note]
     assert note.startswith(f"{tmp_path / 'serving.properties'}:1: engine={engine} with {lines.split()[-1]} ")
-    assert "(engine=MPI) serves it" in note
+    assert "(engine=MPI) provides" in note
     assert f"engine={engine} with {lines.split()[-1]}" in engine_source(loaded)
 
 
@@ -69,13 +69,13 @@ def test_engine_mpi_is_rolling_batching_and_needs_no_note(tmp_path: Path, lines:
 
 def test_a_back_end_that_is_not_here_is_noted_under_engine_mpi_too(tmp_path: Path) -> None:
     [note] = load_text(tmp_path, "engine=MPI\noption.rolling_batch=vllm\n").notes
-    assert "engine=MPI with option.rolling_batch=vllm means rolling batching" in note
+    assert "engine=MPI with option.rolling_batch=vllm selects rolling batching" in note
 
 
 def test_engine_rolling_alone_is_rolling_batching(tmp_path: Path) -> None:
     loaded = load_text(tmp_path, "engine=Rolling\n")
     assert loaded.config.engine == "MPI"
-    assert ":1: engine=Rolling means rolling batching" in loaded.notes[0]
+    assert ":1: engine=Rolling selects rolling batching" in loaded.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_environment_alone_says_it_too(tmp_path: Path, environ: dict[str, st
 
 
 def test_a_rolling_value_of_the_environment_conflicts_with_the_files_batch_size(tmp_path: Path) -> None:
-    with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which asks for rolling batching"):
+    with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which selects rolling batching"):
         load_text(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})
 
 

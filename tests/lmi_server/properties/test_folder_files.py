@@ -11,8 +11,8 @@ from lmi_server.properties.problems import PropertiesError
 
 FILES = {
     "model.py": "it defines no function handle",
-    "requirements.txt": "packages are installed only for a handler",
-    "adapters/french/adapter_config.json": "adapters are not built yet",
+    "requirements.txt": "packages are only installed for a handler",
+    "adapters/french/adapter_config.json": "adapters are not supported yet",
 }
 
 

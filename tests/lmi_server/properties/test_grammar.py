@@ -105,9 +105,9 @@ def warnings_of(data: bytes) -> list[tuple[int | None, str]]:
 @pytest.mark.parametrize(
     ("data", "line", "reason"),
     [
-        (b"a=1\nb = 2 # two\n", 2, "a comment needs a line of its own; '# two' is part of the value"),
+        (b"a=1\nb = 2 # two\n", 2, "comments must be on separate lines; '# two' is part of the value"),
         (b'a="x"\n', 1, "quotes are not removed"),
-        (b"a=1\n\na=2\n", 3, "the key stands on line 1 already; this line wins"),
+        (b"a=1\n\na=2\n", 3, "duplicate key, also on line 1; this line takes effect"),
         ("a=é\n".encode(), 1, "write \\u00e9"),
         ("a=😀\n".encode(), 1, "write \\ud83d\\ude00"),
         (b"a=\x93x\x94\n", 1, "control characters"),
@@ -134,7 +134,7 @@ def test_sees_blanks_at_the_end(data: bytes, blanks: bool) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"a=1\nb={{s3_url}}\n", "{{s3_url}} is a template's placeholder"),
+        (b"a=1\nb={{s3_url}}\n", "{{s3_url}} is a template placeholder"),
         (b"a=1\nb=\\u12\nc=3\n", "needs four hexadecimal digits"),
     ],
 )

@@ -104,8 +104,8 @@ def test_what_supplies_a_handler(folder: Path, code: str) -> None:
     ("code", "reason"),
     [
         ("def handel(inputs): ...", "defines no function handle (option.handler)"),
-        ("def handle(inputs:", "is no Python that can be run: line 1"),
-        ("\0", "is no Python that can be run"),
+        ("def handle(inputs:", "is not valid Python: line 1"),
+        ("\0", "is not valid Python"),
     ],
 )
 def test_a_file_without_a_handler_is_refused(folder: Path, code: str, reason: str) -> None:
@@ -118,15 +118,15 @@ def test_no_entry_point_leads_out_of_the_folder(folder: Path) -> None:
     outside.write_text(HANDLE)
     (folder / "linked.py").symlink_to(outside)
     (folder / "inside.py").symlink_to("model.py")
-    assert "out of the folder" in refusal(folder, "option.entryPoint=../outside.py")
-    assert "out of the folder" in refusal(folder, f"option.entryPoint={outside}")
-    assert "out of the folder" in refusal(folder, "option.entryPoint=linked.py")
-    assert "code is not fetched" in refusal(folder, "option.entryPoint=https://host/model.py")
+    assert "outside of the folder" in refusal(folder, "option.entryPoint=../outside.py")
+    assert "outside of the folder" in refusal(folder, f"option.entryPoint={outside}")
+    assert "outside of the folder" in refusal(folder, "option.entryPoint=linked.py")
+    assert "code is not downloaded" in refusal(folder, "option.entryPoint=https://host/model.py")
     assert "there is no file" in refusal(folder, "option.entryPoint=missing.py")
     assert handler(folder, "option.entryPoint=inside.py").file == str(folder / "model.py")
     (folder / "model.py").unlink()
     (folder / "model.py").symlink_to(outside)
-    assert "out of the folder" in refusal(folder)
+    assert "outside of the folder" in refusal(folder)
 
 
 def test_requirements_must_be_in_the_folder_too(folder: Path) -> None:
@@ -134,11 +134,11 @@ def test_requirements_must_be_in_the_folder_too(folder: Path) -> None:
     assert handler(folder).requirements == str(folder / "requirements.txt")
     (folder / "requirements.txt").rename(folder.parent / "elsewhere.txt")
     (folder / "requirements.txt").symlink_to(folder.parent / "elsewhere.txt")
-    assert "out of the folder" in refusal(folder)
+    assert "outside of the folder" in refusal(folder)
 
 
 def test_a_handler_runs_under_engine_python(folder: Path) -> None:
-    assert "runs under engine=Python" in refusal(folder, "engine=MPI")
+    assert "requires engine=Python" in refusal(folder, "engine=MPI")
     loaded = with_properties(folder, "engine=Python", "option.rolling_batch=auto", "option.async_mode=true")
     assert loaded.config.engine == "Python"
 
@@ -161,7 +161,7 @@ def test_an_archive_is_not_unpacked(folder: Path) -> None:
     archive = folder.parent / "model.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
         file.add(folder / "model.py", "../model.py")
-    with pytest.raises(PropertiesError, match=r"model\.tar\.gz: an archive is not unpacked here"):
+    with pytest.raises(PropertiesError, match=r"model\.tar\.gz: archives are not supported"):
         load(archive, {})
     assert sorted(path.name for path in folder.parent.iterdir()) == ["folder", "model.tar.gz"]
 

@@ -118,7 +118,7 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
 )
 def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path, line: str) -> None:
     problem = the_problem(tmp_path, f"{line}\n")
-    assert problem.reason.startswith("known to LMI, not supported here: ")
+    assert problem.reason.startswith("known to LMI but not supported: ")
     assert problem.nearest == ""
 
 
@@ -144,9 +144,9 @@ def test_a_known_key_whose_value_changes_nothing_is_accepted_with_a_note(tmp_pat
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("a\\u0000b", "holds a control character"),
+        ("a\\u0000b", "contains a control character"),
         ("a\\ud800b", "surrogate"),
-        ("models/" + "a" * 256, "holds a name of more than 255 bytes"),
+        ("models/" + "a" * 256, "contains a name of more than 255 bytes"),
     ],
 )
 def test_what_can_be_no_path_is_refused(tmp_path: Path, value: str, reason: str) -> None:
@@ -169,7 +169,7 @@ def test_all_problems_are_reported_in_order(tmp_path: Path) -> None:
 
 def test_a_placeholder_is_one_problem_that_says_so(tmp_path: Path) -> None:
     problem = the_problem(tmp_path, "job_queue_size={{size}}\n")
-    assert "{{size}} is a template's placeholder" in problem.reason
+    assert "{{size}} is a template placeholder" in problem.reason
     assert "{{m}}" in the_problem(tmp_path, "", {"OPTION_MODEL_ID": "{{m}}"}).reason
 
 
@@ -181,7 +181,7 @@ def test_blanks_at_the_end_are_removed_from_typed_values_and_kept_in_text(tmp_pa
     assert "serving.properties:1" in number
     assert number.endswith("removed")
     assert "serving.properties:2" in text
-    assert text.endswith("kept, for it may be meant")
+    assert text.endswith("kept, because they may be intended")
 
 
 def test_an_inline_comment_makes_a_bad_value_and_the_warning_says_why(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_an_inline_comment_makes_a_bad_value_and_the_warning_says_why(tmp_path: 
     with pytest.raises(PropertiesError) as caught:
         load(tmp_path, {})
     assert caught.value.problems[0].value == "7 # few"
-    assert "a comment needs a line of its own" in caught.value.warnings[0]
+    assert "comments must be on separate lines" in caught.value.warnings[0]
 
 
 def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
@@ -214,17 +214,17 @@ def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: 
         ("option.tensor_parallel_degree=2\noption.tensor_parallel_size=4\n", "which is 2"),
         ("option.tensor_parallel_size=4\n", "which is max, its default"),
         ("option.max_num_seqs=64\n", "which is 32, its default"),
-        ("engine=Python\noption.mpi_mode=true\n", "write engine=MPI"),
-        ("engine=Python\noption.load_format=dummy\n", "random weights are made by engine=MPI"),
+        ("engine=Python\noption.mpi_mode=true\n", "use engine=MPI"),
+        ("engine=Python\noption.load_format=dummy\n", "use engine=MPI for random weights"),
         (
             "engine=Python\noption.load_format=stream\noption.model_id=s3://a/b\n",
-            "engine=Python loads weights from files; engine=MPI streams them",
+            "engine=Python only loads weights from files; use engine=MPI to stream them",
         ),
-        ("option.load_format=stream\n", "weights are streamed from S3 only"),
-        ("option.load_format=stream\noption.model_id=owner/name\n", "weights are streamed from S3 only"),
+        ("option.load_format=stream\n", "weights can only be streamed from S3"),
+        ("option.load_format=stream\noption.model_id=owner/name\n", "weights can only be streamed from S3"),
         (
             "option.paged_attention=false\noption.batch_scheduler_policy=max_utilization\n",
-            "write guaranteed_no_evict",
+            "use guaranteed_no_evict",
         ),
         (
             "option.paged_attention=false\noption.enable_prefix_caching=true\n",
@@ -267,7 +267,7 @@ def test_a_folder_without_the_file_needs_a_model_from_somewhere(tmp_path: Path) 
 
 
 def test_a_path_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
-    with pytest.raises(PropertiesError, match="there is no such file"):
+    with pytest.raises(PropertiesError, match="no such file"):
         load(tmp_path / "nowhere", {})
 
 

@@ -109,7 +109,7 @@ def test_what_would_change_answers_or_capacity_is_refused_with_the_reason(
     with pytest.raises(PropertiesError) as caught:
         load_text(tmp_path, f"{line}\n")
     [problem] = caught.value.problems
-    assert problem.reason.startswith("known to LMI, not supported here: ")
+    assert problem.reason.startswith("known to LMI but not supported: ")
     assert reason in problem.reason
     assert problem.nearest == ""
 
