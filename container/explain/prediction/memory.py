@@ -153,7 +153,7 @@ def _shortage(needed: int, available: int, on_gpu: bool) -> str:
     needed += CONTEXT_BYTES if on_gpu else 0
     if needed <= available:
         return ""
-    return f"it needs {gigabytes(needed)}, but only {gigabytes(available)} are available"
+    return f"{gigabytes(needed)} are needed, but only {gigabytes(available)} are available"
 
 
 def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:

@@ -39,7 +39,7 @@ class AnswerReader:
         """Parse bytes that were received at time `now`. Raises BadAnswer."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
-            raise BadAnswer(f"a line of the answer is longer than {_MAX_LINE_BYTES} bytes")
+            raise BadAnswer(f"a line of the response is longer than {_MAX_LINE_BYTES} bytes")
         for line in lines:
             self._line(line, now)
 
@@ -48,14 +48,14 @@ class AnswerReader:
         if self._rest:  # LMI ends a failed stream with a record without a line end
             self._line(self._rest, now)
         if not self._ended:
-            raise BadAnswer("the stream ended without its last record")
+            raise BadAnswer("the stream ended before its final record")
         reported, counted = self._reported_output_tokens, len(self.token_times)
         if reported is None and not self._dialect.pieces_are_tokens:
             raise BadAnswer(
-                "the server does not say how many tokens it generated (stream_options.include_usage)"
+                "the server does not report how many tokens it generated (stream_options.include_usage)"
             )
         if reported is not None and self._dialect.pieces_are_tokens and reported != counted:
-            raise BadAnswer(f"{counted} tokens came, the server says {reported}")
+            raise BadAnswer(f"received {counted} tokens, but the server reports {reported}")
 
     def _line(self, line: bytes, now: float) -> None:
         try:
@@ -68,7 +68,7 @@ class AnswerReader:
         if record.error:
             raise BadAnswer(record.error)
         if self._ended:
-            raise BadAnswer("a record came after the last one")
+            raise BadAnswer("received a record after the final one")
         self._ended = record.ends
         self.token_times += [now] * record.num_pieces
         self.token_ids += record.token_ids

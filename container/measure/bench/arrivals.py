@@ -58,7 +58,7 @@ class Users:
         return Users(times(self.num_users, factor), self.ramp * factor)
 
     def describe(self, num_requests: int) -> str:
-        joining = "" if math.isinf(self.ramp) else f" ({self.ramp:g} more each second)"
+        joining = "" if math.isinf(self.ramp) else f" (ramp: {self.ramp:g} new users each second)"
         return f"{num_requests} requests by {self.num_users} users{joining}"
 
 
@@ -123,7 +123,7 @@ class RecordedArrivals:
         return RecordedArrivals(tuple(time / factor for time in self.times))
 
     def describe(self, num_requests: int) -> str:
-        return f"{num_requests} requests within {self.times[num_requests - 1]:.4g} s as recorded"
+        return f"{num_requests} requests over {self.times[num_requests - 1]:.4g} s, as recorded"
 
 
 def _single(starts: Iterable[float], requests: Sequence[BenchRequest]) -> tuple[UserSession, ...]:

@@ -93,9 +93,9 @@ class _Client:
 
 
 @click.command(
-    epilog="Times start when a request was due. Exit code 0 when every request succeeded (--find-rate: when a rate is"
-    " sustained), else 1; 2 when the command line is wrong. The same seed gives the same prompts: change it for a"
-    " server with a prefix cache."
+    epilog="Latencies are measured from the scheduled send time of a request. Exit code 0 when every request succeeded"
+    " (--find-rate: when a rate is sustained), else 1; 2 when the command line is wrong. The same seed"
+    " gives the same prompts: use another one for a server with a prefix cache."
 )
 @click.argument("url")
 @load_options(_DEFAULT)
@@ -104,19 +104,19 @@ class _Client:
 @click.option(
     "--find-rate",
     is_flag=True,
-    help="Find the highest rate at which requests are answered as fast as they come and, with --slo, 95 % keep the"
-    " limits. --rate is the first one tried.",
+    help="Find the highest request rate that the server sustains: requests complete as fast as they arrive and, with"
+    " --slo, 95 % of them meet the limits. --rate sets the first rate to try.",
 )
 @seed_option
-@tokenizer_option("Folder of the served model, or its tokenizer.json; by default that of the bundled model.")
+@tokenizer_option("Folder of the served model, or its tokenizer.json. Default: the bundled model's.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Seconds to wait until the server is ready.",
+    help="Maximum number of seconds to wait until the server is ready.",
 )
-@count_option("--warm-up", 2, "Short requests sent before, and not counted.", least=0, most=1000)
+@count_option("--warm-up", 2, "Number of short warm-up requests, which are not counted.", least=0, most=1000)
 @csv_option
 @json_option
 def bench(
@@ -145,7 +145,7 @@ def bench(
         url = server_url(url)
         scenario = load.scenario(_DEFAULT)
         if find_rate and (other := load.given("users", "ramp", "burst", "trace")):
-            raise BenchError(f"--find-rate: not with {', '.join(other)}; it sends at rates")
+            raise BenchError(f"--find-rate: not supported with {', '.join(other)}; it sets the rate itself")
         path = tokenizer or _bundled_tokenizer()
         loaded = load_tokenizer(path)
         measured = make_requests(scenario.workload, loaded, seed)

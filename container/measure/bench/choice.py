@@ -45,7 +45,7 @@ class LoadChoice:
     def scenario(self, default: Scenario) -> Scenario:
         """Return the load. default: the load without --preset and --trace. Raises BenchError."""
         if self.preset and self.trace:
-            raise BenchError("--preset, --trace: give one of them")
+            raise BenchError("--preset, --trace: mutually exclusive; give one of them")
         base = PRESETS[self.preset] if self.preset else read_trace(self.trace) if self.trace else default
         scaled = base.scaled(self.scale) if self.scale else base
         arrivals = self._arrivals(scaled.arrivals)
@@ -54,7 +54,7 @@ class LoadChoice:
             available = base.workload.num_requests
             if self.requests:
                 raise BenchError(
-                    f"--requests: got {self.requests}; allowed: {available}, as many as the trace has"
+                    f"--requests: more than the trace has (got {self.requests}); allowed: at most {available}"
                 )
             workload = replace(workload, num_requests=available)
         name = base.name if self.preset or self.trace else workload.title
@@ -68,28 +68,30 @@ class LoadChoice:
         ]
         closed, opened, burst = kinds
         if sum(map(bool, kinds)) > 1:
-            raise BenchError(f"{', '.join(closed + opened + burst)}: these exclude each other")
+            raise BenchError(
+                f"{', '.join(closed + opened + burst)}: mutually exclusive; give one kind of load"
+            )
         if closed:
             loop = base if isinstance(base, Users) else Users(0)
             users = self.users or loop.num_users
             if not users:
-                raise BenchError("--ramp: this load has no users; give --users too")
+                raise BenchError("--ramp: requires --users with this load")
             return Users(users, self.ramp or loop.ramp)
         if opened:
             present = base if isinstance(base, OpenLoop) else OpenLoop(0.0)
             rate = self.rate or present.rate
             if not rate:
-                raise BenchError(f"{opened[0]}: this load has no rate; give --rate too")
+                raise BenchError(f"{opened[0]}: requires --rate with this load")
             return OpenLoop(rate, self._burstiness(present.burstiness))
         return Burst() if burst else base
 
     def _burstiness(self, default: float) -> float:
         if self.burstiness is not None and self.arrivals in ("poisson", "constant"):
             raise BenchError(
-                f"--burstiness: not with --arrivals {self.arrivals}; allowed: with --arrivals gamma"
+                f"--burstiness: not supported with --arrivals {self.arrivals}; allowed: with --arrivals gamma"
             )
         if self.arrivals == "gamma" and self.burstiness is None:
-            raise BenchError("--arrivals gamma: give --burstiness too; 1 is poisson, less is more bursty")
+            raise BenchError("--arrivals gamma: requires --burstiness (1 is Poisson, lower is more bursty)")
         fixed = {"poisson": 1.0, "constant": math.inf}
         return self.burstiness or fixed.get(self.arrivals or "", default)
 

@@ -81,7 +81,7 @@ class BenchConnection:
         self._pool.close()
 
     def _too_late(self) -> TimedOut:
-        return TimedOut(f"no complete answer within {self._timeout:g} s")
+        return TimedOut(f"no complete response within {self._timeout:g} s")
 
     def _bad_answer(self, error: HTTPError) -> BadAnswer:
         """Convert a transport error. Equal errors get equal texts, because errors are counted by text."""
@@ -94,7 +94,7 @@ class BenchConnection:
             case ReadTimeoutError():
                 return self._too_late()
             case ProtocolError():
-                return BadAnswer("the connection broke off before the answer was complete")
+                return BadAnswer("the connection closed before the response was complete")
         return BadAnswer(f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS])
 
     def _refusal(self, response: BaseHTTPResponse) -> str:

@@ -103,7 +103,7 @@ class LmiDialect:
             return Record(error=error_text(record.error))
         details = record.details or _LmiDetails()
         if details.finish_reason == "error":
-            return Record(error="the server ended the answer with finish_reason 'error'")
+            return Record(error="the server ended the response with finish_reason 'error'")
         ids = _ids(record.token)
         return Record(
             num_pieces=len(ids),

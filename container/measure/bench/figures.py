@@ -137,14 +137,14 @@ def failure(outcome: RequestOutcome, request: BenchRequest) -> str:
     if outcome.error:
         return outcome.error
     if outcome.output_tokens != request.output_tokens:
-        return f"{outcome.output_tokens} output tokens came, {request.output_tokens} were requested"
+        return f"received {outcome.output_tokens} output tokens, requested {request.output_tokens}"
     if outcome.prompt_tokens is not None and outcome.prompt_tokens != request.prompt_tokens:
         return (
             f"the server counts {outcome.prompt_tokens} prompt tokens, the client {request.prompt_tokens}; "
             "is this the tokenizer of the served model?"
         )
     if not outcome.token_times:
-        return "no text came"
+        return "received no text"
     return ""
 
 
@@ -153,20 +153,20 @@ def _bounded(errors: Counter[str]) -> tuple[ErrorCount, ...]:
     if len(ordered) <= _MAX_ERRORS:
         return tuple(ordered)
     shown, rest = ordered[: _MAX_ERRORS - 1], ordered[_MAX_ERRORS - 1 :]
-    return (*shown, ErrorCount(f"{len(rest)} other texts", sum(error.count for error in rest)))
+    return (*shown, ErrorCount(f"{len(rest)} other error messages", sum(error.count for error in rest)))
 
 
 def _client_limited(cpu_share: float, worst_lag: float, median_latency: float) -> str:
     if cpu_share >= _MAX_CPU_SHARE:
         return (
-            f"the client itself was busy for {100 * cpu_share:.0f} % of the time, about as much as it can be: "
+            f"the load client was busy for {100 * cpu_share:.0f} % of the time, close to its limit: "
             "the server may be faster than these figures"
         )
     # Without a successful request there is no latency to compare with, and no figure to distort.
     bound = max(_MIN_LAG_SECONDS, _MAX_LAG_SHARE * median_latency) if median_latency > 0 else math.inf
     if worst_lag > bound:
         return (
-            f"the client itself was late by up to {1000 * worst_lag:.0f} ms (allowed here: {1000 * bound:.0f} ms): "
-            "it competes for the processor, and the figures include its waiting"
+            f"the load client sent requests up to {1000 * worst_lag:.0f} ms late (allowed: {1000 * bound:.0f} ms): "
+            "it competes for CPU time, and the figures include this delay"
         )
     return ""

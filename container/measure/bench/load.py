@@ -303,7 +303,7 @@ def _collect(
             worst_late = max(worst_late, time.perf_counter() - began - _CLOCK_SECONDS)
             continue
         if isinstance(outcome, BaseException):
-            raise RuntimeError("the load client has a fault; its exception is above") from outcome
+            raise RuntimeError("internal error in the load client; its exception is above") from outcome
         outcomes.append(outcome)
         on_done(outcome)
     return outcomes, worst_late

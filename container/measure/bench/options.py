@@ -56,7 +56,7 @@ def _read_slo(context: click.Context, option: click.Parameter, text: str | None)
 slo_option = click.option(
     "--slo",
     callback=_read_slo,
-    help="Latency limits of a request, such as ttft=500ms,tpot=50ms,latency=2s: goodput counts those that keep all.",
+    help="Latency limits, such as ttft=500ms,tpot=50ms,latency=2s. Goodput counts the requests that meet all of them.",
 )
 
 
@@ -68,17 +68,19 @@ def load_options(default: Scenario) -> Callable[[Callable[..., None]], Callable[
     workload = default.workload
     options = (
         click.option(
-            "--preset", type=click.Choice(list(PRESETS)), help="A known load. Options given beside it win."
+            "--preset",
+            type=click.Choice(list(PRESETS)),
+            help="Predefined load. Other load options override it.",
         ),
         click.option(
             "--trace",
             type=click.Path(path_type=Path, dir_okay=False),
-            help="Replay a recorded load: Mooncake's JSON lines or Azure's CSV.",
+            help="Replay a recorded trace: Mooncake JSON lines or Azure CSV.",
         ),
         click.option(
             "--scale",
             type=click.FloatRange(0, 100, min_open=True),
-            help="Multiply token counts, requests, users and rates of the preset or trace: 0.1 for a small machine.",
+            help="Multiply token counts, requests, users and rates of the preset or trace; 0.1 suits a small machine.",
         ),
         click.option(
             "--requests",
@@ -89,37 +91,39 @@ def load_options(default: Scenario) -> Callable[[Callable[..., None]], Callable[
         click.option(
             "--users",
             type=click.IntRange(1, _MAX_USERS),
-            help="Closed loop: concurrent users; each sends its next request when the last one is answered.",
+            help="Closed loop: concurrent users; each sends its next request when the previous one is complete.",
             show_default="32, or the preset's",
         ),
         click.option(
-            "--ramp", type=_POSITIVE, help="Closed loop: new users a second.", show_default="all at once"
+            "--ramp", type=_POSITIVE, help="Closed loop: users added per second.", show_default="all at once"
         ),
         click.option(
-            "--rate", type=_POSITIVE, help="Open loop: requests a second, whether or not others are answered."
+            "--rate", type=_POSITIVE, help="Open loop: requests per second, regardless of responses."
         ),
         click.option(
             "--arrivals",
             type=click.Choice(PROCESSES),
-            help="Open loop: distribution of intervals.",
+            help="Open loop: distribution of the times between requests.",
             show_default="poisson",
         ),
         click.option(
             "--burstiness",
             type=click.FloatRange(0.01, 1000),
-            help="Open loop: shape of gamma intervals; 1 is poisson, less is more bursty, more is more regular.",
+            help="Open loop: shape of the gamma distribution; 1 is Poisson, lower is more bursty, higher more regular.",
         ),
-        click.option("--burst", is_flag=True, help="All requests at once."),
+        click.option("--burst", is_flag=True, help="Send all requests at once."),
         click.option(
             "--lengths",
             type=click.Choice(LENGTHS),
             show_default=f"{workload.describe()}; or the preset's",
-            help="fixed: all prompts and answers have exactly the token counts of the next two options. spread: these"
-            " are means; prompts are uniform between half and one and a half times the mean, answers exponential and"
-            " at most 4 times the mean.",
+            help="fixed: all prompts and outputs have exactly --input-tokens and --output-tokens. spread: these are"
+            " means; prompts are uniform between 0.5 and 1.5 times the mean, outputs exponential and at most 4 times"
+            " the mean.",
         ),
-        _tokens_option("--input-tokens", "Mean tokens of a prompt.", workload.prompts.mean),
-        _tokens_option("--output-tokens", "Mean tokens of an answer; EOS is ignored.", workload.outputs.mean),
+        _tokens_option("--input-tokens", "Mean number of prompt tokens.", workload.prompts.mean),
+        _tokens_option(
+            "--output-tokens", "Mean number of output tokens; EOS is ignored.", workload.outputs.mean
+        ),
         click.option(
             "--timeout",
             type=_POSITIVE,

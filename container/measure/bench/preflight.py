@@ -36,7 +36,7 @@ def server_url(text: str) -> str:
         )
     if parts.query or parts.fragment or parts.username is not None:
         raise BenchError(
-            f"URL: too much (got {text!r}); allowed: scheme, host, port and path only, {example}"
+            f"URL: unsupported parts (got {text!r}); allowed: scheme, host, port and path only, {example}"
         )
     url = text.rstrip("/")
     for dialect in DIALECTS.values():

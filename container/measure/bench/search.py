@@ -88,7 +88,7 @@ def judge(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateT
         too_high = f"{figures.num_errors} of {figures.num_requests} requests failed: {figures.errors[0].text}"
     elif slo and figures.share_within_slo < _MIN_SHARE_WITHIN:
         too_high = (
-            f"{percent(figures.share_within_slo)} within the limits, below {percent(_MIN_SHARE_WITHIN)}"
+            f"{percent(figures.share_within_slo)} within the limits, less than {percent(_MIN_SHARE_WITHIN)}"
         )
     else:
         too_high = _backlog(run)
@@ -106,10 +106,12 @@ def _backlog(run: LoadRun) -> str:
     first, last = due[0] + span / 4, due[-1]
     delay = statistics.median(outcome.latency for outcome in run.outcomes if outcome.scheduled <= first)
     if span < _MIN_LATENCIES * delay:
-        return f"too few requests to tell: sent within {seconds(span)}, one takes {seconds(delay)}"
+        return f"too few requests: all were sent within {seconds(span)}, and one takes {seconds(delay)}"
     num_due = sum(first <= time <= last for time in due)
     answered = sum(first + delay <= outcome.ended <= last + delay for outcome in run.outcomes) / num_due
-    return f"requests pile up: {percent(answered)} are answered" if answered < _MIN_ANSWERED else ""
+    return (
+        f"requests queue up: only {percent(answered)} completed in time" if answered < _MIN_ANSWERED else ""
+    )
 
 
 def trials_table(title: str, trials: tuple[RateTrial, ...]) -> Table:

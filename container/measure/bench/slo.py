@@ -36,7 +36,7 @@ def parse_slo(text: str) -> Slo:
             nearest = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise BenchError(
-                f"--slo: no such limit (got {name}){hint}; allowed: {', '.join(names)}, {_EXAMPLE}"
+                f"--slo: unknown limit (got {name}){hint}; allowed: {', '.join(names)}, {_EXAMPLE}"
             )
         if name in limits:
             raise BenchError(f"--slo: {name} is given twice (got {text})")

@@ -98,7 +98,7 @@ def _azure(header: bytes) -> _Format:
     def read(line: bytes) -> _Recorded:
         cells = _cells(line)
         if len(cells) != len(names):
-            raise ValueError(f"{len(cells)} cells, the header has {len(names)}")
+            raise ValueError(f"{len(cells)} cells, but the header has {len(names)}")
         when, prompt, output = (cells[place].strip() for place in places)
         stamp = datetime.datetime.fromisoformat(when)
         if stamp.tzinfo is None:

@@ -193,8 +193,8 @@ def _openings(
     words = [text for _, text in first_words.values()]
     if not words:
         raise BenchError(
-            f"prompts of {shortest_prompt} tokens cannot be written with this tokenizer: "
-            "no word is that short together with the special tokens"
+            f"cannot build prompts of {shortest_prompt} tokens with this tokenizer: "
+            "every word is longer, special tokens included"
         )
     if count <= len(words):
         return rng.sample(words, count)
@@ -202,7 +202,7 @@ def _openings(
     while len(words) ** length < 2 * count and length < shortest_prompt:
         length += 1
     if len(words) ** length < count:
-        raise BenchError(f"num_requests: {count} prompts of {shortest_prompt} tokens cannot all differ")
+        raise BenchError(f"num_requests: cannot build {count} different prompts of {shortest_prompt} tokens")
     openings: dict[str, None] = {}
     while len(openings) < count:
         openings[" ".join(rng.choices(words, k=length))] = None
@@ -227,7 +227,7 @@ def _prompt(
         else:
             break
     raise BenchError(
-        f"prompts of {wanted} tokens cannot be written with this tokenizer; "
+        f"cannot build prompts of {wanted} tokens with this tokenizer: "
         f"{opening[-_MAX_SHOWN:]!r} alone takes {_count(opening, tokenizer)} of them, special tokens included"
     )
 

@@ -100,7 +100,7 @@ class VirtualFront(Front):
             moment, request_id = heapq.heappop(self._limits)
             answer = self._answers.get(request_id)
             if answer is not None:
-                self._end(answer, moment, f"no complete answer within {self._timeout:g} s", timed_out=True)
+                self._end(answer, moment, f"no complete response within {self._timeout:g} s", timed_out=True)
                 yield _CLIENT, Abort(request_id, AbortReason.CLIENT_LEFT)
         if not self._coming and not self._answers:
             yield _CLIENT, GetStats(0)

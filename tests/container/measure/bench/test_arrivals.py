@@ -69,7 +69,7 @@ def test_users_share_the_requests_and_join_one_after_the_other() -> None:
     ("arrivals", "scaled", "text"),
     [
         (Users(32), Users(16), "8 requests by 32 users"),
-        (Users(32, 1.0), Users(16, 0.5), "8 requests by 32 users (1 more each second)"),
+        (Users(32, 1.0), Users(16, 0.5), "8 requests by 32 users (ramp: 1 new users each second)"),
         (OpenLoop(4.0), OpenLoop(2.0), "8 requests at 4/s (Poisson)"),
         (OpenLoop(4.0, math.inf), OpenLoop(2.0, math.inf), "8 requests at 4/s (constant)"),
         (OpenLoop(4.0, 0.5), OpenLoop(2.0, 0.5), "8 requests at 4/s (gamma, burstiness 0.5)"),
@@ -77,7 +77,7 @@ def test_users_share_the_requests_and_join_one_after_the_other() -> None:
         (
             RecordedArrivals((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.5)),
             RecordedArrivals((0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0)),
-            "8 requests within 7.5 s as recorded",
+            "8 requests over 7.5 s, as recorded",
         ),
     ],
 )

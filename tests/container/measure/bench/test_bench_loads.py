@@ -47,7 +47,7 @@ def test_a_preset_is_sent_and_options_beside_it_win(scripted: StartScripted, tin
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["load"] == (
-        "5 requests by 1 users (100 more each second), 16 tokens in (normal, standard deviation 4.1), 3 out"
+        "5 requests by 1 users (ramp: 100 new users each second), 16 tokens in (normal, standard deviation 4.1), 3 out"
     )
     assert found["scenario"]["name"] == "databricks"
     assert len(server.seen) == 5 + 1
@@ -71,7 +71,7 @@ def test_a_trace_is_replayed(scripted: StartScripted, tiny_model: Path, tmp_path
         bench, [server.url, "--tokenizer", str(tiny_model), "--trace", str(tmp_path / "t.jsonl")]
     )
     assert done.exit_code == 0, done.output
-    assert "2 requests within 0.01 s as recorded, 20 to 30 tokens in (recorded, mean 25)" in done.stdout
+    assert "2 requests over 0.01 s, as recorded, 20 to 30 tokens in (recorded, mean 25)" in done.stdout
     assert [seen.body["parameters"]["max_new_tokens"] for seen in server.seen[-2:]] == [7, 7]
 
 
@@ -97,8 +97,8 @@ def test_the_highest_rate_within_limits_is_searched_and_every_run_is_listed(
     ("options", "said"),
     [
         (("--slo", "ttfx=1s"), "did you mean ttft?"),
-        (("--users", "2", "--rate", "3"), "--users, --rate: these exclude each other"),
-        (("--find-rate", "--burst"), "--find-rate: not with --burst; it sends at rates"),
+        (("--users", "2", "--rate", "3"), "--users, --rate: mutually exclusive"),
+        (("--find-rate", "--burst"), "--find-rate: not supported with --burst; it sets the rate itself"),
         (("--preset", "aws-3"), "'aws-1'"),
         (("--trace", "nowhere.jsonl"), "--trace: cannot read nowhere.jsonl: No such file"),
         (("--csv", "/nowhere/out.csv"), "there is no folder /nowhere"),

@@ -119,16 +119,16 @@ def test_given_arrivals_win(options: dict[str, object], arrivals: Arrivals) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"users": 4, "rate": 2.0}, "--users, --rate: these exclude each other"),
-        ({"ramp": 4.0, "burst": True}, "--ramp, --burst: these exclude"),
-        ({"preset": "anyscale", "ramp": 4.0}, "--ramp: this load has no users; give --users too"),
-        ({"arrivals": "constant"}, "--arrivals: this load has no rate; give --rate too"),
-        ({"rate": 1.0, "arrivals": "gamma"}, "--arrivals gamma: give --burstiness too"),
+        ({"users": 4, "rate": 2.0}, "--users, --rate: mutually exclusive"),
+        ({"ramp": 4.0, "burst": True}, "--ramp, --burst: mutually exclusive"),
+        ({"preset": "anyscale", "ramp": 4.0}, "--ramp: requires --users with this load"),
+        ({"arrivals": "constant"}, "--arrivals: requires --rate with this load"),
+        ({"rate": 1.0, "arrivals": "gamma"}, "--arrivals gamma: requires --burstiness"),
         (
             {"rate": 1.0, "arrivals": "poisson", "burstiness": 2.0},
-            "--burstiness: not with --arrivals poisson",
+            "--burstiness: not supported with --arrivals poisson",
         ),
-        ({"preset": "aws-1", "trace": Path("t")}, "--preset, --trace: give one of them"),
+        ({"preset": "aws-1", "trace": Path("t")}, "--preset, --trace: mutually exclusive"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, object], said: str) -> None:

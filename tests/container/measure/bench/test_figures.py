@@ -57,10 +57,10 @@ def test_a_late_send_is_part_of_the_times() -> None:
     ("change", "text"),
     [
         ({"error": "it broke"}, "it broke"),
-        ({"output_tokens": 2}, "2 output tokens came, 3 were requested"),
-        ({"output_tokens": 4}, "4 output tokens came, 3 were requested"),
+        ({"output_tokens": 2}, "received 2 output tokens, requested 3"),
+        ({"output_tokens": 4}, "received 4 output tokens, requested 3"),
         ({"prompt_tokens": 6}, "the server counts 6 prompt tokens, the client 5"),
-        ({"token_times": ()}, "no text came"),
+        ({"token_times": ()}, "received no text"),
     ],
 )
 def test_a_failed_request_counts_as_failed_and_nowhere_else(change: dict[str, object], text: str) -> None:
@@ -80,7 +80,7 @@ def test_errors_are_counted_by_text_and_bounded() -> None:
     found = figures(replace(RUN, outcomes=outcomes), requests)
     assert found.num_errors == sum(one.count for one in found.errors) == 40
     assert found.errors[:2] == (ErrorCount("often", 20), ErrorCount("twice", 2))
-    assert found.errors[-1] == ErrorCount("11 other texts", 11)
+    assert found.errors[-1] == ErrorCount("11 other error messages", 11)
     assert len(found.errors) == 10
 
 
@@ -124,7 +124,7 @@ def test_goodput_counts_requests_that_keep_all_limits(slo: Slo, num_within: int)
 
 
 def test_failed_requests_keep_no_limit_and_time_outs_are_counted() -> None:
-    late = replace(GOOD[0], error="no complete answer within 1 s", timed_out=True)
+    late = replace(GOOD[0], error="no complete response within 1 s", timed_out=True)
     found = figures(replace(RUN, outcomes=(late, *GOOD[1:])), REQUESTS, Slo(ttft=9.0))
     assert (found.num_errors, found.num_timeouts, found.share_within_slo) == (1, 1, 0.75)
 
@@ -149,7 +149,7 @@ def test_a_client_that_computes_nearly_all_the_time_says_so() -> None:
 def test_a_client_that_is_late_says_so() -> None:
     bound = 0.05 * 0.95  # of the median latency
     assert limited(worst_lag_seconds=bound - 0.001) == ""
-    assert "late by up to 48 ms" in limited(worst_lag_seconds=bound + 0.001)
+    assert "up to 48 ms late" in limited(worst_lag_seconds=bound + 0.001)
 
 
 def test_what_a_busy_machine_does_to_anybody_is_not_lateness() -> None:

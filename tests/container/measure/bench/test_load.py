@@ -182,7 +182,7 @@ def test_a_burst_beyond_the_clients_threads_is_sent_late_and_says_so(
     run = run_load(server.url, DIALECTS["lmi"], Burst().sessions(requests, 0), 200.0, lambda outcome: None)
     assert server.max_in_flight <= 2
     assert run.worst_lag_seconds >= 3 * 0.02
-    assert "the client itself was late" in figures(run, requests).client_limited
+    assert "the load client sent requests up to" in figures(run, requests).client_limited
 
 
 def test_a_fault_of_the_client_ends_the_run(scripted: StartScripted) -> None:
@@ -190,7 +190,7 @@ def test_a_fault_of_the_client_ends_the_run(scripted: StartScripted) -> None:
         def body(self, request: BenchRequest) -> bytes:
             raise ZeroDivisionError
 
-    with pytest.raises(RuntimeError, match="the load client has a fault") as caught:
+    with pytest.raises(RuntimeError, match="internal error in the load client") as caught:
         load(scripted(), make_bench_requests(3), dialect=Faulty(reading=0.0))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert not any(thread.name.startswith("user-") for thread in threading.enumerate())
@@ -198,8 +198,8 @@ def test_a_fault_of_the_client_ends_the_run(scripted: StartScripted) -> None:
 
 BROKEN = {
     "error record": (Script(error_after=2), "planned trouble"),
-    "cut": (Script(break_after=2), "the connection broke off before the answer was complete"),
-    "ended early": (Script(end_after=2), "the stream ended without its last record"),
+    "cut": (Script(break_after=2), "the connection closed before the response was complete"),
+    "ended early": (Script(end_after=2), "the stream ended before its final record"),
     "queue full": (
         Script(status=503, body=b'{"error":"queue full","code":503}'),
         "HTTP 503: queue full",
@@ -240,15 +240,15 @@ def test_wrong_counts_are_failures(scripted: StartScripted, dialect: str) -> Non
     found = figures(load(scripted(lambda number, body: plans[number]), requests, dialect=dialect), requests)
     assert found.num_errors == 3
     texts = sorted(one.text for one in found.errors)
-    assert texts[0] == "3 output tokens came, 4 were requested"
-    assert texts[1] == "5 output tokens came, 4 were requested"
+    assert texts[0] == "received 3 output tokens, requested 4"
+    assert texts[1] == "received 5 output tokens, requested 4"
     assert texts[2].startswith("the server counts 9 prompt tokens, the client 3")
 
 
 def test_an_openai_server_that_does_not_count_cannot_be_trusted(scripted: StartScripted) -> None:
     requests = make_bench_requests(1)
     run = load(scripted(lambda number, body: Script(usage=False)), requests, dialect="openai")
-    assert "does not say how many tokens" in run.outcomes[0].error
+    assert "does not report how many tokens" in run.outcomes[0].error
 
 
 @BOTH
@@ -274,7 +274,7 @@ def test_an_answer_that_ends_with_its_connection_is_read_as_it_comes(
 def test_a_request_has_its_time_as_a_whole(scripted: StartScripted, plan: Script) -> None:
     run = load(scripted(lambda number, body: plan), make_bench_requests(1, output_tokens=50), timeout=1.0)
     (outcome,) = run.outcomes
-    assert (outcome.error, outcome.timed_out) == ("no complete answer within 1 s", True)
+    assert (outcome.error, outcome.timed_out) == ("no complete response within 1 s", True)
     assert outcome.ended - outcome.sent >= 1.0
 
 
@@ -302,7 +302,7 @@ def test_what_the_client_computes_is_measured(scripted: StartScripted) -> None:
     assert run.client_cpu_seconds >= 4 * 16 * 0.004
     # Had it had a processor for itself, that would have been all of the time.
     alone = figures(replace(run, wall_seconds=run.client_cpu_seconds), requests)
-    assert "the client itself was busy for 100 % of the time" in alone.client_limited
+    assert "the load client was busy for 100 % of the time" in alone.client_limited
 
 
 def test_a_client_that_waits_for_the_interpreter_is_seen_to_be_late(scripted: StartScripted) -> None:

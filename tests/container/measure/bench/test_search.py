@@ -111,11 +111,11 @@ def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
     [
         (5.0, 80, ""),
         (10.0, 80, ""),
-        (12.0, 80, "requests pile up: 81.7 % are answered"),
+        (12.0, 80, "requests queue up: only 81.7 % completed in time"),
         (5.0, 4, ""),
-        (10.0, 4, "too few requests to tell: sent within 300 ms, one takes 100 ms"),
-        (100.0, 80, "too few requests to tell: sent within 790 ms, one takes 955 ms"),
-        (5.0, 1, "too few requests to tell: sent within 0 ms, one takes 100 ms"),
+        (10.0, 4, "too few requests: all were sent within 300 ms, and one takes 100 ms"),
+        (100.0, 80, "too few requests: all were sent within 790 ms, and one takes 955 ms"),
+        (5.0, 1, "too few requests: all were sent within 0 ms, and one takes 100 ms"),
     ],
 )
 def test_a_rate_is_sustained_when_no_queue_forms_in_a_run_that_would_show_it(
@@ -130,5 +130,9 @@ def test_runs_are_listed_with_what_was_wrong() -> None:
     trials = tuple(measure(rate, 0.1, slo) for rate in (math.inf, 20.0, 5.0))
     rows = trials_table("a title", trials).rows
     assert [row[0] for row in rows] == ["all at once", "20.0/s", "5.00/s"]
-    assert [row[-1] for row in rows] == ["all at once", "3.8 % within the limits, below 95.0 %", "sustained"]
+    assert [row[-1] for row in rows] == [
+        "all at once",
+        "3.8 % within the limits, less than 95.0 %",
+        "sustained",
+    ]
     assert rows[2][1:] == ("5.03", "10.1", "50.0 ms", "50.0 ms", "100 ms", "100.0 %", "sustained")

@@ -19,8 +19,8 @@ def test_limits_are_read_with_their_units() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ttfd=1s", r"no such limit \(got ttfd\); did you mean ttft\?; allowed: ttft, tpot, latency"),
-        ("", r"no such limit \(got \)"),
+        ("ttfd=1s", r"unknown limit \(got ttfd\); did you mean ttft\?; allowed: ttft, tpot, latency"),
+        ("", r"unknown limit \(got \)"),
         ("ttft=500", r"ttft is not a time \(got 500\); allowed: a number with ms or s"),
         ("ttft=-1s", "ttft is not a time"),
         ("ttft=0ms", "ttft is not a time"),

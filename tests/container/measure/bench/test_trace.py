@@ -87,7 +87,7 @@ def test_azures_rows_are_read_and_put_in_order(tmp_path: Path) -> None:
             "line 2: not a request of Mooncake's traces",
         ),
         ("time,in,out\n1,2,3\n", "line 1: .*no column TIMESTAMP"),
-        (AZURE + "2023-11-16 18:15:51,1\n", "line 5: .*2 cells, the header has 3"),
+        (AZURE + "2023-11-16 18:15:51,1\n", "line 5: .*2 cells, but the header has 3"),
         (AZURE + "yesterday,1,2\n", "line 5: .*yesterday"),
         (AZURE + "2023-11-16 18:15:51,some,2\n", "line 5: .*input_length"),
         ("\xff\xfe\x00", "line 1: not a request"),
@@ -120,5 +120,7 @@ def test_a_trace_is_scaled_and_cut_like_a_preset(tmp_path: Path) -> None:
     assert half.workload.num_requests == 2
     assert LoadChoice(trace=path, scale=2.0).scenario(PRESETS["aws-1"]).workload.num_requests == 3
     assert LoadChoice(trace=path, requests=2).scenario(PRESETS["aws-1"]).workload.num_requests == 2
-    with pytest.raises(BenchError, match="--requests: got 4; allowed: 3"):
+    with pytest.raises(
+        BenchError, match="--requests: more than the trace has \\(got 4\\); allowed: at most 3"
+    ):
         LoadChoice(trace=path, requests=4).scenario(PRESETS["aws-1"])

@@ -121,12 +121,12 @@ def test_prompts_for_the_bundled_model_are_what_its_server_counts(
 
 
 def test_a_prompt_too_short_for_its_special_tokens_is_refused(tiny_tokenizer: Tokenizer) -> None:
-    with pytest.raises(BenchError, match="prompts of 1 tokens cannot be written"):
+    with pytest.raises(BenchError, match="cannot build prompts of 1 tokens"):
         make_requests(replace(WORK, prompts=Fixed(1)), with_bos(tiny_tokenizer), 0)
 
 
 def test_more_prompts_than_there_are_is_refused(tiny_tokenizer: Tokenizer) -> None:
-    with pytest.raises(BenchError, match="1 tokens cannot all differ"):
+    with pytest.raises(BenchError, match=r"cannot build .* different prompts of 1 tokens"):
         make_requests(replace(WORK, prompts=Fixed(1), num_requests=5000), tiny_tokenizer, 0)
 
 

@@ -176,7 +176,7 @@ def make_search(*rates: float) -> dict[str, Any]:
         RateTrial(
             rate,
             make_figures(min(24 * rate, 170.0), 1.5 + (min(rate, 10.0) / 4) ** 2),
-            "" if rate < 7 else "requests pile up: 61.0 % are answered",
+            "" if rate < 7 else "requests queue up: only 61.0 % completed in time",
         )
         for rate in rates
     )

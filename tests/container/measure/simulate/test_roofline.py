@@ -113,7 +113,7 @@ def test_half_of_an_a10g_holds_the_weights_of_falcon_at_degree_8(falcon: Path) -
 def test_what_cannot_be_simulated_is_refused(falcon: Path) -> None:
     with pytest.raises(CannotServe, match=r"option\.tensor_parallel_degree=5 fits"):
         server(falcon, EIGHT, tensor_parallel_degree=2, dtype="fp16")
-    with pytest.raises(CannotServe, match="GB, but only 24 GB are available"):
+    with pytest.raises(CannotServe, match="GB are needed, but only 24 GB are available"):
         server(falcon, device_target("A10G", 1), engine="Python", dtype="fp16")
     with pytest.raises(CannotSimulateError, match="--device"):
         resolve_server(LmiConfig(), falcon, this_machine(replace(HERE, gpu_count=8)))

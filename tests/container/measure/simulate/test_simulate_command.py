@@ -116,4 +116,4 @@ def test_a_model_that_is_not_here_needs_its_config(configuration: Path) -> None:
 def test_a_model_that_does_not_fit_is_refused(configuration: Path, falcon: Path) -> None:
     done = invoke(configuration, "--model", falcon, "--device", "A10G")
     assert done.exit_code == 1
-    assert "GB, but only 24 GB are available" in done.stderr
+    assert "GB are needed, but only 24 GB are available" in done.stderr

@@ -92,7 +92,7 @@ def test_a_client_that_waits_too_long_leaves_and_frees_its_place(llama: Path) ->
     found = simulate(server, Times(0.25), scenario(2, 8, 20), timeout=6.0)
     first, second = found.run.outcomes
     assert (first.error, first.latency) == ("", 5.0 + ARRIVAL_SECONDS)
-    assert (second.error, second.timed_out) == ("no complete answer within 6 s", True)
+    assert (second.error, second.timed_out) == ("no complete response within 6 s", True)
     assert second.ended == 6.0
     assert found.figures.num_timeouts == found.figures.num_errors == 1
     assert found.stats.counters["lmi_requests_aborted_total"] == 1
