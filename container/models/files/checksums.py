@@ -71,7 +71,7 @@ class Algorithm:
     def joined(self, digests: list[bytes], sizes: list[int]) -> bytes:
         """Return the CRC of adjacent pieces, given their CRCs and sizes in bytes."""
         if self.join is None:
-            raise ValueError(f"{self.name}: digests of pieces cannot be joined")
+            raise ValueError(f"{self.name}: digests of parts cannot be combined")
         value = 0
         for digest, size in zip(digests, sizes, strict=True):
             value = self.join(value, int.from_bytes(digest, "big"), size)

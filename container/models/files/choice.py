@@ -55,18 +55,18 @@ def safe_repr(path: str) -> str:
 def _unsafe(path: str) -> str:
     """Return why the name is not a safe path; empty if it is safe."""
     if not path.isprintable():
-        return "it has control characters"
+        return "it contains control characters"
     if "\\" in path:
-        return "it has a backslash"
+        return "it contains a backslash"
     if path.startswith("/"):
-        return "it is absolute"
+        return "it is an absolute path"
     if len(path.encode()) > _MAX_PATH_BYTES:
-        return f"it has more than {_MAX_PATH_BYTES} bytes"
+        return f"it is longer than {_MAX_PATH_BYTES} bytes"
     for name in path.split("/"):
         if name in ("", ".", ".."):
-            return f"{name!r} is no name"
+            return f"it contains {name!r}"
         if len(name.encode()) > _MAX_NAME_BYTES:
-            return f"it has more than {_MAX_NAME_BYTES} bytes"
+            return f"a part of it is longer than {_MAX_NAME_BYTES} bytes"
     return ""
 
 
@@ -124,13 +124,15 @@ def _gguf_files(snapshot: Snapshot) -> list[str]:
     if len(found) != 1:
         what = "several GGUF files" if found else f"no GGUF file {wanted}"
         raise ModelNotAvailable(
-            f"{name} has {what}; name one of them in option.model_id: {_short(found or listed) or 'there is none'}"
+            f"{name} has {what}; set option.model_id to one of: {_short(found or listed) or '(none found)'}"
         )
     if snapshot.selection.streamed or not snapshot.selection.with_weights:
-        raise ModelNotAvailable(f"{name}: a GGUF file is fetched as a whole; set option.load_format=auto")
+        raise ModelNotAvailable(
+            f"{name}: GGUF files can only be downloaded whole; set option.load_format=auto"
+        )
     parts = parts_of(found[0])
     if missing := set(parts).difference(paths):
-        raise ModelNotAvailable(f"{name} has only a part of the model: it lacks {_short(missing)}")
+        raise ModelNotAvailable(f"{name} is incomplete: missing {_short(missing)}")
     return parts
 
 
@@ -142,28 +144,28 @@ def _is_template(path: str) -> bool:
 def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     name = snapshot.name
     if CONFIG not in top:
-        raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_describe_files(top)}")
+        raise ModelNotAvailable(f"{name} is not a model: it has no {CONFIG}; found: {_describe_files(top)}")
     if not snapshot.selection.with_weights or any(map(is_safetensors, top)):
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
     if others:
         advice = pickled.advice(name, others) or "save the model as safetensors (save_pretrained does)"
         raise ModelNotAvailable(
-            f"{name} has no {_WEIGHTS} file but {_short(others)}: weights are loaded from safetensors only; {advice}"
+            f"{name} has no {_WEIGHTS} file, only {_short(others)}; weights must be safetensors: {advice}"
         )
-    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; there {_describe_files(top)}")
+    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; found: {_describe_files(top)}")
 
 
 def _check_limits(name: str, files: tuple[RemoteFile, ...], max_small_bytes: int = MAX_SMALL_BYTES) -> None:
     if len(files) > MAX_FILES:
-        raise ModelNotAvailable(f"{name} has {len(files)} files; a model has at most {MAX_FILES}")
+        raise ModelNotAvailable(f"{name} has too many files (got {len(files)}); allowed: at most {MAX_FILES}")
     for file in files:
         if file.size < 0 or (file.size > max_small_bytes and not is_weights(file.path)):
             raise ModelNotAvailable(
-                f"{name}: {file.path} has {file.size} bytes; such a file has at most {max_small_bytes}"
+                f"{name}: {file.path} is too large (got {file.size} bytes); allowed: at most {max_small_bytes}"
             )
     if sum(file.size for file in files) > MAX_TOTAL_BYTES:
-        raise ModelNotAvailable(f"{name} has more than {MAX_TOTAL_BYTES} bytes")
+        raise ModelNotAvailable(f"{name} is too large; allowed: at most {MAX_TOTAL_BYTES} bytes")
 
 
 def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
@@ -176,8 +178,8 @@ def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
     listed = {file.path for file in snapshot.files}
     if missing := sorted(shards - listed):
         raise ModelNotAvailable(
-            f"{where} names {len(shards)} files of weights, and {len(missing)} of them are not there: "
-            f"{_short(missing)}; upload them, or the whole model again"
+            f"{where} lists {len(shards)} weight files, but {len(missing)} of them are missing: "
+            f"{_short(missing)}; upload them, or upload the whole model again"
         )
     files = tuple(file for file in snapshot.files if not is_weights(file.path) or file.path in shards)
     return dataclasses.replace(snapshot, files=files)
@@ -190,12 +192,12 @@ def _shards(where: str, index: Path) -> set[str]:
         raise ModelNotAvailable(f"{where} is not JSON ({safe_repr(str(error))}); upload it again") from None
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelNotAvailable(f"{where} has no 'weight_map'; it must say which file holds which tensor")
+        raise ModelNotAvailable(f"{where} has no 'weight_map'; it must map each tensor to its file")
     shards = set()
     for shard in weight_map.values():
         if not isinstance(shard, str) or _unsafe(shard) or "/" in shard or not is_safetensors(shard):
             raise ModelNotAvailable(
-                f"{where} names {safe_repr(str(shard))}, which is no {_WEIGHTS} file of this model"
+                f"{where} names {safe_repr(str(shard))}, which is not a {_WEIGHTS} file of this model"
             )
         shards.add(shard)
     return shards
@@ -203,7 +205,7 @@ def _shards(where: str, index: Path) -> set[str]:
 
 def _describe_files(paths: Iterable[str]) -> str:
     names = list(paths)
-    return f"is {_short(names)}" if names else "is nothing"
+    return _short(names) if names else "no files"
 
 
 def _short(paths: Iterable[str]) -> str:

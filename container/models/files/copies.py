@@ -168,5 +168,5 @@ def in_use(folder: Path) -> Iterator[None]:
                 file = stack.enter_context((copy.parent / ".remote" / f"{copy.name}.json").open("rb"))
                 fcntl.flock(file, fcntl.LOCK_SH)
         if not folder.is_dir():
-            raise ModelNotAvailable(f"{folder} has just been removed; start again")
+            raise ModelNotAvailable(f"{folder} was removed by another process; try again")
         yield

@@ -43,15 +43,15 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
     target = _folder(file, cache)
     if target is None:
         missing = [name for name in parts_of(file.name) if not file.with_name(name).is_file()]
-        raise ModelNotAvailable(f"{file.parent} has only a part of the model: it lacks {', '.join(missing)}")
+        raise ModelNotAvailable(f"{file.parent} is incomplete: missing {', '.join(missing)}")
     try:
         return make_folder(
             target,
-            f"describing {file}",
+            f"preparing {file}",
             _NEEDED_BYTES,
             view,
             lambda part: _describe(file, part),
-            " (cached for later starts)",
+            " (cached)",
         )
     except OSError as error:
         why = error.strerror or str(error)
@@ -80,7 +80,7 @@ def _describe(file: Path, part: Path) -> None:
             command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelNotAvailable(f"{file} could not be described in {_SECONDS:.0f} s") from error
+        raise ModelNotAvailable(f"preparing {file} timed out after {_SECONDS:.0f} s") from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ModelNotAvailable(f"{file} cannot be served: {lines[-1]}")

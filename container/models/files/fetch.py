@@ -46,7 +46,7 @@ def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection
             folder = last_published(name, cache)
             if folder is None:
                 raise
-            view.say(f"note: {error}; serving the copy of {name} in {folder}")
+            view.say(f"note: {error}; using the cached copy of {name} in {folder}")
             return folder
         if last_published(name, cache) != copy.folder:
             with _locked(copy, view):
@@ -82,8 +82,8 @@ def _disk_errors(name: str, cache: Path) -> Iterator[None]:
         why = error.strerror or str(error)
         if error.errno in _FULL:
             raise ModelNotAvailable(
-                f"the disk of the cache {cache} is full ({why}): {name} could not be fetched; free space there, or set "
-                "LMI_CACHE_DIR to another folder; finished files are kept, and the next start resumes with them"
+                f"the disk of the cache {cache} is full ({why}): cannot download {name}; free some space, or set "
+                "LMI_CACHE_DIR to another folder; complete files are kept, and the next start resumes the download"
             ) from error
         raise ModelNotAvailable(
             f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder"
@@ -118,7 +118,7 @@ def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
                 verification = remote.verify(file, copy.folder / file.path)
                 verified.setdefault(verification, []).append(file.path)
             except DamagedContent as error:
-                view.say(f"warning: {error}; {copy.folder / file.path} is removed and fetched again")
+                view.say(f"warning: {error}; removing {copy.folder / file.path} and downloading it again")
                 (copy.folder / file.path).unlink()
             done += file.size
             view.update(done, total)
@@ -142,7 +142,7 @@ class _Fetch:
             shutil.rmtree(left_over)
         (part / _UNFINISHED).mkdir(parents=True, exist_ok=True)
         if self.copy.folder.exists():
-            self.view.say(f"note: {self.copy.folder} is no longer complete; fetching the missing files")
+            self.view.say(f"note: {self.copy.folder} is no longer complete; downloading the missing files")
             self.copy.unpublish()
         try:
             files = self._files()
@@ -224,7 +224,9 @@ class _Fetch:
         verification = self.remote.fetch(file, unfinished, report)
         where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
         if (size := unfinished.stat().st_size) != file.size:
-            raise ModelNotAvailable(f"{where} came with {size} bytes; {file.size} were listed")
+            raise ModelNotAvailable(
+                f"{where} has {size} bytes after the download, but the listing has {file.size}"
+            )
         if choice.is_safetensors(file.path):
             try:
                 safetensors_headers.require_complete(unfinished)
@@ -259,8 +261,8 @@ def _say_verified(view: ProgressView, name: str, verified: Mapping[Verification,
             view.say(f"note: {name}: {_summary(paths)}: verified by {verification.by}")
         else:
             view.say(
-                f"warning: {name}: {_summary(paths)}: NOT VERIFIED: {verification.missing}; only sizes and the headers "
-                "of weights were checked"
+                f"warning: {name}: {_summary(paths)}: NOT VERIFIED: {verification.missing}; checked only sizes and weight "
+                "headers"
             )
 
 

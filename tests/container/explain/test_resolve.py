@@ -228,7 +228,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
         resolve(config(), tmp_path, CPU)
     make_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(CannotServe, match=r"no \.safetensors file but pytorch_model\.bin"):
+    with pytest.raises(CannotServe, match=r"no \.safetensors file, only pytorch_model\.bin"):
         resolve(config(), tmp_path, CPU)
 
 

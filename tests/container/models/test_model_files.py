@@ -46,8 +46,8 @@ def test_without_model_id_the_properties_folder_is_the_model(model: Path, view: 
         ("/not/there", "does not exist"),
         ("./not-there", "does not exist"),
         (None, "config.json; set option.model_id"),
-        ("https://host/model", "'https://' is not a known kind"),
-        ("models/falcon/40b", "it looks like a path, and there is no folder"),
+        ("https://host/model", "'https://' is not supported"),
+        ("models/falcon/40b", "this looks like a path, but there is no folder"),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_one_sentence(

@@ -29,7 +29,7 @@ def test_the_command_that_the_refusal_names_makes_the_folder_loadable(tmp_path: 
     sentence = weights_problem(folder)
     assert sentence is not None
     assert "\n" not in sentence
-    assert "but pytorch_model-00001-of-00002.bin" in sentence
+    assert "only pytorch_model-00001-of-00002.bin" in sentence
     _, _, command = sentence.partition("convert them once: ")
     subprocess.run(command, shell=True, check=True, timeout=600)  # noqa: S602 - as a user does
     assert weights_problem(folder) is None

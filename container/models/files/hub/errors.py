@@ -37,13 +37,15 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
     """
     what = f"{address.name}: {file}" if file else address.name
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return RemoteUnreachable(f"{address.name}: HF_HUB_OFFLINE is set, so the hub is not used")
+        return RemoteUnreachable(
+            f"{address.name}: downloads from the hub are disabled (HF_HUB_OFFLINE is set)"
+        )
     if isinstance(error, errors.HfHubHTTPError):
         return _status_error(error, address, file, what)
     if isinstance(error, httpx2.HTTPError):
         return RemoteUnreachable(f"{what}: {_no_answer(error, address.endpoint)}")
     return ModelNotAvailable(
-        f"{what}: {address.endpoint} does not answer as a model hub does ({one_line(error)})"
+        f"{what}: {address.endpoint} did not respond like a model hub ({one_line(error)})"
     )
 
 
@@ -52,40 +54,40 @@ def _status_error(
 ) -> ModelNotAvailable:
     """Return the error for an error status of the hub."""
     status = error.response.status_code
-    caller = "the token's account" if _with_token(error) else "a caller without HF_TOKEN"
+    caller = "the account of HF_TOKEN" if _with_token(error) else "a client without HF_TOKEN"
     if status in _TRY_LATER:
         return RemoteUnreachable(f"{what}: {_try_later(error, address.endpoint)}")
     if isinstance(error, errors.GatedRepoError):
-        sentence = f"{address.repo_id} is gated, and {caller} has no access to it: "
+        sentence = f"{address.repo_id} is gated, and {caller} has no access; "
         return ModelNotAvailable(
-            f"{sentence}ask for it on {address.endpoint}/{address.repo_id}, then set HF_TOKEN"
+            f"{sentence}request access at {address.endpoint}/{address.repo_id}, then set HF_TOKEN"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        taken = "option.revision takes a branch, a tag or a commit"
+        taken = "set option.revision to an existing branch, tag or commit"
         return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
     if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
-        return ModelNotAvailable(f"{what} is listed, but the hub does not have it")
+        return ModelNotAvailable(f"{what}: the hub lists this file but does not have it")
     if error.response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
-        return ModelNotAvailable(f"{address.name}: {address.endpoint} does not accept the token (HF_TOKEN)")
+        return ModelNotAvailable(f"{address.name}: {address.endpoint} rejected the token (HF_TOKEN)")
     if status == 403 or isinstance(error, errors.DisabledRepoError):
-        return ModelNotAvailable(f"{what}: {address.endpoint} refuses {caller} access ({status})")
+        return ModelNotAvailable(f"{what}: {address.endpoint} denied access to {caller} ({status})")
     if status in (401, 404):
         # The hub answers the same in both cases, to keep private models secret.
-        beside = f"; there is no folder {address.folder} either" if address.folder else ""
-        who = f"it is private and {caller} may not read it"
+        beside = f"; the folder {address.folder} does not exist either" if address.folder else ""
+        who = f"it is private and {caller} has no access"
         return ModelNotAvailable(f"{address.endpoint} has no model '{address.repo_id}', or {who}{beside}")
-    return ModelNotAvailable(f"{what}: {address.endpoint} answered with status {status}")
+    return ModelNotAvailable(f"{what}: {address.endpoint} returned status {status}")
 
 
 def _try_later(error: errors.HfHubHTTPError, endpoint: str) -> str:
     status, headers = error.response.status_code, error.response.headers
     if status != 429:
-        return f"{endpoint} answers with nothing but status {status}"
+        return f"{endpoint} keeps returning status {status}"
     limit = parse_ratelimit_headers(headers)
     seconds = str(limit.reset_in_seconds) if limit else headers.get("Retry-After", "")
-    wait = f"; it says to wait {seconds} s" if seconds.isdecimal() else ""
-    hint = "" if _with_token(error) else "; with HF_TOKEN it allows more"
-    return f"{endpoint} allows no more requests now (status 429){wait}{hint}"
+    wait = f"; retry after {seconds} s" if seconds.isdecimal() else ""
+    hint = "" if _with_token(error) else "; set HF_TOKEN for a higher limit"
+    return f"rate limit of {endpoint} exceeded (status 429){wait}{hint}"
 
 
 def _with_token(error: errors.HfHubHTTPError) -> bool:
@@ -103,9 +105,9 @@ def _no_answer(error: httpx2.HTTPError, endpoint: str) -> str:
     except RuntimeError:  # the error has no request
         host = endpoint
     if cause is not None:
-        return f"the name of {host} cannot be resolved; is there a network?"
+        return f"cannot resolve the host name of {host}; check the network"
     if isinstance(error, httpx2.TimeoutException):
-        return f"{host} did not answer in time"
+        return f"{host} did not respond in time"
     if isinstance(error, httpx2.ConnectError):
-        return f"no connection to {host} ({one_line(error)})"
-    return f"the connection to {host} broke ({one_line(error)})"
+        return f"cannot connect to {host} ({one_line(error)})"
+    return f"lost the connection to {host} ({one_line(error)})"

@@ -59,14 +59,14 @@ class HubRemote:
         constants.HF_HUB_DISABLE_TELEMETRY = True
         info = self._answer()
         if info.sha is None or not _COMMIT.fullmatch(info.sha) or info.siblings is None:
-            raise unavailable(ValueError("a listing without commit and files"), self.address)
+            raise unavailable(ValueError("the listing has no commit or no files"), self.address)
         self._commit = info.sha
         return tuple(self._file(sibling) for sibling in info.siblings)
 
     def _file(self, sibling: RepoSibling) -> RemoteFile:
         size = sibling.lfs.size if sibling.lfs else sibling.size
         if size is None:
-            raise unavailable(ValueError(f"a listing without the size of {sibling.rfilename}"), self.address)
+            raise unavailable(ValueError(f"the listing has no size for {sibling.rfilename}"), self.address)
         version = f"{_SHA256}{sibling.lfs.sha256}" if sibling.lfs else f"git:{sibling.blob_id or ''}"
         return RemoteFile(sibling.rfilename, size, version)
 
@@ -87,7 +87,7 @@ class HubRemote:
         try:
             return answer.result(timeout=_ANSWER_SECONDS)
         except TimeoutError:
-            raise unavailable(httpx2.TimeoutException("no answer"), self.address) from None
+            raise unavailable(httpx2.TimeoutException("no response"), self.address) from None
 
     def _ask(self) -> ModelInfo:
         """Request the listing, with retries. Raises: ModelNotAvailable."""
@@ -126,17 +126,17 @@ class HubRemote:
         """Compare the sha256 of LFS files, and the git blob id of other files."""
         kind, _, expected = file.version.partition(":")
         if not expected:
-            return Verification("", "the hub has only its size")
+            return Verification("", "the hub provides no checksum, only the size")
         if f"{kind}:" == _SHA256:
             digest, name = hashlib.sha256(), "sha256"
         else:
-            digest, name = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False), "git's blob id"
+            digest, name = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False), "git blob id"
         with path.open("rb") as content:
             while block := content.read(_BLOCK_BYTES):
                 digest.update(block)
         if digest.hexdigest() != expected:
             raise DamagedContent(
-                f"{self.name}: {file.path} is damaged: its {name} is {digest.hexdigest()}, the hub lists {expected}"
+                f"{self.name}: {file.path} is damaged: {name} is {digest.hexdigest()}, expected {expected}"
             )
         return Verification(name)
 
@@ -159,7 +159,9 @@ class HubRemote:
             began = time.monotonic() if received else began
             if _size_of(target) < file.size and not budget.wait_for_retry(began, failures):
                 raise failure
-        raise RemoteUnreachable(f"{self.name}: {file.path}: {_MAX_CONNECTIONS} connections broke")
+        raise RemoteUnreachable(
+            f"{self.name}: {file.path}: gave up after {_MAX_CONNECTIONS} lost connections"
+        )
 
     def _read_on(
         self, file: RemoteFile, target: Path, report: Report, budget: RetryBudget
@@ -199,7 +201,7 @@ class HubRemote:
                 raise failure from error
             return failure
         return RemoteUnreachable(
-            f"{self.name}: {file.path}: the connection to {address.endpoint} ended too early"
+            f"{self.name}: {file.path}: {address.endpoint} closed the connection too early"
         )
 
     def _begin(self, file: RemoteFile, response: httpx2.Response) -> int:
@@ -208,10 +210,14 @@ class HubRemote:
         if response.status_code == 206:
             found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None:
-                raise unavailable(ValueError("a part without Content-Range"), self.address, file.path)
+                raise unavailable(
+                    ValueError("partial response without Content-Range"), self.address, file.path
+                )
             begin, size = int(found[1]), found[2]
         if size.isdecimal() and int(size) != file.size:
-            raise ModelNotAvailable(f"{self.name}: {file.path} has {size} bytes; {file.size} were listed")
+            raise ModelNotAvailable(
+                f"{self.name}: {file.path} has {size} bytes, but the listing has {file.size}"
+            )
         return begin
 
 

@@ -47,17 +47,15 @@ def _id_problem(model_id: str, model_dir: str) -> str | None:
     stated = f"option.model_id={model_id}: "
     bare, _, revision = model_id.partition("@") if "@" in model_id else model_id.rpartition(":")
     if revision and _is_id(bare):
-        return (
-            f"{stated}a hub id has no revision; write option.model_id={bare} and option.revision={revision}"
-        )
+        return f"{stated}a hub id cannot include a revision; set option.model_id={bare} and option.revision={revision}"
     if _is_id(model_id.strip("/")) and model_id.count("/") == 2:
         return f"{stated}neither a folder nor a hub id; did you mean {model_id.strip('/')}?"
     if model_id.endswith(".git") and _is_id(model_id.removesuffix(".git")):
         return f"{stated}a hub id does not end in .git; did you mean {model_id.removesuffix('.git')}?"
     if model_id.count("/") > 1 or "\\" in model_id:
-        return f"{stated}it looks like a path, and there is no folder {Path(model_dir, model_id)}"
+        return f"{stated}this looks like a path, but there is no folder {Path(model_dir, model_id)}"
     return (
-        f"{stated}no such folder, and not a hub id, which is name or owner/name of letters, digits, '-', '_' "
+        f"{stated}no such folder, and not a hub id; a hub id is name or owner/name, with letters, digits, '-', '_' "
         f"and single '.', at most {_MAX_ID} characters"
     )
 
@@ -109,8 +107,8 @@ class HubModels(RemoteScheme):
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         if source.model_id == BUNDLED_MODEL:
             view.say(
-                f"note: option.revision={source.revision}: the copy that comes with this installation has no revisions;"
-                " using the hub"
+                f"note: option.revision={source.revision}: the bundled model has no other revisions;"
+                " downloading from the hub"
             )
         return super().obtain(source, cache, view)
 
@@ -122,7 +120,9 @@ class HubModels(RemoteScheme):
             from container.models.files.hub.remote import HubRemote
         except ValueError as error:
             # huggingface_hub reads its environment variables when it is imported.
-            raise ModelNotAvailable(f"an HF_... environment variable has a wrong value: {error}") from error
+            raise ModelNotAvailable(
+                f"an HF_... environment variable has an invalid value: {error}"
+            ) from error
         repo_id = _repository(source)
         folder = Path(source.model_dir, repo_id) if "/" in repo_id else None
         return HubRemote(HubAddress(repo_id, _revision(source), endpoint, folder))

@@ -126,7 +126,7 @@ def test_an_unreachable_remote_with_a_copy_is_a_note(obtain: Obtain) -> None:
     folder = obtain(ScriptedRemote()).folder
     again = obtain(ScriptedRemote(listing_error=RemoteUnreachable("no network")))
     assert again.folder == folder
-    assert again.said == f"note: no network; serving the copy of test://model in {folder}\n"
+    assert again.said == f"note: no network; using the cached copy of test://model in {folder}\n"
 
 
 def test_a_refusal_is_an_error_even_with_a_copy(obtain: Obtain) -> None:
@@ -182,8 +182,8 @@ def test_notes_of_many_files_are_one(obtain: Obtain) -> None:
 def test_what_is_not_verified_is_said_even_when_the_fetch_breaks_off(obtain: Obtain) -> None:
     said = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).said
     warning = (
-        "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; only sizes and the "
-        "headers of weights were checked"
+        "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; checked only sizes and "
+        "weight headers"
     )
     assert warning in said.splitlines()
 
@@ -282,10 +282,10 @@ def test_weights_that_are_not_whole_are_not_published(wrong: bytes, obtain: Obta
     [
         (b"{", "is not JSON"),
         (b"[]", "no 'weight_map'"),
-        (b'{"weight_map": {"a": "../m.safetensors"}}', "which is no .safetensors file"),
-        (b'{"weight_map": {"a": "m.bin"}}', "which is no .safetensors file"),
-        (b'{"weight_map": {"a": 7}}', "which is no .safetensors file"),
-        (b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}', "not there: m2.safetensors"),
+        (b'{"weight_map": {"a": "../m.safetensors"}}', "which is not a .safetensors file"),
+        (b'{"weight_map": {"a": "m.bin"}}', "which is not a .safetensors file"),
+        (b'{"weight_map": {"a": 7}}', "which is not a .safetensors file"),
+        (b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}', "missing: m2.safetensors"),
     ],
 )
 def test_an_index_that_does_not_fit(index: bytes, words: str, obtain: Obtain) -> None:

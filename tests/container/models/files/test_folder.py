@@ -51,12 +51,12 @@ def test_whole_weights_are_taken(files: Mapping[str, bytes], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({INDEX: TWO, FIRST: BYTES}, f"names 2 files of weights, and 1 of them are not there: {SECOND}"),
+        ({INDEX: TWO, FIRST: BYTES}, f"lists 2 weight files, but 1 of them are missing: {SECOND}"),
         ({INDEX: b"{", FIRST: BYTES, SECOND: BYTES}, "is not JSON"),
         ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a complete safetensors file"),
         ({"model.safetensors": b""}, "model.safetensors is not a complete safetensors file"),
         ({"pytorch_model.bin": b"pickle"}, "pytorch_model.bin"),
-        ({}, "no .safetensors file; there is config.json"),
+        ({}, "no .safetensors file; found: config.json"),
     ],
 )
 @pytest.mark.parametrize("engine", ["MPI", "Python"])

@@ -123,9 +123,7 @@ def test_the_files_of_one_model_count_as_one(tmp_path: Path) -> None:
     assert index is not None
     assert list(index.sizes) == [file.name for file in files]
     files[1].unlink()
-    with pytest.raises(
-        ModelNotAvailable, match=f"{first.parent} is incomplete: missing {files[1].name}"
-    ):
+    with pytest.raises(ModelNotAvailable, match=f"{first.parent} is incomplete: missing {files[1].name}"):
         _obtain(ModelSource(model_id=str(first)), tmp_path)
     assert f"{files[1]} cannot be read" in index.problem
 

@@ -35,17 +35,17 @@ def test_ids_are_those_that_the_library_accepts(text: str) -> None:
 @pytest.mark.parametrize(
     ("model_id", "words"),
     [
-        ("models/big/llama", "it looks like a path, and there is no folder"),
-        ("models\\llama", "it looks like a path"),
+        ("models/big/llama", "this looks like a path, but there is no folder"),
+        ("models\\llama", "this looks like a path"),
         ("owner/name/", "did you mean owner/name?"),
         ("owner/name.git", "did you mean owner/name?"),
-        ("owner/name@v1.0", "write option.model_id=owner/name and option.revision=v1.0"),
-        ("owner/name:main", "write option.model_id=owner/name and option.revision=main"),
+        ("owner/name@v1.0", "set option.model_id=owner/name and option.revision=v1.0"),
+        ("owner/name:main", "set option.model_id=owner/name and option.revision=main"),
         ("owner name", "not a hub id"),
-        ("https://huggingface.co/owner/name", "write owner/name"),
-        ("https://huggingface.co/owner/name/tree/main", "write owner/name"),
-        ("hf://owner/name@v1", "write owner/name"),
-        ("https://example.com/owner/name", "'https://' is not a known kind"),
+        ("https://huggingface.co/owner/name", "did you mean owner/name"),
+        ("https://huggingface.co/owner/name/tree/main", "did you mean owner/name"),
+        ("hf://owner/name@v1", "did you mean owner/name"),
+        ("https://example.com/owner/name", "'https://' is not supported"),
     ],
 )
 def test_what_is_no_id_is_said_with_what_was_meant(model_id: str, words: str, tmp_path: Path) -> None:

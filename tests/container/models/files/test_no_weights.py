@@ -45,5 +45,5 @@ def test_a_config_is_enough_but_needed(s3: S3Lab) -> None:
     folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     s3.put("other/tokenizer.json", b"{}")
-    with pytest.raises(ModelNotAvailable, match=r"holds no model: it has no config\.json"):
+    with pytest.raises(ModelNotAvailable, match=r"is not a model: it has no config\.json"):
         model_files.obtain(dummy(s3.address("other")), LogLines(io.StringIO()), s3.cache)

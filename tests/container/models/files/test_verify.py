@@ -71,7 +71,7 @@ def test_without_a_connection_there_is_nothing_to_compare_with(cache: Path) -> N
 def test_a_model_of_this_machine_has_no_source(tmp_path: Path) -> None:
     source = ModelSource(model_id=str(tmp_path))
     for action in (model_files.verify, lambda source, view: model_files.prune(view, source)):
-        with pytest.raises(model_files.ModelNotAvailable, match="is on this machine"):
+        with pytest.raises(model_files.ModelNotAvailable, match="is a local model"):
             action(source, LogLines(io.StringIO()))
 
 
