@@ -146,7 +146,7 @@ def _best(
 @jit(
     do_not_specialize=["groups_per_split"],
     do_not_specialize_on_alignment=[
-        *("temperature_ptr", "seed_ptr", "position_ptr", "table_rows_ptr", "asks_ptr", "numbers_ptr")
+        *("temperature_ptr", "seed_ptr", "position_ptr", "table_rows_ptr", "enabled_ptr", "values_ptr")
     ],
 )
 def _choose_kernel(
@@ -160,8 +160,8 @@ def _choose_kernel(
     position_ptr,
     counts_ptr,
     table_rows_ptr,
-    asks_ptr,
-    numbers_ptr,
+    enabled_ptr,
+    values_ptr,
     score_ptr,
     token_ptr,
     largest_ptr,
@@ -179,8 +179,8 @@ def _choose_kernel(
     last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
     row_ptr = logits_ptr + row * row_stride
     # Rows with penalties have a separate loop, because a branch at each load would slow down all rows.
-    if tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False:
-        penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
+    if tl.load(enabled_ptr + row) != 0 if HAS_PENALTIES else False:
+        penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, values_ptr)
         best, best_tokens, largest = _best(
             row_ptr, penalties, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
         )

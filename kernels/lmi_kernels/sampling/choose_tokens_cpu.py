@@ -28,25 +28,30 @@ def choose_tokens_cpu(
     x = logits.float()
     # amax returns NaN for a row with NaN.
     finite = x.amax(dim=-1).isfinite()
-    heat = temperature.float()
+    temperature = temperature.float()
     chosen = torch.zeros(len(x), dtype=torch.int64)
-    greedy, drawn = ((heat == 0.0) & finite).nonzero()[:, 0], ((heat != 0.0) & finite).nonzero()[:, 0]
+    greedy, drawn = (
+        ((temperature == 0.0) & finite).nonzero()[:, 0],
+        ((temperature != 0.0) & finite).nonzero()[:, 0],
+    )
     if len(greedy):
-        chosen[greedy] = _of(x, greedy).argmax(dim=-1)
+        chosen[greedy] = _select_rows(x, greedy).argmax(dim=-1)
     if len(drawn):
         keys = row_keys(seeds[drawn], positions[drawn])
-        tokens, scores = _draw(_of(x, drawn), heat[drawn], thresholds[drawn], last_ids[drawn], keys)
+        tokens, scores = _draw(
+            _select_rows(x, drawn), temperature[drawn], thresholds[drawn], last_ids[drawn], keys
+        )
         finite[drawn] = scores > -torch.inf
         chosen[drawn] = tokens.where(finite[drawn], 0)
     return chosen, finite
 
 
-def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x if len(rows) == len(x) else x[rows]
 
 
 def _draw(
-    x: torch.Tensor, heat: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor, keys: Keys
+    x: torch.Tensor, temperature: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor, keys: Keys
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens, int64, and their scores (-inf if none may be drawn). x: [num_rows, vocab_size], fp32."""
     # Raise the threshold above -inf, so that no token with -inf reaches it.
@@ -54,20 +59,20 @@ def _draw(
     if x.shape[1] % _CHUNK:
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % _CHUNK), value=-torch.inf)
     chunks, ids = x.view(len(x), -1, _CHUNK), torch.arange(x.shape[1])
-    looked_at = chunks.amax(dim=-1) >= thresholds[:, None]
-    many = (looked_at.sum(dim=-1) > _FEW).nonzero()[:, 0]
-    look = FirstLook(x.shape[1] if len(many) else 0)
-    for i in many.tolist():
-        own = x[i]
+    candidate_chunks = chunks.amax(dim=-1) >= thresholds[:, None]
+    long_rows = (candidate_chunks.sum(dim=-1) > _FEW).nonzero()[:, 0]
+    first_look = FirstLook(x.shape[1] if len(long_rows) else 0)
+    for i in long_rows.tolist():
+        row = x[i]
         if thresholds[i] > _LEAST:
-            own = own.where(_allowed(own, ids, thresholds[i], last_ids[i]), -torch.inf)
-        looked_at[i] &= look.can_win(own, float(heat[i]), keys.of(i))
-    rows, places = looked_at.nonzero().unbind(1)
+            row = row.where(_allowed(row, ids, thresholds[i], last_ids[i]), -torch.inf)
+        candidate_chunks[i] &= first_look.can_win(row, float(temperature[i]), keys.of(i))
+    rows, places = candidate_chunks.nonzero().unbind(1)
     near, ids = chunks[rows, places], ids.view(-1, _CHUNK)[places]
     kept, lanes = _allowed(near, ids, thresholds[rows, None], last_ids[rows, None]).nonzero().unbind(1)
     rows, tokens = rows[kept], ids[kept, lanes]
-    scores = near[kept, lanes] + heat[rows] * noise(tokens.to(torch.int32), keys.of(rows))
-    best = torch.full_like(heat, -torch.inf).scatter_reduce_(0, rows, scores, "amax")
+    scores = near[kept, lanes] + temperature[rows] * noise(tokens.to(torch.int32), keys.of(rows))
+    best = torch.full_like(temperature, -torch.inf).scatter_reduce_(0, rows, scores, "amax")
     winners = (scores == best[rows]).nonzero()[:, 0]
     chosen = torch.full((len(x),), x.shape[1]).scatter_reduce_(0, rows[winners], tokens[winners], "amin")
     return chosen, best
@@ -87,11 +92,11 @@ class FirstLook:
         self._mixed, self._scratch = torch.empty_like(self._ids), torch.empty_like(self._ids)
         self._scores = torch.empty(vocab_size, dtype=torch.float32)
 
-    def can_win(self, x: torch.Tensor, heat: float, keys: Keys) -> torch.Tensor:
+    def can_win(self, x: torch.Tensor, temperature: float, keys: Keys) -> torch.Tensor:
         """Return which chunks of a row may have the best score: [num_chunks], bool. x: [vocab_size], fp32."""
         words = front(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
         # Without the low bits the noise may be too large by log(2). For a word of 0 it is infinite.
         scores = self._scores.copy_(words).mul_(-0.99999994 * 2.0**-31).log1p_().neg_().log_()
-        best = scores.mul_(-heat).add_(x).view(-1, _CHUNK).amax(dim=-1)
+        best = scores.mul_(-temperature).add_(x).view(-1, _CHUNK).amax(dim=-1)
         top = best.max()
-        return best >= (top - heat - 1e-5 * top.abs() if top < torch.inf else -torch.inf)
+        return best >= (top - temperature - 1e-5 * top.abs() if top < torch.inf else -torch.inf)

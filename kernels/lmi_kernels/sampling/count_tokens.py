@@ -25,8 +25,8 @@ def count_tokens_(
         penalizes: [num_rows], any integer dtype: 0 for rows without penalties.
     """
     if not uses_triton(counts):
-        asks = penalizes != 0
-        places = table_rows[asks], tokens[asks]
+        enabled = penalizes != 0
+        places = table_rows[enabled], tokens[enabled]
         entries = counts[places]
         counts[places] = torch.where(entries < _FULL, entries + _ONCE, entries)
         return
@@ -61,10 +61,10 @@ def _count_kernel(
 ):
     """Count the tokens of one block of rows."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    asks = tl.load(penalizes_ptr + rows, mask=rows < num_rows, other=0) != 0
-    table_rows = tl.load(table_row_ptr + rows, mask=asks, other=0)
-    tokens = tl.load(token_ptr + rows, mask=asks, other=0)
+    enabled = tl.load(penalizes_ptr + rows, mask=rows < num_rows, other=0) != 0
+    table_rows = tl.load(table_row_ptr + rows, mask=enabled, other=0)
+    tokens = tl.load(token_ptr + rows, mask=enabled, other=0)
     places = count_ptr + table_rows * vocab + tokens
-    entry = tl.load(places, mask=asks, other=0).to(tl.int32)
+    entry = tl.load(places, mask=enabled, other=0).to(tl.int32)
     entry = tl.where(entry < FULL, entry + 2, entry)
-    tl.store(places, entry.to(tl.int16), mask=asks)
+    tl.store(places, entry.to(tl.int16), mask=enabled)

@@ -26,34 +26,34 @@ class Penalties(NamedTuple):
     """[any, vocab_size], int16, contiguous: the table of token counts."""
     table_rows: torch.Tensor
     """[num_rows], int64: row of the table for each row of logits."""
-    asks: torch.Tensor
+    enabled: torch.Tensor
     """[num_rows], int64: 0 for rows without penalties."""
-    numbers: torch.Tensor
+    values: torch.Tensor
     """[3, num_rows], any float dtype, contiguous: repetition, presence, frequency. 1, 0 and 0 change nothing."""
 
 
 def penalize(logits: torch.Tensor, penalties: Penalties | None) -> torch.Tensor:
     """Apply penalties on a CPU. logits: [num_rows, vocab_size], any float dtype -> fp32 if any row has penalties."""
-    if penalties is None or not penalties.asks.any():
+    if penalties is None or not penalties.enabled.any():
         return logits
     x, entries = logits.float(), penalties.counts[penalties.table_rows]
-    repetition, presence, frequency = penalties.numbers.float()[:, :, None].unbind()
+    repetition, presence, frequency = penalties.values.float()[:, :, None].unbind()
     count = entries >> 1
     changed = x.where(entries == 0, torch.where(x < 0.0, x * repetition, x / repetition))
     changed = changed - presence.where(count > 0, 0.0) - frequency * count
-    return changed.where(penalties.asks[:, None] != 0, x)
+    return changed.where(penalties.enabled[:, None] != 0, x)
 
 
 @jit
-def penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr):
+def penalties_of(row, vocab, counts_ptr, table_rows_ptr, values_ptr):
     """Load a row's penalties for `load_logits`. The first dimension of the grid must be the rows."""
-    numbers_ptr += row
+    values_ptr += row
     num_rows = tl.num_programs(0)
     return (
         counts_ptr + tl.load(table_rows_ptr + row) * vocab,
-        tl.load(numbers_ptr).to(tl.float32),
-        tl.load(numbers_ptr + num_rows).to(tl.float32),
-        tl.load(numbers_ptr + 2 * num_rows).to(tl.float32),
+        tl.load(values_ptr).to(tl.float32),
+        tl.load(values_ptr + num_rows).to(tl.float32),
+        tl.load(values_ptr + 2 * num_rows).to(tl.float32),
     )
 
 

@@ -273,8 +273,8 @@ def _threshold(
             "top_p_ptr",
             "min_p_ptr",
             "table_rows_ptr",
-            "asks_ptr",
-            "numbers_ptr",
+            "enabled_ptr",
+            "values_ptr",
         )
     ]
 )
@@ -288,8 +288,8 @@ def _thresholds_kernel(
     min_p_ptr,
     counts_ptr,
     table_rows_ptr,
-    asks_ptr,
-    numbers_ptr,
+    enabled_ptr,
+    values_ptr,
     kept_ptr,
     threshold_ptr,
     last_id_ptr,
@@ -310,9 +310,9 @@ def _thresholds_kernel(
         return
     row_ptr = logits_ptr + row * row_stride
     kept_ptr += row * LANES
-    if tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False:
+    if tl.load(enabled_ptr + row) != 0 if HAS_PENALTIES else False:
         # Penalised logits have all bits of fp32.
-        penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
+        penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, values_ptr)
         threshold, last_id = _threshold(
             row_ptr, penalties, vocab, kept_ptr, temperature, top_k, top_p, min_p, NO_LAST_ID, 0, LANES
         )

@@ -21,20 +21,22 @@ def logit_thresholds_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Implement `logit_thresholds`. The nucleus is computed with integer sums."""
     x = logits.float()
-    heat = temperature.float().clamp(min=_SMALLEST)
+    divisors = temperature.float().clamp(min=_SMALLEST)
     drawn = temperature.float() != 0.0
     thresholds = torch.full((len(x),), -torch.inf)
     last_ids = torch.full((len(x),), NO_LAST_ID, dtype=torch.int32)
     rows = (drawn & (top_k > 0) & (top_k < x.shape[1])).nonzero()[:, 0]
     if len(rows):
         ranks = top_k[rows, None]
-        thresholds[rows] = _of(x, rows).topk(int(ranks.max()), dim=-1).values.gather(1, ranks - 1)[:, 0]
+        thresholds[rows] = (
+            _select_rows(x, rows).topk(int(ranks.max()), dim=-1).values.gather(1, ranks - 1)[:, 0]
+        )
     rows = (drawn & (top_p < 1.0)).nonzero()[:, 0]
     if len(rows):
-        keys, edges = _of(x, rows), thresholds[rows, None]
+        keys, edges = _select_rows(x, rows), thresholds[rows, None]
         if bool((edges > -torch.inf).any()):
             keys = keys.where(keys >= edges, -torch.inf)
-        probabilities = (keys / heat[rows, None]).softmax(dim=-1)
+        probabilities = (keys / divisors[rows, None]).softmax(dim=-1)
         thresholds[rows], num_equal = nucleus_edge(keys, probabilities, top_p[rows])
         last_ids[rows] = _last_ids(keys, thresholds[rows], num_equal)
     rows = (drawn & (min_p > 0.0)).nonzero()[:, 0]
@@ -42,13 +44,13 @@ def logit_thresholds_cpu(
         # In logarithms, because a ratio of probabilities is a difference of logits. The result is rounded once.
         shares = min_p[rows].float().clamp(min=1e-37).double()
         distances = temperature.float()[rows].double() * shares.log()
-        relative = (_of(x, rows).amax(dim=-1).double() + distances).float()
+        relative = (_select_rows(x, rows).amax(dim=-1).double() + distances).float()
         last_ids[rows] = last_ids[rows].where(relative <= thresholds[rows], NO_LAST_ID)
         thresholds[rows] = relative.maximum(thresholds[rows])
     return thresholds.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), last_ids
 
 
-def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x if len(rows) == len(x) else x[rows]
 
 

@@ -128,15 +128,15 @@ PLANTED = (
         "never a penalty",
         "sampling.choose_tokens",
         "choose_tokens",
-        "tl.load(asks_ptr + row) != 0",
-        "tl.load(asks_ptr + row) > 1",
+        "tl.load(enabled_ptr + row) != 0",
+        "tl.load(enabled_ptr + row) > 1",
     ),
     Planted(
         "penalties on the logits' grid",
         "sampling.truncate_logits",
         "truncate_logits",
-        "tl.load(asks_ptr + row) != 0",
-        "tl.load(asks_ptr + row) > 1",
+        "tl.load(enabled_ptr + row) != 0",
+        "tl.load(enabled_ptr + row) > 1",
     ),
     _penalty(
         "presence in the prompt", "tl.where(count > 0, presence, 0.0)", "tl.where(entry > 0, presence, 0.0)"
@@ -146,7 +146,7 @@ PLANTED = (
     ),
     _penalty("half of frequency", "count = entry >> 1\n    ", "count = (entry >> 1) // 2\n    "),
     _penalty("another row of the table", "tl.load(table_rows_ptr + row) * vocab", "row * vocab"),
-    _penalty("another row's presence", "tl.load(numbers_ptr + num_rows)", "tl.load(numbers_ptr)"),
+    _penalty("another row's presence", "tl.load(values_ptr + num_rows)", "tl.load(values_ptr)"),
     Planted("no bound", "sampling.count_tokens", "count_tokens", "entry < FULL", "entry < FULL + 2"),
     Planted(
         "of all rows", "sampling.count_tokens", "count_tokens", "!= 0\n    table_rows", ">= 0\n    table_rows"

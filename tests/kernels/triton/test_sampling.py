@@ -61,8 +61,8 @@ BACKWARDS = torch.arange(17).flip(0)
 
 def _rows(inputs: dict[str, Any], rows: torch.Tensor | slice) -> dict[str, Any]:
     penalties = inputs["penalties"]
-    _, table_rows, asks, numbers = penalties
-    some = Penalties(penalties.counts, table_rows[rows], asks[rows], numbers[:, rows].contiguous())
+    _, table_rows, enabled, values = penalties
+    some = Penalties(penalties.counts, table_rows[rows], enabled[rows], values[:, rows].contiguous())
     return {name: value[rows] for name, value in inputs.items() if name != "penalties"} | {"penalties": some}
 
 
