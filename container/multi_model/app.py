@@ -49,7 +49,7 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
             body = bytes(data)
             query = request.query_string.decode("latin-1")
             full = f"{target}?{query}" if query else target
-            watch, form = ClientWatch.of(request.environ), ErrorForm.of_path(target)
+            watch, form = ClientWatch.from_environ(request.environ), ErrorForm.of_path(target)
             lease = manager.lease(choose(body))
             return forward(lease, request.method, full, dict(request.headers), body, watch, form)
 
