@@ -2,11 +2,11 @@
 
 import sys
 
-from ._absent import AbsentModules
+from ._unsupported import UnsupportedModules
 from .inputs import Input
 from .outputs import Output
 from .pair_list import PairList
 
 __all__ = ["Input", "Output", "PairList"]
 
-sys.meta_path.append(AbsentModules())
+sys.meta_path.append(UnsupportedModules())

@@ -76,7 +76,7 @@ def encode(
     elif wanted == _JSON:
         data = encode_json(prediction, indent=2)
     elif wanted == "text/csv":
-        data = "\n".join(map(str, _listed(prediction))).encode()
+        data = "\n".join(map(str, _as_list(prediction))).encode()
     elif wanted.startswith("text/"):
         data = str(prediction).encode()
     else:
@@ -87,6 +87,6 @@ def encode(
     return outputs.add(data, key)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     value = value.tolist() if hasattr(value, "tolist") else value
     return list(value) if isinstance(value, list | tuple) else [value]

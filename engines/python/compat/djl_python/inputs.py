@@ -62,13 +62,13 @@ class Input:
             return [self]
         batches = [Input() for _ in range(self.get_batch_size())]
         for name, value in self.properties.items():
-            index, own = _split(name)
+            index, key = _split(name)
             if index is not None:
-                batches[index].properties[own] = value
+                batches[index].properties[key] = value
         for name, value in self.content:
-            index, own = _split(name)
+            index, key = _split(name)
             if index is not None:
-                batches[index].content.add(own, value)
+                batches[index].content.add(key, value)
         for batch in batches:
             batch.request_id = batch.properties.get("requestId", "")
         return batches
@@ -123,9 +123,9 @@ class Input:
 
 def _split(name: str) -> tuple[int | None, str]:
     """Split `batch_003.data` into index and name; the index is None for any other name."""
-    prefix, _, own = name.partition(".")
+    prefix, _, key = name.partition(".")
     number = prefix.removeprefix("batch_")
-    return (int(number), own) if number != prefix and number.isdecimal() else (None, name)
+    return (int(number), key) if number != prefix and number.isdecimal() else (None, name)
 
 
 def _text(value: Any) -> str:

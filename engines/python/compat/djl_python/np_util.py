@@ -38,8 +38,8 @@ def from_nd_list(encoded: bytes | bytearray) -> list[Any]:
         return [numpy.load(io.BytesIO(encoded), allow_pickle=False)]
     reader = _Reader(encoded)
     arrays = [reader.array() for _ in range(reader.number("i"))]
-    if reader.place != len(encoded):
-        raise ValueError(f"the NDList has {len(encoded) - reader.place} bytes behind its last array")
+    if reader.offset != len(encoded):
+        raise ValueError(f"the NDList has {len(encoded) - reader.offset} bytes after its last array")
     return arrays
 
 
@@ -47,8 +47,8 @@ def to_nd_list(np_list: Any) -> bytes:
     """Write an array, or a list or tuple of arrays, as an NDList. Raises `ValueError` if DJL lacks the type."""
     import numpy
 
-    arrays = [numpy.asarray(one) for one in _listed(np_list)]
-    return struct.pack(">i", len(arrays)) + b"".join(_encoded(array) for array in arrays)
+    arrays = [numpy.asarray(one) for one in _as_list(np_list)]
+    return struct.pack(">i", len(arrays)) + b"".join(_encode(array) for array in arrays)
 
 
 def to_npy(value: Any) -> bytes:
@@ -65,7 +65,7 @@ def to_npz(values: Any) -> bytes:
     import numpy
 
     file = io.BytesIO()
-    numpy.savez(file, *(numpy.asarray(one) for one in _listed(values)))
+    numpy.savez(file, *(numpy.asarray(one) for one in _as_list(values)))
     return file.getvalue()
 
 
@@ -74,14 +74,16 @@ class _Reader:
 
     def __init__(self, encoded: bytes | bytearray) -> None:
         self._encoded = encoded
-        self.place = 0
+        self.offset = 0
 
     def array(self) -> Any:
         """Read the next array. Returns a copy in the machine's byte order."""
         import numpy
 
         if (magic := self._text()) != _MAGIC:
-            raise ValueError(f"the body is no NDList: an array starts with {magic!r} in place of {_MAGIC!r}")
+            raise ValueError(
+                f"the body is not an NDList: an array starts with {magic!r} instead of {_MAGIC!r}"
+            )
         version = self.number("i")
         if not 1 <= version <= _VERSION:
             raise ValueError(f"the NDList has version {version}; supported: 1 to {_VERSION}")
@@ -122,13 +124,13 @@ class _Reader:
         return self._bytes(self.number("h")).decode("utf-8")
 
     def _bytes(self, size: int) -> bytes:
-        if size > len(self._encoded) - self.place:
+        if size > len(self._encoded) - self.offset:
             raise ValueError(f"the NDList ends after {len(self._encoded)} bytes, within an array")
-        self.place += size
-        return bytes(memoryview(self._encoded)[self.place - size : self.place])
+        self.offset += size
+        return bytes(memoryview(self._encoded)[self.offset - size : self.offset])
 
 
-def _encoded(array: Any) -> bytes:
+def _encode(array: Any) -> bytes:
     name = _DJL_NAMES.get(array.dtype.name, array.dtype.name)
     if name not in _TYPES:
         raise ValueError(f"an NDList cannot hold arrays of type {array.dtype.name}")
@@ -148,7 +150,7 @@ def _byte_order(array: Any) -> bytes:
     return (array.dtype.byteorder if array.dtype.byteorder in "<>" else native).encode()
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -163,7 +165,7 @@ def _from_npz(encoded: bytes | bytearray) -> list[Any]:
         with zipfile.ZipFile(io.BytesIO(encoded)) as archive:
             size = sum(member.file_size for member in archive.infolist())
     except zipfile.BadZipFile as error:
-        raise ValueError(f"the body is no .npz: {error}") from None
+        raise ValueError(f"the body is not an .npz file: {error}") from None
     if size > _MAX_UNPACKED_BYTES:
         raise ValueError(f"the .npz unpacks to {size} bytes; allowed: at most {_MAX_UNPACKED_BYTES}")
     with numpy.load(io.BytesIO(encoded), allow_pickle=False) as loaded:

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 STREAM_THREAD = "djl_python stream"
 """Name of the threads that run `generate`."""
 _SAMPLING = ("temperature", "top_p", "top_k", "typical_p")
-_OWN_NAMES = ("manual_seed", "beam_size", "engine")
+_STREAM_ONLY_PARAMETERS = ("manual_seed", "beam_size", "engine")
 """Parameters of streams that `generate` does not take."""
 
 
@@ -31,7 +31,7 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
     def put(self, value: Any) -> None:
         """Add the tokens of a step, [num_rows], or of the prompts, [num_rows, length]."""
         if self._stopped:
-            raise RuntimeError("nobody reads the stream any more")
+            raise RuntimeError("the stream is no longer read")
         is_prompt = value.dim() > 1
         rows = value.tolist() if is_prompt else [[token] for token in value.tolist()]
         self._tokens = self._tokens or [[] for _ in rows]
@@ -112,7 +112,7 @@ def _stream_generator(
         torch.manual_seed(int(kwargs["manual_seed"]))
     kwargs.setdefault("max_new_tokens", StreamingUtils.DEFAULT_MAX_NEW_TOKENS)
     kwargs.setdefault("do_sample", any(name in kwargs for name in _SAMPLING))
-    for name in _OWN_NAMES:
+    for name in _STREAM_ONLY_PARAMETERS:
         kwargs.pop(name, None)
     streamer = HFStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     return _stream(model, tokenizer, inputs, device, streamer, kwargs)

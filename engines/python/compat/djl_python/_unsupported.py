@@ -41,7 +41,7 @@ _ADVICE = {
 """Advice on what to do instead, by name of the imported module."""
 
 
-class AbsentModules(MetaPathFinder):
+class UnsupportedModules(MetaPathFinder):
     """Raises an explanatory `ImportError` for modules that no other finder has."""
 
     def find_spec(
