@@ -129,7 +129,7 @@ def _resources(results: Results) -> Table:
                 f"{equal} of {compared}" if compared else NOTHING,
             )
         )
-    header = ("", "start, s", "peak PSS", f"answers with the tokens of {next(iter(results.contenders))}")
+    header = ("", "start, s", "peak PSS", f"responses with the same tokens as {next(iter(results.contenders))}")
     return Table("start and memory of all processes", header, tuple(rows))
 
 

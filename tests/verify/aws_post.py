@@ -18,7 +18,7 @@ BASE, ROLLING_PAGED = "dynamic-4", "rolling-paged"
 CONFIGURATIONS = {BASE, "rolling", ROLLING_PAGED, "dynamic-32", "static-4", "static-32"}
 MIN_GAINS = ((4.0, 3.0), (1.5, 1.5))
 """By scenario: how many times the tokens/s, and how many times lower the p90 latency."""
-GAIN_SECTIONS = ("Beside the AWS post", "Where the gain comes from")
+GAIN_SECTIONS = ("Comparison with the AWS post", "Where the gain comes from")
 LIMIT_SECONDS = 3600.0
 
 

@@ -52,7 +52,7 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
         )
     dynamic, rolling = sorted(configs, key=lambda config: config.engine, reverse=True)
     if rolling.path is None:
-        raise ValueError(f"{rolling.name} has no file")
+        raise ValueError(f"{rolling.name} is not a configuration file")
     names, values, size = (dynamic.name, rolling.name), rolling.values, str(dynamic.batch_limit)
     contiguous, changes = dict(CONTIGUOUS), dict[str, str]()
     if values.get(_POLICY) == "max_utilization":  # requires a paged KV cache
@@ -80,7 +80,7 @@ def _sums(parts: Sequence[Part]) -> tuple[Part, ...]:
     if not parts:
         return ()
     whole = Part("the whole gain", parts[0].name, parts[-1].base)
-    batching = Part("all but kernels and engine, on the same kernels", parts[0].name, parts[-1].name)
+    batching = Part("all except kernels and engine, with the same kernels", parts[0].name, parts[-1].name)
     return (whole, batching) if len(parts) > 2 else (whole,)
 
 
@@ -96,13 +96,13 @@ def sections(comparison: Comparison) -> tuple[Section, ...]:
         return ()
     section = Section(
         "Where the gain comes from",
-        f"Each part is the ratio of two configurations that differ in one thing only; the product of the parts is the"
-        f" whole gain. `{parts[-1].name}` runs static batches as `{parts[-1].base}` does, but on the kernels of"
-        " engine=MPI: engine=Python runs the modules of transformers and cannot run these kernels. All other parts are"
-        " measured on the same kernels. Another order of the steps would divide the gain in another way. A static batch"
-        " takes the requests that wait when it starts, so the first one may be smaller than the limit; the tables of"
-        " each scenario show the mean sizes. Where all requests have the same length, static batches waste nothing, and"
-        " step-level scheduling gains little.",
+        f"Each part is the ratio of two configurations that differ in only one respect. The product of the parts is the"
+        f" whole gain. `{parts[-1].name}` runs static batches, as `{parts[-1].base}` does, but with the kernels of"
+        " engine=MPI: engine=Python runs transformers and cannot use these kernels. All other parts are measured with"
+        " the same kernels. The shares depend on the order of the steps. A static batch takes the requests that are"
+        " waiting when it starts, so the first batch may be smaller than the limit; the tables of each scenario show"
+        " the mean sizes. If all requests have the same length, static batches waste nothing, and step-level scheduling"
+        " gains little.",
         tuple(_table(comparison, measure) for measure in (TOKENS_PER_SECOND, LATENCY_P90)),
     )
     return (section,)

@@ -75,8 +75,8 @@ def examples_folder(option: Path | None) -> Path:
     missing = [name for name in _TWINS.values() if not (folder / name / loader.FILE_NAME).is_file()]
     if missing:
         raise BadConfiguration(
-            f"{folder} holds no {' and no '.join(f'{name}/{loader.FILE_NAME}' for name in missing)}; they come with the"
-            " source, in properties_examples; --examples names that folder"
+            f"--examples: {folder} has no {' and no '.join(f'{name}/{loader.FILE_NAME}' for name in missing)}; allowed:"
+            " the folder properties_examples of the source"
         )
     return folder
 
@@ -105,10 +105,11 @@ FURTHER_PAIRS = ((PAGED, DYNAMIC_32),)
 def section(comparison: Comparison) -> Section:
     """Return the section with the post's figures beside the measured ones."""
     return Section(
-        "Beside the AWS post",
-        "The post measured falcon-40b in fp16 on 8 GPUs; here a model of 135 million parameters ran on the machine"
+        "Comparison with the AWS post",
+        "The post measured falcon-40b in fp16 on 8 GPUs; this run used a model of 135 million parameters on the machine"
         " named below. Compare the ratios to the dynamic configuration, not the values. The post compares a dynamic"
-        f" batch of 4 with rolling batches of 32; the last column compares with `{DYNAMIC_32}`, a batch of equal size.",
+        f" batch of 4 with rolling batches of 32; the last column compares with `{DYNAMIC_32}`, which has the same"
+        " batch size.",
         tuple(
             _post_table(comparison, place, measure)
             for place in range(len(_SCENARIOS))

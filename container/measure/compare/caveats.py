@@ -43,8 +43,8 @@ def _running(comparison: Comparison) -> list[str]:
     if not names:
         return []
     return [
-        f"{', '.join(names)}: running before, all at the same time; other clients may have used them, and their memory"
-        " and start-up were not measured."
+        f"{', '.join(names)}: already running, all at the same time. Other clients may have used them; their memory"
+        " and start-up time were not measured."
     ]
 
 
@@ -52,6 +52,6 @@ def _engines(comparison: Comparison) -> list[str]:
     if len({config.engine for config in comparison.configs}) < 2:
         return []
     return [
-        "A batch of engine=Python is a set of requests that runs to its end; a batch of engine=MPI is one step, in"
-        " which each sequence is counted again. The two mean batch sizes cannot be compared."
+        "A batch of engine=Python is a set of requests that runs until all are complete; a batch of engine=MPI is"
+        " one step, so each sequence is counted once per step. The two mean batch sizes cannot be compared."
     ]

@@ -85,8 +85,8 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
 
 @click.command(
     epilog="PATH is a folder with a serving.properties, such a file, or the http:// address of a running server. Each"
-    " is compared with the first one. Servers run one at a time, in the order A B, B A, A B; configurations that differ"
-    " in live settings only share a server. Exit code 0 when all requests were answered, 1 when a request or a server"
+    " is compared with the first one. Servers run one at a time, in the order A B, B A, A B. Configurations that differ"
+    " only in live settings share a server. Exit code 0 when all requests succeeded, 1 when a request or a server"
     " failed, 130 when stopped."
 )
 @click.argument("places", metavar="[PATH PATH...]", nargs=-1)
@@ -95,40 +95,40 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
     "settings",
     multiple=True,
     metavar="KEY=VALUE,VALUE",
-    help="Compare one PATH with other values of an option: option.max_rolling_batch_size=8,16,32. The first value is"
-    " the baseline; a single one is compared with the file as it is. Repeated: all combinations.",
+    help="Compare values of an option for one PATH: option.max_rolling_batch_size=8,16,32. The first value is the"
+    " baseline; a single value is compared with the unchanged file. If repeated, all combinations are compared.",
 )
 @click.option(
     "--attribute",
     is_flag=True,
-    help="For one dynamic and one rolling PATH: divide the gain into kernels, batch size, step-level scheduling and"
-    " paging, by configurations that are added.",
+    help="For one dynamic and one rolling PATH: attribute the gain to kernels, batch size, step-level scheduling and"
+    " paging. Adds the configurations that this needs.",
 )
 @click.option(
     "--aws-post",
     "post",
     is_flag=True,
-    help="Compare the three configurations of the AWS post on the bundled model, and three more that divide its gain:"
-    " 32 requests of each scenario in a round.",
+    help="Compare the three configurations of the AWS post on the bundled model, and three more that attribute the"
+    " gain: 32 requests of each scenario per round.",
 )
 @click.option(
     "--examples",
     type=click.Path(path_type=Path),
-    help="With --aws-post: the folder properties_examples, if it is not beside the package.",
+    help="With --aws-post: the folder properties_examples, if it is not next to the package.",
 )
-@count_option("--rounds", 5, "Rounds of each configuration. More rounds find smaller differences.", most=100)
+@count_option("--rounds", 5, "Rounds per configuration. More rounds detect smaller differences.", most=100)
 @click.option(
     "--precision",
     type=_SHARE,
-    help="Run more rounds until the interval of output tokens/s is so narrow to each side, such as 3%.",
+    help="Run more rounds until the interval of output tokens/s is at most this wide to each side, such as 3%.",
 )
 @click.option(
-    "--time", "max_seconds", type=_DURATION, help="Run more rounds, but start none after this time: 10m."
+    "--time", "max_seconds", type=_DURATION, help="Run more rounds until this time has passed, such as 10m."
 )
 @click.option(
     "--max-rounds",
     type=click.IntRange(1, 1000),
-    help="With --precision or --time: the most rounds.",
+    help="With --precision or --time: maximum number of rounds.",
     show_default=f"{_MAX_ROUNDS}",
 )
 @load_options(DEFAULT_LOAD)
@@ -140,7 +140,7 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
 @click.option(
     "--step-traces",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write the steps of each engine=MPI server that it starts to a file in this folder.",
+    help="Write a step trace of each engine=MPI server to this folder.",
 )
 @click.option(
     "--output",
@@ -178,7 +178,7 @@ def compare(
     require_folders(output, report_path, json_path, step_traces)
     own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens") if post else ()
     if own:
-        raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
+        raise click.UsageError(f"{own[0]}: not supported with --aws-post, which sets the token counts")
     try:
         selection = Selection(places, settings, attribute, post, examples)
         scenarios = aws_post.scenarios(load) if post else (load.scenario(DEFAULT_LOAD),)
@@ -189,7 +189,7 @@ def compare(
         limit = math.inf if max_seconds is None else max_seconds
         stopping = StoppingRule(precision, max(rounds, max_rounds or _MAX_ROUNDS), limit)
     elif max_rounds is not None:
-        raise click.UsageError("--max-rounds: only with --precision or --time; --rounds is their number")
+        raise click.UsageError("--max-rounds: requires --precision or --time; without them use --rounds")
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = launch.environment()

@@ -112,9 +112,11 @@ def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scal
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310
             pass
     except urllib.error.HTTPError as error:
-        raise ServerFailed(f"{name}: its settings were refused: {error_message(error.read())}") from error
+        raise ServerFailed(
+            f"{name}: the server refused the settings: {error_message(error.read())}"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise ServerFailed(f"{name}: its settings could not be changed: {error}") from error
+        raise ServerFailed(f"{name}: cannot change the settings: {error}") from error
 
 
 def tenant_headers(configs: Sequence[Configuration], name: str) -> dict[str, str]:

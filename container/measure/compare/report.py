@@ -20,13 +20,13 @@ from container.measure.sections import Report, Section, failed_requests, package
 
 _HOW_TO_READ = """\
 Figures are medians over the rounds, with the smallest and the largest value in brackets. A ratio is the geometric mean
-over the rounds: in each round both configurations had the same requests. Its 95 % interval, in brackets, is a paired
-t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: where configurations do not
-differ at all, at most one report in twenty calls any measure different. A difference is reported when its interval
-excludes 1. "This run could see" names the smallest difference that an interval of that width excludes. Times are
-measured by the client, from the moment at which a request was due. A KV slot holds one token; slots are sampled twice a
-second, and not reported for engines that leave the KV cache to transformers. Peak memory is the sum of the largest
-resident set of each process; shared pages count in each."""
+over the rounds: in each round both configurations get the same requests. Its 95 % interval, in brackets, is a paired
+t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: if the configurations do not
+differ at all, at most one report in twenty shows any difference. A difference is reported when its interval excludes 1.
+"This run could see" is the smallest difference that an interval of that width would detect. Times are measured by the
+client, from the scheduled send time of a request. A KV slot holds one token; slots are sampled twice a second, and not
+reported for engines that leave the KV cache to transformers. Peak memory is the sum of the peak resident set sizes of
+all processes; shared pages are counted in each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ def _scenario(comparison: Comparison, name: str) -> Section:
 def _configurations(comparison: Comparison) -> Section:
     all_of_them, different = tables.configurations_table(comparison), tables.differences_table(comparison)
     if not different.rows:
-        return Section("The configurations", "Their effective values are the same.", (all_of_them,))
+        return Section("The configurations", "Their effective values are identical.", (all_of_them,))
     text = (
-        "The second table has the effective values that differ, as `lmi check` prints them. `-`: not an option of that"
-        " engine, or unset."
+        "The second table shows the effective values that differ, as `lmi check` prints them. `-`: not an option of"
+        " that engine, or not set."
     )
     return Section("The configurations", text, (all_of_them, different))
 
@@ -128,7 +128,7 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, 
 
 def _served(stay: StayResult) -> str:
     first, *others = stay.configurations
-    return f"{first}, then by changed settings {' and '.join(others)}" if others else first
+    return f"{first}, then with changed settings {' and '.join(others)}" if others else first
 
 
 def _numbers(rounds: Sequence[int]) -> str:

@@ -159,7 +159,7 @@ def scrape(url: str) -> MetricsSnapshot:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
             return parse_metrics(answer.read(_MAX_BYTES).decode(errors="replace"))
     except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
-        raise NoMetrics(f"{url}/metrics does not answer: {error}") from error
+        raise NoMetrics(f"cannot read {url}/metrics: {error}") from error
 
 
 def kv_use(snapshots: Sequence[MetricsSnapshot]) -> KvUse | None:

@@ -47,24 +47,26 @@ class Selection:
     def __post_init__(self) -> None:
         count = len(self.places)
         if self.examples is not None and not self.aws_post:
-            raise BenchError("--examples: only with --aws-post")
+            raise BenchError("--examples: requires --aws-post")
         if self.aws_post and (self.places or self.settings or self.attribute):
             wrong = "PATH" if self.places else "--set" if self.settings else "--attribute"
             given = f" (got {' '.join(self.places)})" if self.places else ""
-            raise BenchError(f"{wrong}: not with --aws-post, which has its own configurations{given}")
+            raise BenchError(f"{wrong}: not supported with --aws-post, which sets the configurations{given}")
         if self.settings and (count != 1 or is_url(self.places[0])):
             raise BenchError(
-                f"--set: give one file or folder with it (got {' '.join(self.places) or 'none'})"
+                f"--set: requires exactly one file or folder (got {' '.join(self.places) or 'none'})"
             )
         if self.settings:
             grid(self.settings)
         if self.attribute and (count != 2 or self.settings):
             raise BenchError(
-                f"--attribute: give one dynamic and one rolling configuration (got {count}"
+                f"--attribute: requires one dynamic and one rolling configuration (got {count}"
                 f"{' and --set' if self.settings else ''})"
             )
         if not self.aws_post and not self.settings and count < 2:
-            raise BenchError(f"PATH: give at least two configurations, or one with --set (got {count})")
+            raise BenchError(
+                f"PATH: at least two configurations are required, or one with --set (got {count})"
+            )
         for place in self.places:
             if is_url(place):
                 server_url(place)
@@ -78,7 +80,7 @@ def grid(settings: Sequence[str]) -> tuple[dict[str, str], ...]:
     values = axes(settings, "--set")
     points = tuple(dict(zip(values, point, strict=True)) for point in itertools.product(*values.values()))
     if len(points) > MAX_POINTS:
-        raise BenchError(f"--set: {len(points)} configurations; allowed: at most {MAX_POINTS}")
+        raise BenchError(f"--set: too many configurations (got {len(points)}); allowed: at most {MAX_POINTS}")
     return points if len(points) > 1 else ({}, *points)
 
 
@@ -96,7 +98,7 @@ def axes(settings: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
             raise BenchError(f"{option}: unknown key (got {key}){f'; did you mean {near}?' if near else ''}")
         if key in found or not all(values) or len(set(values)) < len(values):
             raise BenchError(
-                f"{option}: not a key with different values (got {text}); allowed: {key}=1,2,4, each key once"
+                f"{option}: not a key with distinct values (got {text}); allowed: {key}=1,2,4, each key once"
             )
         found[key] = values
     return found
@@ -160,7 +162,7 @@ def _require_effect(keys: Iterable[str], configs: Sequence[Configuration]) -> No
     for option in map(by_name().__getitem__, keys):
         works = option.status is Status.WORKS and option.engine in engines
         if not works and option.name in last.values:  # other keys are for a handler
-            why = option.reason or f"it is for engine={option.engine} (got engine={last.engine})"
+            why = option.reason or f"it applies to engine={option.engine} (got engine={last.engine})"
             raise BadConfiguration(f"--set: {option.name} has no effect: {why}")
 
 
@@ -173,5 +175,5 @@ def tokenizers_for(configs: Sequence[Configuration], tokenizer: Path | None) -> 
     found = {config.name: tokenizer or config.model_folder or first for config in configs}
     known = {name: path for name, path in found.items() if path is not None}
     if len(known) < len(found):
-        raise BadConfiguration("--tokenizer: needed where all configurations are running servers")
+        raise BadConfiguration("--tokenizer: required if all configurations are running servers")
     return known

@@ -146,9 +146,9 @@ class ServerProcess:
         code = self._child.wait(self._timeouts.stop)
         self.kill()
         if code is None:
-            raise self._failed(f"its server did not end within {self._timeouts.stop:g} s of SIGTERM")
+            raise self._failed(f"the server did not exit within {self._timeouts.stop:g} s of SIGTERM")
         if code != 0:
-            raise self._failed(f"its server ended with exit code {code}")
+            raise self._failed(f"the server exited with code {code}")
 
     def kill(self) -> None:
         if self._child.poll() is None:
@@ -165,19 +165,19 @@ class ServerProcess:
         while time.monotonic() < started + limit:
             code = self._child.poll()
             if code is not None:
-                raise self._failed(f"its server ended with exit code {code} before it was ready")
+                raise self._failed(f"the server exited with code {code} before it was ready")
             if ping(self._port, health, _PING_SECONDS) == "200":
                 self.start_up_seconds = time.monotonic() - started
                 return
             time.sleep(_POLL_SECONDS)
-        raise self._failed(f"its server was not ready within {limit:g} s")
+        raise self._failed(f"the server was not ready within {limit:g} s")
 
     def _failed(self, what: str) -> ServerFailed:
         self._child.last_lines()
         path = Path(self._log.name)
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return ServerFailed(f"{self._name}: {what}. Its log, {path}, ends with\n{lines}")
+        return ServerFailed(f"{self._name}: {what}. End of its log, {path}:\n{lines}")
 
 
 def _peak_bytes(pid: int) -> int:

@@ -57,9 +57,9 @@ def reason_to_stop(comparison: Comparison, seconds: float) -> str:
     if rule is None:
         return "all planned rounds were run" if done >= plan.num_rounds else ""
     if done and seconds >= rule.max_seconds:
-        return "the time was over"
+        return "the time limit was reached"
     if rule.precision is not None and done in looks(plan.num_rounds, rule.max_rounds):
         width = widest(comparison)
         if width <= rule.precision:
-            return f"the intervals of tokens/s are {percent(width)} or less to each side"
+            return f"the intervals of tokens/s are at most {percent(width)} to each side"
     return f"the limit of {rule.max_rounds} rounds was reached" if done >= rule.max_rounds else ""

@@ -43,7 +43,7 @@ def short_table(comparison: Comparison) -> Table:
             rows.append((*cells, _share_identical(same)))
     header = (
         *("configuration", "scenario", TOKENS_PER_SECOND.title, f"times {base}"),
-        *(LATENCY_P90.title_with_unit, f"times {base}", "answers with the same tokens"),
+        *(LATENCY_P90.title_with_unit, f"times {base}", "responses with the same tokens"),
     )
     rounds = comparison.num_rounds
     title = "one round" if rounds == 1 else f"medians of {rounds} rounds, ratios with 95 % intervals"
@@ -101,19 +101,19 @@ def _server(comparison: Comparison, config: Configuration, scenario: str) -> dic
     waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
     return {
         "batch, mean": _batch(results, config.engine),
-        "batch occupancy: mean batch of the largest": percent(occupancy(config, results)),
+        "batch occupancy: mean batch / largest batch": percent(occupancy(config, results)),
         "KV slots allocated, mean": _kv(results, peak=False),
         "KV slots allocated, peak": _kv(results, peak=True),
         "waste: allocated slots without a token": percent(waste.value if waste else None),
-        "tokens computed for nothing: padding, ended rows, recomputed": percent(counted.wasted_share),
-        "tokens of padding": _count(counted.padding_tokens),
-        "tokens of rows that had ended": _count(counted.ended_row_tokens),
+        "wasted tokens: padding, finished rows, recomputed": percent(counted.wasted_share),
+        "padding tokens": _count(counted.padding_tokens),
+        "tokens of finished rows": _count(counted.ended_row_tokens),
         "tokens recomputed after preemptions": _count(counted.recomputed_tokens),
         "preemptions": _count(counted.preemptions),
         "prompt tokens found in the prefix cache": _count(
             counted.prefix_hit_tokens, counted.prefix_hit_share
         ),
-        f"answers with the tokens of {base}": _share_identical(same),
+        f"responses with the same tokens as {base}": _share_identical(same),
         "first difference at output token": _where(same),
         "failed requests": str(sum(result.figures.num_errors for result in results)),
     }

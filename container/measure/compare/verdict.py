@@ -51,9 +51,9 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
     if seen is None:
         return NOTHING
     if seen.count == 1:
-        return "too few rounds: one does not show how much rounds vary"
+        return "too few rounds: one round does not show the variation between rounds"
     if seen.low * _NOTHING_KNOWN < 1 < seen.high / _NOTHING_KNOWN:
-        return f"too few rounds: {seen.count} that vary this much show nothing"
+        return f"too few rounds: {seen.count} rounds vary too much for a verdict"
     if seen.differs:
         return _difference(seen, name, base, measure)
     if _bound(seen) <= _LARGEST_BOUND:

@@ -65,7 +65,7 @@ class FakeServer:
     def stop(self) -> None:
         self._end("stop")
         if self.behaviour.exit_code:
-            raise ServerFailed(f"{self._name}: its server ended with exit code {self.behaviour.exit_code}")
+            raise ServerFailed(f"{self._name}: the server exited with code {self.behaviour.exit_code}")
 
     def kill(self) -> None:
         self._end("kill")

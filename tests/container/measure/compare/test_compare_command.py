@@ -25,28 +25,31 @@ from tests.lmi_server.fakes import build_model_folder
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "PATH: give at least two configurations, or one with --set (got 0)"),
+        ([], "PATH: at least two configurations are required, or one with --set (got 0)"),
         (["one"], "(got 1)"),
-        (["one", "two", "--examples", "x"], "--examples: only with --aws-post"),
+        (["one", "two", "--examples", "x"], "--examples: requires --aws-post"),
         (
             ["one", "two", "--set", "option.dtype=fp32,bf16"],
-            "--set: give one file or folder with it (got one two)",
+            "--set: requires exactly one file or folder (got one two)",
         ),
-        (["http://x:1", "--set", "option.dtype=fp32"], "--set: give one file or folder"),
+        (["http://x:1", "--set", "option.dtype=fp32"], "--set: requires exactly one file or folder"),
         (["one", "--set", "option.dtipe=fp32"], "unknown key (got option.dtipe); did you mean option.dtype?"),
         (["one", "--set", "option.dtype=fp32,fp32"], "allowed: option.dtype=1,2,4, each key once"),
         (["one", "--set", "option.dtype"], "each key once"),
         (["one", "--set", f"job_queue_size={','.join(map(str, range(1, 34)))}"], "allowed: at most 32"),
-        (["one", "--attribute"], "--attribute: give one dynamic and one rolling configuration (got 1)"),
+        (["one", "--attribute"], "--attribute: requires one dynamic and one rolling configuration (got 1)"),
         (["one", "http://"], "URL: not the address of a server"),
         (["one", "two", "--precision", "3"], "such as 3%"),
         (["one", "two", "--precision", "0%"], "above 0"),
         (["one", "two", "--time", "10"], "such as 10m"),
-        (["one", "two", "--max-rounds", "3"], "--max-rounds: only with --precision or --time"),
-        (["--aws-post", "--attribute"], "--attribute: not with --aws-post"),
-        (["--aws-post", "one"], "PATH: not with --aws-post, which has its own configurations (got one)"),
-        (["--aws-post", "--input-tokens", "32"], "--input-tokens: not with --aws-post"),
-        (["--aws-post", "--lengths", "fixed"], "--lengths: not with --aws-post"),
+        (["one", "two", "--max-rounds", "3"], "--max-rounds: requires --precision or --time"),
+        (["--aws-post", "--attribute"], "--attribute: not supported with --aws-post"),
+        (
+            ["--aws-post", "one"],
+            "PATH: not supported with --aws-post, which sets the configurations (got one)",
+        ),
+        (["--aws-post", "--input-tokens", "32"], "--input-tokens: not supported with --aws-post"),
+        (["--aws-post", "--lengths", "fixed"], "--lengths: not supported with --aws-post"),
         (["--aws-post", "--output-tokens", "8"], "--output-tokens"),
         (["one", "two", "--output", "nowhere/at/all.md"], "nowhere/at/all.md: there is no folder"),
         (["one", "two", "--report", "report.pdf"], "allowed: a name ending in .html"),
@@ -78,7 +81,7 @@ def test_the_posts_examples_may_be_elsewhere_and_a_sentence_says_when_they_are_n
     done = CliRunner().invoke(compare, ["--aws-post", "--examples", str(tmp_path)])
     assert done.exit_code == 1
     assert "smollm2-dynamic" in done.output
-    assert "--examples names that folder" in done.output
+    assert "allowed: the folder properties_examples" in done.output
 
 
 def asked_by(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> CompareOptions:

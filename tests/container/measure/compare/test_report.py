@@ -99,17 +99,17 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
     rounds = [replace(one, counters=counters) for one, counters in zip(rounds, counted, strict=True)]
     table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
     assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
-    assert row(table, "batch occupancy: mean batch of the largest") == ("87.5 %", NOTHING)
-    nothing = row(table, "tokens computed for nothing: padding, ended rows, recomputed")
+    assert row(table, "batch occupancy: mean batch / largest batch") == ("87.5 %", NOTHING)
+    nothing = row(table, "wasted tokens: padding, finished rows, recomputed")
     assert nothing == ("8.8 %", "10.0 %")  # 30 of 200 - 50 + 160 + 30, and 20 of 200
     assert row(table, "preemptions") == ("3", NOTHING)
     assert row(table, "tokens recomputed after preemptions") == ("30", NOTHING)
-    assert row(table, "tokens of padding") == (NOTHING, "20")
+    assert row(table, "padding tokens") == (NOTHING, "20")
     assert row(table, "prompt tokens found in the prefix cache") == ("50 (25.0 %)", NOTHING)
     assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NOTHING)
     assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NOTHING)
     assert row(table, "waste: allocated slots without a token") == ("20.0 %", NOTHING)
-    assert row(table, "answers with the tokens of a") == (NOTHING, "3 of 4")
+    assert row(table, "responses with the same tokens as a") == (NOTHING, "3 of 4")
     assert row(table, "first difference at output token") == (NOTHING, "3 (round 1, request 2)")
 
 
@@ -126,7 +126,7 @@ def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() 
         "each round has 2 requests by 2 users, 8 tokens in, 4 out",
         "- 8 tokens in, 4 out, output tokens/s: b is faster than a by 303.0 %",
         "a (round 1), b (rounds 1 and 2), a (round 2)",
-        "Their effective values are the same.",
+        "Their effective values are identical.",
         "## Extra\n\nWords.\n\n| x | y |\n| --- | ---: |\n| 1 | 2 |",
         "## Limits of these figures",
     ):
@@ -142,7 +142,7 @@ def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_runn
     plan = Plan((SCENARIO,), 1, seed=0, stopping=StoppingRule(0.03, 50))
     made = replace(
         make_comparison(configs, [make_round("a", 1), make_round("b", 1)], plan=plan),
-        stopped="the time was over",
+        stopped="the time limit was reached",
         stays=(
             StayResult(("a", "c"), (1,), 2.0, 1 << 30),
             StayResult(("b",), (1,), None, None),
@@ -150,11 +150,11 @@ def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_runn
     )
     text = report.make_report(made, PROVENANCE).markdown()
     assert (
-        "1 round (the time was over), one server at a time, in the order: a, then by changed settings c"
+        "1 round (the time limit was reached), one server at a time, in the order: a, then with changed settings c"
         in text
     )
     assert "| b | a running server, http://b:1 | MPI | model | - | - |" in text
-    assert "b: running before" in text
+    assert "b: already running" in text
 
 
 def test_differences_stand_in_a_table() -> None:
@@ -169,7 +169,7 @@ def test_differences_stand_in_a_table() -> None:
 
 def test_rows_of_which_nothing_is_known_are_left_out() -> None:
     table = tables.servers_table(compare_speeds({"a": [1.0], "b": [1.0]}), SCENARIO.name)
-    assert [cells[0] for cells in table.rows] == ["answers with the tokens of a", "failed requests"]
+    assert [cells[0] for cells in table.rows] == ["responses with the same tokens as a", "failed requests"]
 
 
 def test_a_bar_in_a_cell_does_not_end_it() -> None:

@@ -134,7 +134,7 @@ def test_rounds_go_on_until_the_rule_says_stop(model: Path, tmp_path: Path) -> N
         "a",
         "b",
     )
-    assert (over.num_rounds, over.stopped) == (1, "the time was over")
+    assert (over.num_rounds, over.stopped) == (1, "the time limit was reached")
 
 
 def test_configurations_of_one_server_are_switched_and_do_not_find_each_others_prompts(
@@ -294,7 +294,7 @@ def test_a_server_without_metrics_ends_the_comparison_and_is_ended(model: Path, 
 
 def test_a_server_that_ends_badly_ends_the_comparison(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers({"a": Behaviour(exit_code=1)})
-    with pytest.raises(ServerFailed, match="a: its server ended with exit code 1"):
+    with pytest.raises(ServerFailed, match="a: the server exited with code 1"):
         run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
     assert fakes.journal == ["start a", "stop a"]
 

@@ -151,7 +151,7 @@ def test_text_of_another_kind_is_said_to_be_so() -> None:
 
 
 def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
-    with pytest.raises(NoMetrics, match=r"127\.0\.0\.1:9/metrics does not answer"):
+    with pytest.raises(NoMetrics, match=r"cannot read http://127\.0\.0\.1:9/metrics"):
         scrape("http://127.0.0.1:9")
 
 

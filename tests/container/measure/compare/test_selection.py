@@ -84,7 +84,7 @@ def test_an_option_that_acts_on_no_configuration_is_refused(folder: Path, tmp_pa
 
     assert refusal("option.swap_space=1,2").startswith("--set: option.swap_space has no effect: ")
     (folder / "serving.properties").write_text("engine=Python\n")
-    said = "--set: option.max_rolling_batch_size has no effect: it is for engine=MPI (got engine=Python)"
+    said = "--set: option.max_rolling_batch_size has no effect: it applies to engine=MPI (got engine=Python)"
     assert refusal("option.max_rolling_batch_size=8") == said
     both = ("engine=Python,MPI", "option.max_rolling_batch_size=8,16")
     assert len(read(Selection((str(folder),), both), tmp_path)[0]) == 4
@@ -96,7 +96,7 @@ def test_files_stand_beside_running_servers(folder: Path, tmp_path: Path) -> Non
     assert [(one.name, one.url) for one in configs] == [(server.url[7:], server.url), ("rolling", "")]
     assert tokenizers_for(configs, None) == dict.fromkeys([one.name for one in configs], folder)
     assert tokenizers_for(configs, tmp_path)["rolling"] == tmp_path
-    with pytest.raises(BadConfiguration, match="--tokenizer: needed"):
+    with pytest.raises(BadConfiguration, match="--tokenizer: required"):
         tokenizers_for(configs[:1], None)
 
 

@@ -22,7 +22,7 @@ def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path
     with pytest.raises(ServerFailed) as caught:
         ServerProcess.start(config, log, child_environment())
     text = str(caught.value)
-    assert text.startswith("typo: its server ended with exit code 1 before it was ready")
+    assert text.startswith("typo: the server exited with code 1 before it was ready")
     assert str(log) in text
     assert "did you mean option.tensor_parallel_degree?" in text
 
@@ -31,7 +31,7 @@ def test_a_server_that_is_killed_while_it_loads_leaves_nothing(tmp_path: Path) -
     """Its time is over before it begins."""
     config = dataclasses.replace(make_configuration("slow"), path=tmp_path, loading_timeout=-60.0)
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
-    with pytest.raises(ServerFailed, match=r"slow: its server was not ready within 0 s"):
+    with pytest.raises(ServerFailed, match=r"slow: the server was not ready within 0 s"):
         ServerProcess.start(config, tmp_path / "server.log", child_environment())
     wait_until(lambda: processes_with(str(tmp_path)) == [])
 
@@ -68,15 +68,13 @@ def test_a_proper_end_is_one_with_exit_code_0(tmp_path: Path) -> None:
 
 def test_another_exit_code_is_a_failure(tmp_path: Path) -> None:
     server = started(tmp_path, _SIGTERM_GIVES.format(then="sys.exit('the last word')"), StopTimeouts())
-    with pytest.raises(
-        ServerFailed, match=r"made-up: its server ended with exit code 1\.(.|\n)*the last word"
-    ):
+    with pytest.raises(ServerFailed, match=r"made-up: the server exited with code 1\.(.|\n)*the last word"):
         server.stop()
 
 
 def test_a_server_that_does_not_end_is_killed_and_that_is_a_failure(tmp_path: Path) -> None:
     server = started(tmp_path, _SIGTERM_GIVES.format(then="None"), StopTimeouts(0.05, 0.05, 0.05))
-    with pytest.raises(ServerFailed, match=r"did not end within 0\.05 s of SIGTERM"):
+    with pytest.raises(ServerFailed, match=r"did not exit within 0\.05 s of SIGTERM"):
         server.stop()
     wait_until(lambda: processes_with(str(tmp_path)) == [])
 

@@ -36,7 +36,7 @@ def test_without_a_rule_the_planned_rounds_are_run() -> None:
 def test_rounds_go_on_until_the_interval_is_narrow() -> None:
     rule = StoppingRule(0.05, max_rounds=50)
     assert reason_to_stop(compared(STEADY, rule), 1.0) == (
-        "the intervals of tokens/s are 2.5 % or less to each side"
+        "the intervals of tokens/s are at most 2.5 % to each side"
     )
     assert not reason_to_stop(compared([100.0, 120.0, 90.0, 100.5, 99.5], rule), 1.0)
     assert not reason_to_stop(compared([*STEADY, 100.0], rule), 1.0), "round 6 is none after which one looks"
@@ -51,7 +51,7 @@ def test_where_the_difference_lies_does_not_matter() -> None:
 
 def test_time_and_the_most_rounds_end_it_too() -> None:
     rule = StoppingRule(0.0001, max_rounds=5, max_seconds=60.0)
-    assert reason_to_stop(compared(STEADY[:2], rule), 61.0) == "the time was over"
+    assert reason_to_stop(compared(STEADY[:2], rule), 61.0) == "the time limit was reached"
     assert not reason_to_stop(compared([], rule), 61.0), "a comparison has at least one round"
     assert not reason_to_stop(compared(STEADY[:4], rule), 59.0)
     assert reason_to_stop(compared(STEADY, rule), 59.0) == "the limit of 5 rounds was reached"

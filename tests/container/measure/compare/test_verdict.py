@@ -39,7 +39,7 @@ def test_too_few_rounds_are_said_to_be_so() -> None:
     wild = [50.0, 200.0, 100.0, 90.0, 110.0]
     assert said(wild, TOKENS_PER_SECOND).startswith("too few rounds: b may be at 0.3")
     two = [50.0, 200.0, *[math.nan] * 3]
-    assert said(two, TOKENS_PER_SECOND) == "too few rounds: 2 that vary this much show nothing"
+    assert said(two, TOKENS_PER_SECOND) == "too few rounds: 2 rounds vary too much for a verdict"
     assert said([100.0, *[math.nan] * 4], TOKENS_PER_SECOND).startswith("too few rounds: one")
     assert said([math.nan] * 5, TOKENS_PER_SECOND) == "-"
 

@@ -123,7 +123,7 @@ def test_a_gain_that_is_not_certain_is_written_as_such(
     monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [100, 200]}))
     done = invoke(configuration, "--calibrate", trace, "--verify", "1")
     assert f"{FASTER} is the best" in done.stdout
-    assert "too few rounds: 2 that vary this much show nothing" in done.stdout
+    assert "too few rounds: 2 rounds vary too much for a verdict" in done.stdout
     text = (configuration / "serving.properties.tuned").read_text()
     assert "# was 2; tokens/s +41.4 % over the file as it was (2 rounds: too few to be certain)" in text
 
@@ -223,7 +223,7 @@ def test_a_wrong_file_and_a_failed_server_are_errors_for_people(
 
     class Failing(FakeRuns):
         def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
-            raise ServerFailed("file: its server ended with exit code 1")
+            raise ServerFailed("file: the server exited with code 1")
 
     monkeypatch.setattr(tune_command, "RealRuns", Failing({}))
     failed = invoke(configuration, "--calibrate", trace)
