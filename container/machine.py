@@ -110,9 +110,9 @@ def _cgroup_folders(root: Path) -> tuple[Path, ...]:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(",") if controllers else [""]:
             top = root / "sys/fs/cgroup" / controller
-            own = top / path.lstrip("/")
+            group = top / path.lstrip("/")
             # In a container the path may be the host's and not exist here. Then the top is the container's own group.
-            folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
+            folders += [folder for folder in (group, *group.parents) if folder.is_relative_to(top)]
     return tuple(dict.fromkeys(folders))
 
 

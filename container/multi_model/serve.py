@@ -14,7 +14,7 @@ from container.progress import ProgressView
 from container.run import launch
 from container.run.cause import cause_of_death
 from container.run.launch import BadVariable, RuntimePaths
-from container.run.processes import Child, reap_adopted
+from container.run.processes import Child, reap_orphans
 from container.run.runtime_folder import runtime_folder
 from container.run.serve import ServeOptions, listen, raise_open_files
 from container.run.stop_signals import StopRequested, StopSignals
@@ -81,7 +81,7 @@ def _until_end(front: Child, signals: StopSignals, view: ProgressView) -> int:
     while not signals.count:
         signals.wait(_POLL_SECONDS)
         if os.getpid() == 1:
-            reap_adopted({front.pid})
+            reap_orphans({front.pid})
         if (code := front.poll()) is not None:
             view.say(f"error: shutting down: {cause_of_death('front', code, front.last_lines())}")
             return 1

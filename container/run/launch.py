@@ -202,18 +202,18 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
 
 def _gpus_of_copy(visible: str | None, copy: int, count: int) -> str:
     """Select a copy's `count` GPUs from those in CUDA_VISIBLE_DEVICES. copy: the copy's number, from 1."""
-    every = [word.strip() for word in visible.split(",")] if visible is not None else None
-    mine = range((copy - 1) * count, copy * count)
-    return ",".join(every[index] if every is not None else str(index) for index in mine)
+    gpus = [word.strip() for word in visible.split(",")] if visible is not None else None
+    indices = range((copy - 1) * count, copy * count)
+    return ",".join(gpus[index] if gpus is not None else str(index) for index in indices)
 
 
-def worker_gpus(visible: str | None, num_gpus: int, degree: int | str, most_workers: int) -> tuple[str, ...]:
+def worker_gpus(visible: str | None, num_gpus: int, degree: int | str, max_workers: int) -> tuple[str, ...]:
     """Return the GPUs of each worker of a handler; their number is the tensor-parallel degree.
 
     If the degree is not a number, a single worker gets all GPUs, and each of several workers gets one.
     visible, num_gpus: CUDA_VISIBLE_DEVICES and the number of GPUs of the server itself.
     """
-    size = degree if isinstance(degree, int) else num_gpus if most_workers == 1 else 1
+    size = degree if isinstance(degree, int) else num_gpus if max_workers == 1 else 1
     groups = range(1, num_gpus // size + 1) if num_gpus else ()
     return tuple(_gpus_of_copy(visible, number, size) for number in groups)
 
@@ -258,7 +258,7 @@ def web_environment(base: Mapping[str, str], paths: RuntimePaths, workers: int) 
 
     Several workers keep their metrics in files, so that each worker can report the metrics of all.
     """
-    left_out = {"GUNICORN_CMD_ARGS", "PROMETHEUS_MULTIPROC_DIR"}
-    env = {key: value for key, value in base.items() if key not in left_out}
+    excluded = {"GUNICORN_CMD_ARGS", "PROMETHEUS_MULTIPROC_DIR"}
+    env = {key: value for key, value in base.items() if key not in excluded}
     env |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     return env | {"PROMETHEUS_MULTIPROC_DIR": str(paths.metrics)} if workers > 1 else env

@@ -91,10 +91,10 @@ def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".loopback-", dir=cache) as folder:
-            made = Path(folder) / target.name
-            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(_LOOPBACK_SOURCE)]
+            compiled = Path(folder) / target.name
+            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(compiled), str(_LOOPBACK_SOURCE)]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
-            made.replace(target)
+            compiled.replace(target)
     except (OSError, subprocess.SubprocessError):
         return None
     return target

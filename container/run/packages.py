@@ -26,7 +26,7 @@ _COMPLETE = "complete"
 _MAX_ERROR = 600
 _WORD = re.compile(r"(?:^|[\s=])(?:-[rcef]|file://)?([^\s=\[;]+)")
 """A word of a requirements file that may be a path, without the option before it and the extras after it."""
-_MADE = re.compile(r"build|__pycache__|.+\.egg-info")
+_BUILD_OUTPUT = re.compile(r"build|__pycache__|.+\.egg-info")
 """Names of files and folders that installing a package leaves in its source folder."""
 
 
@@ -62,20 +62,20 @@ def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], v
 def _key(requirements: Path, wheels: Path) -> str:
     """Return a hash of everything an installation depends on: requirements, local files that they name, and wheels."""
     digest = hashlib.sha256(f"{sys.version} {sys.prefix}".encode())
-    for path in (*_named(requirements), wheels):
+    for path in (*_local_files(requirements), wheels):
         digest.update(f"\0{path.name}\0".encode())
         if _is_list(path):
             digest.update(path.read_bytes())
             continue
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             inner = file.relative_to(path)
-            if file.is_file() and not any(map(_MADE.fullmatch, inner.parts)):
+            if file.is_file() and not any(map(_BUILD_OUTPUT.fullmatch, inner.parts)):
                 status = file.stat()
                 digest.update(f"\0{inner} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
 
 
-def _named(requirements: Path) -> list[Path]:
+def _local_files(requirements: Path) -> list[Path]:
     """Return the requirements file, and the files and folders it names, directly or in lists that it includes."""
     found = [requirements.resolve()]
     for file in filter(_is_list, found):
@@ -96,8 +96,8 @@ def _create(folder: Path) -> None:
     """Create a virtual environment that also sees this environment's packages, after its own."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
-    (own,) = folder.glob("lib/python*/site-packages")
-    (own / "server.pth").write_text("".join(lines), encoding="utf-8")
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (site_packages / "server.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def _install(python: Path, requirements: Path, wheels: Path, environ: Mapping[str, str]) -> None:

@@ -52,10 +52,10 @@ def process_tree(root: int) -> set[int]:
     return found
 
 
-def reap_adopted(own: set[int]) -> None:
-    """Reap orphans that the kernel gave to this process, the first one of a container. own: PIDs to leave alone."""
+def reap_orphans(excluded: set[int]) -> None:
+    """Reap orphans that the kernel gave to this process, the first one of a container. excluded: PIDs to skip."""
     for pid, fields in _processes().items():
-        if int(fields[1]) == os.getpid() and fields[0] == "Z" and pid not in own:
+        if int(fields[1]) == os.getpid() and fields[0] == "Z" and pid not in excluded:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

@@ -39,7 +39,7 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def remove_dead(base: Path) -> None:
+def remove_stale(base: Path) -> None:
     """Remove the folders that killed runs of this user left behind."""
     for folder in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def remove_dead(base: Path) -> None:
 def runtime_folder(base: Path | None = None) -> Iterator[Path]:
     """Create a folder with mode 0700 and a short name. It is locked until the end of the run, then removed."""
     base = base or _base()
-    remove_dead(base)
+    remove_stale(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     descriptor = _lock(folder)
     try:

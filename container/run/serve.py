@@ -174,8 +174,8 @@ def _write_configs(
         paths.formatter.engine_config.write_text(formatter.to_json(), encoding="utf-8")
     for number, each in enumerate(paths.copies(copies), 1):
         each.folder.mkdir(exist_ok=True)
-        of_copy = engine if copies == 1 else config_of_copy(engine, number)
-        each.engine_config.write_text(of_copy.to_json(), encoding="utf-8")
+        copy_config = engine if copies == 1 else config_of_copy(engine, number)
+        each.engine_config.write_text(copy_config.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")
 
 
@@ -185,8 +185,8 @@ def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
     if not isinstance(config, MpiEngineConfig) or not config.scheduler.step_trace:
         return config
     trace = Path(config.scheduler.step_trace)
-    own = str(trace.with_stem(f"{trace.stem}-copy{number}"))
-    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, step_trace=own))
+    copy_trace = str(trace.with_stem(f"{trace.stem}-copy{number}"))
+    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, step_trace=copy_trace))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +307,8 @@ def raise_open_files() -> int:
     Each connection of the web process is an open file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
+        return limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy
-from container.run.processes import Child, reap_adopted
+from container.run.processes import Child, reap_orphans
 from container.run.stop_signals import StopSignals
 from engines.base import SettingValue
 from engines.copies.settings_lock import settings_lock
@@ -117,9 +117,9 @@ class Supervisor:
     def _raise_if_broken(self, loading_timeout: float, wait: float = _POLL_SECONDS) -> None:
         """Wait at most `wait` seconds for a signal, then check all children. Raises Failure."""
         self._signals.wait(wait)
-        others = [self._web, *(helper.child for helper in self._helpers)]
+        other_children = [self._web, *(helper.child for helper in self._helpers)]
         if os.getpid() == 1:
-            reap_adopted({child.pid for child in [copy.child for copy in self._copies] + others})
+            reap_orphans({child.pid for child in [copy.child for copy in self._copies] + other_children})
         for copy in self._copies:
             cause = copy.failure(loading_timeout)
             if cause is None and len(self._copies) > 1:  # the only engine may recover
@@ -129,7 +129,7 @@ class Supervisor:
         for helper in self._helpers:
             if helper.board.read().state is EngineState.FAILED:
                 raise Failure(f"the {helper.child.name} failed: {helper.board.read().reason}")
-        for child in others:
+        for child in other_children:
             code = child.poll()
             if code is not None:
                 raise Failure(cause_of_death(child.name, code, child.last_lines()))

@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from container.run.runtime_folder import remove_dead, runtime_folder
+from container.run.runtime_folder import remove_stale, runtime_folder
 
 
 def age(folder: Path) -> None:
@@ -44,5 +44,5 @@ def test_folders_of_living_runs_young_ones_and_foreign_ones_stay(tmp_path: Path)
         (tmp_path / "lmi-young" / "lock").touch()
         (tmp_path / "lmi-without-lock").mkdir()
         age(tmp_path / "lmi-without-lock")
-        remove_dead(tmp_path)
+        remove_stale(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {living.name, "lmi-young", "lmi-without-lock"}
