@@ -93,7 +93,7 @@ class EngineClient:
         self._status_path = status_path
         self._context = zmq.Context()
         self._streams: dict[str, ClientStream[Any]] = {}
-        self._answers: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
+        self._replies: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
         self._tokens = itertools.count()
         self._connect()
         self._watcher = gevent.spawn(self._watch_board)
@@ -144,37 +144,37 @@ class EngineClient:
 
     def stats(self, timeout: float) -> EngineStats | None:
         token = next(self._tokens)
-        answer = self._ask(token, GetStats(token), timeout)
-        return answer.stats if isinstance(answer, Stats) else None
+        reply = self._call(token, GetStats(token), timeout)
+        return reply.stats if isinstance(reply, Stats) else None
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
     ) -> SchedulerReply | None:
         token = next(self._tokens)
-        answer = self._ask(token, ConfigureScheduler(token, dict(changes)), timeout)
-        if not isinstance(answer, SchedulerState):
+        reply = self._call(token, ConfigureScheduler(token, dict(changes)), timeout)
+        if not isinstance(reply, SchedulerState):
             return None
-        return SchedulerReply(answer.settings, answer.refused)
+        return SchedulerReply(reply.settings, reply.refused)
 
     def close(self) -> None:
         self._watcher.kill()
         self._disconnect()
         self._context.term()
 
-    def _ask(self, token: int, question: ToEngine, timeout: float) -> Stats | SchedulerState | None:
+    def _call(self, token: int, message: ToEngine, timeout: float) -> Stats | SchedulerState | None:
         """Return the reply with the same token; None when there is none within `timeout` seconds."""
         if self._dead():
             return None
-        answer: gevent.event.AsyncResult[Stats | SchedulerState] = gevent.event.AsyncResult()
-        self._answers[token] = answer
+        reply: gevent.event.AsyncResult[Stats | SchedulerState] = gevent.event.AsyncResult()
+        self._replies[token] = reply
         try:
-            self._send(question)
-            found: Stats | SchedulerState = answer.get(timeout=timeout)
-            return found
+            self._send(message)
+            result: Stats | SchedulerState = reply.get(timeout=timeout)
+            return result
         except gevent.Timeout:
             return None
         finally:
-            del self._answers[token]
+            del self._replies[token]
 
     def _send(self, message: ToEngine) -> None:
         self._socket.send(encode(message))
@@ -185,8 +185,8 @@ class EngineClient:
             if isinstance(message, Outputs | InvocationOutputs):
                 for output in message.outputs:
                     self._deliver(output)
-            elif (answer := self._answers.get(message.token)) is not None:
-                answer.set(message)
+            elif (reply := self._replies.get(message.token)) is not None:
+                reply.set(message)
 
     def _deliver(self, output: RequestOutput | InvocationOutput) -> None:
         # An output of an aborted request may still arrive: drop it.
@@ -215,5 +215,5 @@ class EngineClient:
 
     def _fail(self, request_id: str) -> None:
         # The cause is for the operator, in the log and on `/ping`; it may hold details that clients must not see.
-        message = "the engine has ended, and this request with it"
+        message = "the engine process ended while running this request"
         self._streams.pop(request_id).fail(request_id, EngineDied.kind, message)

@@ -50,10 +50,10 @@ class EngineCore:
         sampler: Sampler,
         stopwatch: Stopwatch,
         trace: StepTrace,
-        measured: LargestStep | None = None,
+        largest_step: LargestStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """measured: the step that memory was measured for; settings that allow a larger one are refused.
+        """largest_step: the step that memory was measured for; settings that allow a larger one are refused.
         clock: clock of the requests' arrival times and deadlines, in seconds.
         """
         self.metrics = EngineMetrics()
@@ -63,7 +63,7 @@ class EngineCore:
         self._sampler = sampler
         self._stopwatch = stopwatch
         self._trace = trace
-        self._measured = measured
+        self._largest_step = largest_step
         self._clock = clock
         self._num_beats = 0
         """Heartbeats since the last step."""
@@ -95,7 +95,7 @@ class EngineCore:
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
         """Change settings from the next step on; return those in force. Raises `InvalidSettings`, changing nothing."""
-        settings = apply_changes(self._scheduler.settings, changes, self._measured)
+        settings = apply_changes(self._scheduler.settings, changes, self._largest_step)
         if changes:
             self._scheduler.reconfigure(settings)
             logger.info("scheduler settings changed: %s", dict(changes))
@@ -152,16 +152,16 @@ class EngineCore:
         may come right after the last one has ended."""
         self._num_beats += 1
         if self._num_beats == _AUDIT_BEAT and not self._scheduler.has_work:
-            self._audit("requests go on, but memory is lost")
+            self._audit("requests continue, but KV blocks have leaked")
 
     def _audit(self, outlook: str) -> None:
         """Log an error in the accounting of KV blocks. Called when nothing runs, so no block may be held."""
         try:
             self._scheduler.check()
             if self._blocks.num_used:
-                raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nothing runs")
+                raise RuntimeError(f"{self._blocks.num_used} blocks are in use although nothing runs")
         except Exception:  # broken accounting may also break the audit
-            logger.exception("the audit of the KV cache failed; %s", outlook)
+            logger.exception("the audit of the KV cache failed (%s)", outlook)
 
     def _run(self, step: Step, started: float) -> list[RequestOutput]:
         """Run a step. If the device samples all its tokens, leave the step in flight and return the outputs of the
@@ -202,7 +202,7 @@ class EngineCore:
         """Sample the tokens that the device does not sample, and process all tokens."""
         self._stopwatch.start()
         try:
-            tokens = self._choose(rows, result)
+            tokens = self._sample(rows, result)
         except Exception:  # edge of the step: an error may only affect the request that causes it
             logger.exception("sampling failed")
             return self._halve(step, started)
@@ -212,15 +212,15 @@ class EngineCore:
         self._record_step(step, outputs, started)
         return outputs
 
-    def _choose(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
+    def _sample(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
         pending = result.pending_tokens
         if pending is None:
             return [] if result.logits is None else self._sampler.sample(result.logits, rows)
         tokens = pending.wait()
         if pending.host_rows and result.logits is not None:
-            mine = list(pending.host_rows)
-            chosen = self._sampler.sample(result.logits[mine], [rows[i] for i in mine])
-            for i, token in zip(mine, chosen, strict=True):
+            host_rows = list(pending.host_rows)
+            host_tokens = self._sampler.sample(result.logits[host_rows], [rows[i] for i in host_rows])
+            for i, token in zip(host_rows, host_tokens, strict=True):
                 tokens[i] = token
         return tokens
 

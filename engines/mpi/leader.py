@@ -54,7 +54,7 @@ class Leader:
         self._clients: dict[str, bytes] = {}
         self._unanswered: set[str] = set()
         """Requests without an output so far."""
-        self._held: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+        self._unsent: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
         """Outputs still to be sent, by client."""
         self._sent_at = 0.0
         self._deadline: float | None = None
@@ -100,7 +100,7 @@ class Leader:
                     answer = SchedulerState(token, core.settings, error.refused)
                 front.send(client, answer)
             case Drain(seconds):
-                logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
+                logger.info("draining: waiting at most %.0f s for %d requests", seconds, len(self._clients))
                 self._board.set_state(EngineState.DRAINING)
                 self._deadline = self._clock() + seconds
 
@@ -125,10 +125,10 @@ class Leader:
         """Send the outputs of a step, or hold them for a later message: one message for several steps costs a web
         process little more than a message for one. First and last tokens are never held, and what is held is sent
         with them."""
-        held, clients, unanswered = self._held, self._clients, self._unanswered
+        unsent, clients, unanswered = self._unsent, self._clients, self._unanswered
         urgent = False
         for output in outputs:
-            held[clients[output.id]].append(output)
+            unsent[clients[output.id]].append(output)
             if output.id in unanswered:
                 unanswered.remove(output.id)
                 urgent = True
@@ -139,16 +139,16 @@ class Leader:
         pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
             self._sent_at = now
-            self._send_held(front)
+            self._flush(front)
 
-    def _send_held(self, front: Front) -> None:
-        held = dict(self._held)
-        self._held.clear()
-        gone = [client for client, batch in held.items() if not front.send_outputs(client, batch)]
-        for client in gone:
-            orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
-            logger.warning("a web process is gone; %d requests are dropped", len(orphans))
-            for request_id in orphans:
+    def _flush(self, front: Front) -> None:
+        unsent = dict(self._unsent)
+        self._unsent.clear()
+        disconnected = [client for client, batch in unsent.items() if not front.send_outputs(client, batch)]
+        for client in disconnected:
+            request_ids = [request_id for request_id, owner in self._clients.items() if owner == client]
+            logger.warning("a web process disconnected; dropping its %d requests", len(request_ids))
+            for request_id in request_ids:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _shut_down(self, front: Front) -> None:
@@ -158,6 +158,6 @@ class Leader:
         self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])
         for request_id in rest:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
-        logger.info("drained: %d requests could not be finished", len(rest))
+        logger.info("drained: %d requests were not finished", len(rest))
         self._core.stop()
         front.close()

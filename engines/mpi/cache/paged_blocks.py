@@ -56,29 +56,29 @@ class PagedBlocks(BlockManager):
         needed = worst if reserve else -(-sequence.num_tokens // self.block_size)
         watermark = 0 if reserve else watermark
         room = self._room - watermark
-        found: list[int] = []
+        hits: list[int] = []
         if self.prefix_cache is not None and sequence.request.sampling.prompt_logprobs is None:
             if not slides and needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
                 return False  # Does not fit even if all its full pages are cached and held by others.
-            found = self.prefix_cache.find(sequence)
-            if self._window is None and needed - len(found) > room:
+            hits = self.prefix_cache.find(sequence)
+            if self._window is None and needed - len(hits) > room:
                 return False  # Does not fit even if others hold all pages found. Saves a look at each page.
-            found = list(found)
-        num_hit_tokens = len(found) * self.block_size
-        held = found[self._first_block(num_hit_tokens) :]
-        num_missing = needed - len(found)
+            hits = list(hits)
+        num_hit_tokens = len(hits) * self.block_size
+        held = hits[self._first_block(num_hit_tokens) :]
+        num_missing = needed - len(hits)
         if self._window is not None and (slides or not reserve):
             num_missing = min(num_missing, self._window.most_blocks(self.block_size) - len(held))
         num_uncharged = len(held) if slides else sum(not self._ref_counts[block] for block in held)
         if num_missing + num_uncharged > room:
             return False
-        if found and self.prefix_cache is not None:
-            self.prefix_cache.hold(sequence, found, len(found) - len(held))
+        if hits and self.prefix_cache is not None:
+            self.prefix_cache.hold(sequence, hits, len(hits) - len(held))
         if slides:
             self._sliding.add(sequence)
         self._add_holder(sequence, held)
-        sequence.block_table = found
-        sequence.num_freed_blocks = len(found) - len(held)
+        sequence.block_table = hits
+        sequence.num_freed_blocks = len(hits) - len(held)
         sequence.num_computed_tokens = num_hit_tokens
         self._promised[sequence] = 0
         if reserve:

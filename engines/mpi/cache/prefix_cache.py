@@ -55,13 +55,13 @@ class PrefixCache:
         self._by_block: dict[int, _Page] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that no sequence holds, in the order of eviction."""
-        self._kept: dict[Sequence, tuple[int, _Page | None]] = {}
+        self._last_pages: dict[Sequence, tuple[int, _Page | None]] = {}
         """For each sequence that holds blocks: how many of its first pages were found or offered, and the cached
         page that equals the last of them, its own or another sequence's. When that page is gone or None, the
         sequence adds no more pages."""
         self._looked_up: Sequence | None = None
         """Sequence of the last lookup. A sequence that waits for room is looked up in every step."""
-        self._found: list[int] = []
+        self._found_blocks: list[int] = []
         """Blocks of the first pages of `_looked_up`. Pages that are gone are removed at once, so the next lookup
         only searches for further pages."""
 
@@ -78,8 +78,8 @@ class PrefixCache:
         cache and is valid until the next call.
         """
         if sequence is not self._looked_up:
-            self._looked_up, self._found = sequence, []
-        blocks = self._found
+            self._looked_up, self._found_blocks = sequence, []
+        blocks = self._found_blocks
         last = self._by_block[blocks[-1]] if blocks else None
         for index in range(len(blocks), (sequence.num_tokens - 1) // self._block_size):
             content = self._content(sequence, index)
@@ -95,15 +95,15 @@ class PrefixCache:
         next token of the sequence does not see the blocks before `first`."""
         for block in blocks[first:]:
             self._idle.pop(block, None)
-        self._kept[sequence] = len(blocks), self._by_block[blocks[-1]]
+        self._last_pages[sequence] = len(blocks), self._by_block[blocks[-1]]
 
     def add_full_pages(self, sequence: Sequence) -> None:
         """Add the sequence's pages that are computed completely and were not offered before."""
-        first, last = self._kept.get(sequence, (0, None))
+        first, last = self._last_pages.get(sequence, (0, None))
         stop = sequence.num_settled_tokens // self._block_size
         if stop <= first:
             return
-        self._kept[sequence] = stop, None
+        self._last_pages[sequence] = stop, None
         if first and (last is None or last.gone):
             return
         settled = sequence.num_settled_tokens
@@ -124,15 +124,15 @@ class PrefixCache:
             elif page.parent is not last or page.content != content:
                 return  # Another page has the same key: the cached page stays.
             last = page
-        self._kept[sequence] = stop, last
+        self._last_pages[sequence] = stop, last
 
     def share(self, source: Sequence, sequence: Sequence) -> None:
         """Record that the sequence took over the source's first pages, up to its own `num_computed_tokens`."""
-        count, page = self._kept.get(source, (0, None))
+        count, page = self._last_pages.get(source, (0, None))
         num_pages = min(count, sequence.num_computed_tokens // self._block_size)
         for _ in range(count - num_pages):
             page = page.parent if page is not None else None
-        self._kept[sequence] = num_pages, page
+        self._last_pages[sequence] = num_pages, page
 
     def retain(self, blocks: Iterable[int]) -> list[int]:
         """Keep the cached ones of these blocks as idle, and return the others. No sequence holds the blocks any
@@ -148,7 +148,7 @@ class PrefixCache:
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has released its blocks, the last page first. Its pages become the last to be
         evicted: suffixes before prefixes, even where the prefix is in blocks of another sequence that has ended."""
-        _, page = self._kept.pop(sequence, (0, None))
+        _, page = self._last_pages.pop(sequence, (0, None))
         while page is not None and not page.gone:
             if page.block in self._idle:
                 self._idle.move_to_end(page.block)
@@ -184,7 +184,7 @@ class PrefixCache:
             if page.key != key or self._by_block.get(page.block) is not page:
                 raise RuntimeError(f"a key leads to a page that is not in block {page.block} any more")
         last = None
-        for index, block in enumerate(self._found):
+        for index, block in enumerate(self._found_blocks):
             found = self._by_block.get(block)
             if found is None or found.index != index or found.parent is not last:
                 raise RuntimeError(
@@ -205,7 +205,7 @@ class PrefixCache:
     def _retire(self, page: _Page) -> None:
         if self._by_key.get(page.key) is page:
             del self._by_key[page.key]
-        if page.index < len(self._found) and self._found[page.index] == page.block:
-            del self._found[page.index :]
+        if page.index < len(self._found_blocks) and self._found_blocks[page.index] == page.block:
+            del self._found_blocks[page.index :]
         page.gone = True
         page.parent = None  # Chains of pages that are gone must not stay in memory.

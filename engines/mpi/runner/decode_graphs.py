@@ -49,16 +49,16 @@ def batch_sizes(largest: int) -> list[int]:
     return [*below, largest] if largest > 0 else []
 
 
-def graphs_bytes(sizes: Sequence[int], held: Callable[[int], int]) -> int:
+def graphs_bytes(sizes: Sequence[int], measure: Callable[[int], int]) -> int:
     """Return the device memory in bytes that graphs of these sizes will hold together. All graphs share the memory of
     the largest. Each also has some of its own, from the driver and NCCL; the second largest is measured and stands for
     all.
 
-    held: captures the graph of a size in addition to the existing ones, and returns the bytes that the device lost.
+    measure: captures the graph of a size in addition to the existing ones, and returns the bytes that the device lost.
     """
     largest, *others = sorted(sizes, reverse=True)
-    shared = held(largest)
-    return shared + len(others) * held(others[0]) if others else shared
+    shared = measure(largest)
+    return shared + len(others) * measure(others[0]) if others else shared
 
 
 Record = Callable[[Callable[[], DecodeOutputs]], tuple[Callable[[], None], DecodeOutputs]]

@@ -24,7 +24,7 @@ from engines.models.config import ModelConfig
 from engines.models.decoder import Model
 from engines.mpi.cache.block_tables import table_triples
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
-from engines.mpi.runner.layout import StepLayout, aligned, lay_out
+from engines.mpi.runner.layout import StepLayout, concatenate_aligned, lay_out
 from engines.mpi.runner.pending_device_tokens import PendingDeviceTokens
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.runner.step_runner import StepResult
@@ -127,7 +127,7 @@ class GpuSteps:
         if layout.num_singles == layout.num_seqs and not len(layout.scored):
             bucket = self._graphs.bucket(layout.num_seqs)
         if bucket:
-            numbers = self._padded(layout, bucket)
+            numbers = self._pad(layout, bucket)
         else:
             chunk_starts = layout.cu_seqlens_q[layout.num_singles :] - layout.num_singles
             parts = (
@@ -140,7 +140,7 @@ class GpuSteps:
                 layout.last_rows,
                 layout.rows[layout.sampled],
             )
-            numbers, lengths = aligned(parts)
+            numbers, lengths = concatenate_aligned(parts)
         scored_rows = self._send(layout.scored_rows.astype(np.int64)) if len(layout.scored) else None
         return DeviceBatch(layout, table_rows, self._send(numbers), lengths, bucket, scored_rows)
 
@@ -176,7 +176,7 @@ class GpuSteps:
     ) -> tuple[DecodeOutputs, list[list[PromptLogprob]]]:
         layout = batch.layout
         seqs, singles = layout.num_seqs, layout.num_singles
-        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _pieces(
+        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _split(
             batch.numbers, batch.lengths
         )
         input_ids, positions, slot_mapping, seq_lens = self._inputs(
@@ -199,7 +199,7 @@ class GpuSteps:
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
         last = last_rows.long()
         # The next token of a sequence directly follows its last one.
-        outputs = self._choose(hidden[last], table_rows.long(), positions[last] + 1)
+        outputs = self._sample(hidden[last], table_rows.long(), positions[last] + 1)
         return outputs, scores
 
     def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
@@ -211,7 +211,7 @@ class GpuSteps:
         )
         attention = self._attention(positions, slot_mapping, rows, seq_lens, len(rows))
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
-        return self._choose(hidden, rows.long(), positions + 1)
+        return self._sample(hidden, rows.long(), positions + 1)
 
     def _inputs(
         self,
@@ -242,7 +242,7 @@ class GpuSteps:
         }
         return PagedStepAttention(positions, slot_mapping, self._rotary_tables, singles, plans)
 
-    def _choose(
+    def _sample(
         self, hidden: torch.Tensor, table_rows: torch.Tensor, positions: torch.Tensor
     ) -> DecodeOutputs:
         """Sample tokens, and keep rank 0's tokens on every rank. hidden: [n, hidden]; table_rows, positions: [n],
@@ -257,7 +257,7 @@ class GpuSteps:
         self._last_tokens.index_copy_(0, table_rows, tokens)
         return DecodeOutputs(tokens, finite, logits, logprobs)
 
-    def _padded(self, layout: StepLayout, bucket: int) -> npt.NDArray[np.int32]:
+    def _pad(self, layout: StepLayout, bucket: int) -> npt.NDArray[np.int32]:
         """Return the numbers of `DecodeInputs`, padded: [3, bucket]."""
         numbers = np.empty((3, bucket), dtype=np.int32)
         count = layout.num_seqs
@@ -274,10 +274,10 @@ class GpuSteps:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _pieces(numbers: torch.Tensor, lengths: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """Split the concatenated arrays of `aligned` again."""
-    found, at = [], 0
+def _split(numbers: torch.Tensor, lengths: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """Split the concatenated arrays of `concatenate_aligned` again."""
+    pieces, at = [], 0
     for padded, length in lengths:
-        found.append(numbers[at : at + length])
+        pieces.append(numbers[at : at + length])
         at += padded
-    return found
+    return pieces

@@ -117,7 +117,7 @@ def lay_out(plan: StepPlan) -> StepLayout:
     )
 
 
-def aligned(arrays: Sequence[Numbers]) -> tuple[Numbers, list[tuple[int, int]]]:
+def concatenate_aligned(arrays: Sequence[Numbers]) -> tuple[Numbers, list[tuple[int, int]]]:
     """Concatenate arrays, each starting at a multiple of 16 bytes, as the kernels require. Returns the numbers and,
     for each array, its length with and without padding."""
     lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]

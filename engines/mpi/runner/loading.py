@@ -135,10 +135,10 @@ def _load_part(
     team = None if runs_triton(device) else shared_team()
     kv_dtype = config.cache.dtype
     if team is None and (config.model.quantize != "none" or kv_dtype not in ("auto", "fp32")):
-        raise ValueError("quantised weights and small KV caches are for native CPU kernels")
+        raise ValueError("quantised weights and 8-bit or 16-bit KV caches require native CPU kernels")
     if kv_dtype == "auto":
         kv_dtype = "fp32" if dtype is torch.float32 else config.model.dtype
-    before = memory.in_use(device)
+    before = memory.bytes_in_use(device)
     compute = dtype if team is None else None
     weights = weight_source(config.model, model_config.dtype, storage, compute, device, comm)
     parts = Parts(model_config, weights, comm, stopwatch)
@@ -147,7 +147,7 @@ def _load_part(
     model = make_model(parts)
     weights.close()
     report.owned_bytes, report.bytes_read = weights.owned_bytes, weights.bytes_read
-    report.memory["weights"] = memory.in_use(device) - before
+    report.memory["weights"] = memory.bytes_in_use(device) - before
     tables = rotary_tables(model_config.rotaries, config.model.max_model_len, device)
     kv_heads = parts.head_share.kv_heads.size
     part = _ModelPart(
@@ -188,7 +188,7 @@ class _ModelPart:
         leads = self.comm.rank == 0
         if isinstance(cache, NativeKvCache):
             if self.team is None:
-                raise ValueError("a native KV cache is for native kernels")
+                raise ValueError("a native KV cache requires native kernels")
             return NativeSteps(
                 self._native_model(step, cache, self.team, num_layers),
                 cache,
@@ -237,7 +237,7 @@ class _ModelPart:
             return computing
         # Graphs keep their memory while other steps compute.
         graphs = self._measure_graphs(steps(), batch_sizes(step.num_decodes))
-        memory.give_back()
+        memory.empty_cache()
         return computing + graphs
 
     def _measure_graphs(self, steps: StepRunner, sizes: Sequence[int]) -> int:
@@ -300,6 +300,6 @@ class _ModelPart:
         try:
             record_forward(self.model, cache, self.tables, team, 1, None)
         except NotRecorded as reason:
-            logger.info("native kernels are called operation by operation: %s", reason)
+            logger.info("native kernels are called one by one: %s", reason)
             return False
         return True

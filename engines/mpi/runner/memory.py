@@ -14,11 +14,11 @@ import torch
 from engines.mpi.runner import budget
 
 _GIB = 1024**3
-_MOST_OUTSIDE = 256 * 1024**2
+_MAX_OUTSIDE = 256 * 1024**2
 """Maximum bytes that a CUDA graph may take outside of torch's allocator. A graph of 600 kernels takes about 10 MB."""
 
 
-def in_use(device: torch.device) -> int:
+def bytes_in_use(device: torch.device) -> int:
     """Return the bytes that this process holds on the device: in tensors on a GPU, otherwise resident."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
@@ -39,12 +39,12 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
         work()
         torch.cuda.synchronize(device)
         peak = torch.cuda.max_memory_reserved(device)
-        give_back()
+        empty_cache()
         return peak - before
-    before = in_use(device)
-    forgotten = _forget_peak()
+    before = bytes_in_use(device)
+    was_reset = _reset_peak()
     work()
-    peak = _status_bytes("VmHWM") if forgotten else _largest_resident()
+    peak = _status_bytes("VmHWM") if was_reset else _largest_resident()
     _trim()
     return max(0, peak - before)
 
@@ -53,21 +53,21 @@ def measure_held(device: torch.device, work: Callable[[], None]) -> int:
     """Return the bytes that a GPU has lost after `work`: memory held by torch's allocator, and memory that the
     driver and NCCL took without its knowledge."""
 
-    def taken() -> tuple[int, int]:
+    def held_bytes() -> tuple[int, int]:
         torch.cuda.synchronize(device)
-        give_back()
+        empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         return held, total - free - held
 
-    before, others_before = taken()
+    before, others_before = held_bytes()
     work()
-    after, others_after = taken()
+    after, others_after = held_bytes()
     # Another process may start or end meanwhile, so the change outside of the allocator is limited.
-    return max(0, after - before) + min(max(0, others_after - others_before), _MOST_OUTSIDE)
+    return max(0, after - before) + min(max(0, others_after - others_before), _MAX_OUTSIDE)
 
 
-def give_back() -> None:
+def empty_cache() -> None:
     """Return unused memory to the GPU."""
     gc.collect()  # graphs and the functions that they call reference each other
     torch.cuda.empty_cache()
@@ -116,12 +116,12 @@ def require_fit(kv_cache: int, activations: int, weights: int, free: int, num_to
     if kv_cache + activations <= free:
         return
     left = free - activations
-    remedy = f"at most {_floor(left)} GiB are left for option.kv_cache_gb"
+    remedy = f"set option.kv_cache_gb to at most {_floor(left)}"
     if left < 0.01 * _GIB:
-        remedy = "nothing is left for option.kv_cache_gb: lower option.max_num_batched_tokens"
+        remedy = "no memory is left for option.kv_cache_gb: lower option.max_num_batched_tokens"
     raise ValueError(
         f"option.kv_cache_gb={_gib(kv_cache)} does not fit: with a step of {num_tokens} tokens, which takes"
-        f" {_gib(activations)} GiB, it needs {_gib(kv_cache + activations)} GiB beside the weights'"
+        f" {_gib(activations)} GiB, it needs {_gib(kv_cache + activations)} GiB in addition to the weights'"
         f" {_gib(weights)} GiB, and {_gib(free)} GiB are free; {remedy}"
     )
 
@@ -166,7 +166,7 @@ def _largest_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _forget_peak() -> bool:
+def _reset_peak() -> bool:
     """Reset the kernel's peak of the resident set. Returns False if the kernel does not support it."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -45,8 +45,8 @@ class PendingDeviceTokens:
         tokens, places = self._tokens.tolist(), self._places
         if self._logprobs is None and min(tokens) >= 0:
             # The fast path of nearly all steps. One call for each of hundreds of tokens would take four times as long.
-            chosen = map(tokens.__getitem__, places)
-            return [*map(_new, repeat(SampledToken), zip(chosen, repeat(None), repeat(True), repeat(())))]
+            token_ids = map(tokens.__getitem__, places)
+            return [*map(_new, repeat(SampledToken), zip(token_ids, repeat(None), repeat(True), repeat(())))]
         logprobs: list[float | None] = [None] * len(places)
         if self._logprobs is not None:
             values = self._logprobs.tolist()
@@ -62,5 +62,5 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Start an asynchronous copy to the host. Later changes of the tensor do not affect it."""
     if not tensor.is_cuda:
         return tensor.clone()
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return there.copy_(tensor, non_blocking=True)
+    host_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host_tensor.copy_(tensor, non_blocking=True)

@@ -36,16 +36,16 @@ def score_prompts(
         targets: one for each of `lens`, on rank 0; None on the others, which compute their part of the head.
         head: maps row indices, [n], to their logits: [n, vocab_size] on rank 0, None on the others.
     """
-    found: list[PromptLogprob | None] = []
+    row_scores: list[PromptLogprob | None] = []
     wanted = None if targets is None else _by_row(lens, targets)
     for start in range(0, len(rows), SLICE_ROWS):
         part = rows[start : start + SLICE_ROWS]
         logits = head(part)
         if logits is not None and wanted is not None:
-            found += _score(logits, wanted[start : start + len(part)])
+            row_scores += _score(logits, wanted[start : start + len(part)])
     scores, start = [], 0
     for count in lens if wanted is not None else ():
-        scores.append([score for score in found[start : start + count] if score is not None])
+        scores.append([score for score in row_scores[start : start + count] if score is not None])
         start += count
     return scores
 
@@ -63,12 +63,14 @@ def _score(logits: torch.Tensor, wanted: Sequence[tuple[int, int] | None]) -> li
     """Return one result for each of `wanted`. logits: [n, vocab_size], any float dtype."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     next_ids = torch.tensor([want[0] if want else 0 for want in wanted], device=logits.device)
-    own = logprobs.gather(1, next_ids[:, None])[:, 0].tolist()
+    token_logprobs = logprobs.gather(1, next_ids[:, None])[:, 0].tolist()
     most = max((want[1] for want in wanted if want), default=0)
     values, ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
     top_values, top_ids = values.tolist(), ids.tolist()
     return [
         want
-        and PromptLogprob(own[i], tuple(zip(top_ids[i][: want[1]], top_values[i][: want[1]], strict=True)))
+        and PromptLogprob(
+            token_logprobs[i], tuple(zip(top_ids[i][: want[1]], top_values[i][: want[1]], strict=True))
+        )
         for i, want in enumerate(wanted)
     ]

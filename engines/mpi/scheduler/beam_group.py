@@ -38,16 +38,16 @@ class BeamGroup:
         live = self._sequences[: self._search.num_live]
         if len(self._candidates) < len(live):
             return None
-        going_on = self._search.advance([self._candidates[one] for one in live])
+        continuations = self._search.advance([self._candidates[one] for one in live])
         self._candidates.clear()
         if self._search.done:
             return self._finish(self._search.best())
-        for place, (parent, token_id) in enumerate(going_on):
+        for place, (parent, token_id) in enumerate(continuations):
             if parent != place:
                 source, sequence = self._sequences[parent], self._sequences[place]
                 planner.replace(source, sequence)
                 sequence.token_ids[:] = [*source.token_ids, token_id]
-        for place, (parent, token_id) in enumerate(going_on):
+        for place, (parent, token_id) in enumerate(continuations):
             if parent == place:
                 self._sequences[place].token_ids.append(token_id)
         return None

@@ -98,11 +98,11 @@ class BeamSearch:
             ValueError: no candidate has a probability above 0, and nothing has finished yet.
         """
         self._num_steps += 1
-        at_the_end = self._num_steps >= self._params.max_new_tokens
+        is_last_step = self._num_steps >= self._params.max_new_tokens
         places: dict[int, int] = {}
-        going_on: list[_Hypothesis] = []
+        live: list[_Hypothesis] = []
         for rank, (negated, _, token_id, place, logprob) in enumerate(self._ranked(candidates)):
-            ends = at_the_end or token_id in self._stop_token_ids
+            ends = is_last_step or token_id in self._stop_token_ids
             if ends and rank >= self._num_beams:
                 continue
             hypothesis = _Hypothesis(self._live[place], token_id, logprob, -negated, rank)
@@ -110,17 +110,17 @@ class BeamSearch:
                 self._finished.append((self._score(-negated), hypothesis))
                 continue
             places[rank] = place
-            going_on.append(hypothesis)
-            if len(going_on) == self._num_beams:
+            live.append(hypothesis)
+            if len(live) == self._num_beams:
                 break
         self._finished.sort(key=lambda scored: scored[0], reverse=True)
         del self._finished[self._num_beams :]
-        if not going_on and not self._finished:
+        if not live and not self._finished:
             raise ValueError("no token may follow")
-        if self._is_over(going_on):
+        if self._is_over(live):
             self._live = []
             return []
-        self._live = _kept_in_place(going_on, places)
+        self._live = _keep_places(live, places)
         return [Continuation(places[hypothesis.rank], hypothesis.token_id) for hypothesis in self._live]
 
     def best(self) -> BeamResult:
@@ -150,22 +150,22 @@ class BeamSearch:
         """Return the score of a hypothesis with this sum of log-probabilities if it ends in this step."""
         return total / float(self._num_steps**self._params.length_penalty)
 
-    def _is_over(self, going_on: list[_Hypothesis]) -> bool:
-        if not going_on:
+    def _is_over(self, live: list[_Hypothesis]) -> bool:
+        if not live:
             return True
         if len(self._finished) < self._num_beams:
             return False
-        return self._params.early_stopping or self._score(going_on[0].total) <= self._finished[-1][0]
+        return self._params.early_stopping or self._score(live[0].total) <= self._finished[-1][0]
 
 
-def _kept_in_place(going_on: list[_Hypothesis], places: dict[int, int]) -> list[_Hypothesis]:
+def _keep_places(live: list[_Hypothesis], places: dict[int, int]) -> list[_Hypothesis]:
     """Put the first child of each parent in the parent's place. The others fill the remaining places.
 
     places: place of the parent, by the rank of the hypothesis.
     """
-    order: list[_Hypothesis | None] = [None] * len(going_on)
+    order: list[_Hypothesis | None] = [None] * len(live)
     others = []
-    for hypothesis in going_on:
+    for hypothesis in live:
         place = places[hypothesis.rank]
         if place < len(order) and order[place] is None:
             order[place] = hypothesis

@@ -83,19 +83,19 @@ class StepPlanner:
         draft = StepDraft()
         settings, mode = self.settings, self._prefill
         others = self._other_sequences()
-        behind = [sequence for sequence in others if not sequence.is_decoding]
+        prefilling = [sequence for sequence in others if not sequence.is_decoding]
         if mode.pauses_decodes and (
-            behind or mode.is_due(len(self.running), len(self.waiting), self._num_decode_steps, settings)
+            prefilling or mode.is_due(len(self.running), len(self.waiting), self._num_decode_steps, settings)
         ):
-            self._catch_up(behind, draft)
+            self._plan_prefills(prefilling, draft)
             self._admit_newcomers(draft)
         if not draft.prefills:
             if len(self.running) > settings.max_num_batched_tokens:
                 self._take_turns(draft)
             else:
-                self._decode(others, draft)
+                self._plan_decodes(others, draft)
                 if not mode.pauses_decodes:
-                    self._catch_up(behind, draft)
+                    self._plan_prefills(prefilling, draft)
             if not mode.pauses_decodes:
                 self._admit_newcomers(draft)
         self._num_decode_steps = 0 if draft.prefills else self._num_decode_steps + 1
@@ -113,7 +113,7 @@ class StepPlanner:
             if s not in decoding and s.num_computed_tokens < len(s.token_ids) and not s.is_complete
         ]
 
-    def _decode(self, others: list[Sequence], draft: StepDraft) -> None:
+    def _plan_decodes(self, others: list[Sequence], draft: StepDraft) -> None:
         """Plan the newest token of every decoding sequence. The step has room for one token of each running
         sequence."""
         block_size = self._blocks.block_size
@@ -128,9 +128,9 @@ class StepPlanner:
         draft.decodes = dict.fromkeys(decodes, 1)
         for sequence in others:
             if sequence.is_decoding and not sequence.is_waiting:
-                self._decode_one(sequence, draft)
+                self._plan_decode(sequence, draft)
 
-    def _decode_one(self, sequence: Sequence, draft: StepDraft) -> None:
+    def _plan_decode(self, sequence: Sequence, draft: StepDraft) -> None:
         if self._make_room(sequence, len(sequence.token_ids), draft):
             draft.decodes[sequence] = 1
             draft.grown.append(sequence)
@@ -147,25 +147,27 @@ class StepPlanner:
             if draft.num_tokens >= self.settings.max_num_batched_tokens:
                 break
             if sequence.is_decoding:
-                self._decode_one(sequence, draft)
+                self._plan_decode(sequence, draft)
             elif not self._prefill.pauses_decodes:
-                self._catch_up([sequence], draft)
+                self._plan_prefills([sequence], draft)
         for sequence in (*draft.decodes, *draft.prefills):
             self._num_turns += 1
             sequence.last_turn = self._num_turns
 
-    def _catch_up(self, behind: list[Sequence], draft: StepDraft) -> None:
-        """Plan prefill chunks of the sequences in `behind`, as far as the budgets allow."""
-        for sequence in behind:
+    def _plan_prefills(self, sequences: list[Sequence], draft: StepDraft) -> None:
+        """Plan prefill chunks of these sequences, as far as the budgets allow."""
+        for sequence in sequences:
             if sequence.is_waiting or not self._is_ready(sequence):
                 continue
             start = sequence.num_computed_tokens
-            count = self._chunk(sequence.num_tokens - start, draft)
+            count = self._chunk_size(sequence.num_tokens - start, draft)
             if count and self._make_room(sequence, start + count, draft):
                 draft.add_prefill(sequence, count)
 
-    def _chunk(self, num_missing: int, draft: StepDraft) -> int:
-        return self._prefill.chunk(num_missing, draft.num_prefill_tokens, draft.num_tokens, self.settings)
+    def _chunk_size(self, num_missing: int, draft: StepDraft) -> int:
+        return self._prefill.chunk_size(
+            num_missing, draft.num_prefill_tokens, draft.num_tokens, self.settings
+        )
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Return whether the sequence can compute now. A sequence with a sibling waits until it can take over the
@@ -184,15 +186,15 @@ class StepPlanner:
 
     def _admit_newcomers(self, draft: StepDraft) -> None:
         """Admit waiting sequences while there are places, blocks and budget, and plan their first chunks."""
-        while not draft.preempted and self._chunk(1, draft):
+        while not draft.preempted and self._chunk_size(1, draft):
             candidate = self._candidate()
-            if candidate is None or not self._chunk(candidate.num_tokens, draft):
+            if candidate is None or not self._chunk_size(candidate.num_tokens, draft):
                 return
             if not self._take_blocks(candidate):
                 self._close_batch()
                 return
             self._start(candidate)
-            self._catch_up([candidate], draft)
+            self._plan_prefills([candidate], draft)
 
     def _candidate(self) -> Sequence | None:
         """Return the sequence to admit next; None when none may be admitted, regardless of free blocks."""
@@ -262,8 +264,8 @@ class StepPlanner:
             return None
         if draft.prefills:
             for sequence, count in draft.prefills.items():
-                again = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
-                self.num_recomputed_tokens += max(0, again)
+                num_recomputed = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
+                self.num_recomputed_tokens += max(0, num_recomputed)
             self.waiting.policy.record_computed(draft.prefills)
         self.waiting.policy.record_computed(draft.decodes)
         copies, self._copies = self._copies, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engines.core import SchedulerSettings
 
 
-class Overlay:
+class ChunkedPrefill:
     """Chunked prefill: prompt chunks share steps with decodes (Sarathi-Serve, Agrawal et al. 2024,
     arXiv:2403.02310)."""
 
@@ -21,7 +21,7 @@ class Overlay:
         """
         return False
 
-    def chunk(
+    def chunk_size(
         self, num_missing: int, num_prefill_tokens: int, num_tokens: int, settings: SchedulerSettings
     ) -> int:
         """Return how many of a sequence's missing tokens fit into the step; 0 if none.
@@ -34,7 +34,7 @@ class Overlay:
         return max(0, min(num_missing, room))
 
 
-class Pause(Overlay):
+class ExclusivePrefill(ChunkedPrefill):
     """Decodes pause while whole prompts run, as in Hugging Face's TGI and as the AWS post on LMI describes."""
 
     pauses_decodes = True
@@ -50,7 +50,7 @@ class Pause(Overlay):
             settings.waiting_served_ratio * num_running
         )
 
-    def chunk(
+    def chunk_size(
         self, num_missing: int, num_prefill_tokens: int, num_tokens: int, settings: SchedulerSettings
     ) -> int:
         """Return all missing tokens or 0. A prompt longer than the limit runs in a step of its own."""
@@ -58,5 +58,5 @@ class Pause(Overlay):
         return num_missing if not num_tokens or num_tokens + num_missing <= limit else 0
 
 
-def make_prefill_mode(chunked: bool) -> Overlay:
-    return Overlay() if chunked else Pause()
+def make_prefill_mode(chunked: bool) -> ChunkedPrefill:
+    return ChunkedPrefill() if chunked else ExclusivePrefill()

@@ -31,43 +31,43 @@ class InvalidSettings(Exception):
 
 
 def apply_changes(
-    settings: SchedulerSettings, changes: Mapping[str, Value], measured: LargestStep | None
+    settings: SchedulerSettings, changes: Mapping[str, Value], largest_step: LargestStep | None
 ) -> SchedulerSettings:
     """Return the settings with these changes.
 
-    measured: the step that memory was measured for at startup; no step may become larger. None: no limit.
+    largest_step: the step that memory was measured for at startup; no step may become larger. None: no limit.
 
     Raises:
         InvalidSettings: a value is not accepted, or a setting does not exist.
     """
     refused = {name: why for name, value in changes.items() if (why := _problem(name, value))}
-    if measured is not None:
-        refused = {**_too_large(changes, measured), **refused}
+    if largest_step is not None:
+        refused = {**_too_large(changes, largest_step), **refused}
     if refused:
         raise InvalidSettings(refused)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
 
-def _too_large(changes: Mapping[str, Value], measured: LargestStep) -> dict[str, str]:
+def _too_large(changes: Mapping[str, Value], largest_step: LargestStep) -> dict[str, str]:
     """Return the changes that would allow steps larger than the measured one, with the reasons.
 
     `max_prefill_tokens` needs no check: `max_num_batched_tokens` limits prefills too.
     """
     refused: dict[str, str] = {}
     for name, limit in (
-        ("max_num_seqs", measured.num_seqs),
-        ("max_num_batched_tokens", measured.num_tokens),
+        ("max_num_seqs", largest_step.num_seqs),
+        ("max_num_batched_tokens", largest_step.num_tokens),
     ):
         value = changes.get(name)
         if isinstance(value, int) and value > limit:
             refused[name] = (
-                f"given {value}; accepted: at most {limit}, for which memory was measured at the start"
+                f"given {value}; accepted: at most {limit}, as memory was profiled for it at startup"
             )
-    if changes.get("chunked_prefill") is False and measured.max_model_len > measured.num_tokens:
+    if changes.get("chunked_prefill") is False and largest_step.max_model_len > largest_step.num_tokens:
         refused["chunked_prefill"] = (
-            f"given false; accepted: true, as memory was measured at the start for steps of at most"
-            f" {measured.num_tokens} tokens (option.max_num_batched_tokens), and without chunks a whole prompt runs in"
-            f" one step, up to {measured.max_model_len} tokens (option.max_model_len)"
+            f"given false; accepted: true, as memory was profiled at startup for steps of at most"
+            f" {largest_step.num_tokens} tokens (option.max_num_batched_tokens), and without chunks a whole prompt runs"
+            f" in one step, up to {largest_step.max_model_len} tokens (option.max_model_len)"
         )
     return refused
 

@@ -58,7 +58,7 @@ class Fair:
         self._most_tenants = _SLACK
         """Number of tenants above which tenants that need not be remembered are forgotten."""
         self._floor = 0
-        self._last = ""
+        self._last_waiting = ""
         """Name of the last tenant that ran out of waiting sequences. While no tenant waits, the floor is its
         counter."""
 
@@ -69,7 +69,7 @@ class Fair:
         for tenant in self._tenants.values():
             yield from tenant.waiting
 
-    def served(self, tenant: str) -> int:
+    def weighted_tokens(self, tenant: str) -> int:
         """Return the weighted tokens of a tenant, at least the floor. A tenant below the floor may be forgotten at
         any time."""
         known = self._tenants.get(tenant)
@@ -89,18 +89,18 @@ class Fair:
                 self._heap = [one.place for one in self._tenants.values() if one.place is not None]
                 heapify(self._heap)
         if len(self._tenants) > self._most_tenants:
-            self._forget()
+            self._forget_idle()
 
     def remove(self, sequence: Sequence) -> None:
         tenant = self._tenants[sequence.request.tenant]
         tenant.waiting.remove(sequence)
         self._num_waiting -= 1
         if not tenant.waiting:
-            self._last = tenant.name
+            self._last_waiting = tenant.name
             tenant.place = None
 
     def head(self) -> Sequence:
-        return self._first().waiting.head()
+        return self._next_tenant().waiting.head()
 
     def record_admission(self, sequence: Sequence) -> None:
         """Charge the prompt at once: the next admission in the same step depends on it. Tokens found in the prefix
@@ -131,11 +131,11 @@ class Fair:
     def precedence(self, sequence: Sequence) -> int:
         """Return the counter of the sequence's tenant, so that tenants get equal service regardless of their number
         of sequences."""
-        return self.served(sequence.request.tenant)
+        return self.weighted_tokens(sequence.request.tenant)
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
         """Return the latest sequence of the tenant with the largest counter."""
-        return max(candidates, key=lambda one: (self.served(one.request.tenant), one.number))
+        return max(candidates, key=lambda one: (self.weighted_tokens(one.request.tenant), one.number))
 
     def _charge(self, name: str, cost: int) -> None:
         tenant = self._tenant(name)
@@ -147,7 +147,7 @@ class Fair:
             tenant = self._tenants[name] = _Tenant(name, self._floor)
         return tenant
 
-    def _first(self) -> _Tenant:
+    def _next_tenant(self) -> _Tenant:
         """Return the tenant that is next. At least one tenant must be waiting."""
         heap = self._heap
         while True:
@@ -165,10 +165,10 @@ class Fair:
     def _raise_floor(self) -> None:
         """Raise the floor to the smallest counter of the waiting tenants, or else to the counter of the last tenant
         that waited."""
-        least = self._first().counter if self._num_waiting else self.served(self._last)
+        least = self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
         self._floor = max(self._floor, least)
 
-    def _forget(self) -> None:
+    def _forget_idle(self) -> None:
         """Drop idle tenants that would be raised to the floor anyway, and more when there are too many. Repeated
         when the number of tenants has doubled, so the amortized cost is O(log tenants) for each new tenant."""
         idle = [one for one in self._tenants.values() if not one.waiting]

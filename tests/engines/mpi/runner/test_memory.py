@@ -38,7 +38,7 @@ def test_the_peak_counts_what_is_gone_at_the_end(
     kernel_forgets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernel_forgets:
-        monkeypatch.setattr(memory, "_forget_peak", lambda: False)
+        monkeypatch.setattr(memory, "_reset_peak", lambda: False)
 
     def work() -> None:
         _touch(300 * MIB)
@@ -55,11 +55,11 @@ def test_the_peak_counts_what_is_gone_at_the_end(
 
 
 def test_what_is_in_use_follows_what_is_held() -> None:
-    before = memory.in_use(CPU)
+    before = memory.bytes_in_use(CPU)
     held = _touch(200 * MIB)
-    assert abs(memory.in_use(CPU) - before - 200 * MIB) < 20 * MIB
+    assert abs(memory.bytes_in_use(CPU) - before - 200 * MIB) < 20 * MIB
     del held
-    assert abs(memory.in_use(CPU) - before) < 20 * MIB
+    assert abs(memory.bytes_in_use(CPU) - before) < 20 * MIB
 
 
 def _machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -119,8 +119,8 @@ def test_the_refusal_names_the_option_and_all_numbers() -> None:
         memory.require_fit(4 * GIB, GIB // 2, GIB // 4, free=3 * GIB, num_tokens=1024)
     for part in ("step of 1024 tokens", "takes 0.5 GiB", "needs 4.5 GiB", "0.25 GiB", "3 GiB are free"):
         assert part in str(refusal.value)
-    assert "at most 2.50 GiB are left for option.kv_cache_gb" in str(refusal.value)
-    with pytest.raises(ValueError, match=r"nothing is left .*: lower option.max_num_batched_tokens"):
+    assert "set option.kv_cache_gb to at most 2.50" in str(refusal.value)
+    with pytest.raises(ValueError, match=r"no memory is left .*: lower option.max_num_batched_tokens"):
         memory.require_fit(4 * GIB, 5 * GIB, GIB, free=3 * GIB, num_tokens=1024)
 
 

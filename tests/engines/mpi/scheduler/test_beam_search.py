@@ -61,11 +61,11 @@ def _run(case: _Case, next_tokens: NextTokens, shuffle: random.Random | None = N
         candidates = [_likeliest(logprobs, case) for logprobs in next_tokens(live)]
         if shuffle is not None:
             candidates = [tuple(shuffle.sample(some, len(some))) for some in candidates]
-        going_on = search.advance(candidates)
-        parents = [continuation.parent for continuation in going_on]
+        continuations = search.advance(candidates)
+        parents = [continuation.parent for continuation in continuations]
         for parent in parents:
             assert parent >= len(parents) or parents[parent] == parent
-        live = [(*live[continuation.parent], continuation.token_id) for continuation in going_on]
+        live = [(*live[continuation.parent], continuation.token_id) for continuation in continuations]
         assert len(set(live)) == len(live)
     return search.best()
 

@@ -15,7 +15,7 @@ from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.policies.fair import Fair
 from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
 from engines.mpi.scheduler.policies.priority import Priority
-from engines.mpi.scheduler.prefill import Overlay, Pause
+from engines.mpi.scheduler.prefill import ChunkedPrefill, ExclusivePrefill
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.scheduler.property_combinations import Combination, combinations
@@ -68,8 +68,8 @@ def _block_kept_on_abort(patch: pytest.MonkeyPatch) -> None:
 
 
 def _budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    for mode in (Overlay, Pause):
-        patch.setattr(mode, "chunk", _with_one_more(mode.chunk))
+    for mode in (ChunkedPrefill, ExclusivePrefill):
+        patch.setattr(mode, "chunk_size", _with_one_more(mode.chunk_size))
 
 
 def _with_one_more(chunk: Callable[..., int]) -> Callable[..., int]:
@@ -107,7 +107,7 @@ def _newcomer_jumps_the_queue(patch: pytest.MonkeyPatch) -> None:
 
 def _served_most_comes_first(patch: pytest.MonkeyPatch) -> None:
     def greedy_head(self: Fair) -> Sequence:
-        return min(self, key=lambda one: (-self.served(one.request.tenant), one.number))
+        return min(self, key=lambda one: (-self.weighted_tokens(one.request.tenant), one.number))
 
     patch.setattr(Fair, "head", greedy_head)
 

@@ -175,11 +175,11 @@ def test_who_has_made_way_is_not_charged_again() -> None:
     admit_head(policy)
     compute(policy, sequence, 5)
     compute(policy, sequence, 1)
-    assert policy.served("a") == 5 * PROMPT_WEIGHT + OUTPUT_WEIGHT
+    assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + OUTPUT_WEIGHT
     preempt(policy, sequence)
     admit_head(policy)
     compute(policy, sequence, 7)
-    assert policy.served("a") == 5 * PROMPT_WEIGHT + 2 * OUTPUT_WEIGHT
+    assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + 2 * OUTPUT_WEIGHT
 
 
 def test_what_the_cache_gave_is_not_charged() -> None:
@@ -190,12 +190,12 @@ def test_what_the_cache_gave_is_not_charged() -> None:
     first.num_computed_tokens = 8
     first.row = 0
     policy.record_admission(first)
-    assert policy.served("a") == 2 * PROMPT_WEIGHT
+    assert policy.weighted_tokens("a") == 2 * PROMPT_WEIGHT
     second = make_sequence(1, "a", num_prompt_tokens=10)
     second.sibling = first
     policy.add(second)
     admit_head(policy)
-    assert policy.served("a") == 2 * PROMPT_WEIGHT
+    assert policy.weighted_tokens("a") == 2 * PROMPT_WEIGHT
 
 
 def test_the_latest_of_the_tenant_with_the_most_is_preempted() -> None:
@@ -237,6 +237,6 @@ def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
         policy.remove(sequence)
         policy.record_admission(sequence)
     assert len(policy._tenants) <= 2 * MAX_IDLE_TENANTS + 65
-    assert policy.served(f"t{2 * MAX_IDLE_TENANTS + 499}") == 2 * MAX_IDLE_TENANTS + 500
-    assert policy.served("t1") == 0, "the least ahead is forgotten first"
+    assert policy.weighted_tokens(f"t{2 * MAX_IDLE_TENANTS + 499}") == 2 * MAX_IDLE_TENANTS + 500
+    assert policy.weighted_tokens("t1") == 0, "the least ahead is forgotten first"
     assert policy.head().id == "r0"
