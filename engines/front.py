@@ -44,12 +44,12 @@ class Front:
             except zmq.Again:
                 return
             except ValueError:
-                logger.warning("a message with the wrong number of frames was dropped")
+                logger.warning("dropped a message with the wrong number of frames")
                 continue
             try:
                 yield client, decode_to_engine(data)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                logger.warning("an invalid message was dropped: %s", error)
+                logger.warning("dropped an invalid message: %s", error)
 
     def watch(self, descriptor: int) -> None:
         """Also return from `receive` when this file is readable. The caller reads it."""

@@ -203,7 +203,7 @@ def make_communicator(world_size: int, device: torch.device, socket_directory: P
 
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise RuntimeError(
-            f"{MPI.COMM_WORLD.Get_size()} MPI ranks were started, the configuration says {world_size}"
+            f"{MPI.COMM_WORLD.Get_size()} MPI ranks were started, but the configuration requires {world_size}"
         )
     if device.type == "cuda":
         return NcclCommunicator(MPI.COMM_WORLD, socket_directory, device)

@@ -38,7 +38,7 @@ def split_evenly(total: int, parts: int, index: int) -> Shard:
     if not 0 <= index < parts:
         raise ValueError(f"part {index} of {parts} does not exist")
     if total < parts:
-        raise ValueError(f"{total} units cannot be dealt out to {parts} ranks: each needs at least one")
+        raise ValueError(f"{total} units cannot be split over {parts} ranks: each needs at least one")
     base, extra = divmod(total, parts)
     start = index * base + min(index, extra)
     return Shard(start, start + base + (1 if index < extra else 0))
@@ -59,7 +59,7 @@ def split_heads(num_heads: int, num_kv_heads: int, parts: int, index: int) -> He
         return HeadShare(groups.scaled(share), groups)
     if num_heads < parts:
         raise ValueError(
-            f"{num_heads} query heads cannot be dealt out to {parts} ranks: each needs at least one"
+            f"{num_heads} query heads cannot be split over {parts} ranks: each needs at least one"
         )
     # From the last KV head to the first, so that KV heads with few parts, which are large, come first.
     place = parts - 1 - index

@@ -28,6 +28,6 @@ def settings_lock(file: Path, timeout: float, sleep: Callable[[float], object]) 
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise Unavailable("another change of the settings is being made; try again") from None
+                    raise Unavailable("another change of the settings is in progress; try again") from None
                 sleep(_POLL_SECONDS)
         yield

@@ -53,7 +53,9 @@ class FolderRanges(ByteRanges):
         while done < len(out):
             count = os.preadv(descriptor, [out[done:]], offset + done)
             if count == 0:
-                raise EOFError(f"{self._folder / file} ends before the tensor that its header announces")
+                raise EOFError(
+                    f"{self._folder / file} is truncated: a tensor in its header is beyond the end"
+                )
             done += count
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class GgufIndex:
             except OSError as error:
                 return f"{file} cannot be read: {error.strerror or error}"
             if size != described:
-                return f"{file} has {size} bytes, it had {described}; start again"
+                return f"{file} has {size} bytes, but had {described}; restart the server"
         return ""
 
 

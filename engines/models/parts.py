@@ -67,14 +67,14 @@ class Parts:
         affines = [
             (
                 self.norm_weight(name, shape),
-                self.weights.whole(f"{name}.bias", shape) if spec.biased else None,
+                self.weights.tensor(f"{name}.bias", shape) if spec.biased else None,
             )
             for name in names
         ]
         return Norm(tuple(affines), spec.eps, spec.is_layer_norm)
 
     def norm_weight(self, name: str, shape: tuple[int]) -> torch.Tensor:
-        weight, offset = self.weights.whole(f"{name}.weight", shape), self.config.norm.offset
+        weight, offset = self.weights.tensor(f"{name}.weight", shape), self.config.norm.offset
         return weight.float() + offset if offset else weight
 
     def attention_params(self, layer: int) -> AttentionParams:
@@ -129,7 +129,7 @@ class Parts:
             weight = self.weights.pieces(f"{name}.weight", [shard], (inputs, hidden)).t().contiguous()
         else:
             weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
-        bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
+        bias = self.weights.tensor(f"{name}.bias", (hidden,)) if biased else None
         return self.weights.pack(weight, bias if self.comm.rank == 0 else None)
 
     def _pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, int]) -> torch.Tensor:
@@ -230,7 +230,7 @@ def _experts(parts: Parts, prefix: str) -> MoeMlp:
         raise ValueError(f"{config.architecture} has no experts")
     hidden, width, middle = config.hidden_size, spec.intermediate_size, parts.share_of(spec.intermediate_size)
     # Routers are never quantised, because small errors in the scores change which experts are chosen.
-    router = lmi_kernels.pack(weights.whole(f"{prefix}{spec.router}.weight", (spec.num_experts, hidden)))
+    router = lmi_kernels.pack(weights.tensor(f"{prefix}{spec.router}.weight", (spec.num_experts, hidden)))
     prefixes = [prefix + spec.expert.format(index) for index in range(spec.num_experts)]
     gate, up, down = spec.projections
     names = [f"{expert}.{part}.weight" for expert in prefixes for part in (gate, up)]

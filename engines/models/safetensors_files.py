@@ -47,13 +47,13 @@ class SafetensorsFiles(TensorFiles):
         """
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
-            raise BadCheckpoint(f"{folder} holds no .safetensors file; other formats are not loaded")
+            raise BadCheckpoint(f"{folder} contains no .safetensors file; other formats are not supported")
         self.ranges = FolderRanges(folder) if ranges is None else ranges
         self._entries: dict[str, _Entry] = {}
         for path in paths:
             for name, entry in _read_entries(path):
                 if name in self._entries:
-                    raise BadCheckpoint(f"tensor {name!r} stands in {self._entries[name].file} and in {path}")
+                    raise BadCheckpoint(f"tensor {name!r} is in both {self._entries[name].file} and {path}")
                 self._entries[name] = entry
 
     def __contains__(self, name: str) -> bool:
@@ -89,7 +89,7 @@ class SafetensorsFiles(TensorFiles):
             raise BadCheckpoint(f"the checkpoint has no tensor {name!r}")
         if entry.kind not in _DTYPES:
             raise BadCheckpoint(
-                f"tensor {name!r} of {entry.file} has dtype {entry.kind}; known are {', '.join(_DTYPES)}"
+                f"tensor {name!r} of {entry.file} has dtype {entry.kind}; supported: {', '.join(_DTYPES)}"
             )
         return entry
 
@@ -112,7 +112,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:
         with safe_open(path, "pt"):
             pass  # the header is complete, and its tensors cover the rest of the file
     except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{path} is not a whole safetensors file: {error}") from None
+        raise BadCheckpoint(f"{path} is not a complete safetensors file: {error}") from None
     with path.open("rb") as raw:
         length = int.from_bytes(raw.read(8), "little")
         header = json.loads(raw.read(length))

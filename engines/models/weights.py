@@ -78,7 +78,7 @@ class WeightSource(ABC):
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """Close files."""
 
-    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a whole tensor. Every rank has its own copy."""
         return self.pieces(name, [Shard(0, shape[0])], shape)
 
@@ -180,7 +180,7 @@ class _Checkpoint(WeightSource):
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
         if len(dtypes) > 1:
-            raise BadCheckpoint(f"tensors {', '.join(map(repr, names))} are not all of one dtype")
+            raise BadCheckpoint(f"tensors {', '.join(map(repr, names))} have different dtypes")
         return dtypes.pop()
 
     def _check(self, name: str, shape: tuple[int | None, ...]) -> None:

@@ -159,7 +159,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="MpiEngineConfig as JSON")
     parser.add_argument(
-        "--status", type=Path, required=True, help="the status board; its folder holds our sockets"
+        "--status",
+        type=Path,
+        required=True,
+        help="status board; its folder contains the sockets",
     )
     parser.add_argument("--address", required=True, help="ZeroMQ address to listen on (rank 0)")
     return parser

@@ -42,7 +42,7 @@ class BatchRunner:
         self._pads = model.takes_mask and padding_is_harmless(model)
         if not self._pads:
             logger.warning(
-                "padding changes what this model computes: only prompts of equal length share a call"
+                "padding changes the output of this model: only prompts of equal length are batched together"
             )
 
     def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> BatchWaste:

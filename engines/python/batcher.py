@@ -51,7 +51,7 @@ class DynamicBatcher(Generic[Item]):
         places = self._config.batch_size if self._free_since is not None else 0
         if len(self._waiting) - places >= self._config.max_waiting:
             raise Overloaded(
-                f"the queue is full: {self._config.max_waiting} requests are waiting already (job_queue_size)"
+                f"the queue is full: {self._config.max_waiting} requests are already waiting (job_queue_size)"
             )
         self._waiting[request.id] = request, now
 

@@ -86,17 +86,19 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     def _check(self, request: Request) -> None:
         if self._loading:
-            raise Unavailable("the generating process has ended and is being started again")
+            raise Unavailable("the generating process ended and is being restarted")
         if request in self._crashing_requests:
-            raise RequestFailed("a request like this one ended the generating process; it is not run again")
+            raise RequestFailed(
+                "an identical request crashed the generating process before; it is not run again"
+            )
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
         if prompt < 1 or new < 1:
             raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
         limit = self._config.model.max_model_len
         if prompt + new > limit:
             raise InvalidRequest(
-                f"the prompt's {prompt} tokens and max_new_tokens={new} come to {prompt + new}, more than the limit "
-                f"of {limit} tokens"
+                f"the prompt's {prompt} tokens and max_new_tokens={new} are {prompt + new} in total, more than the "
+                f"limit of {limit} tokens"
             )
 
     def _forget(self, request_id: str, reason: AbortReason) -> None:
@@ -129,7 +131,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                         self._batcher.set_free(self._clock())
                         self._set_state(EngineState.READY)
                     case CannotLoad(cause):
-                        raise EngineFailed(f"the generating process could not be started again: {cause}")
+                        raise EngineFailed(f"the generating process could not be restarted: {cause}")
         except WorkerProcessEnded as end:
             self._restart(front, str(end))
 
@@ -146,7 +148,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             (each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()
         ]
         self._send(front, [self._failure(request_id, error) for request_id, error in timed_out])
-        self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
+        self._restart(front, f"it did not react within {REACTION_SECONDS:g} s after the batch had timed out")
 
     def _restart(self, front: Front, how: str) -> None:
         """Restart the generating process and retry the requests of its batch, except one that is to blame.
@@ -154,29 +156,32 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         Raises:
             EngineFailed: the process has crashed too often, and no request is to blame.
         """
-        logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
+        logger.error("the generating process ended: %s; its batch had %d requests", how, len(self._running))
         had_batch = self._stuck_at is not None and not self._loading
         if self._running or not had_batch:  # otherwise a request whose client has left may be to blame
             self._deaths += 1
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
-        self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
+        self._set_state(EngineState.STARTING, f"the generating process is being restarted: {how}")
         for running in self._running.values():
             running.deaths += 1
         crashing = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
         for each in crashing:
-            logger.error("request %s ran alone when it ended; it is not run again", each.request.id)
+            logger.error(
+                "request %s was the only one when the generating process ended; it is not run again",
+                each.request.id,
+            )
             self._crashing_requests.add(each.request)
             self._deaths = 0
         error = RequestFailed(
-            f"the generating process ended {MAX_REQUEST_DEATHS} times while it ran this request, at last alone; it is"
-            " given up"
+            f"the generating process ended {MAX_REQUEST_DEATHS} times while running this request, the last time with no"
+            " other request; it is not run again"
         )
         self._send(front, [self._failure(each.request.id, error) for each in crashing])
         self._suspects.extend(self._running.values())
         self._running = {}
         if self._deaths >= MAX_DEATHS:
             raise EngineFailed(
-                f"the generating process ended {self._deaths} times, and no request is the cause; at last {how}"
+                f"the generating process ended {self._deaths} times, not caused by a request; the last time {how}"
             )
         self._batcher.set_busy()
         self._restart_process(front, self._generator)

@@ -88,7 +88,7 @@ def _first_ready(generator: GeneratingProcess, board: StatusBoard, model_path: s
                 if isinstance(message, CannotLoad):
                     raise EngineFailed(f"{model_path}: {message.cause}")
         except WorkerProcessEnded as end:
-            raise EngineFailed(f"the generating process did not load the model: {end}") from None
+            raise EngineFailed(f"the generating process ended while loading the model: {end}") from None
 
 
 def _info(config: PythonEngineConfig, ready: Ready, load_seconds: dict[str, float]) -> EngineInfo:
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the engine's configuration as JSON")
     parser.add_argument("--status", type=Path, required=True, help="status board, created by the supervisor")
-    parser.add_argument("--address", required=True, help="where to listen for web processes")
+    parser.add_argument("--address", required=True, help="address to listen on for web processes")
     return parser
 
 

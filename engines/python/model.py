@@ -44,7 +44,7 @@ def load_model(config: PythonEngineConfig) -> LoadedModel:
     """
     path = config.model.path
     if not (Path(path) / "config.json").is_file():
-        raise FileNotFoundError("there is no config.json")
+        raise FileNotFoundError("no config.json")
     common = {"local_files_only": True, "trust_remote_code": config.trust_remote_code}
     hf_config = AutoConfig.from_pretrained(path, **common)
     auto = AutoModelForSeq2SeqLM if hf_config.is_encoder_decoder else AutoModelForCausalLM

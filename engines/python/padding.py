@@ -75,7 +75,7 @@ def padding_is_harmless(model: LoadedModel) -> bool:
     short, long = ([min(i, top) for i in prompt] for prompt in (_SHORT, _LONG))
     alone = _logits(model, [short])[0]
     if not alone.amax().isfinite():
-        raise RequestFailed("the model's output for a first try is not finite")
+        raise RequestFailed("the model's output for a test prompt is not finite")
     padded = _logits(model, [short, long])[0]
     finite = alone.isfinite()  # a model may mask tokens with logits of -inf
     spread = (alone[finite] - alone[finite].mean()).abs().max()

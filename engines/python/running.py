@@ -38,7 +38,7 @@ class Delivered:
             self.tokens += tokens
             return True
         if self.tokens[place : self._num_repeated] != list(tokens):
-            raise RequestFailed("this request had to run again, and its answer could not be repeated")
+            raise RequestFailed("this request was run again, but its output differed")
         return not tokens
 
 

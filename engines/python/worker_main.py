@@ -51,7 +51,7 @@ def run_worker(
     try:
         serve()
     except LinkClosed:
-        logger.info("the dispatcher is gone")
+        logger.info("the dispatcher closed the connection")
     return 0
 
 
@@ -71,5 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the engine's configuration as JSON")
     parser.add_argument("--status", type=Path, help="status board, for heartbeats")
-    parser.add_argument("--socket", type=int, required=True, help="number of the socket to the dispatcher")
+    parser.add_argument(
+        "--socket", type=int, required=True, help="file descriptor of the socket to the dispatcher"
+    )
     return parser

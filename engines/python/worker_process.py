@@ -97,12 +97,12 @@ class WorkerProcess(Generic[Incoming]):
             code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            return "it closed its socket and did not end"
+            return "it closed its socket but did not exit"
         if code >= 0:
             return f"it ended with exit code {code}"
         try:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        known = " (somebody's kill -9, or the kernel for want of memory)" if name == "SIGKILL" else ""
-        return f"it was ended by {name}{known}"
+        known = " (kill -9, or the kernel when out of memory)" if name == "SIGKILL" else ""
+        return f"it was killed by {name}{known}"

@@ -272,7 +272,7 @@ def test_when_the_engine_dies_all_who_wait_are_told(
     for i, stream in enumerate(streams):
         (output,) = _collect(stream)
         assert (output.id, output.error_kind) == (str(i), "engine_died")
-        assert "has ended" in output.error_message
+        assert "process ended" in output.error_message
         assert "rank 1: killed" not in output.error_message  # the cause is for the operator
     assert not client.health().ready
     (refusal,) = _collect(client.submit(make_request("late")))

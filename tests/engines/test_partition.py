@@ -34,7 +34,7 @@ def test_scaled_counts_in_smaller_units() -> None:
 
 @pytest.mark.parametrize(("total", "parts"), [(3, 4), (0, 1)])
 def test_too_few_units_are_refused(total: int, parts: int) -> None:
-    with pytest.raises(ValueError, match=f"{total} units cannot be dealt out to {parts} ranks"):
+    with pytest.raises(ValueError, match=f"{total} units cannot be split over {parts} ranks"):
         split_evenly(total, parts, 0)
 
 
@@ -101,7 +101,7 @@ def test_three_kv_heads_over_four_ranks() -> None:
 
 
 def test_more_parts_than_query_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 query heads cannot be dealt out to 10 ranks"):
+    with pytest.raises(ValueError, match="9 query heads cannot be split over 10 ranks"):
         split_heads(9, 3, 10, 0)
 
 

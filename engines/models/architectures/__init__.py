@@ -52,7 +52,7 @@ def read_config(folder: Path) -> ModelConfig:
     except ValueError as error:
         raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
-        raise UnsupportedModel(f"{file} holds no JSON object")
+        raise UnsupportedModel(f"{file} is not a JSON object")
     fields = Fields(data)
     if fields.architecture not in ARCHITECTURES:
         supported = ", ".join(sorted(ARCHITECTURES))

@@ -35,9 +35,7 @@ def read_gemma2(fields: Fields) -> ModelConfig:
 def read_gemma3(fields: Fields) -> ModelConfig:
     """Read a Gemma 3 config. Five of six layers have a sliding window and a separate rotary embedding."""
     if fields.flag("use_bidirectional_attention", False):
-        raise UnsupportedModel(
-            "use_bidirectional_attention is true; a model that generates text attends backwards"
-        )
+        raise UnsupportedModel("use_bidirectional_attention is true; required for text generation: false")
     fields = fields.with_defaults(rope_theta=1e6)
     config = _with_windows(fields, fields.count("sliding_window_pattern", 6), layer_type="full_attention")
     near = fields.rotary(config.head_dim, _SLIDING)

@@ -56,7 +56,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if type(value) is not int or value < least:
-            raise UnsupportedModel(f"{name} is {value!r}; a whole number above {least - 1} is needed")
+            raise UnsupportedModel(f"{name} is {value!r}; required: an integer of at least {least}")
         return value
 
     def count_or_none(self, name: str, default: int | None = None) -> int | None:
@@ -82,14 +82,14 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, list) or any(type(item) is not kind for item in value):
-            raise UnsupportedModel(f"{name} is {value!r}; a list of {kind.__name__} is needed")
+            raise UnsupportedModel(f"{name} is {value!r}; required: a list of {kind.__name__}")
         return value
 
     def part(self, name: str) -> Fields:
         """Return the fields of a nested object. They are empty if the object is missing."""
         value = self._data.get(name) or {}
         if not isinstance(value, dict):
-            raise UnsupportedModel(f"{name} is {value!r}; an object is needed")
+            raise UnsupportedModel(f"{name} is {value!r}; required: an object")
         return Fields(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -107,7 +107,7 @@ class Fields:
     def architecture(self) -> str:
         names = self._data.get("architectures") or ["(none named)"]
         if not isinstance(names, list) or not isinstance(names[0], str):
-            raise UnsupportedModel(f"architectures is {names!r}; a list of names is needed")
+            raise UnsupportedModel(f"architectures is {names!r}; required: a list of names")
         return class_name(names[0])
 
     @property
@@ -120,7 +120,7 @@ class Fields:
         value = self._data.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(type(token) is not int or token < 0 for token in ids):
-            raise UnsupportedModel(f"{name} is {value!r}; a token id or a list of them is needed")
+            raise UnsupportedModel(f"{name} is {value!r}; required: a token id or a list of token ids")
         return tuple(ids)
 
     def rotary(self, dim: int, layer_type: str | None = None, default_theta: float = 10000.0) -> Rotary:
@@ -131,14 +131,14 @@ class Fields:
             default_theta: theta if the file has none.
         """
         if dim % 2:
-            raise UnsupportedModel(f"head_dim is {dim}; rotary embedding needs an even number")
+            raise UnsupportedModel(f"head_dim is {dim}; rotary embedding requires an even number")
         rope = self._rope(layer_type)
         theta = _positive("rope_theta", rope.get("rope_theta") or default_theta)
         name = "max_position_embeddings"
         longest = None if self._data.get(name) is None else self.count(name)
         scaling = _rope_scaling(rope, dim, longest)
         if isinstance(scaling, Yarn) and theta == 1:
-            raise UnsupportedModel("rope_theta is 1; rope type 'yarn' needs another one")
+            raise UnsupportedModel("rope_theta is 1; rope type 'yarn' requires another value")
         return Rotary(dim, theta, scaling)
 
     def rope_types(self) -> set[str]:
@@ -164,7 +164,7 @@ class Fields:
         rope = scaling or parameters
         if any(isinstance(value, dict) for value in rope.values()):
             raise UnsupportedModel(
-                f"rope_parameters or rope_scaling is {rope!r}; one for all layers is needed"
+                f"rope_parameters or rope_scaling is {rope!r}; required: one for all layers"
             )
         trained = "original_max_position_embeddings"
         outer = {name: self._data[name] for name in ("rope_theta", trained) if self._data.get(name)}
@@ -182,9 +182,7 @@ class Fields:
 
     def head_dim(self, hidden_size: int, heads: int) -> int:
         if hidden_size % heads:
-            raise UnsupportedModel(
-                f"hidden_size {hidden_size} cannot be shared evenly by {heads} attention heads"
-            )
+            raise UnsupportedModel(f"hidden_size {hidden_size} is not divisible by {heads} attention heads")
         return hidden_size // heads
 
     def layer_types(self, default: list[str]) -> list[str]:
@@ -193,7 +191,7 @@ class Fields:
         known = ("full_attention", "sliding_attention")
         if len(types) != len(default) or not set(types) <= set(known):
             raise UnsupportedModel(
-                f"layer_types is {types!r}; {len(default)} times {' or '.join(known)} is needed"
+                f"layer_types is {types!r}; required: a list of {len(default)} times {' or '.join(known)}"
             )
         return types
 
@@ -202,7 +200,7 @@ class Fields:
         heads = self.count("num_attention_heads")
         kv_heads = self.count(kv_heads_name, heads)
         if heads % kv_heads:
-            raise UnsupportedModel(f"{heads} attention heads cannot be shared evenly by {kv_heads} KV heads")
+            raise UnsupportedModel(f"{heads} attention heads are not divisible by {kv_heads} KV heads")
         return heads, kv_heads
 
 
@@ -221,7 +219,7 @@ def _rope_scaling(
             return _long_rope(rope, dim, longest)
         case "dynamic":
             if dim == 2:
-                raise UnsupportedModel("rope type 'dynamic' needs more than 2 features that turn")
+                raise UnsupportedModel("rope type 'dynamic' needs more than 2 rotary features")
             trained = Fields({"max_position_embeddings": longest}).count("max_position_embeddings")
             return DynamicRope(_positive("factor", rope["factor"]), trained)
         case kind:
@@ -273,7 +271,7 @@ def _long_rope(rope: dict[str, Any], dim: int, longest: int | None) -> LongRope:
 
 def _factors(name: str, values: Any, count: int) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != count:
-        raise UnsupportedModel(f"{name} is {values!r}; a list of {count} numbers is needed")
+        raise UnsupportedModel(f"{name} is {values!r}; required: a list of {count} numbers")
     return tuple(_positive(name, value) for value in values)
 
 
@@ -284,5 +282,5 @@ def _mscale(factor: float, mscale: float) -> float:
 
 def _positive(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise UnsupportedModel(f"{name} is {value!r}; a number above 0 is needed")
+        raise UnsupportedModel(f"{name} is {value!r}; required: a number above 0")
     return float(value)

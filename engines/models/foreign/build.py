@@ -89,12 +89,12 @@ class _Builder:
         for name, parameter in list(self._module.named_parameters()):
             owner, leaf = self._owner(name)
             # `setattr` would register the parameter, while another rank may be inside `init_empty_weights`.
-            owner._parameters[leaf] = nn.Parameter(self._whole(name, parameter), requires_grad=False)
+            owner._parameters[leaf] = nn.Parameter(self._read_tensor(name, parameter), requires_grad=False)
         stored = self._module.state_dict().keys()
         for name, buffer in list(self._module.named_buffers()):
             # A buffer without dimensions is a constant of the module's code.
             if buffer.dim() and name in stored and self._weights.has(self._name(name)):
-                self._set(name, self._whole(name, buffer))
+                self._set(name, self._read_tensor(name, buffer))
         for path, owner in list(self._module.named_modules()):
             if (norm := self._split_norm(path, owner) or native_norm(owner)) is not None:
                 self._set(path, norm)
@@ -150,11 +150,11 @@ class _Builder:
             return None
         count, hidden, middle = owner.down_proj.shape
         part = self._split.of(f"{path}.{DOWN}", (hidden, middle)).columns
-        gate_up, down = self._experts_read(path, count, hidden, middle, part or Shard(0, middle))
+        gate_up, down = self._read_experts(path, count, hidden, middle, part or Shard(0, middle))
         packed = lmi_kernels.pack_experts(gate_up, down, self._weights.pack, activation)
         return PackedExperts(packed, count, self._comm if part else None)
 
-    def _experts_read(
+    def _read_experts(
         self, path: str, count: int, hidden: int, middle: int, part: Shard
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read this rank's shard of each expert: gates and ups, [count, 2 * part, hidden], and downs, [count, hidden,
@@ -178,7 +178,7 @@ class _Builder:
         """Read a tensor of all experts. The checkpoint may store it in parts."""
         (count, height, width), names = shape, self._stored.get(name, ())
         if len(names) < 2:
-            return self._weights.whole(self._name(name), shape)
+            return self._weights.tensor(self._name(name), shape)
         part = Shard(0, count * height // len(names))
         stacked = self._weights.rows(names, [part] * len(names), (count * height, width))
         return stacked.view(shape)
@@ -227,7 +227,7 @@ class _Builder:
         if split.columns is None:
             return PackedLinear(self._weights.pack(*self._rows_of([path], [linear], shape, biased)))
         weight = self._weights.columns(self._name(f"{path}.weight"), split.columns, shape)
-        bias = self._weights.whole(self._name(f"{path}.bias"), shape[:1]) if biased else None
+        bias = self._weights.tensor(self._name(f"{path}.bias"), shape[:1]) if biased else None
         # Only rank 0 adds a bias to the sum.
         return PackedLinear(self._weights.pack(weight, bias if self._comm.rank == 0 else None), self._comm)
 
@@ -254,7 +254,7 @@ class _Builder:
         split = self._split.of(path, (linear.out_features, linear.in_features))
         return split.rows or (Shard(0, linear.out_features),)
 
-    def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _read_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Read a tensor that belongs to no linear layer. Every rank has all of it, except of norms over all heads and
         norms with a weight for each head."""
         shape, heads = tuple(tensor.shape), Shard(0, tensor.shape[0])

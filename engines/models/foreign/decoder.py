@@ -88,7 +88,7 @@ class ForeignDecoder:
             for name, child in owner.named_children():
                 if isinstance(child, nn.ModuleList) and len(child) == length:
                     return owner, name, child
-        raise ValueError(f"{type(self._causal).__name__} has no list of its layers")
+        raise ValueError(f"{type(self._causal).__name__} has no list of layers")
 
 
 class _FixedHiddenStates(nn.Module):

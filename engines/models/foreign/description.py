@@ -19,30 +19,30 @@ from engines.models.foreign.sources import Source, causal_architectures, find_so
 from engines.models.foreign.split import SplitPlan, why_not_split
 from engines.partition import split_evenly
 
-_OBSTACLES = (
+_UNSUPPORTED_PATTERNS = (
     (r"\A(?!.*ALL_ATTENTION_FUNCTIONS)", "its code does not use transformers' attention interface"),
-    (r"_is_stateful = True|conv_state|recurrent", "it has layers with a state"),
-    (r"create_bidirectional_mask|encoder_hidden_states", "it is an encoder, or attends to one"),
+    (r"_is_stateful = True|conv_state|recurrent", "it has recurrent layers"),
+    (r"create_bidirectional_mask|encoder_hidden_states", "it is an encoder or uses cross-attention"),
     (r"kv_shared", "its layers share keys and values"),
-    (r"create_chunked_causal_mask", "it attends in chunks"),
+    (r"create_chunked_causal_mask", "it uses chunked attention"),
     (
         r"\n +(indices|block_indices|position_bias)=",
-        "its attention takes more than keys, values and a window",
+        "its attention has inputs other than keys, values and a window",
     ),
     (
         r"\A(?!.*\n@use_experts_implementation\nclass ).*(class \w*Experts\(|\.experts = )",
-        "its experts have another form than those of OLMoE",
+        "its experts are not implemented like those of OLMoE",
     ),
 )
 """Patterns in the source of unsupported architectures, each with the reason."""
 _UNSUPPORTED = {
-    "CohereCompassForCausalLM": "its rotary embedding needs more than a text's positions",
-    "DiffLlamaForCausalLM": "its layers attend twice",
-    "DogeForCausalLM": "its attention has masks of its own",
-    "HunYuanMoEV1ForCausalLM": "its code reads the weight of a linear",
-    "MiMoV2FlashForCausalLM": "its layers have heads of several widths",
-    "MllamaForCausalLM": "it attends to images",
-    "MoshiForCausalLM": "it takes more than text",
+    "CohereCompassForCausalLM": "its rotary embedding needs more than token positions",
+    "DiffLlamaForCausalLM": "its layers compute attention twice",
+    "DogeForCausalLM": "it uses custom attention masks",
+    "HunYuanMoEV1ForCausalLM": "its code reads the weights of a linear layer directly",
+    "MiMoV2FlashForCausalLM": "its layers have heads of different sizes",
+    "MllamaForCausalLM": "it uses cross-attention to images",
+    "MoshiForCausalLM": "it takes inputs other than text",
 }
 """Unsupported architectures that no pattern finds, each with the reason."""
 _OTHER_INPUTS = r"pixel_values|input_features|input_values|audio_codes"
@@ -97,15 +97,15 @@ class ForeignConfig(ModelConfig):
         return size
 
 
-def obstacle(source: Source) -> str:
+def unsupported_reason(source: Source) -> str:
     """Return why an architecture is not supported, as far as its source shows. Empty if the source shows no reason."""
     if source.architecture in _UNSUPPORTED:
         return _UNSUPPORTED[source.architecture]
-    for pattern, reason in _OBSTACLES:
+    for pattern, reason in _UNSUPPORTED_PATTERNS:
         if re.search(pattern, source.modeling, re.DOTALL):
             return reason
     own = source.modeling.partition(f"\nclass {source.architecture}(")[2].partition("\nclass ")[0]
-    return "it takes more than text" if re.search(_OTHER_INPUTS, own) else ""
+    return "it takes inputs other than text" if re.search(_OTHER_INPUTS, own) else ""
 
 
 def describe(folder: Path) -> ForeignConfig:
@@ -119,13 +119,13 @@ def describe(folder: Path) -> ForeignConfig:
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise UnsupportedModel(f"{folder / 'config.json'} holds no JSON object")
+        raise UnsupportedModel(f"{folder / 'config.json'} is not a JSON object")
     architecture = Fields(data).architecture
     source = _source(architecture, str(data.get("model_type")))
     fields = Fields(_with_common_names(data, source))
     _require_plain(architecture, data)
     try:
-        return _described(folder, fields, source)
+        return _make_config(folder, fields, source)
     except KeyError as error:
         raise UnsupportedModel(f"config.json has no field {error}") from None
 
@@ -136,7 +136,7 @@ def _source(architecture: str, model_type: str) -> Source:
     source = find_source(architecture, model_type)
     if source is None:
         raise UnsupportedModel(f"transformers has no {architecture} of model type {model_type!r}")
-    if reason := obstacle(source):
+    if reason := unsupported_reason(source):
         raise UnsupportedModel(f"{architecture} cannot run on this engine's cache: {reason}")
     return source
 
@@ -159,11 +159,11 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
         raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
     if changing := Fields(data).rope_types().difference(_ROPE_TYPES):
         raise UnsupportedModel(
-            f"{architecture} with rope type {changing.pop()!r}, whose angles change with other sequences of a batch"
+            f"{architecture} with rope type {changing.pop()!r}, whose angles depend on the other sequences of a batch"
         )
 
 
-def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
+def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", hidden_size // heads)

@@ -99,11 +99,11 @@ class LateRotary:
             return None
         replacement = cls(function, form, angles)
         scope = {**forward.__globals__, _FUNCTION: replacement}
-        own = FunctionType(
+        new_forward = FunctionType(
             forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__
         )
-        own.__kwdefaults__ = forward.__kwdefaults__
-        module.__dict__["forward"] = MethodType(own, module)
+        new_forward.__kwdefaults__ = forward.__kwdefaults__
+        module.__dict__["forward"] = MethodType(new_forward, module)
         return replacement
 
     def __call__(
@@ -138,7 +138,7 @@ class LateRotary:
             return (*inputs, angles)
         if was_last and angles is not None:
             raise UnsupportedAttention(
-                "queries and keys are changed after they are turned, but not in all steps"
+                "queries and keys are changed after the rotary embedding, but not in all steps"
             )
         return query, key, None
 

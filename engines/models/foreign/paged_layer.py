@@ -21,7 +21,7 @@ NAME = "lmi"
 """Value of `attn_implementation` for this module. It has no mask function, so transformers makes no masks."""
 _IN_MASKS = 0
 """Default of `sliding_window`. Modules that do not pass their window apply it only in masks."""
-_WITHOUT_EFFECT = frozenset(
+_IGNORED_ARGUMENTS = frozenset(
     (
         *("dropout", "position_ids", "cache_position", "output_attentions", "output_hidden_states"),
         *("use_cache", "return_dict", "is_causal", "position_embeddings", "layer_idx"),
@@ -50,7 +50,7 @@ class StepState:
         """End the step. Raises `UnsupportedAttention` if a layer did not attend."""
         self.step = self.cache = None
         if self.calls != set(range(num_layers)):
-            raise UnsupportedAttention(f"of {num_layers} layers only {len(self.calls)} attend")
+            raise UnsupportedAttention(f"only {len(self.calls)} of {num_layers} layers compute attention")
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class PagedLayer:
         if step is None or cache is None or params is None:
             raise UnsupportedAttention("attention outside of a step")
         if self.index in self.step_state.calls:
-            raise UnsupportedAttention(f"layer {self.index} attends twice in a step")
+            raise UnsupportedAttention(f"layer {self.index} computes attention twice in a step")
         self.step_state.calls.add(self.index)
         width, num_tokens = value.shape[-1], query.shape[2]
         if width < self.head_dim:
@@ -103,7 +103,7 @@ class PagedLayer:
         angles = None
         if self.rotary is not None:
             query, key, angles = self.rotary.unrotated(query, key)
-        qkv, pool = _side_by_side(query, key, value), cache.layers[self.index]
+        qkv, pool = _join_qkv(query, key, value), cache.layers[self.index]
         self.stopwatch.start()
         if angles is not None and isinstance(step, NativeStepAttention):
             out = step.attend(qkv, params, pool, angles)
@@ -121,7 +121,7 @@ class PagedLayer:
         return AttentionParams(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=sinks)
 
 
-def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _join_qkv(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Join [1, heads, num_tokens, head_dim] each to [num_tokens, all heads * head_dim], without a copy if they are
     views of one projection's result."""
     (_, heads, num_tokens, head_dim), kv_heads = query.shape, key.shape[1]
@@ -153,11 +153,11 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Implement transformers' attention interface. Raises `UnsupportedAttention`."""
     layer: PagedLayer | None = getattr(module, _ATTRIBUTE, None)
-    unknown = [name for name, what in others.items() if name not in _WITHOUT_EFFECT and what is not None]
+    unknown = [name for name, what in others.items() if name not in _IGNORED_ARGUMENTS and what is not None]
     if layer is None or attention_mask is not None or unknown or others.get("is_causal") is False:
         what = f" ({', '.join(unknown)})" if unknown else ""
         raise UnsupportedAttention(
-            f"{type(module).__name__} attends to something other than a sequence's earlier tokens{what}"
+            f"{type(module).__name__} attends to something other than the previous tokens of a sequence{what}"
         )
     window = layer.window if sliding_window == _IN_MASKS else sliding_window
     arguments = scaling, window, softcap, s_aux is None

@@ -36,7 +36,7 @@ def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, Sequence[str
         name, converted = rename_source_key(stored, renamings, converters, module.base_model_prefix, own)
         if converted is not None and not _stacks_experts(converters, converted):
             raise BadCheckpoint(
-                f"tensor {stored!r} is not stored as {type(module).__name__} has it; engine=Python with"
+                f"tensor {stored!r} is not stored in the layout of {type(module).__name__}; engine=Python with"
                 " option.rolling_batch=disable converts it"
             )
         found.setdefault(name, []).append(stored)

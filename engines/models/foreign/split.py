@@ -75,7 +75,7 @@ class SplitPlan:
         for heads, part in ((self.num_heads, share.queries), (self.num_kv_heads, share.kv_heads)):
             if features == heads * self.head_dim:
                 return part.scaled(self.head_dim)
-        raise ValueError(f"{pattern} has {features} features, which are not those of whole heads")
+        raise ValueError(f"{pattern} has {features} features, which are not a multiple of the head size")
 
 
 def with_split_norms(plan: Mapping[str, str]) -> dict[str, str]:
@@ -92,9 +92,9 @@ def with_split_norms(plan: Mapping[str, str]) -> dict[str, str]:
 def why_not_split(plan: Mapping[str, str] | None) -> str:
     """Return why tensor parallelism does not support the model. Empty if it does."""
     if not plan:
-        return "transformers has no plan to share it among ranks"
+        return "transformers has no tensor-parallel plan for it"
     if any(pattern.endswith("kv_b_proj") for pattern in plan):
-        return "its latent attention is not split here"
+        return "tensor parallelism does not support its latent attention"
     if not any(_is_attention(pattern) for pattern in plan):
         return "transformers' plan does not split its attention"
     for pattern, style in plan.items():
@@ -109,7 +109,7 @@ def why_not_split(plan: Mapping[str, str] | None) -> str:
         else:
             allowed = (*known, "packed_colwise", "colwise_gather_output", "rowwise_split_input")
         if style not in allowed:
-            return f"transformers' plan has {pattern} as {style}, which is not split here"
+            return f"transformers' plan has {pattern} as {style}, which is not supported"
     return ""
 
 

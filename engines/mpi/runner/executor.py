@@ -82,9 +82,9 @@ class StepExecutor:
         try:
             self._runner.update(plan)
         except Exception as error:
-            logger.exception("rank %d: cannot carry out what the plan changes", self._comm.rank)
+            logger.exception("rank %d: cannot apply the changes of the plan", self._comm.rank)
             self._end_all(error)
-            raise RankBroken(f"rank {self._comm.rank} has lost track of its blocks: {error}") from error
+            raise RankBroken(f"rank {self._comm.rank} has an inconsistent block table: {error}") from error
         batch = None
         try:
             batch = self._runner.prepare(plan)

@@ -37,7 +37,7 @@ def check_request(
         each = f" for each of {beams} beams" if beams > 1 else ""
         raise InvalidRequest(
             f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens={sampling.max_new_tokens}"
-            f" come to {worst}{each}, more than the limit of {limit} tokens"
+            f" are {worst} in total{each}, more than the limit of {limit} tokens"
         )
     check_token_ids(sequence.request.prompt_token_ids, vocab_size)
 
@@ -57,12 +57,12 @@ def check_queue(
     places = max(0, settings.max_num_seqs - num_running - waiting.num_preempted)
     if waiting.num_newcomers - places >= settings.max_waiting:
         raise Overloaded(
-            f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
+            f"the queue is full: {settings.max_waiting} requests are already waiting (job_queue_size)"
         )
     limit = settings.max_queued_tokens
     queued = 0 if limit is None else waiting.num_queued_tokens(places)
     if limit is not None and queued and queued + sequence.num_tokens > limit:
         raise Overloaded(
-            f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"
-            f" {sequence.num_tokens} would go beyond {limit} (option.max_queued_tokens)"
+            f"the queue is full: prompts of {queued} tokens are already waiting, and this one's"
+            f" {sequence.num_tokens} would exceed the limit of {limit} (option.max_queued_tokens)"
         )

@@ -128,7 +128,7 @@ class Scheduler:
             sequence = self._by_id.get(request_id)
             if sequence is not None and sequence.number == number:
                 error = DeadlineExceeded(
-                    f"the request's time is over; {sequence.num_output_tokens} tokens were generated"
+                    f"the request timed out; {sequence.num_output_tokens} tokens were generated"
                 )
                 outputs += self.fail([sequence], error)
         return outputs

@@ -98,7 +98,7 @@ def test_models_are_listed_with_their_way() -> None:
     assert found["LlamaForCausalLM"].way == "lmi"
     assert found["CohereForCausalLM"] == KnownModel("CohereForCausalLM", "transformers", "any")
     assert found["StableLmForCausalLM"].degrees == "1"
-    assert "no plan" in found["StableLmForCausalLM"].note
+    assert "no tensor-parallel plan" in found["StableLmForCausalLM"].note
     assert found["MambaForCausalLM"].way == "Python"
     assert "encoder" in found["T5ForConditionalGeneration"].note
 

@@ -211,29 +211,35 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
             "rope type 'proportional'.*supported: .*longrope, yarn",
         ),
         ({"rope_scaling": {"type": "dynamic"}}, "no field 'factor'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "needs more than 2 features"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2},
+            "needs more than 2 rotary features",
+        ),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1, 1]}}, "no field 'long_factor'"),
         (
             {"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1]}},
-            r"long_factor is \[1\]; a list of 2 numbers",
+            r"long_factor is \[1\]; required: a list of 2 numbers",
         ),
         (
             {"rope_scaling": {"type": "su", "short_factor": [1, "2"], "long_factor": [1, 1]}},
-            "short_factor is '2'; a number above 0",
+            "short_factor is '2'; required: a number above 0",
         ),
-        (_YARN | {"rope_theta": 1}, "rope_theta is 1; rope type 'yarn' needs another one"),
-        (_YARN | {"max_position_embeddings": "long"}, "max_position_embeddings is 'long'; a whole number"),
+        (_YARN | {"rope_theta": 1}, "rope_theta is 1; rope type 'yarn' requires another value"),
+        (
+            _YARN | {"max_position_embeddings": "long"},
+            "max_position_embeddings is 'long'; required: an integer",
+        ),
         (
             {"rope_scaling": _YARN["rope_scaling"] | {"mscale": "1", "mscale_all_dim": 1}},
-            "mscale is '1'; a number above 0",
+            "mscale is '1'; required: a number above 0",
         ),
         (
             {"rope_scaling": _YARN["rope_scaling"] | {"mscale": 1, "mscale_all_dim": [1]}},
-            r"mscale_all_dim is \[1\]; a number above 0",
+            r"mscale_all_dim is \[1\]; required: a number above 0",
         ),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "one for all layers is needed"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "required: one for all layers"),
         ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
-        ({"vocab_size": "97"}, "vocab_size is '97'; a whole number above 0 is needed"),
+        ({"vocab_size": "97"}, "vocab_size is '97'; required: an integer of at least 1"),
         ({"hidden_size": 36.5}, r"hidden_size is 36\.5"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
@@ -241,8 +247,8 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
         ({"intermediate_size": None}, "intermediate_size is None"),
         ({"max_position_embeddings": [64]}, r"max_position_embeddings is \[64\]"),
         ({"head_dim": "64"}, "head_dim is '64'"),
-        ({"head_dim": 5}, "head_dim is 5; rotary embedding needs an even number"),
-        ({"num_key_value_heads": 2}, "9 attention heads cannot be shared evenly by 2 KV heads"),
+        ({"head_dim": 5}, "head_dim is 5; rotary embedding requires an even number"),
+        ({"num_key_value_heads": 2}, "9 attention heads are not divisible by 2 KV heads"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
         (
             {"architectures": ["NoSuchForCausalLM"]},
@@ -263,7 +269,7 @@ def test_a_value_that_cannot_be_is_named(changes: dict[str, Any], message: str, 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[1]", "holds no JSON object")],
+    [(b"{", "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[1]", "is not a JSON object")],
 )
 def test_a_file_that_is_no_json_object(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)

@@ -123,7 +123,7 @@ def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"activation": "mish"}, "activation is 'mish'; supported: gelu, "),
-        ({"num_attention_heads": 70}, "hidden_size 4544 cannot be shared evenly by 70 attention heads"),
+        ({"num_attention_heads": 70}, "hidden_size 4544 is not divisible by 70 attention heads"),
         ({"hidden_size": 71 * 5}, "head_dim is 5"),
         ({"new_decoder_architecture": True, "num_kv_heads": 3}, "71 attention heads .* by 3 KV heads"),
         (

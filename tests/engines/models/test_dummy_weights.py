@@ -59,7 +59,7 @@ def test_every_number_is_a_hash_of_the_name_and_its_place() -> None:
 @given(st.data(), st.integers(1, 5), st.sampled_from([1, 2, 7, 64, 30_000, 70_000]))
 def test_every_part_is_cut_from_the_same_tensor(data: st.DataObject, rows: int, columns: int) -> None:
     weights, shape = dummy(), (rows, columns)
-    whole = weights.whole(NAME, shape)
+    whole = weights.tensor(NAME, shape)
 
     def shard(size: int) -> Shard:
         start = data.draw(st.integers(0, size - 1))
@@ -68,14 +68,14 @@ def test_every_part_is_cut_from_the_same_tensor(data: st.DataObject, rows: int, 
     ranges = [shard(rows), shard(rows)]
     joined = torch.cat([whole[one.start : one.stop] for one in ranges])
     assert torch.equal(weights.pieces(NAME, ranges, shape), joined)
-    other = weights.whole("other", (2, columns))
+    other = weights.tensor("other", (2, columns))
     below = weights.rows([NAME, "other"], [ranges[0], Shard(1, 2)], (rows + 2, columns))
     assert torch.equal(below, torch.cat((whole[ranges[0].start : ranges[0].stop], other[1:])))
     across = shard(columns)
     assert torch.equal(weights.columns(NAME, across, shape), whole[:, across.start : across.stop])
     stacked = weights.stacked_columns([NAME, "b"], across, shape)
     assert torch.equal(stacked[0], whole[:, across.start : across.stop])
-    assert torch.equal(stacked[1], weights.whole("b", shape)[:, across.start : across.stop])
+    assert torch.equal(stacked[1], weights.tensor("b", shape)[:, across.start : across.stop])
     assert all(
         part.is_contiguous() for part in (joined, below, stacked, weights.columns(NAME, across, shape))
     )
@@ -84,7 +84,7 @@ def test_every_part_is_cut_from_the_same_tensor(data: st.DataObject, rows: int, 
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_the_shards_of_all_ranks_are_the_whole(degree: int) -> None:
     shape = (97, 50)
-    whole = dummy().whole(NAME, shape)
+    whole = dummy().tensor(NAME, shape)
     ranks = [dummy() for _ in range(degree)]
     rows = [ranks[i].rows([NAME], [split_evenly(97, degree, i)], shape) for i in range(degree)]
     columns = [ranks[i].columns(NAME, split_evenly(50, degree, i), shape) for i in range(degree)]
@@ -95,7 +95,7 @@ def test_the_shards_of_all_ranks_are_the_whole(degree: int) -> None:
 
 def test_matrices_and_biases_are_about_normal_and_norms_near_one() -> None:
     weights = dummy()
-    matrix = weights.whole(NAME, (500, 400))
+    matrix = weights.tensor(NAME, (500, 400))
     assert abs(matrix.mean().item()) < 2e-4
     assert 0.0198 < matrix.std().item() < 0.0205
     inside = [(matrix.abs() < count * 0.02).float().mean().item() for count in (1, 2, 3)]
@@ -103,30 +103,30 @@ def test_matrices_and_biases_are_about_normal_and_norms_near_one() -> None:
     assert inside == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.015)
     pairs = torch.stack((matrix.flatten()[:-1], matrix.flatten()[1:]))
     assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.01
-    across = torch.stack((matrix.flatten(), weights.whole("another.weight", (500, 400)).flatten()))
+    across = torch.stack((matrix.flatten(), weights.tensor("another.weight", (500, 400)).flatten()))
     assert abs(torch.corrcoef(across)[0, 1].item()) < 0.01
     for name in ("model.norm.weight", "h.0.input_layernorm.weight", "h.0.ln_attn.weight", "a.q_norm.weight"):
-        norm = weights.whole(name, (4096,))
+        norm = weights.tensor(name, (4096,))
         assert abs(norm.mean().item() - 1) < 2e-3
         assert 0.018 < norm.std().item() < 0.022
     for name in ("model.norm.bias", "h.0.ln_f.bias", "q_proj.bias", "normal.up_proj.weight"):
-        assert abs(weights.whole(name, (4096,)).mean().item()) < 2e-3
+        assert abs(weights.tensor(name, (4096,)).mean().item()) < 2e-3
 
 
 def test_numbers_are_rounded_as_those_of_a_checkpoint() -> None:
-    exact = dummy().whole(NAME, (300, 300))
-    assert torch.equal(dummy("float16").whole(NAME, (300, 300)), exact.half().float())
-    rounded = dummy("bfloat16").whole(NAME, (300, 300))
+    exact = dummy().tensor(NAME, (300, 300))
+    assert torch.equal(dummy("float16").tensor(NAME, (300, 300)), exact.half().float())
+    rounded = dummy("bfloat16").tensor(NAME, (300, 300))
     assert not torch.equal(rounded, exact)
     assert torch.equal(rounded, exact.bfloat16().float())
-    assert torch.equal(dummy("float32", torch.bfloat16).whole(NAME, (300, 300)), rounded)
-    low = DummyWeights("bfloat16", torch.bfloat16, torch.bfloat16, CPU).whole(NAME, (300, 300))
+    assert torch.equal(dummy("float32", torch.bfloat16).tensor(NAME, (300, 300)), rounded)
+    low = DummyWeights("bfloat16", torch.bfloat16, torch.bfloat16, CPU).tensor(NAME, (300, 300))
     assert low.dtype == torch.bfloat16
     assert torch.equal(low.float(), rounded)
 
 
 def test_bf16_is_not_all_exact_in_fp16_as_in_a_trained_model() -> None:
-    matrix = dummy("bfloat16").whole(NAME, (1000, 1000))
+    matrix = dummy("bfloat16").tensor(NAME, (1000, 1000))
     lost = (matrix.half().float() != matrix).float().mean().item()
     natural = (
         torch.randn(1000, 1000, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16().float()
@@ -136,10 +136,10 @@ def test_bf16_is_not_all_exact_in_fp16_as_in_a_trained_model() -> None:
 
 def test_bytes_are_counted_as_they_would_stand_in_the_files() -> None:
     weights = dummy("bfloat16")
-    weights.whole("norm.weight", (10,))
+    weights.tensor("norm.weight", (10,))
     weights.stacked_columns(["a", "b"], Shard(1, 3), (5, 4))
     assert weights.owned_bytes == 2 * 10 + 2 * 2 * 5 * 2
-    assert dummy("strange").whole("a", (1,)).shape == (1,)
+    assert dummy("strange").tensor("a", (1,)).shape == (1,)
     weights.close()
 
 
@@ -154,7 +154,7 @@ def test_load_format_decides_where_weights_come_from(tmp_path: Path) -> None:
     settings = ModelSettings(str(tmp_path), "tiny", "fp32", 64, "dummy")
     assert isinstance(weight_source(settings, "float32", FP32, FP32, CPU, Communicator()), DummyWeights)
     read = ModelSettings(str(tmp_path), "tiny", "fp32", 64)
-    with pytest.raises(BadCheckpoint, match=r"holds no \.safetensors file"):
+    with pytest.raises(BadCheckpoint, match=r"contains no \.safetensors file"):
         weight_source(read, "float32", FP32, FP32, CPU, Communicator())
 
 
@@ -163,7 +163,7 @@ def save_same(kind: str, folder: Path) -> None:
     save_model(folder, kind, tie_word_embeddings=False)
     file = folder / "model.safetensors"
     shapes = {name: tuple(tensor.shape) for name, tensor in load_file(file).items()}
-    save_file({name: dummy().whole(name, shape) for name, shape in shapes.items()}, file)
+    save_file({name: dummy().tensor(name, shape) for name, shape in shapes.items()}, file)
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,9 @@ def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     save_file({"a": torch.ones(64, 64)}, path)
     weights = reader(tmp_path, FolderRanges(tmp_path))
     path.write_bytes(path.read_bytes()[:2000])
-    weights.prefetch(lambda source: source.whole("a", (64, 64)))
-    with pytest.raises(BadCheckpoint, match="ends before the tensor"):
-        weights.whole("a", (64, 64))
+    weights.prefetch(lambda source: source.tensor("a", (64, 64)))
+    with pytest.raises(BadCheckpoint, match="is truncated"):
+        weights.tensor("a", (64, 64))
     weights.close()
 
 

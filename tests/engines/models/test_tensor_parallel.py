@@ -230,7 +230,7 @@ def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Pa
 
 def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    with pytest.raises(ValueError, match="9 query heads cannot be dealt out to 10 ranks"):
+    with pytest.raises(ValueError, match="9 query heads cannot be split over 10 ranks"):
         make_runner(tmp_path, _LoneRank(0, 10))
 
 

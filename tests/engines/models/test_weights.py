@@ -72,10 +72,10 @@ def test_columns(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None
 
 def test_rounds_to_storage_and_gives_in_compute(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     reader = WeightReader(tmp_path, torch.bfloat16, torch.float32, CPU)
-    norm = reader.whole("norm", (2,))
+    norm = reader.tensor("norm", (2,))
     assert norm.dtype == torch.float32
     assert torch.equal(norm, tensors["norm"].bfloat16().float())
-    half = reader.whole("half", (6, 4))
+    half = reader.tensor("half", (6, 4))
     assert torch.equal(half, tensors["half"].float())
     assert reader.owned_bytes == 2 * 4 + 24 * 2  # as the files have them
     reader.close()
@@ -83,7 +83,7 @@ def test_rounds_to_storage_and_gives_in_compute(tensors: dict[str, torch.Tensor]
 
 def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) -> None:
     with pytest.raises(BadCheckpoint, match=r"'norm' has shape 2, config.json says 3"):
-        reader.whole("norm", (3,))
+        reader.tensor("norm", (3,))
     with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 6x5"):
         reader.columns("q", Shard(0, 2), (6, 5))
     with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says anyx5"):
@@ -96,7 +96,7 @@ def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) ->
         reader.rows(["q", "k"], [Shard(0, 2)] * 2, (9, 4))
     with pytest.raises(BadCheckpoint, match="'k' has only 2 rows"):
         reader.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4))
-    with pytest.raises(BadCheckpoint, match="'q', 'half' are not all of one dtype"):
+    with pytest.raises(BadCheckpoint, match="'q', 'half' have different dtypes"):
         reader.rows(["q", "half"], [Shard(0, 2)] * 2, (12, 4))
     with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 7x4"):
         reader.pieces("q", [Shard(0, 2)], (7, 4))
@@ -104,7 +104,7 @@ def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) ->
         reader.pieces("q", [Shard(0, 1), Shard(5, 7)], (6, 4))
     with pytest.raises(BadCheckpoint, match=r"'k' has shape 2x4, config.json says 6x4"):
         reader.stacked_columns(["q", "k"], Shard(0, 2), (6, 4))
-    with pytest.raises(BadCheckpoint, match="'q', 'half' are not all of one dtype"):
+    with pytest.raises(BadCheckpoint, match="'q', 'half' have different dtypes"):
         reader.stacked_columns(["q", "half"], Shard(0, 4), (6, 4))
     assert reader.owned_bytes == 0
 

@@ -85,7 +85,7 @@ class FakeGenerator:
             self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True
-            raise WorkerProcessEnded("it was ended by SIGKILL")
+            raise WorkerProcessEnded("it was killed by SIGKILL")
         if self._loading:
             self._loading -= 1
             if not self._loading:

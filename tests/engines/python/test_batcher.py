@@ -85,7 +85,7 @@ def test_too_many_waiting_requests_are_refused() -> None:
     batcher = _batcher(max_waiting=2, free_at=None)
     batcher.add(_request("a"), 0.0)
     batcher.add(_request("b"), 0.0)
-    with pytest.raises(Overloaded, match="2 requests are waiting already"):
+    with pytest.raises(Overloaded, match="2 requests are already waiting"):
         batcher.add(_request("c"), 0.0)
     assert batcher.num_waiting == 2
     assert batcher.abort("a")

@@ -53,7 +53,7 @@ def test_an_idle_dispatcher_beats(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (make_request("x", range(70), 1), "71, more than the limit of 64"),
+        (make_request("x", range(70), 1), "71 in total, more than the limit of 64"),
         (make_request("x", [], 1), "at least one prompt token"),
         (make_request("x", [1], 0), "max_new_tokens of at least 1"),
         (make_request("r0"), "in use"),

@@ -66,7 +66,7 @@ def test_a_request_that_ends_the_process_again_and_again_is_refused_and_the_engi
         check_front(front, request)
     (end,) = front.outputs["poison"]
     assert end.error_kind == "request_failed"
-    assert "2 times while it ran this request" in end.error_message
+    assert "2 times while running this request" in end.error_message
     for request in again:
         (end,) = front.outputs[request.id]
         assert end.error_kind == "request_failed"
@@ -91,7 +91,7 @@ def test_an_answer_that_does_not_come_out_the_same_ends_with_an_error(tmp_path: 
     *before, end = front.outputs["a"]
     assert len(before) == 2
     assert end.error_kind == "request_failed"
-    assert "could not be repeated" in end.error_message
+    assert "its output differed" in end.error_message
     assert lab.generator.forgotten == ["a"]
     assert not any(output.error_kind for output in front.outputs["b"])
 
@@ -127,19 +127,21 @@ def test_while_it_is_started_again_the_board_says_so_and_new_requests_are_told(t
     front = lab.serve(submit(make_request("a")), [], [], submit(early), *pauses(5), submit(late), *pauses(9))
     assert states == [
         (EngineState.READY, ""),
-        (EngineState.STARTING, "the generating process is being started again: it was ended by SIGKILL"),
+        (EngineState.STARTING, "the generating process is being restarted: it was killed by SIGKILL"),
         (EngineState.READY, ""),
         (EngineState.DRAINING, ""),
     ]
     (refusal,) = front.outputs["early"]
     assert refusal.error_kind == "unavailable"
-    assert "started again" in refusal.error_message
+    assert "being restarted" in refusal.error_message
     check_front(front, late)
 
 
 def test_a_process_that_ends_again_and_again_without_a_request_ends_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, dies_idle=MAX_DEATHS)
-    with pytest.raises(EngineFailed, match="3 times, and no request is the cause; at last it was ended by"):
+    with pytest.raises(
+        EngineFailed, match="3 times, not caused by a request; the last time it was killed by"
+    ):
         lab.serve(*pauses(30))
     assert lab.generator.num_restarts == MAX_DEATHS - 1
 

@@ -95,7 +95,7 @@ def test_this_machine_with_times_of_its_trace(
         (("--device", "A10G", "--prices", "none.json"), "--prices: only with --instance"),
         (
             ("--instance", "ml.g5.48xlarge", "--prices", "none.json", "--price-per-hour", "2"),
-            "--prices, --price-per-hour: give one of them",
+            "--prices, --price-per-hour: mutually exclusive",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_wrong_options_are_named(
 def test_a_model_that_is_not_here_needs_its_config(configuration: Path) -> None:
     done = invoke(configuration, "--device", "A10G")
     assert done.exit_code == 2
-    assert "--model: not given, and s3://bucket/llama is not on this disk" in done.stderr
+    assert "--model: required, because s3://bucket/llama is not on this disk" in done.stderr
 
 
 def test_a_model_that_does_not_fit_is_refused(configuration: Path, falcon: Path) -> None:

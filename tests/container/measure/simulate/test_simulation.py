@@ -101,7 +101,7 @@ def test_a_client_that_waits_too_long_leaves_and_frees_its_place(llama: Path) ->
 def test_the_server_ends_a_request_at_its_own_limit(llama: Path) -> None:
     found = simulate(rolling_server(llama), Times(10.0), scenario(1, 8, 40))
     (outcome,) = found.run.outcomes
-    assert "the request's time is over" in outcome.error
+    assert "the request timed out" in outcome.error
     assert not outcome.timed_out
 
 

@@ -174,7 +174,9 @@ def test_a_checkpoint_that_transformers_would_compute_from_is_refused(
         conversion_mapping, "get_checkpoint_conversion_mapping", lambda kind: [deepcopy(halves)]
     )
     _rename(tmp_path, lambda name: name.replace("gate_proj", "gate_up_proj"))
-    with pytest.raises(BadCheckpoint, match=r"gate_up_proj.weight' is not stored as Olmo2ForCausalLM has it"):
+    with pytest.raises(
+        BadCheckpoint, match=r"gate_up_proj.weight' is not stored in the layout of Olmo2ForCausalLM"
+    ):
         foreign_runner(tmp_path)
 
 

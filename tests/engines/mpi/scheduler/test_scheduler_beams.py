@@ -262,7 +262,7 @@ def test_what_can_never_fit_is_refused() -> None:
         lab.scheduler.add(beam_request("a", [1], 5, 2))
     lab.scheduler.add(beam_request("b", [1], 4, 8))
     with pytest.raises(
-        InvalidRequest, match="come to 10 for each of 4 beams, more than the limit of 9 tokens"
+        InvalidRequest, match="are 10 in total for each of 4 beams, more than the limit of 9 tokens"
     ):
         lab.scheduler.add(beam_request("c", [1], 4, 9))
 

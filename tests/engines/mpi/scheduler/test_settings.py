@@ -30,8 +30,8 @@ def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS)
             {"chunked_prefill": False},
             ["given false", "at most 64 tokens", "up to 256 tokens", "max_model_len"],
         ),
-        ({"max_num_seqs": 9}, ["given 9", "at most 8", "measured at the start"]),
-        ({"max_num_batched_tokens": 65}, ["given 65", "at most 64", "measured at the start"]),
+        ({"max_num_seqs": 9}, ["given 9", "at most 8", "profiled"]),
+        ({"max_num_batched_tokens": 65}, ["given 65", "at most 64", "profiled"]),
     ],
 )
 def test_a_change_that_allows_a_larger_step_than_was_measured_is_refused(

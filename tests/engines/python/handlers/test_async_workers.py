@@ -59,7 +59,7 @@ def test_an_exception_is_its_requests_own(engine: HandlerEngine) -> None:
 def test_a_call_that_is_cancelled_from_within_has_an_answer(engine: HandlerEngine) -> None:
     bad = engine.invoke({"do": "cancel"})
     assert bad.error == "request_failed"
-    assert bad.pieces[-1].error_message == "the handler's call ended without an answer"
+    assert bad.pieces[-1].error_message == "the handler returned without a response"
 
 
 def test_outputs_of_a_generator_are_a_stream(engine: HandlerEngine) -> None:
@@ -99,7 +99,7 @@ def test_a_crash_among_parallel_requests_is_its_own_alone(start: Start, tmp_path
     crash = engine.invoke({"do": "crash", "path": mark})
     assert [reply.json()["text"] for reply in waiting] == ["ba", "dc", "fe"]
     assert crash.error == "request_failed"
-    assert "the handler's process is gone" in crash.pieces[-1].error_message
+    assert "the handler's process ended" in crash.pieces[-1].error_message
     assert engine.stats().counters["lmi_worker_restarts_total"] == 2, (
         "once with all of them, once with the cause"
     )

@@ -68,5 +68,5 @@ def test_answers_of_one_worker_do_not_excuse_another_that_cannot_load(tmp_path: 
             second.cannot_load()
         yield []
 
-    with pytest.raises(EngineFailed, match=r"worker 1 ended while it loaded.*out of memory"):
+    with pytest.raises(EngineFailed, match=r"worker 1 ended while loading.*out of memory"):
         Lab(tmp_path, 2).play(scenario)

@@ -58,7 +58,7 @@ def test_a_crash_over_one_item_of_a_batch_is_its_own_alone(start: Start, how: st
     replies = [engine.invoke({"inputs": text}) for text in texts]
     assert [reply.json()["text"] for reply in replies if reply is not replies[2]] == list("abdefgh")
     assert replies[2].error == "request_failed"
-    assert "the handler's process is gone" in replies[2].pieces[-1].error_message
+    assert "the handler's process ended" in replies[2].pieces[-1].error_message
     assert _restarts(engine) == 2, "once with all of them, once with the cause"
     assert _wait_ready_again(engine) < _AT_ONCE + _load_seconds(engine)
     assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
