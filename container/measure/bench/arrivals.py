@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, repeat
 from typing import Protocol
 
-from container.measure.bench.lengths import times
+from container.measure.bench.lengths import scale_count
 from container.measure.bench.workload import BenchRequest
 
 
@@ -55,7 +55,7 @@ class Users:
         )
 
     def scaled(self, factor: float) -> Users:
-        return Users(times(self.num_users, factor), self.ramp * factor)
+        return Users(scale_count(self.num_users, factor), self.ramp * factor)
 
     def describe(self, num_requests: int) -> str:
         joining = "" if math.isinf(self.ramp) else f" (ramp: {self.ramp:g} new users each second)"

@@ -37,7 +37,7 @@ from container.measure.bench.report import (
     request_rows,
 )
 from container.measure.bench.scenario import Scenario
-from container.measure.bench.search import RateTrial, judge, search_rate
+from container.measure.bench.search import RateTrial, judge_rate, search_rate
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import (
     BenchError,
@@ -191,7 +191,7 @@ def _search(client: _Client, origin: BenchOrigin, tokenizer: Tokenizer, start: f
         requests = make_requests(scenario.workload, tokenizer, seed)
         arrivals = Burst() if math.isinf(rate) else OpenLoop(rate, shape)
         run, found = client.measure(replace(scenario, arrivals=arrivals), requests, seed, run_number)
-        made = judge(rate, run, found, origin.slo)
+        made = judge_rate(rate, run, found, origin.slo)
         client.view.say(made.too_high or "sustained")
         return made
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
-from container.measure.bench.lengths import Exponential, Fixed, Lengths, Uniform, times
+from container.measure.bench.lengths import Exponential, Fixed, Lengths, Uniform, scale_count
 from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.bench.trace import read_trace
 from container.measure.bench.workload import BenchError, Workload
@@ -110,12 +110,12 @@ class LoadChoice:
         """Return the default number of requests. The requests per user stay the same."""
         count = base.workload.num_requests
         if self.users and isinstance(base.arrivals, Users):
-            return times(count, self.users / base.arrivals.num_users)
+            return scale_count(count, self.users / base.arrivals.num_users)
         return count
 
     def _lengths(self, base: Lengths, mean: int | None, spread: Callable[[int], Lengths]) -> Lengths:
         """mean: the mean given on the command line; spread: makes the distribution of `--lengths spread`."""
-        nominal = mean or times(base.mean, 1)
+        nominal = mean or scale_count(base.mean, 1)
         match self.lengths:
             case "fixed":
                 return Fixed(nominal)

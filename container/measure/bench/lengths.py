@@ -41,7 +41,7 @@ class Fixed:
         return [self.tokens] * count
 
     def scaled(self, factor: float) -> Fixed:
-        return Fixed(times(self.tokens, factor))
+        return Fixed(scale_count(self.tokens, factor))
 
     def describe(self, unit: str) -> str:
         return f"{self.tokens} {unit}"
@@ -67,7 +67,7 @@ class Uniform:
         return [rng.randint(self.shortest, self.longest) for _ in range(count)]
 
     def scaled(self, factor: float) -> Uniform:
-        return Uniform(times(self.shortest, factor), times(self.longest, factor))
+        return Uniform(scale_count(self.shortest, factor), scale_count(self.longest, factor))
 
     def describe(self, unit: str) -> str:
         return f"{self.shortest} to {self.longest} {unit} (uniform)"
@@ -84,7 +84,7 @@ class Exponential:
         return _bounded(lambda: rng.expovariate(1 / self.mean), self.longest, count)
 
     def scaled(self, factor: float) -> Exponential:
-        return Exponential(times(self.mean, factor), times(self.longest, factor))
+        return Exponential(scale_count(self.mean, factor), scale_count(self.longest, factor))
 
     def describe(self, unit: str) -> str:
         return f"1 to {self.longest} {unit} (exponential, mean {self.mean})"
@@ -101,7 +101,7 @@ class Normal:
         return _bounded(lambda: rng.gauss(self.mean, self.deviation), 2 * self.mean, count)
 
     def scaled(self, factor: float) -> Normal:
-        return Normal(times(self.mean, factor), self.deviation * factor)
+        return Normal(scale_count(self.mean, factor), self.deviation * factor)
 
     def describe(self, unit: str) -> str:
         return f"{self.mean} {unit} (normal, standard deviation {self.deviation:.3g})"
@@ -123,7 +123,7 @@ class ShortAndLong:
         return [self.long if rng.random() < self.share_long else self.short for _ in range(count)]
 
     def scaled(self, factor: float) -> ShortAndLong:
-        return replace(self, short=times(self.short, factor), long=times(self.long, factor))
+        return replace(self, short=scale_count(self.short, factor), long=scale_count(self.long, factor))
 
     def describe(self, unit: str) -> str:
         return f"{self.short} {unit} ({100 * self.share_long:g} % of them {self.long})"
@@ -148,13 +148,13 @@ class RecordedLengths:
         return list(self.tokens[:count])
 
     def scaled(self, factor: float) -> RecordedLengths:
-        return replace(self, tokens=tuple(times(tokens, factor) for tokens in self.tokens))
+        return replace(self, tokens=tuple(scale_count(tokens, factor) for tokens in self.tokens))
 
     def describe(self, unit: str) -> str:
         return f"{min(self.tokens)} to {max(self.tokens)} {unit} (recorded, mean {self.mean:.0f})"
 
 
-def times(count: float, factor: float) -> int:
+def scale_count(count: float, factor: float) -> int:
     """Return `count * factor` rounded to an integer of at least 1; halves are rounded up."""
     return max(1, math.floor(count * factor + 0.5))
 

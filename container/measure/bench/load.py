@@ -103,15 +103,15 @@ def run_load(
 
     A failed request gives an outcome with an error, never an exception.
     """
-    crew = _Crew(sessions, lambda: BenchConnection(url, dialect, timeout, headers))
+    threads = _SessionThreads(sessions, lambda: BenchConnection(url, dialect, timeout, headers))
     cpu_before = time.process_time()
-    crew.start()
+    threads.start()
     try:
         outcomes, worst_late = _collect(
-            crew.ended, sum(len(session.requests) for session in sessions), on_done
+            threads.ended, sum(len(session.requests) for session in sessions), on_done
         )
     finally:
-        crew.stop()
+        threads.stop()
     return LoadRun(
         outcomes=tuple(sorted(outcomes, key=lambda outcome: outcome.index)),
         wall_seconds=max(outcome.ended for outcome in outcomes),
@@ -169,7 +169,7 @@ class _LiveFigures:
         return f"{number(rate)} tokens/s{ttft}, {self._num_failed} failed"
 
 
-class _Crew:
+class _SessionThreads:
     """Thread pool that runs sessions.
 
     One thread takes the next session and waits for its start, while another thread stands by for the session after it.
@@ -184,10 +184,10 @@ class _Crew:
         self._connect = connect
         self._most_threads = min(_MAX_THREADS, len(sessions))
         self._threads: list[threading.Thread] = []
-        self._turn = threading.Lock()
+        self._start_lock = threading.Lock()
         """Held by the thread that waits for the next session's start."""
         self._num_waiting = 0
-        """Number of threads that wait for `_turn`."""
+        """Number of threads that wait for `_start_lock`."""
         self._counting = threading.Lock()
         self._started = threading.Event()
         self._stopped = threading.Event()
@@ -195,7 +195,7 @@ class _Crew:
 
     def start(self) -> None:
         """Start the clock, after creating the threads of all sessions that are due at once."""
-        with self._turn:
+        with self._start_lock:
             for _ in range(min(self._most_threads, sum(session.start <= 0 for session in self._sessions))):
                 self._add_thread()
         self._start = time.perf_counter()
@@ -239,7 +239,7 @@ class _Crew:
         """Wait until the next session is due, and return its user and the session; None at the end or after `stop`."""
         with self._counting:
             self._num_waiting += 1
-        with self._turn:
+        with self._start_lock:
             with self._counting:
                 self._num_waiting -= 1
                 alone = not self._num_waiting

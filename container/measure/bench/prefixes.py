@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from container.measure.bench.lengths import times
+from container.measure.bench.lengths import scale_count
 
 _OWN_TOKENS = 4
 """Tokens of a prompt, special tokens included, outside its blocks. Prompts with the same prefix differ in these."""
@@ -39,7 +39,7 @@ class SharedPrefixes:
         return [(rng.randrange(self.num_prefixes),) for _ in range(count)]
 
     def scaled(self, factor: float) -> SharedPrefixes:
-        return replace(self, block_tokens=times(self.block_tokens, factor))
+        return replace(self, block_tokens=scale_count(self.block_tokens, factor))
 
     def describe(self) -> str:
         return f"{self.num_prefixes} shared prefixes of {self.block_tokens} tokens"
@@ -56,7 +56,7 @@ class RecordedPrefixes:
         return list(self.block_ids[:count])
 
     def scaled(self, factor: float) -> RecordedPrefixes:
-        return replace(self, block_tokens=times(self.block_tokens, factor))
+        return replace(self, block_tokens=scale_count(self.block_tokens, factor))
 
     def describe(self) -> str:
         return f"recorded prefixes in blocks of {self.block_tokens} tokens"

@@ -76,7 +76,7 @@ def best_trial(trials: tuple[RateTrial, ...]) -> RateTrial | None:
     return max(sustained, key=lambda trial: trial.rate, default=None)
 
 
-def judge(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateTrial:
+def judge_rate(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateTrial:
     """Decide whether the server sustains a rate.
 
     It does if no request fails, 95 % of them meet the limits, and requests are answered as fast as they arrive.

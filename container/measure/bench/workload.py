@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from container.measure.bench.lengths import Fixed, Lengths, times
+from container.measure.bench.lengths import Fixed, Lengths, scale_count
 from container.measure.bench.prefixes import Prefixes, block_ids
 
 _COMMON_WORDS = (
@@ -59,7 +59,7 @@ class Workload:
         return Workload(
             self.prompts.scaled(factor),
             self.outputs.scaled(factor),
-            times(self.num_requests, factor),
+            scale_count(self.num_requests, factor),
             self.prefixes and self.prefixes.scaled(factor),
         )
 

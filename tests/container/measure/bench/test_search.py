@@ -15,7 +15,7 @@ from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.search import (
     RateTrial,
     best_trial,
-    judge,
+    judge_rate,
     search_rate,
     trials_table,
 )
@@ -41,7 +41,7 @@ def queue(rate: float, service: float, num_requests: int = 80) -> LoadRun:
 
 def measure(rate: float, service: float, slo: Slo | None = None) -> RateTrial:
     run = queue(rate, service)
-    return judge(rate, run, figures(run, REQUESTS, slo), slo)
+    return judge_rate(rate, run, figures(run, REQUESTS, slo), slo)
 
 
 @examples(20)
@@ -69,7 +69,7 @@ def test_limits_are_found_below_saturation() -> None:
     def busy(rate: float) -> RateTrial:
         """A server that saturates at 100 requests/s and is slower the busier it is."""
         run = queue(min(rate, 1e6), 1 / (100 - min(rate, 99)) if rate < 99 else 1.0, 80)
-        return judge(rate, run, figures(run, REQUESTS, Slo(latency=0.025)), Slo(latency=0.025))
+        return judge_rate(rate, run, figures(run, REQUESTS, Slo(latency=0.025)), Slo(latency=0.025))
 
     best = best_trial(search_rate(busy, 10.0))
     assert best is not None
@@ -83,7 +83,7 @@ def test_the_search_ends_where_even_single_requests_fail() -> None:
         run = queue(rate, 0.1)
         broken = replace(run.outcomes[3], error="it broke")
         run = replace(run, outcomes=(*run.outcomes[:3], broken, *run.outcomes[4:]))
-        return judge(rate, run, figures(run, REQUESTS), None)
+        return judge_rate(rate, run, figures(run, REQUESTS), None)
 
     trials = search_rate(failing, 8.0)
     assert best_trial(trials) is None
@@ -101,7 +101,7 @@ def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
         run = queue(rate, 0.1)
         outcomes = tuple(replace(one, error="down") for one in run.outcomes)
         run = replace(run, outcomes=outcomes)
-        return judge(rate, run, figures(run, REQUESTS), None)
+        return judge_rate(rate, run, figures(run, REQUESTS), None)
 
     assert len(search_rate(dead, None)) == 1
 
@@ -122,7 +122,7 @@ def test_a_rate_is_sustained_when_no_queue_forms_in_a_run_that_would_show_it(
     rate: float, num_requests: int, too_high: str
 ) -> None:
     run = queue(rate, 0.1, num_requests)
-    assert judge(rate, run, figures(run, REQUESTS[:num_requests]), None).too_high == too_high
+    assert judge_rate(rate, run, figures(run, REQUESTS[:num_requests]), None).too_high == too_high
 
 
 def test_runs_are_listed_with_what_was_wrong() -> None:
