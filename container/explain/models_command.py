@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 
 from engines.models.architectures import ARCHITECTURES
-from engines.models.foreign.description import obstacle
+from engines.models.foreign.description import unsupported_reason
 from engines.models.foreign.sources import causal_architectures, find_source, generating_architectures
 from engines.models.foreign.split import why_not_split
 
@@ -49,7 +49,7 @@ def _foreign(name: str) -> KnownModel:
     source = find_source(name, model_type)
     if source is None:
         return KnownModel(name, "Python", note="its source is not in the usual place in transformers")
-    if reason := obstacle(source):
+    if reason := unsupported_reason(source):
         return KnownModel(name, "Python", note=reason)
     alone = why_not_split(source.plan)
     return KnownModel(name, "transformers", "1" if alone else "any", alone)

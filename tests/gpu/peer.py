@@ -64,7 +64,7 @@ def load(config: dict[str, Any], device: torch.device) -> Any:
     weights = DummyWeights(config["dtype"], dtype, dtype, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights.whole(name, tuple(parameter.shape)))
+            parameter.copy_(weights.tensor(name, tuple(parameter.shape)))
     weights.close()
     return model.eval()
 
