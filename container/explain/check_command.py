@@ -16,7 +16,7 @@ from container.explain.report import SeveralReports
 from container.explain.target import ServingTarget, device_target, instance_target
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
-from container.models.several import model_folders
+from container.models.model_folders import model_folders
 from container.progress import view_for
 from container.run import launch
 from lmi_server.config import ModelSource

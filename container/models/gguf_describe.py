@@ -1,8 +1,9 @@
 """Write a model folder that describes GGUF files: config.json, tokenizer, chat template, and an index of tensors.
 
-`python -m container.models.gguf_describe FILE FOLDER`, run as a child process by `container/models/files/described.py`.
-FILE is the model's first file. Weights stay in the GGUF files. The tokenizer is the tokenizer.json beside FILE, or is
-built from the metadata. Prints nothing on success, else one line on stderr.
+`python -m container.models.gguf_describe FILE FOLDER`, run as a child process by
+`container/models/files/gguf_description.py`. FILE is the model's first file. Weights stay in the GGUF files. The
+tokenizer is the tokenizer.json beside FILE, or is built from the metadata. Prints nothing on success, else one line on
+stderr.
 """
 
 from __future__ import annotations

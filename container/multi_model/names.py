@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from container.models.several import MODEL_NAME
+from container.models.model_folders import MODEL_NAME
 from container.multi_model.errors import BadModel
 from lmi_server.values.show import as_json
 
@@ -34,5 +34,5 @@ def folder_of_url(url: str, root: Path) -> Path:
     if "\0" in url or not path.is_absolute() or not path.resolve().is_relative_to(root.resolve()):
         raise BadModel(f"{given}; accepted: a folder below {root}")
     if not path.is_dir():
-        raise BadModel(f"{given}: there is no such folder; archives are not unpacked here")
+        raise BadModel(f"{given}: folder not found; archives are not unpacked")
     return path.resolve()

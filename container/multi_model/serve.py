@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from container.models.several import model_folders
+from container.models.model_folders import model_folders
 from container.multi_model.config import FrontConfig
 from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView

@@ -8,7 +8,7 @@ from pathlib import Path
 from container.models.errors import ModelNotAvailable
 from container.models.files import fetch
 from container.models.files.copies import copy_name, last_published
-from container.models.files.described import first_files, locate_description, make_description
+from container.models.files.gguf_description import first_files, locate_description, make_description
 from container.models.files.remote import Remote, Selection
 from container.models.gguf_names import split_address
 from container.progress import ProgressView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
-from container.models.files import choice, described, safetensors_headers
+from container.models.files import choice, gguf_description, safetensors_headers
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
@@ -21,7 +21,7 @@ def weights_problem(folder: Path) -> str | None:
     index and the headers of the files. Of a GGUF file it only checks the size.
     """
     if (folder / gguf_index.NAME).is_file():
-        return described.problem(folder)
+        return gguf_description.problem(folder)
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
     listed += [path for path in folder.iterdir() if path.name.endswith(choice.WEIGHTS_FORMATS)]
     files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
@@ -62,8 +62,8 @@ class LocalFolder(Scheme):
             raise ModelNotAvailable(f"{folder} is a file; set option.model_id to the folder of a model")
         if (folder / MANIFEST).exists():
             raise ModelNotAvailable(
-                f"{folder} has the headers of weights only (option.load_format=stream); set option.model_id to the "
-                "address in S3"
+                f"{folder} has only the headers of the weights (option.load_format=stream); set option.model_id to the "
+                "s3:// address"
             )
-        hint = "" if source.model_id else "; set option.model_id, or put the model's files there"
-        raise ModelNotAvailable(f"the folder {folder} holds no model: it has no config.json{hint}")
+        hint = "" if source.model_id else "; set option.model_id, or copy the model's files there"
+        raise ModelNotAvailable(f"the folder {folder} is not a model: it has no config.json{hint}")

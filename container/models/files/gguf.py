@@ -6,7 +6,7 @@ from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import Scheme
-from container.models.files.described import locate_description, make_description
+from container.models.files.gguf_description import locate_description, make_description
 from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.progress import ProgressView
 from lmi_server.config import ModelSource

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from container.models.several import model_folders
+from container.models.model_folders import model_folders
 from container.multi_model.front import child_environment
 from container.multi_model.serve import front_config
 from container.run.launch import BadVariable
