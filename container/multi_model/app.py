@@ -43,7 +43,7 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
     bodies = Bodies(max_request_size)
     started = int(time.time())
 
-    def ask(choose: Callable[[bytes], str], target: str) -> Response:
+    def forward_request(choose: Callable[[bytes], str], target: str) -> Response:
         """Forward the current request. choose: returns the model's name, given the body."""
         with bodies.raw(request) as data:
             body = bytes(data)
@@ -64,16 +64,16 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
     @app.post("/predictions/<name>")
     @app.post("/predictions/<name>/<_version>")
     def invoke(name: str, _version: str = "") -> Response:
-        return ask(lambda body: name, _INVOCATIONS)
+        return forward_request(lambda body: name, _INVOCATIONS)
 
     @app.post(_INVOCATIONS)
     def invocations() -> Response:
-        return ask(lambda body: _named(manager, body, in_body=False), _INVOCATIONS)
+        return forward_request(lambda body: _requested_model(manager, body, in_body=False), _INVOCATIONS)
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")
     def openai() -> Response:
-        return ask(lambda body: _named(manager, body, in_body=True), request.path)
+        return forward_request(lambda body: _requested_model(manager, body, in_body=True), request.path)
 
     def openai_entry(model: ServedModel) -> dict[str, Any]:
         return {"id": model.name, "object": "model", "created": started, "owned_by": "lmi"}
@@ -149,7 +149,7 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
         return ErrorReply.from_exception(error, max_request_size).response(form)
 
 
-def _named(manager: ModelManager, body: bytes, in_body: bool) -> str:
+def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
     """Return the model that a request names in its query or custom attributes, or as `model` in its body.
 
     in_body: look in the body only. If there is only one model, requests need not name it.
@@ -172,13 +172,13 @@ def _named(manager: ModelManager, body: bytes, in_body: bool) -> str:
         raise ModelNotFound("no model is loaded")
     where = "model: " if in_body else "model_name (in the query or in custom attributes): "
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise BadModel(f"{where}several models are served, so one must be named; allowed: {listed}")
+    raise BadModel(f"{where}required because several models are served; allowed: {listed}")
 
 
 def _text(body: dict[str, Any], field: str) -> str:
     value = body.get(field)
     if not isinstance(value, str) or not value:
-        raise BadModel(f"{field}: given {as_json(value)}; accepted: a text")
+        raise BadModel(f"{field}: given {as_json(value)}; accepted: a non-empty string")
     return value
 
 

@@ -46,7 +46,7 @@ class ModelLease:
         """End the lease. Idempotent."""
         model, self._model = self._model, None
         if model is not None:
-            self._manager.give_back(model)
+            self._manager.end_lease(model)
 
 
 class ModelManager:
@@ -108,13 +108,13 @@ class ModelManager:
             self._refuse_when_closing()
             if name in self._models:
                 state = self._models[name].state.value
-                raise AlreadyLoaded(f"model_name: a model {as_json(name)} is there already ({state})")
+                raise AlreadyLoaded(f"model_name: a model {as_json(name)} already exists ({state})")
             if len(self._models) >= MAX_MODELS:
-                raise NoMemory(f"{MAX_MODELS} models are loaded, which is the largest number")
+                raise NoMemory(f"cannot load more than {MAX_MODELS} models")
             model = self._models[name] = ServedModel(name, folder)
-            model.begin()
+            model.mark_loading()
         try:
-            self._bring_up(model, leased=False, evict=False)
+            self._start_server(model, leased=False, evict=False)
         except BaseException:
             self._forget(model)
             raise
@@ -131,7 +131,7 @@ class ModelManager:
             if ready := model.state is ModelState.READY:
                 model.state = ModelState.UNLOADING
         if ready:
-            self._take_down(model)
+            self._stop_server(model)
         self._forget(model)
 
     def load_all(self) -> None:
@@ -142,9 +142,9 @@ class ModelManager:
                     return
                 if model.state is not ModelState.DOWN:
                     continue
-                model.begin()
+                model.mark_loading()
             try:
-                self._bring_up(model, leased=False, evict=False)
+                self._start_server(model, leased=False, evict=False)
             except NoMemory:
                 return
             except EngineError:
@@ -161,24 +161,24 @@ class ModelManager:
                 model = self._find(name)
                 self._notice_death(model)
                 if model.state is ModelState.READY and model.server is not None:
-                    model.use()
+                    model.begin_request()
                     return ModelLease(model.server, self, model)
                 if model.state is ModelState.DOWN:
                     if not model.may_start:
                         raise Unavailable(f"the model {as_json(name)} has failed: {model.failure}")
-                    model.begin()
+                    model.mark_loading()
                     break
                 if not self._on_demand:
                     kind = Unavailable if model.state is ModelState.LOADING else ModelNotFound
                     raise kind(f"the model {as_json(name)} is {model.state.value}")
                 self._changed.wait()
         try:
-            server = self._bring_up(model, leased=True, evict=self._on_demand)
+            server = self._start_server(model, leased=True, evict=self._on_demand)
         except BadModel as error:  # not the client's fault
             raise Unavailable(f"the model {as_json(name)} has failed: {error}") from error
         return ModelLease(server, self, model)
 
-    def give_back(self, model: ServedModel) -> None:
+    def end_lease(self, model: ServedModel) -> None:
         """End a lease of the model."""
         with self._changed:
             model.in_flight -= 1
@@ -209,7 +209,7 @@ class ModelManager:
             if self._models.get(model.name) is model:
                 del self._models[model.name]
 
-    def _bring_up(self, model: ServedModel, leased: bool, evict: bool) -> LocalServer:
+    def _start_server(self, model: ServedModel, leased: bool, evict: bool) -> LocalServer:
         """Load a model whose state is LOADING. leased: count a request before the model can be unloaded."""
         server = None
         try:
@@ -222,9 +222,9 @@ class ModelManager:
             )
             with self._changed:
                 self._refuse_when_stopped(model)
-                model.serve()
+                model.mark_ready()
                 if leased:
-                    model.use()
+                    model.begin_request()
                 self._changed.notify_all()
             _logger.info("model %s is ready", model.name)
             return server
@@ -233,7 +233,7 @@ class ModelManager:
                 stop_all([server])
             with self._changed:
                 mapped = self._failure(model, error)
-                model.fall("" if isinstance(mapped, NoMemory) else str(mapped))
+                model.mark_down("" if isinstance(mapped, NoMemory) else str(mapped))
                 self._changed.notify_all()
             level = logging.INFO if isinstance(mapped, NoMemory) else logging.WARNING
             _logger.log(level, "model %s: %s", model.name, mapped)
@@ -246,7 +246,7 @@ class ModelManager:
         if not isinstance(error, NotHealthy):
             return error
         if model.stopping.is_set():
-            return Unavailable("it was stopped while it was loading")
+            return Unavailable("the model was stopped while it was loading")
         return (NoMemory if _OUT_OF_MEMORY.search(str(error)) else BadModel)(str(error))
 
     def _admit(self, model: ServedModel, evict: bool) -> MemoryNeed:
@@ -276,10 +276,10 @@ class ModelManager:
                         continue
                     victim = min(ready, key=lambda other: other.rank_of_use)
                     victim.state = ModelState.UNLOADING
-                _logger.info("model %s is unloaded for %s", victim.name, model.name)
-                self._take_down(victim)
+                _logger.info("unloading model %s to free memory for %s", victim.name, model.name)
+                self._stop_server(victim)
 
-    def _take_down(self, model: ServedModel) -> None:
+    def _stop_server(self, model: ServedModel) -> None:
         """Stop the server of a model whose state is UNLOADING."""
         with self._changed:
             self._changed.wait_for(lambda: not model.in_flight, _DRAIN_SECONDS)
@@ -287,7 +287,7 @@ class ModelManager:
         if server is not None:
             stop_all([server], STOP_SECONDS)
         with self._changed:
-            model.fall()
+            model.mark_down()
             self._changed.notify_all()
 
     def _notice_death(self, model: ServedModel) -> None:
@@ -297,7 +297,7 @@ class ModelManager:
             return
         if (cause := server.death()) is not None:
             server.end(0.0)
-            model.fall(cause)
+            model.mark_down(cause)
             self._changed.notify_all()
             _logger.warning("model %s: %s", model.name, cause)
 
@@ -307,11 +307,11 @@ class ModelManager:
 
     def _refuse_when_stopped(self, model: ServedModel) -> None:
         if self._closing or model.stopping.is_set():
-            raise Unavailable("it was stopped while it was loading")
+            raise Unavailable("the model was stopped while it was loading")
 
 
 def _no_room(need: MemoryNeed, room: Room, when: str = "are free") -> str:
     host, free = need.host / 1e9, room.machine.memory_available_bytes / 1e9
     if need.gpu > room.gpu:
-        return f"no room: the model needs {need.gpu / 1e9:.3g} GB of each GPU, and {room.gpu / 1e9:.3g} GB {when}"
-    return f"no room: the model needs {host:.3g} GB, and {free:.3g} GB {when}"
+        return f"no room: the model needs {need.gpu / 1e9:.3g} GB of each GPU, but only {room.gpu / 1e9:.3g} GB {when}"
+    return f"no room: the model needs {host:.3g} GB of memory, but only {free:.3g} GB {when}"

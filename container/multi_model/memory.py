@@ -78,18 +78,18 @@ class MemoryAccount:
         limit: int | None,
         reserved: int,
         measure: Callable[[int], int] | None = None,
-        look: Callable[[Mapping[str, str]], Machine] = detect,
+        detect_machine: Callable[[Mapping[str, str]], Machine] = detect,
     ) -> None:
         """limit: bytes for all models; None means all of the machine's memory. reserved: bytes to leave free."""
         self._environ = environ
         self._limit = limit
         self._reserved = reserved
         self._measure = measure or resident_bytes
-        self._look = look
+        self._detect_machine = detect_machine
 
     def room(self, users: Iterable[MemoryUser]) -> Room:
         """Return the memory that `users` leave."""
-        machine = self._look(self._environ)
+        machine = self._detect_machine(self._environ)
         free, taken, promised_gpu = machine.memory_available_bytes - self._reserved, 0, 0
         for user in users:
             if user.need is None:
@@ -107,7 +107,7 @@ class MemoryAccount:
         """Return an upper bound of the memory that is free without `users`, which are all other models."""
         # Measure models before the machine, so that one that ends in between counts twice rather than never.
         freed = sum(self.measured(user) for user in users)
-        machine = self._look(self._environ)
+        machine = self._detect_machine(self._environ)
         free = machine.memory_available_bytes - self._reserved + freed
         if self._limit is not None:
             free = min(free, self._limit)

@@ -68,23 +68,23 @@ class ServedModel:
         """Sort key for unloading: idle models first, then the least recently used."""
         return self.in_flight > 0, self.last_used
 
-    def use(self) -> None:
+    def begin_request(self) -> None:
         """Count a new request."""
         self.in_flight += 1
         self.last_used = monotonic()
 
-    def begin(self) -> None:
+    def mark_loading(self) -> None:
         """Enter the state LOADING."""
         self.state = ModelState.LOADING
         self.stopping.clear()
 
-    def serve(self) -> None:
+    def mark_ready(self) -> None:
         """Enter the state READY."""
         self.state = ModelState.READY
         self._ready_at = self.last_used = monotonic()
         self.failure = ""
 
-    def fall(self, failure: str = "") -> None:
+    def mark_down(self, failure: str = "") -> None:
         """Enter the state DOWN. failure: the reason, if the server failed; delays the next start."""
         now = monotonic()
         if self.state is ModelState.READY and now - self._ready_at >= _LONG_SERVICE:

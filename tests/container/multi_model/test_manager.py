@@ -290,13 +290,13 @@ def test_each_failure_in_a_row_doubles_the_wait(monkeypatch: pytest.MonkeyPatch)
     model = ServedModel("a", Path("/models/a"))
     waits = []
     for served in (0, 1, 1, 1, 1, 1, 1, 1, 60):
-        model.serve()
+        model.mark_ready()
         now += served
-        model.fall("it died")
+        model.mark_down("it died")
         waits.append(model.retry_at - now)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 1]
-    model.begin()
-    model.fall()
+    model.mark_loading()
+    model.mark_down()
     assert model.retry_at == now + 1
 
 
