@@ -138,7 +138,9 @@ def _mean(values: Iterable[float]) -> float:
 def _scheduler(allocation: Allocation, load: WasteLoad, blocks: BlockManager) -> Scheduler:
     longest = load.prompt_tokens + load.max_new_tokens
     if blocks.blocks_needed(longest) > blocks.num_blocks:
-        raise ValueError(f"{longest} tokens of one request do not fit into {load.pool_tokens}")
+        raise ValueError(
+            f"--pool-tokens: too small for one request of {longest} tokens (got {load.pool_tokens})"
+        )
     settings = SchedulerSettings(
         max_num_seqs=load.num_requests,
         max_prefill_tokens=load.max_prefill_tokens,

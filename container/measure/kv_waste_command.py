@@ -31,19 +31,19 @@ _NOTES = (
 
 @click.command("kv-waste")
 @count_option("--requests", 1000, "Number of requests; all arrive at once.", most=100_000)
-@count_option("--prompt-tokens", 512, "Tokens of each prompt.", most=_MAX_TOKENS)
+@count_option("--prompt-tokens", 512, "Tokens per prompt.", most=_MAX_TOKENS)
 @click.option(
     "--mean-output-tokens",
     type=click.FloatRange(1, _MAX_TOKENS),
     default=128.0,
     show_default=True,
-    help="Mean of the answers, exponentially distributed and at most --max-new-tokens.",
+    help="Mean output length; lengths are exponentially distributed and at most --max-new-tokens.",
 )
 @count_option("--max-new-tokens", 512, "max_new_tokens of each request.", most=_MAX_TOKENS)
-@count_option("--pool-tokens", 64 * 1024, "Slots of the KV cache.", most=_MAX_TOKENS)
-@count_option("--block-size", 16, "Tokens of a block.", most=_MAX_TOKENS)
-@count_option("--prefill-tokens", 4096, "Most prompt tokens in a step.", most=_MAX_TOKENS)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the answer lengths.")
+@count_option("--pool-tokens", 64 * 1024, "Size of the KV cache in tokens.", most=_MAX_TOKENS)
+@count_option("--block-size", 16, "Tokens per block.", most=_MAX_TOKENS)
+@count_option("--prefill-tokens", 4096, "Maximum prompt tokens per step.", most=_MAX_TOKENS)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for the output lengths.")
 @json_option
 def kv_waste(
     requests: int,

@@ -31,9 +31,9 @@ _CHUNK = 256
 
 @click.command("profile")
 @click.argument("path")
-@count_option("--sequences", 32, "Sequences of the larger decode step.", most=_MAX_SEQUENCES)
-@count_option("--context", 160, "Tokens of each sequence so far.", most=1 << 20)
-@count_option("--repeats", 20, "Steps of each shape.", least=3, most=1000)
+@count_option("--sequences", 32, "Number of sequences in the larger decode step.", most=_MAX_SEQUENCES)
+@count_option("--context", 160, "Context length of each sequence.", most=1 << 20)
+@count_option("--repeats", 20, "Number of steps per shape.", least=3, most=1000)
 @json_option
 def profile(path: str, sequences: int, context: int, repeats: int, json_path: Path | None) -> None:
     """Show where the time of a step goes, by part.
@@ -56,11 +56,11 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     kernels = detect(launch.environment()).cpu_kernels or "torch"
     weights = config.model.quantize if config.model.quantize != "none" else config.model.dtype
     title = (
-        f"milliseconds a step, median of {repeats}; context {context}; CPU kernels: {kernels},"
+        f"milliseconds per step, median of {repeats}; context {context}; CPU kernels: {kernels},"
         f" {config.parallel.threads_per_rank} thread(s), weights {weights}"
     )
     header = ("part", "one sequence", f"{sequences} sequences", f"chunk of {chunk}")
-    notes = ["python: preparing the step, and everything that is not a native operation."]
+    notes = ["python: time outside native operations, including preparing the step."]
     show(Table(title, header, tuple(rows)), notes, json_path)
     write_json({"kernels": kernels, "steps": steps}, json_path)
 

@@ -62,8 +62,8 @@ def failed_requests(num_failed: int, num_requests: int) -> tuple[Finding, ...]:
     if not num_failed:
         return ()
     sentence = (
-        f"{num_failed} of {num_requests} requests failed. The figures are of answered requests only, so they may favour"
-        " a configuration that failed."
+        f"{num_failed} of {num_requests} requests failed. The figures cover only successful requests, so they may"
+        " favour a configuration with failures."
     )
     return (Finding("failed requests", sentence, "failed"),)
 

@@ -41,7 +41,7 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         "Throughput",
         "output tokens/s",
         found,
-        "A longer bar is better: it ends at the median of the rounds, which are the dots; the line spans them all.",
+        "Longer is better. A bar ends at the median of the rounds; dots are the rounds, the line shows their range.",
         0.5,
     )
     ratios = {
@@ -57,8 +57,8 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         yield plots.ratios(
             f"Compared with {results.names[0]}",
             ratios,
-            "A point is a ratio to the first configuration, its line the 95 % interval (at most 100 times to each"
-            " side): a line that does not cross 1 is a difference; more tokens/s are better, and so is less time.",
+            "Points are ratios to the first configuration, lines their 95 % intervals (at most 100 times to each side)."
+            " A line that does not cross 1 is a difference. More tokens/s and shorter times are better.",
             0.5,
         )
 
@@ -85,15 +85,15 @@ def attribution(results: Results, scenario: str) -> Iterator[Plot]:
     }
     if factors:
         caption = (
-            "A bar starts where the one above ends: the factors multiply up to the whole gain at the bottom."
+            "Each bar starts where the one above ends. The product of all factors is the total at the bottom."
         )
         yield plots.waterfall("Where the gain in throughput comes from", factors, caption)
 
 
 _DISTRIBUTIONS = {
-    "ttft": ("Time to first token", "whose first token came within the time below"),
-    "tpot": ("Time per output token", "whose further tokens took at most the time below each"),
-    "latency": ("Latency", "that were complete within the time below"),
+    "ttft": ("Time to first token", "that received their first token within the time below"),
+    "tpot": ("Time per output token", "whose mean time per token after the first is at most the time below"),
+    "latency": ("Latency", "that completed within the time below"),
 }
 
 
@@ -106,7 +106,7 @@ def distributions(results: Results, scenario: str) -> Iterator[Plot]:
             if values := [value for one in requests if math.isfinite(value := getattr(one, key))]:
                 found[place] = values
         if found:
-            caption = f"The height of a curve is the share of requests {meaning}: further left is faster."
+            caption = f"The height of a curve is the share of requests {meaning}. Further left is faster."
             yield plots.distribution(title, found, caption)
 
 
@@ -117,11 +117,11 @@ def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:
     times = [use.seconds for use in found.values()]
     for name, use in found.items():
         caption = (
-            "Rows are slots of the batch, time goes to the right, a colour is a request, dark where its prompt is"
-            " computed; blank is waste: a slot that computes nothing."
+            "Rows are slots of the batch over time. Each colour is a request, darker during its prefill. Blank areas"
+            " are waste: slots that compute nothing."
             if use.is_traced
-            else "Rows are slots of the batch, time goes to the right, a colour is a request from its first token to"
-            " its last as the client saw it; blank is waste, or a prompt being computed."
+            else "Rows are slots of the batch over time. Each colour is a request, from the first to the last token"
+            " that the client received. Blank areas are waste or prefill."
         )
         yield plots.slots(name, use, min(max(times), _MAX_STRETCH * min(times)), caption)
 
@@ -144,7 +144,7 @@ def over_load(results: Results) -> Iterator[Plot]:
     ]
     if len(points) > 1:
         caption = (
-            "Each point is a load: further right is more throughput, further down are faster answers; where the line"
-            " turns upwards the server is saturated."
+            "Each point is a request rate. Further right is more throughput, further down is lower latency. Where the"
+            " line turns upwards, the server is saturated."
         )
         yield plots.load_curve("Throughput against latency", points, LATENCY_P90.title, caption)

@@ -91,7 +91,7 @@ def ratios(title: str, found: Mapping[str, Sequence[Bar]], caption: str, share: 
         ax.set_xlim(1 / max(ends) ** 1.35, max(ends) ** 1.35)
         _log_if_wide(ax.xaxis, max(ends) ** 2)
         ax.axvline(1, color=QUIET, linewidth=1.2)
-        _rows(ax, (height, 0), "times the first")
+        _rows(ax, (height, 0), "ratio to the first configuration")
 
     return Plot(title, caption, draw, _AXIS_PIXELS + height, share=share)
 
@@ -209,11 +209,11 @@ def waterfall(title: str, found: Mapping[str, float], caption: str) -> Plot:
             before = after
             ends.append(after)
         ax.barh(len(found), before - 1, left=1, height=0.36, color=QUIET)
-        _above(ax, len(found) - 0.22, "all together", f"{number(before)}x")
+        _above(ax, len(found) - 0.22, "total", f"{number(before)}x")
         ax.set_xlim(min(ends) / 1.1, max(ends) * 1.1)
         _log_if_wide(ax.xaxis, max(ends) / min(ends))
         ax.axvline(1, color=QUIET, linewidth=1.2)
-        _rows(ax, (len(found) + 0.3, -0.75), "times the first")
+        _rows(ax, (len(found) + 0.3, -0.75), "ratio to the baseline")
 
     return Plot(title, caption, draw, _AXIS_PIXELS + _BAR_PIXELS * (len(found) + 1))
 
@@ -243,9 +243,9 @@ def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
         if use.seconds <= seconds < math.inf:
             ax.axvline(use.seconds, color=RULE, linewidth=1)
 
-    title = f"{percent(use.waste)} of the slots' time wasted, {number(use.seconds)} s"
+    title = f"{percent(use.waste)} of the slot time wasted, {number(use.seconds)} s"
     if use.seconds > seconds:
-        title += f" (the first {number(seconds)} s are shown)"
+        title += f" (first {number(seconds)} s shown)"
     row_pixels = max(4.5, min(14.0, 260 / rows))
     return Plot(title, caption, draw, _AXIS_PIXELS + row_pixels * rows, left=44, configuration=name)
 

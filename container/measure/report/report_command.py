@@ -15,7 +15,7 @@ from container.measure.report.svg import NoPlots, require_matplotlib
 
 def _check_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and path.suffix != ".html":
-        raise click.BadParameter(f"not a kind of report (got {path}); allowed: a name ending in .html")
+        raise click.BadParameter(f"not an HTML file (got {path}); allowed: a name ending in .html")
     if path is not None:
         try:
             require_matplotlib()  # fail now, not after a long measurement
@@ -29,7 +29,7 @@ report_option = click.option(
     "report_path",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_check_name,
-    help="Write a page with plots to this file, .html.",
+    help="Write an HTML page with plots to this file.",
 )
 """Option for commands that write a report in addition to other output."""
 
@@ -42,7 +42,7 @@ report_option = click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_check_name,
-    help="Write to this file, .html. The default is RESULTS.html.",
+    help="Write the HTML page to this file. Default: RESULTS.html.",
 )
 def report(results: Path, out: Path | None) -> None:
     """Write a page with plots from the results of `lmi compare`, `lmi bench` or `lmi simulate`, written with --json.
@@ -52,7 +52,7 @@ def report(results: Path, out: Path | None) -> None:
     try:
         document = json.loads(results.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{results}: cannot be read as JSON: {error}") from error
+        raise click.ClickException(f"{results}: not a JSON file: {error}") from error
     path = out or results.with_suffix(".html")
     try:
         write_report(document, path)
@@ -66,4 +66,4 @@ def write_report(document: Any, path: Path) -> None:
     try:
         write_html(read_results(document), path)
     except (NoPlots, OSError) as error:
-        raise click.ClickException(f"{path}: the report was not written: {error}") from error
+        raise click.ClickException(f"{path}: cannot write the report: {error}") from error

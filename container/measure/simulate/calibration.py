@@ -67,8 +67,8 @@ class CalibratedTimes:
 
     def describe(self) -> str:
         return (
-            f"fitted to {self.num_fitted} steps of {self.trace}; of {self.num_held_out} others the median error is"
-            f" {percent(self.median_error)}, and their total is predicted {percent(abs(self.total_error))} too"
+            f"fitted to {self.num_fitted} steps of {self.trace}; for {self.num_held_out} other steps the median error"
+            f" is {percent(self.median_error)}, and their predicted total is {percent(abs(self.total_error))} too"
             f" {'high' if self.total_error > 0 else 'low'}"
         )
 
@@ -97,7 +97,7 @@ def calibrate(path: Path) -> CalibratedTimes:
     steps = list(measured_steps(_read(path)))
     if len(steps) < _LEAST_STEPS:
         raise CannotSimulateError(
-            f"--calibrate: {path} has {len(steps)} steps that can be used; allowed: at least {_LEAST_STEPS}"
+            f"--calibrate: {path} has too few usable steps (got {len(steps)}); allowed: at least {_LEAST_STEPS}"
         )
     table = np.array([features(step.starts, step.counts) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps])
@@ -178,7 +178,7 @@ def _read(path: Path) -> list[_Record]:
         raise CannotSimulateError(f"--calibrate: cannot read {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise CannotSimulateError(
-            f"--calibrate: {path}, line {len(records) + 1}: not a line of a step trace: {error}; allowed: what"
-            " option.step_trace writes"
+            f"--calibrate: {path}, line {len(records) + 1}: not a line of a step trace: {error}; allowed: files"
+            " written by option.step_trace"
         ) from error
     return records

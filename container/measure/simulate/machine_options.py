@@ -23,13 +23,13 @@ _OPTIONS = (
     click.option(
         "--model",
         type=click.Path(path_type=Path),
-        help="Folder with the model's config.json, if the model of PATH is not on this disk.",
+        help="Folder with the model's config.json, if PATH's model is not on this disk.",
     ),
     click.option(
         "--calibrate",
         "step_trace",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Fit step times to this file that option.step_trace wrote, instead of predicting them from data sheets.",
+        help="Fit step times to this step trace (option.step_trace) instead of predicting them from data sheets.",
     ),
 )
 
@@ -46,5 +46,7 @@ def step_times(server: SimulatedServer, target: ServingTarget | None, step_trace
     if target is not None and step_trace is None:
         return Roofline(server, target)
     if step_trace is None or not isinstance(server.engine, MpiEngineConfig):
-        raise CannotSimulateError("--calibrate: engine=Python writes no step trace; allowed: with engine=MPI")
+        raise CannotSimulateError(
+            "--calibrate: not supported with engine=Python, which writes no step trace; allowed: engine=MPI"
+        )
     return calibrate(step_trace)

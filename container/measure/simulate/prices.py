@@ -62,7 +62,7 @@ def read_prices(path: Path | None, instance: str) -> list[Price]:
         raise CannotSimulateError(f"--prices: cannot read {file}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise CannotSimulateError(
-            f"--prices: {file} is not a list of prices: {error}; allowed: the form of {_OWN_FILE}"
+            f"--prices: {file} is not a list of prices: {error}; allowed: the format of {_OWN_FILE}"
         ) from error
     return [price for price in prices if price.instance in (instance, instance.removeprefix("ml."))]
 

@@ -19,8 +19,8 @@ _COUNTERS = {
     "lmi_preemptions_total": "preemptions",
     "lmi_recomputed_tokens_total": "recomputed tokens",
     "lmi_prefix_hit_tokens_total": "prompt tokens from the prefix cache",
-    "lmi_padding_tokens_total": "tokens of padding",
-    "lmi_ended_row_tokens_total": "tokens computed for rows that had ended",
+    "lmi_padding_tokens_total": "padding tokens",
+    "lmi_ended_row_tokens_total": "tokens computed for finished rows",
 }
 
 
@@ -40,7 +40,7 @@ class SimulationOrigin(BenchOrigin):
     def notes(self) -> str:
         return (
             f"simulated, not measured; step times: {self.step_times}; requests take {1000 * ARRIVAL_SECONDS:g} ms to"
-            " reach the engine, answers no time"
+            " reach the engine, responses no time"
         )
 
 
@@ -73,7 +73,7 @@ class SimulationReport(BenchReport):
             if (count := self.stats.counters.get(name, 0.0))
         ]
         lines = [(one.describe(), "bold") for one in self.costs]
-        lines.append((f"engine: {number(self._mean_batch())} sequences a batch, {', '.join(counted)}", ""))
+        lines.append((f"engine: {number(self._mean_batch())} sequences per batch, {', '.join(counted)}", ""))
         return lines + [(f"note: {note}", "") for note in self.server.notes]
 
     def _mean_batch(self) -> float:

@@ -82,7 +82,7 @@ def read_server(path: Path, model: Path | None, target: ServingTarget) -> Simula
     folder = model or model_files.locate(source) or checking.described_in_cache(source)
     if folder is None:
         raise CannotSimulateError(
-            f"--model: not given, and {source.model_id or source.model_dir} is not on this disk; allowed: a folder"
+            f"--model: required, because {source.model_id or source.model_dir} is not on this disk; allowed: a folder"
             " with its config.json, which lmi check --remote fetches"
         )
     return resolve_server(config, folder, target)
@@ -104,13 +104,13 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
     notes = tuple(note for note in resolved.notes if "load_format" not in note)
     if copies > 1:
         notes += (
-            f"one of {copies} copies of the model is simulated: load, figures and costs are of it alone",
+            f"only one of {copies} copies of the model is simulated; load, figures and costs are for this copy",
         )
     if isinstance(engine, HandlerEngineConfig):
-        raise CannotSimulateError("a user's handler has its own code, whose times cannot be predicted")
+        raise CannotSimulateError("user handlers cannot be simulated: the run time of their code is unknown")
     model = read_model(folder)
     if model is None:
-        raise CannotSimulateError(f"{folder}: the architecture in config.json is not known")
+        raise CannotSimulateError(f"{folder}: the architecture in config.json is not supported")
     if isinstance(engine, PythonEngineConfig):
         memory = predict_dynamic(engine, folder, model, share)
         if memory is not None and memory.weights > memory.available:
@@ -120,7 +120,7 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
         return SimulatedServer(engine, model, timeout, copies=copies, notes=notes)
     memory = predict_rolling(engine, model, share)
     if memory is None:
-        raise CannotSimulateError("--device: not given, and the memory of this machine's GPUs is not known")
+        raise CannotSimulateError("--device: required, because the memory of this machine's GPUs is unknown")
     if memory.shortage:
         raise CannotServe(memory.shortage)
     num_blocks = memory.kv_tokens // engine.cache.block_size

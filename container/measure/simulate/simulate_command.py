@@ -41,9 +41,9 @@ _DEFAULT = replace(PRESETS["aws-1"], name="")
 
 
 @click.command(
-    epilog="PATH is a folder with a serving.properties, or such a file. Nothing is loaded and nothing is sent. Without"
-    " --device and --instance the machine is this one, and --calibrate gives its step times. Exit code 0 when every"
-    " request succeeded, else 1; 2 when the command line is wrong."
+    epilog="PATH is a folder with a serving.properties, or such a file. No model is loaded and no request is sent."
+    " Without --device and --instance this machine is simulated, and --calibrate gives its step times. Exit code 0 when"
+    " every request succeeded, else 1; 2 when the command line is wrong."
 )
 @click.argument("path", type=click.Path(path_type=Path))
 @machine_options
@@ -53,7 +53,7 @@ _DEFAULT = replace(PRESETS["aws-1"], name="")
 @click.option(
     "--prices",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON file with prices of instances, in the form of container/measure/simulate/prices.json.",
+    help="JSON file with prices of instances, in the format of container/measure/simulate/prices.json.",
 )
 @click.option(
     "--price-per-hour", type=click.FloatRange(0, min_open=True), help="Price of the machine, in USD."
@@ -85,11 +85,13 @@ def simulate(
     try:
         target = named_target(instance, device, count)
         if target is None and step_trace is None:
-            raise CannotSimulateError("--instance, --device: not given; allowed: one of them, or --calibrate")
+            raise CannotSimulateError("--instance, --device: missing; give one of them, or --calibrate")
         if prices and price_per_hour:
-            raise CannotSimulateError("--prices, --price-per-hour: give one of them")
+            raise CannotSimulateError("--prices, --price-per-hour: mutually exclusive; give one of them")
         if prices and not instance:
-            raise CannotSimulateError("--prices: only with --instance; others have --price-per-hour")
+            raise CannotSimulateError(
+                "--prices: requires --instance; for other machines use --price-per-hour"
+            )
         scenario = load.scenario(_DEFAULT)
         server = read_server(path, model, target or this_machine(detect(launch.environment())))
         times = step_times(server, target, step_trace)

@@ -72,5 +72,5 @@ def simulate(
             dynamic.serve(server, engine, times, clock, front, Path(folder))
     run = front.run()
     if front.stats is None:
-        raise RuntimeError("the engine has ended without its counters")
+        raise RuntimeError("the engine ended without its counters")
     return Simulation(figures(run, requests, slo), run, requests, front.stats)

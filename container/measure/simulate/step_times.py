@@ -47,4 +47,6 @@ class ScaledTimes:
         return StepSeconds(host * self.factor, device * self.factor)
 
     def describe(self) -> str:
-        return f"{self.times.describe()}; all times {number(self.factor)}, {self.source}"
+        return (
+            f"{self.times.describe()}; all times multiplied by {number(self.factor)} to match {self.source}"
+        )

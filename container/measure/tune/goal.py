@@ -132,9 +132,11 @@ def parse_goal(text: str) -> Goal:
         elif match := _OBJECTIVE.fullmatch(clause):
             objectives.append(_objective(*match.groups()))
         else:
-            raise BenchError(f"--goal: neither a limit nor an objective (got {clause}); allowed: {_EXAMPLE}")
+            raise BenchError(f"--goal: not a limit or an objective (got {clause}); allowed: {_EXAMPLE}")
     if len(objectives) != 1:
-        raise BenchError(f"--goal: {len(objectives)} objectives (got {text}); allowed: {_EXAMPLE}")
+        raise BenchError(
+            f"--goal: exactly one objective is required, not {len(objectives)} (got {text}); allowed: {_EXAMPLE}"
+        )
     if all(limit.measure.key != ERRORS for limit in limits):
         limits.append(Limit(METRICS[ERRORS], "<=", 0.0))
     return Goal(tuple(limits), objectives[0])
@@ -144,7 +146,7 @@ def _measure(name: str) -> Measure:
     if name not in METRICS:
         near = nearest(name, METRICS)
         hint = f"; did you mean {near}?" if near else ""
-        raise BenchError(f"--goal: no such metric (got {name}){hint}; allowed: {_ACCEPTED}")
+        raise BenchError(f"--goal: unknown metric (got {name}){hint}; allowed: {_ACCEPTED}")
     return METRICS[name]
 
 
@@ -153,7 +155,7 @@ def _objective(direction: str, name: str) -> Measure:
     wanted = "max" if measure.higher_is_better else "min"
     if direction != wanted or name == ERRORS:
         allowed = f"{ERRORS} < 1%" if name == ERRORS else f"{wanted} {name}"
-        raise BenchError(f"--goal: no objective (got {direction} {name}); allowed: {allowed}")
+        raise BenchError(f"--goal: unknown objective (got {direction} {name}); allowed: {allowed}")
     return measure
 
 
@@ -164,5 +166,5 @@ def _limit(name: str, relation: str, text: str) -> Limit:
         raise BenchError(f"--goal: wrong direction (got {name} {relation} {text}); allowed: {name} {allowed}")
     bound = read_quantity(text, _UNITS[measure.unit])
     if not bound > 0 and not (bound == 0 and relation == "<=" and measure.unit == "%"):
-        raise BenchError(f"--goal: {name}: not a bound (got {text}); allowed: {_BOUNDS[measure.unit]}")
+        raise BenchError(f"--goal: {name}: not a valid bound (got {text}); allowed: {_BOUNDS[measure.unit]}")
     return Limit(measure, relation, bound)

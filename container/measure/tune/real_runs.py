@@ -82,7 +82,7 @@ def _from_trace(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
     try:
         times = calibrate(Path(measured.rounds[-1].step_trace))
     except CannotSimulateError as error:
-        raise BenchError(f"--requests: too few to learn step times from: {error}") from error
+        raise BenchError(f"--requests: too few to fit step times: {error}") from error
     return lambda server: times
 
 
@@ -98,5 +98,5 @@ def _from_tokens(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
     factors = [real / simulated for real, simulated in zip(*found, strict=True)]
     # Responses that are not streamed have no time between tokens.
     factor = next((one for one in factors if math.isfinite(one) and one > 0), 1.0)
-    source = f"by the time per token that {space.origin.name} was measured to take"
+    source = f"the measured time per token of {space.origin.name}"
     return lambda server: ScaledTimes(Roofline(server, target), factor, source)

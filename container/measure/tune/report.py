@@ -44,12 +44,18 @@ def _table(tuning: Tuning) -> Table:
 
     rows = tuple(map(row, [*run, *(other for other in best if other not in run)]))
     figures = (text for one in goal.measures for text in (f"{one.title}: predicted", "measured"))
-    header = ("configuration", *figures, f"{goal.objective.title}: times the file", "limits", "Pareto set")
+    header = (
+        "configuration",
+        *figures,
+        f"{goal.objective.title}: ratio to the original",
+        "limits",
+        "Pareto set",
+    )
     return Table(f"{goal}: {tuning.explored.plan.scenarios[0].describe()}", header, rows)
 
 
 def _name(tuning: Tuning, one: Proposal) -> str:
-    return one.name if one.changes else f"{one.name} (the file as it is)"
+    return one.name if one.changes else f"{one.name} (unchanged)"
 
 
 def _missed(tuning: Tuning, values: Mapping[str, float]) -> str:
@@ -67,7 +73,7 @@ def sentences(tuning: Tuning) -> list[str]:
     origin = f"Step times: {'; '.join(dict.fromkeys(explored.step_times.values()))}."
     return [
         _verdict(tuning),
-        *(_wrong_predictions(tuning) if made else ["Nothing was run: all figures are predicted."]),
+        *(_wrong_predictions(tuning) if made else ["No server was run: all figures are predicted."]),
         counts,
         origin,
         *(f"{name} cannot be served: {reason}." for reason, name in explored.skipped.items()),
@@ -83,7 +89,7 @@ def _verdict(tuning: Tuning) -> str:
     )
     if not tuning.goal_is_met:
         missed = _missed(tuning, tuning.values(best)) or f"has no {goal.objective.title}"
-        return f"None of {candidates} meets the goal. The closest is {name}: it {missed}."
+        return f"None of {candidates} meets the goal. The closest is {name}, which {missed}."
     if best is base:
         return f"The file needs no change: it is the best of {candidates}."
     seen = tuning.ratio(best)
@@ -98,7 +104,7 @@ def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
     candidates, goal = tuning.candidates, tuning.goal
     predicted_best = min(candidates, key=lambda one: goal.rank(one.values))
     if predicted_best is not tuning.best:
-        yield f"The simulation was wrong about the best one: it predicted {_name(tuning, predicted_best)}."
+        yield f"The simulation predicted another best configuration: {_name(tuning, predicted_best)}."
     for one in candidates:
         measured = tuning.values(one)
         pairs = ((measure, one.values[measure.key], measured[measure.key]) for measure in goal.measures)
@@ -120,9 +126,9 @@ def effect(tuning: Tuning) -> str:
         return f"{key} {after} instead of {before} ({'measured' if tuning.comparison else 'predicted'})"
     rounds = f"{found.count} round{'s' if found.count > 1 else ''}"
     if not found.differs:
-        return f"{key} {_gain(found.value)} % over the file as it was ({rounds}: too few to be certain)"
+        return f"{key} {_gain(found.value)} % over the original file ({rounds}: too few to be certain)"
     interval = f"[{_gain(found.low)}, {_gain(found.high)}]"
-    return f"{key} {_gain(found.value)} % {interval} over the file as it was (95 % interval, {rounds})"
+    return f"{key} {_gain(found.value)} % {interval} over the original file (95 % interval, {rounds})"
 
 
 def _gain(ratio: float) -> str:

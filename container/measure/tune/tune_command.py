@@ -59,7 +59,7 @@ _STOPPED = 130
 
 @click.command(
     epilog="PATH is a folder with a serving.properties, or such a file. With --device or --instance nothing is run, and"
-    " all figures are predicted. Exit code 0 when the goal is met, 1 when no configuration keeps its limits or a server"
+    " all figures are predicted. Exit code 0 when the goal is met, 1 when no configuration meets its limits or a server"
     " failed, 2 when the command line is wrong, 130 when stopped."
 )
 @click.argument("path", type=click.Path(path_type=Path))
@@ -67,25 +67,26 @@ _STOPPED = 130
     "--goal",
     "goal_text",
     required=True,
-    help="Limits and what is to be best: 'p95 ttft < 500ms, errors < 1%, max tokens/s'.",
+    help="Limits and one objective: 'p95 ttft < 500ms, errors < 1%, max tokens/s'.",
 )
 @click.option(
     "--search",
     "settings",
     multiple=True,
     metavar="KEY=VALUE,VALUE",
-    help="Try these values of an option besides the file's own, instead of the default ones. Repeated: all"
-    " combinations. Options that change the model's arithmetic are searched only so: option.quantize=none,int8.",
+    help="Try these values of an option in addition to the file's own, instead of the default ones. If repeated, all"
+    " combinations are tried. Options that change the model's arithmetic are searched only if named here:"
+    " option.quantize=none,int8.",
 )
-@count_option("--simulations", 200, "The most configurations to simulate.", most=10_000)
+@count_option("--simulations", 200, "Maximum number of configurations to simulate.", most=10_000)
 @click.option(
     "--verify",
     "num_verified",
     type=click.IntRange(0, 16),
-    help="The best so many, and the file as it is, are run.",
+    help="Number of best configurations to run, in addition to the unchanged file.",
     show_default=f"{_NUM_VERIFIED}; with --device or --instance 0",
 )
-@count_option("--rounds", 5, "Rounds of each configuration that is run.", most=100)
+@count_option("--rounds", 5, "Rounds per configuration that is run.", most=100)
 @machine_options
 @load_options(DEFAULT_LOAD)
 @dialect_option
@@ -98,7 +99,7 @@ _STOPPED = 130
     help="Write the best configuration to this file.",
     show_default=f"serving.properties{_SUFFIX} beside the file",
 )
-@click.option("--force", is_flag=True, help="Overwrite that file.")
+@click.option("--force", is_flag=True, help="Overwrite the --output file.")
 @report_option
 @json_option
 def tune(
@@ -133,17 +134,19 @@ def tune(
     require_folders(output, report_path, json_path)
     try:
         if output.exists() and not force:
-            raise BenchError(f"--output: {output} exists; --force overwrites it")
+            raise BenchError(f"--output: {output} exists; use --force to overwrite it")
         goal, searched = parse_goal(goal_text), read_settings(settings)
         if slo is None and any(measure.key == "goodput" for measure in goal.measures):
-            raise BenchError("--goal: goodput needs --slo, the latency limits of a request")
+            raise BenchError("--goal: goodput requires --slo (latency limits per request)")
         target = named_target(instance, device, count)
         if target is not None and num_verified:
-            raise BenchError("--verify: not with --device and --instance, where nothing can be run")
+            raise BenchError("--verify: not supported with --device and --instance, because nothing is run")
         if num_verified is None:
             num_verified = 0 if target else _NUM_VERIFIED
         if report_path and not num_verified:
-            raise BenchError("--report: a page of real rounds; not with --verify 0, --device and --instance")
+            raise BenchError(
+                "--report: requires real rounds; not supported with --verify 0, --device and --instance"
+            )
         plan = Plan((load.scenario(DEFAULT_LOAD),), rounds, seed, dialect, timeout, slo=slo)
     except BenchError as error:
         raise click.UsageError(str(error)) from error
@@ -192,7 +195,7 @@ def _given_times(
     if step_trace is None:
         return lambda server: step_times(server, target, None)
     if space.fixed:
-        raise CannotSimulateError("--calibrate: the trace has the step times of the file as it is")
+        raise CannotSimulateError("--calibrate: the trace has the step times of the unchanged file")
     server = read_server(space.origin.path, explorer.model, explorer.target)
     times = step_times(server, target, step_trace)
     return lambda server: times

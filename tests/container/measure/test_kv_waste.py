@@ -102,7 +102,7 @@ def test_the_command_shows_a_table_and_writes_json(tmp_path: Path) -> None:
 def test_a_pool_that_holds_no_request_is_refused_with_numbers() -> None:
     done = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "96"])
     assert done.exit_code == 2
-    assert "128 tokens of one request do not fit into 96" in done.stderr
+    assert "too small for one request of 128 tokens (got 96)" in done.stderr
 
 
 def test_json_that_cannot_be_written_is_an_error_for_people(tmp_path: Path) -> None:

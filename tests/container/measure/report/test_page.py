@@ -103,9 +103,9 @@ def test_the_verdict_comes_first_and_then_every_section(plain: tuple[str, _Page]
     # Bars, ratios, three distributions, three configurations' slots, one waterfall: for two widths of screen.
     assert parsed.tags.count("figure") == parsed.tags.count("figcaption") == 9
     assert page.count("<svg role") == 18
-    for said in ("Abacus 9", "lmi compare a b c", "torch 9.9.9", "2030-01-02", "of the slots' time wasted"):
+    for said in ("Abacus 9", "lmi compare a b c", "torch 9.9.9", "2030-01-02", "of the slot time wasted"):
         assert said in parsed.words
-    assert "blank is waste" in parsed.words
+    assert "Blank areas are waste" in parsed.words
     assert "<code>lmi check</code>" in page
 
 

@@ -31,12 +31,12 @@ def test_what_cannot_be_reported_gives_a_sentence(tmp_path: Path) -> None:
         assert (done.exit_code, "not the results of this version of lmi compare" in done.output) == (1, True)
     (tmp_path / "results.json").write_text("{", encoding="utf-8")
     done = CliRunner().invoke(main, ["report", str(tmp_path / "results.json")])
-    assert (done.exit_code, "cannot be read as JSON" in done.output) == (1, True)
+    assert (done.exit_code, "not a JSON file" in done.output) == (1, True)
     results = write(make_benchmark(), tmp_path)
     done = CliRunner().invoke(main, ["report", results, "--out", "x.md"])
     assert (done.exit_code, "ending in .html" in done.output) == (2, True)
     done = CliRunner().invoke(main, ["report", results, "--out", str(tmp_path / "no/x.html")])
-    assert (done.exit_code, "was not written" in done.output) == (1, True)
+    assert (done.exit_code, "cannot write the report" in done.output) == (1, True)
 
 
 def test_a_missing_matplotlib_is_named_before_anything_is_done(

@@ -94,7 +94,7 @@ def test_steps_before_a_pause_are_not_as_long_as_the_pause(llama: Path, tmp_path
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "has 0 steps"),
+        ("", "has too few usable steps"),
         ("not JSON\n", "line 1: not a line of a step trace"),
         (json.dumps({"time": 1.0}) + "\n", "line 1: not a line of a step trace"),
     ],

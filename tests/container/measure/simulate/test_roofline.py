@@ -123,7 +123,7 @@ def test_one_of_several_copies_is_simulated(llama: Path) -> None:
     found = server(llama, EIGHT, tensor_parallel_degree=4)
     assert isinstance(found.engine, MpiEngineConfig)
     assert found.copies == 2
-    assert found.notes[-1].startswith("one of 2 copies of the model is simulated")
+    assert found.notes[-1].startswith("only one of 2 copies of the model is simulated")
     assert not any("load_format" in note for note in found.notes)
     assert server(llama, EIGHT, tensor_parallel_degree=8).notes == ()
 

@@ -46,8 +46,8 @@ def test_the_report_of_bench_marked_as_simulated(configuration: Path, llama: Pat
         "(ml.g5.48xlarge, us-east-1, 2025-01-26)",
         "(g5.48xlarge, us-east-1, 2026-01-21)",
         "0 of 8 requests failed",
-        "sequences a batch",
-        "note: one of 8 copies of the model is simulated",
+        "sequences per batch",
+        "note: only one of 8 copies of the model is simulated",
     ):
         assert text in done.stdout
     assert "client:" not in done.stdout
@@ -86,13 +86,13 @@ def test_this_machine_with_times_of_its_trace(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ((), "--instance, --device: not given"),
+        ((), "--instance, --device: missing"),
         (("--device", "A10X"), "device: unknown name (got A10X)"),
         (("--instance", "ml.g5.48xlarg"), "did you mean ml.g5.48xlarge"),
         (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--instance already sets the devices"),
         (("--instance", "ml.g5.48xlarge", "--count", "2"), "--instance already sets the devices"),
         (("--instance", "ml.g5.48xlarge", "--prices", "none.json"), "--prices: cannot read none.json"),
-        (("--device", "A10G", "--prices", "none.json"), "--prices: only with --instance"),
+        (("--device", "A10G", "--prices", "none.json"), "--prices: requires --instance"),
         (
             ("--instance", "ml.g5.48xlarge", "--prices", "none.json", "--price-per-hour", "2"),
             "--prices, --price-per-hour: mutually exclusive",

@@ -96,7 +96,7 @@ def test_too_small_a_load_is_named(folder: Path, tmp_path: Path, monkeypatch: py
     (folder / "serving.properties").write_text("engine=MPI\noption.kv_cache_gb=1\n")
     axes = {MAX_SEQUENCES: ("8", "2"), MAX_PROMPT_TOKENS: ("256",)}
     space = SearchSpace(NamedPath("file", folder), "MPI", {}, axes)
-    with pytest.raises(BenchError, match="--requests: too few to learn step times from"):
+    with pytest.raises(BenchError, match="--requests: too few to fit step times"):
         learn_times(space, make_runs(start, tmp_path), made_in(tmp_path))
 
 
@@ -122,7 +122,7 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
     server = read_server(folder, None, target)
     times = learn_times(space, runs, made_in(tmp_path))(server)
     assert "all times" in times.describe()
-    assert "file was measured to take" in times.describe()
+    assert "the measured time per token of file" in times.describe()
     (scenario,) = runs.plan.scenarios
     assert isinstance(scenario.arrivals, Users)
     found = simulate(server, times, scenario, seed=runs.plan.round_seed(1)).figures

@@ -89,7 +89,7 @@ def test_a_combination_that_is_not_valid_has_no_space(tmp_path: Path) -> None:
             "option.block_size=12",
             r"--search: option.block_size is not a power of two \(got 12\); allowed: a power",
         ),
-        ("option.block_size=16,16", "not a key with different values"),
+        ("option.block_size=16,16", "not a key with distinct values"),
     ],
 )
 def test_wrong_settings_are_named(setting: str, said: str) -> None:

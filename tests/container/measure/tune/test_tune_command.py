@@ -97,11 +97,11 @@ def test_the_best_is_verified_and_written_with_what_was_measured(
     assert fake.run_files == ["file", FASTER, "max_rolling_batch_size=1"]
     assert f"{FASTER} is the best of the 3 configurations that were run" in done.stdout
     assert f"{FASTER} is faster than file by" in done.stdout
-    assert "The simulation was wrong about file (the file as it is): tokens/s" in done.stdout
+    assert "The simulation was wrong about file (unchanged): tokens/s" in done.stdout
     output = configuration / "serving.properties.tuned"
     text = output.read_text()
     assert "# mine\nengine=MPI\n# was 2; tokens/s +" in text
-    assert "over the file as it was (95 % interval, 3 rounds)\n" in text
+    assert "over the original file (95 % interval, 3 rounds)\n" in text
     assert loader.load(output, {}).config.options.max_rolling_batch_size == 8
     data = json.loads((tmp_path / "all.json").read_text())
     assert (data["best"], data["goal_is_met"], data["num_rounds"]) == (FASTER, True, 15)
@@ -125,7 +125,7 @@ def test_a_gain_that_is_not_certain_is_written_as_such(
     assert f"{FASTER} is the best" in done.stdout
     assert "too few rounds: 2 rounds vary too much for a verdict" in done.stdout
     text = (configuration / "serving.properties.tuned").read_text()
-    assert "# was 2; tokens/s +41.4 % over the file as it was (2 rounds: too few to be certain)" in text
+    assert "# was 2; tokens/s +41.4 % over the original file (2 rounds: too few to be certain)" in text
 
 
 def test_a_file_that_is_the_best_is_left_alone(
@@ -135,7 +135,7 @@ def test_a_file_that_is_the_best_is_left_alone(
     done = invoke(configuration, "--calibrate", trace)
     assert done.exit_code == 0
     assert "The file needs no change: it is the best" in done.stdout
-    assert f"wrong about the best one: it predicted {FASTER}" in done.stdout
+    assert f"predicted another best configuration: {FASTER}" in done.stdout
     assert not (configuration / "serving.properties.tuned").exists()
 
 
@@ -146,7 +146,9 @@ def test_the_nearest_to_a_goal_that_nothing_meets_is_named(
     monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [200, 200]}))
     done = invoke(configuration, "--calibrate", trace, goal="p95 latency < 400ms, max tokens/s")
     assert done.exit_code == 1
-    assert f"meets the goal. The closest is {FASTER}: it misses p95 latency < 400 ms by 25.0 %" in done.stdout
+    assert (
+        f"meets the goal. The closest is {FASTER}, which misses p95 latency < 400 ms by 25.0 %" in done.stdout
+    )
     assert not (configuration / "serving.properties.tuned").exists()
 
 
@@ -168,13 +170,13 @@ def test_for_another_machine_everything_is_predicted(configuration: Path, tmp_pa
     arguments = (configuration, "--model", configuration, "--device", "A10G", "--output", output)
     done = invoke(*arguments)
     assert done.exit_code == 0, done.output
-    assert "Nothing was run: all figures are predicted." in done.stdout
+    assert "No server was run: all figures are predicted." in done.stdout
     assert "a roofline of 1 x A10G" in done.stdout
     assert "(predicted)" in output.read_text()
     # In another folder than the file, whose folder has the model.
     assert loader.load(output, {}).config.source.local_path == configuration
     again = invoke(*arguments)
-    assert (again.exit_code, "--force overwrites it" in again.stderr) == (2, True)
+    assert (again.exit_code, "use --force to overwrite it" in again.stderr) == (2, True)
     assert invoke(*arguments, "--force").exit_code == 0
 
 
@@ -201,11 +203,11 @@ def test_what_cannot_be_served_is_named_and_left_out(configuration: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--goal", "max speed"), "--goal: no such metric (got speed)"),
-        (("--goal", "max goodput"), "--goal: goodput needs --slo"),
-        (("--device", "A10G", "--verify", "2"), "--verify: not with --device"),
-        (("--device", "A10G", "--report", "page.html"), "--report: a page of real rounds"),
-        (("--verify", "0", "--report", "page.html"), "--report: a page of real rounds"),
+        (("--goal", "max speed"), "--goal: unknown metric (got speed)"),
+        (("--goal", "max goodput"), "--goal: goodput requires --slo"),
+        (("--device", "A10G", "--verify", "2"), "--verify: not supported with --device"),
+        (("--device", "A10G", "--report", "page.html"), "--report: requires real rounds"),
+        (("--verify", "0", "--report", "page.html"), "--report: requires real rounds"),
         (("--device", "A10X"), "device: unknown name (got A10X)"),
         (("--search", "option.block_sise=1"), "--search: unknown key (got option.block_sise)"),
         (("--output", "none/x"), "there is no folder"),
@@ -228,7 +230,7 @@ def test_a_wrong_file_and_a_failed_server_are_errors_for_people(
     monkeypatch.setattr(tune_command, "RealRuns", Failing({}))
     failed = invoke(configuration, "--calibrate", trace)
     assert failed.exit_code == 1
-    assert "exit code 1; the servers' logs are in" in failed.stderr
+    assert "exited with code 1; the servers' logs are in" in failed.stderr
     (configuration / "serving.properties").write_text("engine=MPI\noption.max_rolling_batch_sise=2\n")
     wrong = invoke(configuration, "--calibrate", trace)
     assert (wrong.exit_code, "did you mean option.max_rolling_batch_size" in wrong.stderr) == (1, True)

@@ -71,14 +71,14 @@ def test_a_goal_is_not_met_without_any_goodput() -> None:
     tuning = tuning_of("max goodput", {FILE: goodputs(0, 0), "other": goodputs(0, 0)})
     assert not tuning.goal_is_met
     assert "None of the 2 configurations that were run meets the goal" in sentences(tuning)[0]
-    assert sentences(tuning)[0].endswith("it has no goodput.")
+    assert sentences(tuning)[0].endswith("which has no goodput.")
 
 
 def test_a_goal_is_not_met_where_the_file_has_no_figure() -> None:
     failed = make_figures(0.0, math.nan, errors=("full", "full"))
     tuning = tuning_of("errors <= 100%, min p95 latency", {FILE: [failed, failed]})
     assert not tuning.goal_is_met
-    assert sentences(tuning)[0].endswith("it has no p95 latency.")
+    assert sentences(tuning)[0].endswith("which has no p95 latency.")
 
 
 @pytest.mark.parametrize(
