@@ -49,21 +49,23 @@ class AsyncInvocations:
         if config is None:
             raise runtime_refused(f"Endpoint {endpoint.name} is not asynchronous; use InvokeEndpoint.")
         if bool(body) == ("InputLocation" in params):
-            raise runtime_refused("InputLocation: give either this or a body")
+            raise runtime_refused("InputLocation: set either InputLocation or a body")
         if len(body) > _MAX_INLINE_BYTES:
             raise runtime_refused(
                 f"Body: at most {_MAX_INLINE_BYTES} bytes (got {len(body)}); use InputLocation"
             )
         if not self._room.acquire(blocking=False):
-            raise ApiError("ServiceUnavailable", f"{_MAX_WAITING} invocations are waiting", 503)
-        number = params.setdefault("InferenceId", str(uuid.uuid4()))
+            raise ApiError(
+                "ServiceUnavailable", f"the queue is full: {_MAX_WAITING} invocations are waiting", 503
+            )
+        inference_id = params.setdefault("InferenceId", str(uuid.uuid4()))
         paths = config["OutputConfig"]
         folders = [paths["S3OutputPath"].rstrip("/"), params.get("S3OutputPathExtension")]
-        output = "/".join([*filter(None, folders), params.get("Filename", f"{number}.out")])
+        output = "/".join([*filter(None, folders), params.get("Filename", f"{inference_id}.out")])
         locations = {"X-Amzn-SageMaker-OutputLocation": output}
         failure = None
         if "S3FailurePath" in paths:
-            failure = f"{paths['S3FailurePath'].rstrip('/')}/{number}-error.out"
+            failure = f"{paths['S3FailurePath'].rstrip('/')}/{inference_id}-error.out"
             locations["X-Amzn-SageMaker-FailureLocation"] = failure
         expires = time.monotonic() + params.get("RequestTTLSeconds", _TTL_SECONDS)
 
@@ -72,11 +74,11 @@ class AsyncInvocations:
             client = self._connect()
             try:
                 if time.monotonic() > expires:
-                    raise runtime_refused("RequestTTLSeconds: the request waited for longer")
+                    raise runtime_refused("RequestTTLSeconds: the request expired in the queue")
                 answer, kind = self._answer(endpoint, params, body or _read(client, params["InputLocation"]))
                 _write(client, output, answer, kind)
             except (ApiError, *_FAILURES) as error:
-                self._report(f"endpoint {endpoint.name}: asynchronous invocation {number}: {error}")
+                self._report(f"endpoint {endpoint.name}: asynchronous invocation {inference_id}: {error}")
                 try:
                     if failure:
                         _write(client, failure, str(error).encode(), "text/plain")
@@ -84,7 +86,7 @@ class AsyncInvocations:
                     self._report(f"{failure}: {second}")
 
         self._pool(endpoint.fleet).submit(run)
-        return locations, number
+        return locations, inference_id
 
     def close(self) -> None:
         """Drop waiting invocations."""

@@ -10,7 +10,7 @@ from typing import Any
 from container.endpoint.api import arn, refused
 from container.endpoint.figures import VariantFigures
 from container.endpoint.fleet import Fleet, FleetFailed, FleetVariant
-from container.endpoint.rollout import AlarmRaised, Rollout, Stopped
+from container.endpoint.rollout import AlarmRaised, Rollout, UpdateAborted
 from container.endpoint.traffic import Traffic
 from container.run.local_server import LocalServer, stop_all
 
@@ -158,7 +158,7 @@ class Endpoint:
             self._set("RollingBack", str(error))
             self._retire(green)
             self._set("InService", f"Rolled back to {blue.config['EndpointConfigName']}: {error}")
-        except Stopped:
+        except UpdateAborted:
             return
         else:
             with self._lock:
@@ -179,7 +179,7 @@ class Endpoint:
             except FleetFailed as error:
                 variant.count, reason = before, str(error)
             surplus = variant.containers[variant.count :]
-            self.traffic.take_away(variant, surplus)
+            self.traffic.remove(variant, surplus)
             self._drain(surplus)
             stop_all(surplus)
         self._set("InService", reason)
@@ -210,8 +210,8 @@ class Endpoint:
 
     def _replace_dead(self, fleet: Fleet, variant: FleetVariant) -> None:
         for container in [one for one in variant.containers if one.death() is not None]:
-            self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; it is replaced")
-            self.traffic.take_away(variant, [container])
+            self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; replacing it")
+            self.traffic.remove(variant, [container])
             container.end(0.0)
         try:
             self._fill(fleet, variant)

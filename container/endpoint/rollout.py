@@ -51,7 +51,7 @@ class AlarmRaised(Exception):
     """An alarm rolls back a new fleet. The message names the alarm and the reason."""
 
 
-class Stopped(Exception):
+class UpdateAborted(Exception):
     """The update is aborted because the endpoint stops."""
 
 
@@ -88,13 +88,13 @@ class Rollout:
         )
 
     def run(self, traffic: Traffic, blue: Fleet, green: Fleet) -> None:
-        """Shift traffic from `blue` to `green`, which is healthy. Raises AlarmRaised and Stopped."""
+        """Shift traffic from `blue` to `green`, which is healthy. Raises AlarmRaised and UpdateAborted."""
         for share in self.shares:
             traffic.use(blue, green, share)
             self._watch(green, self.wait_seconds)
         traffic.use(green)
         if green.stopping.wait(self.termination_wait_seconds):
-            raise Stopped
+            raise UpdateAborted
 
     def _watch(self, fleet: Fleet, duration: float) -> None:
         end = time.monotonic() + duration
@@ -107,7 +107,7 @@ class Rollout:
             if remaining <= 0:
                 return
             if fleet.stopping.wait(min(remaining, _POLL_SECONDS)):
-                raise Stopped
+                raise UpdateAborted
 
 
 def _shares(routing: Mapping[str, Any], num_containers: int) -> tuple[float, ...]:

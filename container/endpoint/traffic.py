@@ -108,7 +108,7 @@ class Traffic:
         with self._changed:
             variant.containers.append(container)
 
-    def take_away(self, variant: FleetVariant, containers: Iterable[LocalServer]) -> None:
+    def remove(self, variant: FleetVariant, containers: Iterable[LocalServer]) -> None:
         """Stop routing requests to these containers."""
         with self._changed:
             variant.containers = [one for one in variant.containers if one not in containers]

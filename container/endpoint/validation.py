@@ -32,7 +32,11 @@ _NOT_SUPPORTED = {
     "InvokeEndpointWithResponseStreamInput": ("InferenceComponentName", "TargetContainerHostname"),
 }
 """By shape: unsupported fields. They are refused, because they would change what an endpoint does."""
-_ONLY = {"ContainerMode": "SingleModel", "S3ModelDataType": "S3Prefix", "ModelCompressionType": "None"}
+_ONLY_SUPPORTED = {
+    "ContainerMode": "SingleModel",
+    "S3ModelDataType": "S3Prefix",
+    "ModelCompressionType": "None",
+}
 """By shape: the only supported value."""
 _UNCHECKED_PATTERNS = {"S3ModelUri"}
 """Shapes with unchecked patterns: models may also come from a local folder."""
@@ -89,10 +93,10 @@ class _Validator(ParamValidator):
     def _validate(self, params: Any, shape: Shape, errors: ValidationErrors, name: str) -> None:
         super()._validate(params, shape, errors, name)
         where = name.removeprefix(".")
-        if problem := _beyond(params, shape):
+        if problem := _violated_constraint(params, shape):
             value = str(params)[:200]
             self.problems.append(f"Value {value!r} at {where!r} failed to satisfy constraint: {problem}")
-        elif params != (only := _ONLY.get(shape.name, params)):
+        elif params != (only := _ONLY_SUPPORTED.get(shape.name, params)):
             self.problems.append(f"{where}: not supported (got {params}); allowed: {only}")
         if isinstance(params, dict):
             self.problems += _unfit_fields(params, shape.name, f"{where}." if where else "")
@@ -108,7 +112,7 @@ def _unfit_fields(params: Mapping[str, Any], shape: str, prefix: str) -> Iterato
             yield f"{prefix}{field}: not supported by lmi endpoint"
 
 
-def _beyond(value: Any, shape: Shape) -> str:
+def _violated_constraint(value: Any, shape: Shape) -> str:
     """Return the constraint that a value violates; empty if there is none."""
     limits = shape.metadata
     if isinstance(value, str) and shape.type_name == "string":
