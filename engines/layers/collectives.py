@@ -15,7 +15,7 @@ from lmi_kernels.cpu import Rows
 def all_reduce(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return the sum of all ranks' tensors, [num_rows, width], on every rank. `tensor` may be overwritten."""
     if isinstance(tensor, Rows) and comm.world_size > 1:
-        return tensor.recorder.outside(tensor, comm.all_reduce)
+        return tensor.recorder.call_python(tensor, comm.all_reduce)
     return comm.all_reduce(tensor)
 
 

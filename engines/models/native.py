@@ -139,7 +139,7 @@ def record_logits(model: Model, hidden: torch.Tensor, team: Team, max_rows: int)
         NotRecorded: see `record_forward`.
     """
     recorder = Recorder(team, max_rows)
-    logits = model.logits(recorder.gathered(hidden, hidden.shape[1]))
+    logits = model.logits(recorder.gather(hidden, hidden.shape[1]))
     if logits is None:
         raise NotRecorded("a head without logits")
     return bind(recorder, _rows(logits))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.recorder import Node, NotRecorded, Outside, Recorder, Rows
+from lmi_kernels.cpu.recorder import Node, NotRecorded, PythonFunction, Recorder, Rows
 from lmi_kernels.cpu.structs import Epilogue, Struct
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import padded
@@ -27,11 +27,11 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
     """Make a `Recording` from the recorded operations.
 
     Raises:
-        NotRecorded: an operation changes rows in place that are read again later.
+        NotRecorded: an operation changes rows in buffer that are read again later.
     """
-    nodes = _with_sums_in_linears(recorder.nodes)
-    places = _places(nodes, result, recorder.max_rows)
-    parts: list[Program | tuple[Outside, torch.Tensor]] = []
+    nodes = _fuse_sums(recorder.nodes)
+    buffers = _assign_buffers(nodes, result, recorder.max_rows)
+    parts: list[Program | tuple[PythonFunction, torch.Tensor]] = []
     operations: list[Struct] = []
     keep_alive: list[object] = []
     shared: dict[str, torch.Tensor] = {}
@@ -40,14 +40,14 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
             if name not in shared or shared[name].numel() < size:
                 shared[name] = torch.empty(size, dtype=dtype)
     for node in nodes:
-        if node.outside is not None:
-            parts += [Program(operations, keep_alive), (node.outside, places[id(node.output)])]
+        if node.python_function is not None:
+            parts += [Program(operations, keep_alive), (node.python_function, buffers[id(node.output)])]
             operations, keep_alive = [], []
             continue
-        operations.append(_bound(node, places, shared))
-        keep_alive += [*node.keep_alive, places[id(node.output)], *(shared[name] for name in node.scratch)]
+        operations.append(_bind_node(node, buffers, shared))
+        keep_alive += [*node.keep_alive, buffers[id(node.output)], *(shared[name] for name in node.scratch)]
     parts.append(Program(operations, keep_alive))
-    return Recording(recorder.team, parts, places[id(result)][:, : result.width], recorder.ending)
+    return Recording(recorder.team, parts, buffers[id(result)][:, : result.width], recorder.ending)
 
 
 class Recording:
@@ -56,9 +56,9 @@ class Recording:
     def __init__(
         self,
         team: Team,
-        parts: Sequence[Program | tuple[Outside, torch.Tensor]],
+        parts: Sequence[Program | tuple[PythonFunction, torch.Tensor]],
         result: torch.Tensor,
-        ending: Outside | None,
+        ending: PythonFunction | None,
     ) -> None:
         self._team = team
         self._parts = parts
@@ -85,7 +85,7 @@ class Recording:
         return rows if self._ending is None else self._ending(rows)
 
 
-def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
+def _fuse_sums(nodes: Sequence[Node]) -> list[Node]:
     """Fuse sums into linear layers: the layer accumulates into the other operand, if nothing else reads that operand
     between the layer and the sum, or later."""
     users = _users(nodes)
@@ -113,19 +113,19 @@ def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
     return [node for index, node in enumerate(nodes) if index not in fused]
 
 
-def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
+def _assign_buffers(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
     """Return a buffer, [max_rows, width and padding], for each node's output, by the output's id. Outputs with disjoint
     lifetimes share a buffer."""
     users = _users(nodes)
     users[id(result)].append(_NEVER)
     free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-    places: dict[int, torch.Tensor] = {}
+    buffers: dict[int, torch.Tensor] = {}
 
     def release(node: Node, index: int) -> None:
         last = {id(rows): rows for rows in node.operands.values() if users[id(rows)][-1] == index}
         for rows in last.values():
             if rows is not node.operands.get(node.in_place):
-                free[_stride(rows.width, rows is result)].append(places[id(rows)])
+                free[_stride(rows.width, rows is result)].append(buffers[id(rows)])
 
     for index, node in enumerate(nodes):
         overwrites = node.struct in _OVERWRITING
@@ -135,14 +135,14 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
             overwritten = node.operands[node.in_place]
             if users[id(overwritten)][-1] > index:
                 raise NotRecorded("rows that are changed are read again later")
-            places[id(node.output)] = places[id(overwritten)]
+            buffers[id(node.output)] = buffers[id(overwritten)]
         else:
             stride = _stride(node.output.width, node.output is result)
             unused = free[stride]
-            places[id(node.output)] = unused.pop() if unused else torch.empty(max_rows, stride)
+            buffers[id(node.output)] = unused.pop() if unused else torch.empty(max_rows, stride)
         if not overwrites:
             release(node, index)
-    return places
+    return buffers
 
 
 def _stride(width: int, is_result: bool) -> int:
@@ -160,7 +160,7 @@ def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
     return users
 
 
-def _bound(node: Node, places: dict[int, torch.Tensor], shared: dict[str, torch.Tensor]) -> Struct:
+def _bind_node(node: Node, buffers: dict[int, torch.Tensor], shared: dict[str, torch.Tensor]) -> Struct:
     if node.struct is None:
         raise ValueError("what is done outside is no native operation")
     names = {each[0] for each in node.struct._fields_}
@@ -168,7 +168,7 @@ def _bound(node: Node, places: dict[int, torch.Tensor], shared: dict[str, torch.
     values = dict(node.fields)
     for name, rows in rows_by_field.items():
         if name in names:
-            place = places[id(rows)]
-            values |= {name: place.data_ptr(), f"{name}_stride": place.stride(0)}
+            buffer = buffers[id(rows)]
+            values |= {name: buffer.data_ptr(), f"{name}_stride": buffer.stride(0)}
     values |= {name: shared[name].data_ptr() for name in node.scratch}
     return node.struct(**values)

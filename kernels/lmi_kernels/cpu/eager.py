@@ -83,14 +83,14 @@ def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tens
     return y
 
 
-_kept: dict[str, torch.Tensor] = {}
+_scratch_buffers: dict[str, torch.Tensor] = {}
 """Scratch buffers by field. Operations share them, because they run one after the other."""
 
 
 def _scratch(name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    if name not in _kept or _kept[name].numel() < size:
-        _kept[name] = torch.empty(size, dtype=dtype)
-    return _kept[name]
+    if name not in _scratch_buffers or _scratch_buffers[name].numel() < size:
+        _scratch_buffers[name] = torch.empty(size, dtype=dtype)
+    return _scratch_buffers[name]
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:

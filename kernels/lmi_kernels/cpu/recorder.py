@@ -14,7 +14,7 @@ from lmi_kernels.cpu.structs import Function, Struct
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
-Outside = Callable[[torch.Tensor], Any]
+PythonFunction = Callable[[torch.Tensor], Any]
 """Python function that changes rows in place, between two native operations."""
 
 
@@ -73,7 +73,7 @@ class Node:
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     """Size and dtype of scratch buffers, by the struct's field."""
     keep_alive: list[object] = field(default_factory=list)
-    outside: Outside | None = None
+    python_function: PythonFunction | None = None
 
 
 class Recorder:
@@ -84,7 +84,7 @@ class Recorder:
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []
-        self.ending: Outside | None = None
+        self.ending: PythonFunction | None = None
         """Function that turns the result rows into the return value of `Recording.run`."""
         self._ids, self._positions = Rows.make(self, 1), Rows.make(self, 1)
 
@@ -96,7 +96,7 @@ class Recorder:
         """Return the positions of the step's tokens in their sequences."""
         return self._positions
 
-    def gathered(self, source: torch.Tensor, width: int) -> Rows:
+    def gather(self, source: torch.Tensor, width: int) -> Rows:
         """Record gathering the rows in the step's `places` from another program's result, [max_rows, width]."""
         output = Rows.make(self, width)
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
@@ -243,11 +243,13 @@ class Recorder:
             structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keep_alive=keep_alive
         )
 
-    def outside(self, x: Rows, function: Outside) -> Rows:
+    def call_python(self, x: Rows, function: PythonFunction) -> Rows:
         """Record a call of `function`, which changes rows, [num_rows, width and padding], in place."""
-        return self._add(Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", outside=function))
+        return self._add(
+            Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", python_function=function)
+        )
 
-    def end_with(self, function: Outside) -> None:
+    def end_with(self, function: PythonFunction) -> None:
         """Make `Recording.run` return `function(result rows)`."""
         self.ending = function
 

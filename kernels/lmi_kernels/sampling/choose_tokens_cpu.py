@@ -11,8 +11,8 @@ import torch
 from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row_keys
 
 _CHUNK = 64
-_LEAST = torch.finfo(torch.float32).min
-_FEW = 128
+_MIN_FLOAT = torch.finfo(torch.float32).min
+_MAX_EXACT_CHUNKS = 128
 """Largest number of chunks in a row for which exact noise for all tokens is faster than a first look."""
 
 
@@ -55,16 +55,16 @@ def _draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens, int64, and their scores (-inf if none may be drawn). x: [num_rows, vocab_size], fp32."""
     # Raise the threshold above -inf, so that no token with -inf reaches it.
-    thresholds = thresholds.clamp(min=_LEAST)
+    thresholds = thresholds.clamp(min=_MIN_FLOAT)
     if x.shape[1] % _CHUNK:
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % _CHUNK), value=-torch.inf)
     chunks, ids = x.view(len(x), -1, _CHUNK), torch.arange(x.shape[1])
     candidate_chunks = chunks.amax(dim=-1) >= thresholds[:, None]
-    long_rows = (candidate_chunks.sum(dim=-1) > _FEW).nonzero()[:, 0]
+    long_rows = (candidate_chunks.sum(dim=-1) > _MAX_EXACT_CHUNKS).nonzero()[:, 0]
     first_look = FirstLook(x.shape[1] if len(long_rows) else 0)
     for i in long_rows.tolist():
         row = x[i]
-        if thresholds[i] > _LEAST:
+        if thresholds[i] > _MIN_FLOAT:
             row = row.where(_allowed(row, ids, thresholds[i], last_ids[i]), -torch.inf)
         candidate_chunks[i] &= first_look.can_win(row, float(temperature[i]), keys.of(i))
     rows, places = candidate_chunks.nonzero().unbind(1)

@@ -108,7 +108,7 @@ def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch)
     if team is None:
         pytest.skip("native kernels are not built")
     recorder = Recorder(team, 4)
-    rows = recorder.gathered(torch.zeros(4, 64), 64)
+    rows = recorder.gather(torch.zeros(4, 64), 64)
     calls: list[Any] = []
     monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5]))
     monkeypatch.setattr(

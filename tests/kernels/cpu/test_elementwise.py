@@ -83,7 +83,7 @@ def test_instruction_sets_threads_and_other_rows_change_no_bit(
 def test_recorded_operations_are_the_functions(team: Team) -> None:
     x = _inputs()
     recorder = Recorder(team, len(x))
-    rows = recorder.gathered(x, x.shape[1])
+    rows = recorder.gather(x, x.shape[1])
     total = softcap(scale(rows, _FACTOR), _CAP)
     for kind in BY_TORCH:
         total = total + activate(rows, kind)
@@ -96,7 +96,7 @@ def test_recorded_operations_are_the_functions(team: Team) -> None:
 
 
 def test_an_unknown_activation_is_refused_by_name(team: Team) -> None:
-    rows = Recorder(team, 1).gathered(torch.zeros(1, 4), 4)
+    rows = Recorder(team, 1).gather(torch.zeros(1, 4), 4)
     for x in (rows, torch.zeros(1, 4)):
         with pytest.raises(ValueError, match=r"activation: unknown \(got 'gelu_new'\); allowed: gelu, gelu_"):
             activate(x, "gelu_new")  # type: ignore[arg-type]

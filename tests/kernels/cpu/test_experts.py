@@ -36,7 +36,7 @@ def test_equal_the_reference(library: Library, team: Team, gated: Activation, re
         for first, second in zip(gate_up, down, strict=True)
     )
     recorder = Recorder(team, _ROWS)
-    rows, scores = recorder.gathered(x, _HIDDEN), recorder.gathered(logits, _EXPERTS)
+    rows, scores = recorder.gather(x, _HIDDEN), recorder.gather(logits, _EXPERTS)
     total = experts(rows, scores, ExpertWeights(pairs, None, gated), 3, renormalise=renormalise)
     assert isinstance(total, Rows)
     places = torch.arange(_ROWS, dtype=torch.int32)

@@ -206,7 +206,7 @@ def test_what_is_done_outside_stands_between_native_operations(parts: _Parts) ->
     def double(rows: torch.Tensor) -> None:
         rows *= 2
 
-    stream = parts.recorder.outside(parts.embedded(), double)
+    stream = parts.recorder.call_python(parts.embedded(), double)
     parts.recorder.end_with(lambda rows: rows.sum())
     found = parts.run(stream + stream, 6)
     assert float(found) == pytest.approx(
