@@ -27,7 +27,7 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
     """Make a `Recording` from the recorded operations.
 
     Raises:
-        NotRecorded: an operation changes rows in buffer that are read again later.
+        NotRecorded: an operation changes rows in place that are read again later.
     """
     nodes = _fuse_sums(recorder.nodes)
     buffers = _assign_buffers(nodes, result, recorder.max_rows)
