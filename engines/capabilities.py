@@ -18,7 +18,7 @@ class Capabilities:
     """Apply `SamplingParams.generate`, the parameters of transformers' `generate`."""
     prompt_lists: bool = False
     """`inputs` of `/invocations` may be a list, and the answer is one."""
-    own_timeout: bool = False
+    enforces_timeout: bool = False
     """Stop a request after `option.predict_timeout` in the engine itself, because the time counts from the start of
     a batch."""
 
@@ -26,7 +26,7 @@ class Capabilities:
 CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
     {
         "MPI": Capabilities(beam_search=True, prompt_logprobs=True),
-        "Python": Capabilities(generate_params=True, prompt_lists=True, own_timeout=True),
+        "Python": Capabilities(generate_params=True, prompt_lists=True, enforces_timeout=True),
     }
 )
 """Capabilities by the name of the engine, as in `engine` of serving.properties."""

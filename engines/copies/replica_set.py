@@ -146,8 +146,8 @@ class ReplicaSet:
     def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerReply | None:
         if idle := [str(copy.number + 1) for copy in self._replicas if not copy.engine.health().ready]:
             raise Unavailable(
-                f"copy {' and '.join(idle)} of {len(self._replicas)} does not serve; settings change in all copies or"
-                " in none: try again"
+                f"copy {' and '.join(idle)} of {len(self._replicas)} is not ready; settings must change in all copies"
+                " at once: try again"
             )
         before = self._replicas[0].engine.configure_scheduler({}, timeout)
         if before is None or before.settings is None:

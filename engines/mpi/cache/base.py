@@ -110,18 +110,19 @@ class BlockManager(ABC):
 
     def _check_admission(self, sequence: Sequence) -> None:
         if sequence in self._promised:
-            raise ValueError(f"sequence {sequence.id!r} was admitted already")
+            raise ValueError(f"sequence {sequence.id!r} is already admitted")
 
     def _check_fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> None:
         if source is sequence or source not in self._promised or sequence not in self._promised:
             raise ValueError("a fork needs two different sequences, both admitted")
         if source.request.tenant != sequence.request.tenant:
-            raise ValueError("a sequence cannot take over the pages of another tenant's")
+            raise ValueError("a sequence cannot share the pages of another tenant")
         if num_tokens >= sequence.max_num_tokens:
             raise ValueError(
-                f"sequence {sequence.id!r} comes to {sequence.max_num_tokens} tokens, too few for {num_tokens}"
+                f"sequence {sequence.id!r} has at most {sequence.max_num_tokens} tokens, fewer than {num_tokens}"
             )
         if num_tokens > source.num_computed_tokens:
             raise ValueError(
-                f"{num_tokens} tokens of sequence {source.id!r} asked for, {source.num_computed_tokens} are computed"
+                f"{num_tokens} tokens of sequence {source.id!r} were requested, but only"
+                f" {source.num_computed_tokens} are computed"
             )

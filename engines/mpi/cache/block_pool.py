@@ -26,7 +26,7 @@ class BlockPool:
             ValueError: fewer are free. Callers check `num_free` before.
         """
         if count > self.num_free:
-            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+            raise ValueError(f"{count} blocks were requested, but {self.num_free} are free")
         blocks = []
         for _ in range(count):
             block = self._is_free.find(1, self._lowest)
@@ -67,6 +67,6 @@ class BlockPool:
         free = {block for block in range(self.num_blocks) if self._is_free[block]}
         if len(free) != self.num_free or min(free, default=self.num_blocks) < self._lowest:
             raise RuntimeError(
-                f"{len(free)} blocks are free, the pool counts {self.num_free}, or overlooks one"
+                f"{len(free)} blocks are free, but the pool counts {self.num_free} or misses one"
             )
         return free

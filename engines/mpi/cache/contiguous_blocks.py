@@ -54,10 +54,10 @@ class ContiguousBlocks(BlockManager):
             if sequence.block_table != list(run):
                 raise RuntimeError(f"the blocks of sequence {sequence.id!r} are not consecutive")
             if not owned.isdisjoint(run):
-                raise RuntimeError(f"a block of sequence {sequence.id!r} is free, or another's too")
+                raise RuntimeError(f"a block of sequence {sequence.id!r} is free or shared")
             owned.update(run)
         if len(owned) != self.num_blocks:
-            raise RuntimeError(f"{self.num_blocks - len(owned)} blocks are lost")
+            raise RuntimeError(f"{self.num_blocks - len(owned)} blocks have leaked")
 
 
 def _run(sequence: Sequence) -> range:

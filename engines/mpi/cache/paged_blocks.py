@@ -68,7 +68,7 @@ class PagedBlocks(BlockManager):
         held = hits[self._first_block(num_hit_tokens) :]
         num_missing = needed - len(hits)
         if self._window is not None and (slides or not reserve):
-            num_missing = min(num_missing, self._window.most_blocks(self.block_size) - len(held))
+            num_missing = min(num_missing, self._window.max_blocks(self.block_size) - len(held))
         num_uncharged = len(held) if slides else sum(not self._ref_counts[block] for block in held)
         if num_missing + num_uncharged > room:
             return False
@@ -157,11 +157,13 @@ class PagedBlocks(BlockManager):
             table = sequence.block_table
             own = table[sequence.num_freed_blocks :]
             if len(set(own)) < len(own):
-                raise RuntimeError(f"a block stands twice in the table of sequence {sequence.id!r}")
+                raise RuntimeError(f"the block table of sequence {sequence.id!r} contains a block twice")
             if len(table) * self.block_size < sequence.num_computed_tokens:
                 raise RuntimeError(f"sequence {sequence.id!r} has computed more than its blocks hold")
             if sequence.num_freed_blocks > self._first_block(sequence.num_computed_tokens):
-                raise RuntimeError(f"sequence {sequence.id!r} has freed a block that its next token sees")
+                raise RuntimeError(
+                    f"sequence {sequence.id!r} has freed a block that its next token attends to"
+                )
             if sequence in self._sliding and self._promised[sequence] != self._due(sequence):
                 raise RuntimeError(f"sequence {sequence.id!r} has {self._promised[sequence]} blocks promised")
             for block in own:
@@ -170,24 +172,27 @@ class PagedBlocks(BlockManager):
             if found != known:
                 wrong = next(block for block, count in enumerate(found) if count != known[block])
                 raise RuntimeError(
-                    f"block {wrong} is held by {found[wrong]} sequences, its count says {known[wrong]}"
+                    f"block {wrong} is held by {found[wrong]} sequences, but its reference count is {known[wrong]}"
                 )
         held = {i for i in range(self.num_blocks) if counts[i] or sliding_counts[i]}
         num_charged = sum(sliding_counts) + sum(count > 0 for count in counts)
         if num_charged != self._num_charged:
-            raise RuntimeError(f"sequences pay for {num_charged} blocks, {self._num_charged} are counted")
+            raise RuntimeError(
+                f"sequences are charged for {num_charged} blocks, but {self._num_charged} are counted"
+            )
         if self.prefix_cache is not None:
             self.prefix_cache.check(held)
         if not free.isdisjoint(held) or len(free) + self.num_cached + len(held) != self.num_blocks:
             raise RuntimeError(
-                f"{len(free)} free, {self.num_cached} cached and {len(held)} used blocks are not all {self.num_blocks}"
+                f"{len(free)} free, {self.num_cached} cached and {len(held)} used blocks do not add up to"
+                f" {self.num_blocks}"
             )
         promised = [*self._promised.values()]
         if sum(promised) != self._num_promised or min(promised, default=0) < 0:
-            raise RuntimeError(f"promises of {promised} blocks do not come to {self._num_promised}")
+            raise RuntimeError(f"promised blocks {promised} do not add up to {self._num_promised}")
         if self._room < 0:
             raise RuntimeError(
-                f"{self._num_promised} blocks are promised, {-self._room} more than can be had"
+                f"{self._num_promised} blocks are promised, {-self._room} more than are available"
             )
 
     @property

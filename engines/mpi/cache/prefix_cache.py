@@ -174,21 +174,21 @@ class PrefixCache:
             RuntimeError: the accounting is inconsistent.
         """
         if self._idle.keys() != self._by_block.keys() - held:
-            raise RuntimeError("the idle pages are not those in the cache that nobody holds")
+            raise RuntimeError("the idle pages differ from the cached pages that no sequence holds")
         for block, page in self._by_block.items():
             if page.block != block or page.gone is (self._by_key.get(page.key) is page):
                 raise RuntimeError(
-                    f"the page in block {block} is not found under its key, or though it has gone"
+                    f"the page in block {block} is not found by its key, or is found although evicted"
                 )
         for key, page in self._by_key.items():
             if page.key != key or self._by_block.get(page.block) is not page:
-                raise RuntimeError(f"a key leads to a page that is not in block {page.block} any more")
+                raise RuntimeError(f"a key refers to a page that is no longer in block {page.block}")
         last = None
         for index, block in enumerate(self._found_blocks):
             found = self._by_block.get(block)
             if found is None or found.index != index or found.parent is not last:
                 raise RuntimeError(
-                    f"the last look-up still has block {block}, whose page or predecessor has gone"
+                    f"the last lookup still has block {block}, whose page or parent was evicted"
                 )
             last = found
 

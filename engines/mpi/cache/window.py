@@ -31,7 +31,7 @@ class Window:
         """Return the position of the first token that a token at this position sees."""
         return max(0, position + 1 - self.num_tokens)
 
-    def most_blocks(self, block_size: int) -> int:
+    def max_blocks(self, block_size: int) -> int:
         """Return the maximum number of blocks that a sequence holds: the blocks that the first token of a chunk
         sees, at any offset in its page, and the blocks of the chunk."""
         return -(-(self.num_tokens + self.max_chunk - 2) // block_size) + 1
@@ -41,7 +41,7 @@ def blocks_needed(num_tokens: int, block_size: int, window: Window | None) -> in
     """Return the maximum number of blocks that a sequence of `num_tokens` at its end holds at once. Its last token
     is never computed. window: None if it frees no block before its end."""
     whole = -(-max(num_tokens - 1, 1) // block_size)
-    return whole if window is None else min(whole, window.most_blocks(block_size))
+    return whole if window is None else min(whole, window.max_blocks(block_size))
 
 
 def request_blocks(num_tokens: int, cache: CacheConfig, window: int | None, max_chunk: int) -> int:

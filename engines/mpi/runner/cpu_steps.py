@@ -84,8 +84,8 @@ class CpuSteps:
         self, batch: CpuBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         hidden = self._model.forward(batch.input_ids, self._cache, batch.attention, self._num_layers)
-        mine = targets if self._leads else None
-        return host_result(batch.layout, mine, lambda places: self._model.logits(hidden[places]))
+        rank_targets = targets if self._leads else None
+        return host_result(batch.layout, rank_targets, lambda places: self._model.logits(hidden[places]))
 
     def _blocks(self, row: int, num_keys: int) -> torch.Tensor:
         """Return the blocks of the sequence only: later entries of the row may belong to other sequences."""

@@ -191,9 +191,12 @@ class GpuSteps:
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []
         if batch.scored_rows is not None:
-            mine = targets if self._comm.rank == 0 else None
+            rank_targets = targets if self._comm.rank == 0 else None
             scores = score_prompts(
-                batch.scored_rows, layout.scored_lens, mine, lambda rows: self._model.logits(hidden[rows])
+                batch.scored_rows,
+                layout.scored_lens,
+                rank_targets,
+                lambda rows: self._model.logits(hidden[rows]),
             )
         if not len(last_rows):
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores

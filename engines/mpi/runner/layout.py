@@ -80,7 +80,7 @@ def lay_out(plan: StepPlan) -> StepLayout:
     """
     num_tokens = sum(plan.query_lens)
     if plan.num_tokens != num_tokens:
-        raise ValueError(f"the plan holds {plan.num_tokens} tokens and says {num_tokens}")
+        raise ValueError(f"the plan has {plan.num_tokens} tokens but declares {num_tokens}")
     rows, starts, wants, token_ids = map(_numbers, (plan.rows, plan.starts, plan.wants, plan.token_ids))
     sampled, scored = np.flatnonzero(wants & WANT_LOGITS), np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)
     if num_tokens == len(rows):  # as in most steps: one token each

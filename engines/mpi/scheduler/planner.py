@@ -325,7 +325,7 @@ class StepPlanner:
         rows = [sequence.row for sequence in self.running.values()]
         if sorted((*rows, *self._free_rows)) != list(range(len(rows) + len(self._free_rows))):
             raise RuntimeError(
-                f"rows {rows} are in use and {self._free_rows} free: one is lost or used twice"
+                f"rows {rows} are in use and {self._free_rows} are free: one is missing or used twice"
             )
         if not self._decoding.keys() <= set(self.running.values()):
-            raise RuntimeError("a sequence generates that does not run")
+            raise RuntimeError("a sequence that is not running generates tokens")

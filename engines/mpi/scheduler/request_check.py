@@ -26,7 +26,7 @@ def check_request(
     beams = sampling.num_beams
     if beams > settings.max_num_seqs:
         raise InvalidRequest(
-            f"num_beams={beams} needs as many places, and there are {settings.max_num_seqs}"
+            f"num_beams={beams} needs as many sequences; allowed: at most {settings.max_num_seqs}"
             " (option.max_rolling_batch_size)"
         )
     worst = sequence.max_num_tokens

@@ -119,12 +119,12 @@ class Sequence:
         """
         computed, known = self.num_computed_tokens, len(self.token_ids) - self.num_pending
         rules = {
-            "it has more tokens than it may come to": len(self.token_ids) <= self.max_num_tokens,
-            "unknown tokens are not those that are pending": (
+            "it has more tokens than its maximum": len(self.token_ids) <= self.max_num_tokens,
+            "its unknown tokens differ from its pending ones": (
                 UNKNOWN_TOKEN not in self.token_ids[:known]
                 and self.token_ids[known:] == [UNKNOWN_TOKEN] * self.num_pending
             ),
-            "it waits and holds something": not self.is_waiting
+            "it is waiting but holds blocks or computed tokens": not self.is_waiting
             or not any(
                 (
                     self.block_table,
@@ -135,10 +135,11 @@ class Sequence:
                 )
             ),
             "it has computed its newest token": computed < max(1, len(self.token_ids)) or self.is_beam,
-            "more is computed than there are tokens": computed <= len(self.token_ids),
-            "more is in flight than computed": 0 <= self.num_in_flight <= computed,
-            "ranks know more blocks than it has": self.num_reported_blocks <= len(self.block_table),
-            "a beam runs ahead": not (self.is_beam and self.num_pending),
+            "it has more computed tokens than tokens": computed <= len(self.token_ids),
+            "it has more tokens in flight than computed": 0 <= self.num_in_flight <= computed,
+            "more blocks were reported to the ranks than it has": self.num_reported_blocks
+            <= len(self.block_table),
+            "it is a beam but has pending tokens": not (self.is_beam and self.num_pending),
         }
         broken = [what for what, holds in rules.items() if not holds]
         if broken:

@@ -82,7 +82,7 @@ def _problem(name: str, value: Value) -> str:
     elif name == "waiting_served_ratio":
         accepted, good = "a number from 0 to 1000", is_number and 0 <= value <= 1000  # type: ignore[operator]
     elif name in _MINIMUMS:
-        accepted = f"a whole number of at least {_MINIMUMS[name]}"
+        accepted = f"an integer of at least {_MINIMUMS[name]}"
         good = is_number and isinstance(value, int) and value >= _MINIMUMS[name]
         good = good or (name == "max_queued_tokens" and value is None)
     else:

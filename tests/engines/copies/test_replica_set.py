@@ -316,7 +316,7 @@ def test_settings_get_their_old_values_where_a_copy_does_not_reply() -> None:
 def test_settings_do_not_change_while_a_copy_does_not_serve() -> None:
     both, copies = make_set()
     copies[0].state = LOADS
-    with pytest.raises(Unavailable, match="copy 1 of 2 does not serve"):
+    with pytest.raises(Unavailable, match="copy 1 of 2 is not ready"):
         both.configure_scheduler({"max_waiting": 7}, 1)
     assert both.configure_scheduler({}, 1) is not None
     assert copies[1].settings == copies[0].settings
@@ -346,7 +346,7 @@ def test_a_change_that_waits_too_long_for_another_is_refused(tmp_path: Path) -> 
     both = ReplicaSet(copies, KnownPrefixes(2), tmp_path / "lock")
     with (
         settings_lock(tmp_path / "lock", 0, gevent.sleep),
-        pytest.raises(Unavailable, match="another change of the settings is being made"),
+        pytest.raises(Unavailable, match="another change of the settings is in progress"),
     ):
         both.configure_scheduler({"max_waiting": 7}, 0)
     assert both.configure_scheduler({"max_waiting": 7}, 60) is not None

@@ -55,7 +55,7 @@ class Fair:
         self._num_waiting = 0
         self._heap: list[_Place] = []
         """Heap of places of the waiting tenants."""
-        self._most_tenants = _SLACK
+        self._max_tenants = _SLACK
         """Number of tenants above which tenants that need not be remembered are forgotten."""
         self._floor = 0
         self._last_waiting = ""
@@ -88,7 +88,7 @@ class Fair:
             if len(self._heap) > 2 * len(self._tenants) + _SLACK:
                 self._heap = [one.place for one in self._tenants.values() if one.place is not None]
                 heapify(self._heap)
-        if len(self._tenants) > self._most_tenants:
+        if len(self._tenants) > self._max_tenants:
             self._forget_idle()
 
     def remove(self, sequence: Sequence) -> None:
@@ -175,7 +175,7 @@ class Fair:
         ahead = sorted((one for one in idle if one.counter > self._floor), key=lambda one: -one.counter)
         for tenant in {*idle} - {*ahead[:MAX_IDLE_TENANTS]}:
             del self._tenants[tenant.name]
-        self._most_tenants = 2 * len(self._tenants) + _SLACK
+        self._max_tenants = 2 * len(self._tenants) + _SLACK
 
 
 def _place(tenant: _Tenant) -> _Place:

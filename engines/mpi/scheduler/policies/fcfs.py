@@ -39,14 +39,14 @@ class FirstComeFirstServed:
     def add(self, sequence: Sequence) -> None:
         """Add a waiting sequence. Raises ValueError when a sequence with its number already waits."""
         if sequence.number in self._by_number:
-            raise ValueError(f"sequence {sequence.id!r}: number {sequence.number} waits already")
+            raise ValueError(f"sequence {sequence.id!r}: number {sequence.number} is already waiting")
         self._by_number[sequence.number] = sequence
         heappush(self._heap, self.rank(sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence. Raises KeyError when it does not wait."""
         if self._by_number.get(sequence.number) is not sequence:
-            raise KeyError(f"sequence {sequence.id!r} does not wait")
+            raise KeyError(f"sequence {sequence.id!r} is not waiting")
         del self._by_number[sequence.number]
         if len(self._heap) > 2 * len(self._by_number) + _SLACK:
             self._heap = [self.rank(one) for one in self._by_number.values()]

@@ -130,7 +130,7 @@ def test_nobody_is_admitted_twice(paged: bool) -> None:
     blocks = make_block_manager(4, 2, paged)
     sequence = _sequence("a", 1, 1)
     assert blocks.admit(sequence, reserve=True)
-    with pytest.raises(ValueError, match="'a' was admitted already"):
+    with pytest.raises(ValueError, match="'a' is already admitted"):
         blocks.admit(sequence, reserve=True)
 
 
@@ -231,11 +231,13 @@ def test_a_contiguous_fork_copies_all_blocks_in_use() -> None:
 def test_forks_that_make_no_sense_are_refused(paged: bool) -> None:
     blocks = make_block_manager(16, 4, paged)
     parent, child = _parent_and_child(blocks, reserve=True)
-    with pytest.raises(ValueError, match="10 tokens of sequence 'parent' asked for, 9 are computed"):
+    with pytest.raises(
+        ValueError, match="10 tokens of sequence 'parent' were requested, but only 9 are computed"
+    ):
         blocks.fork(parent, child, 10)
     short = _sequence("short", 8, 1)
     assert blocks.admit(short, reserve=True)
-    with pytest.raises(ValueError, match="'short' comes to 9 tokens, too few for 9"):
+    with pytest.raises(ValueError, match="'short' has at most 9 tokens, fewer than 9"):
         blocks.fork(parent, short, 9)
     with pytest.raises(ValueError, match="both admitted"):
         blocks.fork(parent, _sequence("stranger", 10, 4), 9)

@@ -24,7 +24,9 @@ class _BlockPoolMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 10))
     def allocate(self, count: int) -> None:
         if count > len(self.free):
-            with pytest.raises(ValueError, match=f"{count} blocks asked for, {len(self.free)} free"):
+            with pytest.raises(
+                ValueError, match=f"{count} blocks were requested, but {len(self.free)} are free"
+            ):
                 self.pool.allocate(count)
             return
         blocks = self.pool.allocate(count)

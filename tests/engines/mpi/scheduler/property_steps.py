@@ -77,7 +77,7 @@ class Episode:
             chunk = self._largest_chunk if combination.chunked_prefill else max_model_len
             window = Window(rng.randint(1, 20), chunk)
             # What leaves the window makes room for what comes.
-            limit = max_model_len if window.most_blocks(block_size) <= num_blocks else limit
+            limit = max_model_len if window.max_blocks(block_size) <= num_blocks else limit
         self._blocks = make_block_manager(
             num_blocks, block_size, combination.paged, combination.prefix_caching, window
         )

@@ -143,7 +143,7 @@ def test_a_full_queue_refuses_and_says_so() -> None:
     lab = Lab(max_num_seqs=1, max_waiting=2)
     for name in "abc":  # "a" has a place in the next step
         lab.scheduler.add(make_request(name, max_new_tokens=1))
-    with pytest.raises(Overloaded, match="2 requests are waiting") as refusal:
+    with pytest.raises(Overloaded, match="2 requests are already waiting") as refusal:
         lab.scheduler.add(make_request("d"))
     assert "job_queue_size" in str(refusal.value)
     lab.step()  # "a" has ended

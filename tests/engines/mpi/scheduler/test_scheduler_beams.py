@@ -258,7 +258,7 @@ def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_comp
 
 def test_what_can_never_fit_is_refused() -> None:
     lab = _lab(max_num_seqs=4, num_blocks=8, max_model_len=64)
-    with pytest.raises(InvalidRequest, match="num_beams=5 needs as many places, and there are 4"):
+    with pytest.raises(InvalidRequest, match="num_beams=5 needs as many sequences; allowed: at most 4"):
         lab.scheduler.add(beam_request("a", [1], 5, 2))
     lab.scheduler.add(beam_request("b", [1], 4, 8))
     with pytest.raises(

@@ -129,7 +129,7 @@ def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
         lab.scheduler.add(make_request("large", range(11), 2))
     assert "option.max_queued_tokens" in str(refusal.value)
     lab.scheduler.add(make_request("small", range(10), 2))
-    with pytest.raises(Overloaded, match="2 requests are waiting"):
+    with pytest.raises(Overloaded, match="2 requests are already waiting"):
         lab.scheduler.add(make_request("one more", [1], 2))
 
 
@@ -142,7 +142,7 @@ def test_preempted_requests_do_not_fill_the_queue() -> None:
         lab.step()
     assert lab.scheduler.num_queued_tokens > 8
     lab.scheduler.add(make_request("c", [2] * 7, 2))
-    with pytest.raises(Overloaded, match="1 requests are waiting"):
+    with pytest.raises(Overloaded, match="1 requests are already waiting"):
         lab.scheduler.add(make_request("d", [3], 2))
     assert sorted(lab.run()) == ["a", "b", "c"]
 

@@ -74,7 +74,7 @@ def test_what_does_not_wait_cannot_leave(name: str) -> None:
     policy.add(make_sequence(1))
     with pytest.raises(KeyError, match="r1"):
         policy.remove(make_sequence(1))
-    with pytest.raises(ValueError, match="number 1 waits already"):
+    with pytest.raises(ValueError, match="number 1 is already waiting"):
         policy.add(make_sequence(1))
     assert len(policy) == 1
 
