@@ -48,9 +48,9 @@ def test_variants(tmp_path: Path) -> None:
     [
         ((), "Give either PATH or --variant"),
         (("somewhere", "--variant", "A=x"), "Give either PATH or --variant"),
-        (("--variant", "x"), "NAME=PATH or NAME=PATH:WEIGHT"),
-        (("somewhere", "--dry-run", "--diff"), "exclude each other"),
-        (("/no/such/folder", "--dry-run"), "there is no such file"),
+        (("--variant", "x"), "NAME=PATH, NAME=PATH:WEIGHT"),
+        (("somewhere", "--dry-run", "--diff"), "cannot be combined"),
+        (("/no/such/folder", "--dry-run"), "no such file"),
     ],
 )
 def test_mistakes_are_explained(words: tuple[str, ...], reason: str) -> None:

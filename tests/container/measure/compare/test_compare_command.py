@@ -73,7 +73,7 @@ def test_configurations_that_cannot_be_served_are_all_named_and_nothing_is_start
     assert "typo: " in done.output
     assert "did you mean batch_size?" in done.output
     assert "none: " in done.output
-    assert "there is no such file" in done.output
+    assert "no such file" in done.output
     assert not output.exists()
 
 
