@@ -92,7 +92,7 @@ def _read_body(context: ApiContext) -> Iterator[dict[str, Any]]:
 def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
     """Create the request. If the engine has its own timeout, the web process enforces only a timeout from the body."""
     body_timeout = call.timeout
-    by_engine = context.capabilities.own_timeout
+    by_engine = context.capabilities.enforces_timeout
     return HttpRequest(
         id=record.id,
         arrival_time=record.arrival_time,
