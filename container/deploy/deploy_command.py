@@ -31,33 +31,39 @@ _CPU_NETWORK = 1.25e9
 @click.argument("path", required=False)
 @click.option("--name", required=True, help="Name of the endpoint.")
 @click.option("--instance", "instance_type", required=True, help="Instance type, such as ml.g5.12xlarge.")
-@click.option("--image", required=True, help="Address of the image in ECR.")
+@click.option("--image", required=True, help="URI of the container image in ECR.")
 @click.option("--role", required=True, help="ARN of the execution role.")
 @click.option(
     "--model-data",
-    help="Prefix in S3 that the platform copies to /opt/ml/model. Without it the container fetches option.model_id.",
+    help="S3 prefix that SageMaker copies to /opt/ml/model. Without it, the container downloads option.model_id.",
 )
 @click.option(
     "--variant",
     "variant_texts",
     multiple=True,
     metavar="NAME=PATH[:WEIGHT]",
-    help="A production variant in place of PATH; repeatable. Its share of requests is its weight over the sum.",
+    help="Production variant, instead of PATH; repeatable. Requests are distributed in proportion to the weights.",
 )
 @click.option(
-    "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Instances of a variant."
+    "--count",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Number of instances per variant.",
 )
 @click.option(
     "--env",
     "env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="A variable of the container; repeatable. NAME alone takes the value from this shell, as secrets must.",
+    help="Environment variable of the container; repeatable. NAME alone takes its value from this shell, as secrets must.",
 )
-@click.option("--update", is_flag=True, help="Update the endpoint, which exists.")
+@click.option("--update", is_flag=True, help="Update an existing endpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the calls as a Python program instead of making them.")
 @click.option(
-    "--diff", is_flag=True, help="Print what would change in the running endpoint. Exit code 1 if anything."
+    "--diff",
+    is_flag=True,
+    help="Print what would change in the running endpoint. Exit code 1 if anything differs.",
 )
 def deploy(
     path: str | None,
@@ -80,7 +86,7 @@ def deploy(
     """
     environ = launch.environment()
     if dry_run and diff:
-        raise click.UsageError("--dry-run and --diff exclude each other.")
+        raise click.UsageError("--dry-run and --diff cannot be combined.")
     variants = _variants(path, variant_texts)
     try:
         others = variables.from_command_line(env, environ)
@@ -93,7 +99,7 @@ def deploy(
         if diff:
             before = differences.running_values(name, sagemaker)
             lines = list(differences.differences(before, differences.planned_values(deployment, environ)))
-            click.echo("\n".join(lines) or "nothing differs")
+            click.echo("\n".join(lines) or "no differences")
             sys.exit(1 if lines else 0)
         for note in deployment.notes:
             click.echo(f"note: {note}")
@@ -112,7 +118,9 @@ def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
     for text in texts:
         match = _VARIANT.fullmatch(text)
         if match is None:
-            raise click.UsageError(f"--variant: NAME=PATH or NAME=PATH:WEIGHT is allowed (got {text!r})")
+            raise click.UsageError(
+                f"--variant: not valid (got {text!r}); allowed: NAME=PATH, NAME=PATH:WEIGHT"
+            )
         variants.append(VariantSpec(match["name"], Path(match["path"]), float(match["weight"] or 1)))
     return variants
 

@@ -114,7 +114,7 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
         loading_timeout = config.options.model_loading_timeout
         rows.append(_production_variant(endpoint, variant, model_name, start, loading_timeout))
     if endpoint.model_data:
-        notes.append(f"a serving.properties under {endpoint.model_data} has precedence over these settings")
+        notes.append(f"a serving.properties under {endpoint.model_data} takes precedence over these settings")
     config_name = _name_with_digest(endpoint.name, rows)
     names = {"EndpointName": endpoint.name, "EndpointConfigName": config_name}
     calls += [
@@ -144,13 +144,13 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
         return config, environment
     if config.handler is not None or config.formatter is not None:
         raise CannotDeploy(
-            f"{found.folder} holds Python files of a handler; upload it to S3 and give its prefix by --model-data"
+            f"{found.folder} contains Python files of a handler; upload it to S3 and set --model-data to its prefix"
         )
     source = config.source
     if not model_files.is_fetched(source) and source.model_id != BUNDLED_MODEL:
         raise CannotDeploy(
-            f"the endpoint cannot read the model folder {source.local_path}; upload it to S3 and give its prefix by"
-            " --model-data, or set option.model_id to an s3:// address or a Hub id"
+            f"the endpoint cannot read the model folder {source.local_path}; upload it to S3 and set"
+            " --model-data to its prefix, or set option.model_id to an s3:// address or a Hub id"
         )
     return config, environment
 
@@ -163,12 +163,12 @@ def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction |
     try:
         start = start_from_files(model_bytes(source), endpoint.instance.network)
     except ModelNotAvailable as error:
-        return None, f"the model's size is not known, so the time-outs are the longest possible: {error}"
+        return None, f"the size of the model is unknown, so the time-outs are set to the maximum: {error}"
     download, load = math.ceil(start.download_seconds or 0.0), math.ceil(start.load_seconds)
     size = gigabytes(start.file_bytes)
     return (
         start,
-        f"the model's files have {size}; predicted: {download} s to download and {load} s to load them",
+        f"the model's files have {size}; predicted: {download} s to download and {load} s to load",
     )
 
 
@@ -217,7 +217,7 @@ def _name_with_digest(name: str, content: Any) -> str:
     full = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     if len(full) > _MAX_NAME:
         raise CannotDeploy(
-            f"--name: the name {full} of a model has more than {_MAX_NAME} characters; choose a shorter one"
+            f"--name: the model name {full} is too long; allowed: at most {_MAX_NAME} characters"
         )
     return full
 
@@ -228,9 +228,11 @@ def _validate(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
         raise CannotDeploy(f"--instance {endpoint.instance.name}: {reason}")
     names = [variant.name for variant in variants]
     if duplicates := {name for name in names if names.count(name) > 1}:
-        raise CannotDeploy(f"--variant: {', '.join(sorted(duplicates))} is given twice")
+        raise CannotDeploy(
+            f"--variant: {', '.join(sorted(duplicates))} is repeated; variant names must be unique"
+        )
     prefix = endpoint.model_data
     if prefix is not None and not re.fullmatch(r"(s3://[^/]+|file://)/(.+/)?", prefix):
         raise CannotDeploy(
-            f"--model-data: not a prefix that ends in a slash, as s3://bucket/prefix/ (got {prefix!r})"
+            f"--model-data: not an S3 prefix (got {prefix!r}); allowed: s3://bucket/prefix/, with a trailing slash"
         )

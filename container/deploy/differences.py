@@ -62,9 +62,9 @@ def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
     """Yield the differences as lines for people; none if nothing differs."""
     for variant in sorted(before.keys() | after.keys()):
         if variant not in after:
-            yield f"variant {variant}: runs, and is removed"
+            yield f"variant {variant}: running, will be removed"
         elif variant not in before:
-            yield f"variant {variant}: is new"
+            yield f"variant {variant}: will be added"
         else:
             old, new = before[variant], after[variant]
             changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -77,7 +77,7 @@ def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
 def _display_value(name: str, value: str | None) -> str:
     if value is None:
         return _UNSET
-    return "*** (another value)" if is_secret(name) and "." not in name else one_line(value)
+    return "*** (different value)" if is_secret(name) and "." not in name else one_line(value)
 
 
 def _values(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:

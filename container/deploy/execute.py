@@ -45,8 +45,10 @@ def execute(
     except (ClientError, BotoCoreError) as error:
         raise CannotDeploy(f"describe_endpoint: {error}") from error
     if (config := found["EndpointConfigName"]) != deployment.config_name:
-        reason = found.get("FailureReason", "the platform gives no reason")
-        raise CannotDeploy(f"{deployment.endpoint} is in service with {config} as before: {reason}")
+        reason = found.get("FailureReason", "SageMaker gave no reason")
+        raise CannotDeploy(
+            f"{deployment.endpoint} was not updated and is still in service with {config}: {reason}"
+        )
     say(f"{deployment.endpoint} is in service")
 
 

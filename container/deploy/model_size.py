@@ -20,6 +20,6 @@ def model_bytes(source: ModelSource) -> int:
         return weights + sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     scheme = next(one for one in model_files.SCHEMES.values() if one.owns(source))
     if not isinstance(scheme, RemoteScheme):
-        raise ModelNotAvailable(f"{source.model_id}: its files are not on this disk")
+        raise ModelNotAvailable(f"{source.model_id}: the model's files are not on this disk")
     remote = scheme.remote(source)
     return choice.choose(Snapshot(remote.name, remote.list_files(), selection(source))).size

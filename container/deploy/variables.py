@@ -57,7 +57,7 @@ def from_file(entries: Iterable[Entry]) -> dict[str, str]:
         if is_secret(variable):
             raise CannotDeploy(
                 f"line {entry.line}: {entry.key} may be a secret; remove the line, set {variable} in this shell and"
-                f" give --env {variable}"
+                f" pass --env {variable}"
             )
         found[variable] = entry.value
     return found
@@ -69,15 +69,13 @@ def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[
     for word in words:
         name, has_value, value = word.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise CannotDeploy(f"--env: not the name of a variable (got {name!r})")
+            raise CannotDeploy(f"--env: not a valid variable name (got {name!r})")
         if is_secret(name) and has_value:
             raise CannotDeploy(
-                f"--env {name}: a secret is not given on the command line; set {name} in this shell"
+                f"--env {name}: secrets are not accepted on the command line; set {name} in this shell instead"
             )
         if not has_value and name not in environ:
-            raise CannotDeploy(
-                f"--env {name}: this shell has no variable of this name; set it, or give {name}=VALUE"
-            )
+            raise CannotDeploy(f"--env {name}: not set in this shell; set it, or pass {name}=VALUE")
         value = value if has_value else environ[name]
         found[name] = ShellSecret.of(name, value) if is_secret(name) else value
     return found
@@ -88,8 +86,8 @@ def require_short(variables: Mapping[str, Value]) -> None:
     for name, value in variables.items():
         if len(str(value)) > _MAX_CHARS:
             raise CannotDeploy(
-                f"{name}: an endpoint's variables have at most {_MAX_CHARS} characters (got {len(str(value))}); set it"
-                " in a serving.properties beside the model's files instead"
+                f"{name}: value too long; allowed: at most {_MAX_CHARS} characters (got {len(str(value))}); set it"
+                " in a serving.properties next to the model's files instead"
             )
 
 
@@ -98,7 +96,7 @@ def with_secrets(value: Any, environ: Mapping[str, str]) -> Any:
     match value:
         case ShellSecret(variable):
             if variable not in environ:
-                raise CannotDeploy(f"{variable}: this shell has no variable of this name; set it")
+                raise CannotDeploy(f"{variable}: not set in this shell; set it")
             return environ[variable]
         case dict():
             return {name: with_secrets(item, environ) for name, item in value.items()}
@@ -117,6 +115,6 @@ def _variable(entry: Entry) -> str:
     if key.startswith("option.") and re.fullmatch(r"\w+", key.removeprefix("option."), re.ASCII):
         return f"OPTION_{key.removeprefix('option.')}"
     raise CannotDeploy(
-        f"line {entry.line}: {entry.key} has no environment variable; set it in a serving.properties beside the model's"
-        " files instead"
+        f"line {entry.line}: {entry.key} has no environment variable; set it in a serving.properties next to the"
+        " model's files instead"
     )

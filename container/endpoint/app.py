@@ -84,7 +84,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
     @app.errorhandler(Exception)
     def internal(error: Exception) -> Response:
         _log.exception("internal failure", exc_info=error)
-        return refuse(ApiError("InternalFailure", "lmi endpoint failed; its log says why", 500))
+        return refuse(ApiError("InternalFailure", "lmi endpoint failed; see its log", 500))
 
     return app
 

@@ -23,8 +23,8 @@ from container.run.stop_signals import StopRequested, StopSignals
 
 
 @click.command(
-    epilog="FILE declares models, endpoint configurations, endpoints and alarms in TOML. GET /figures has the figures"
-    " of each variant; they are printed at the end."
+    epilog="FILE declares models, endpoint configurations, endpoints and alarms in TOML. GET /figures returns the"
+    " figures of each variant, which are also printed on exit."
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -38,7 +38,7 @@ from container.run.stop_signals import StopRequested, StopSignals
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("endpoint-state"),
     show_default=True,
-    help="Folder for logs of containers and copies of models.",
+    help="Folder for container logs and model copies.",
 )
 def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
     """Rehearse a SageMaker endpoint on this machine.
@@ -61,7 +61,10 @@ def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
                 server.start()
                 click.echo(f"endpoint_url={server.url}")
                 if host not in LOCAL:
-                    click.echo("warning: whoever reaches this port can start processes here as you", err=True)
+                    click.echo(
+                        "warning: anyone who reaches this port can start processes as your user",
+                        err=True,
+                    )
                 while True:
                     signals.wait(3600.0)
             except StopRequested:

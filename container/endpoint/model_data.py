@@ -73,7 +73,7 @@ class ModelData:
         keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
         files = {key: key.removeprefix(address.prefix) for key in keys if not key.endswith("/")}
         if not files:
-            raise ModelNotAvailable("there is no object below this prefix")
+            raise ModelNotAvailable("no object below this prefix")
         for key, name in files.items():
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")

@@ -73,7 +73,7 @@ def forward(
     except BaseException as error:
         end()
         if isinstance(error, _FAILURES):
-            raise EngineDied("the model's server has ended") from error
+            raise EngineDied("the model's server has exited") from error
         raise
     left_out = _OWN | _HOP_BY_HOP - {"content-length"}
     passed_back = [(name, value) for name, value in answer.headers.items() if name.lower() not in left_out]
@@ -89,10 +89,10 @@ def _pieces(answer: BaseHTTPResponse, watch: ClientWatch, form: ErrorForm) -> It
     except _FAILURES as error:
         if watch.disconnected:
             return
-        _logger.warning("an answer broke off: %s", error)
+        _logger.warning("response interrupted: %s", error)
         content_type = answer.headers.get("Content-Type", "").partition(";")[0]
         framing = {each.content_type.partition(";")[0]: each for each in (JSON_LINES, SSE)}.get(content_type)
         if framing is None:
             raise
-        reply = ErrorReply.from_exception(EngineDied("the model's server has ended"))
+        reply = ErrorReply.from_exception(EngineDied("the model's server has exited"))
         yield framing.frame(reply.body(form)).encode()

@@ -38,7 +38,7 @@ class _ModelsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         loaded = GaugeMetricFamily("lmi_model_loaded", "Whether the model is loaded", labels=["model"])
         memory = GaugeMetricFamily(
-            "lmi_model_memory_bytes", "Main memory that the model takes", labels=["model"]
+            "lmi_model_memory_bytes", "Main memory used by the model", labels=["model"]
         )
         families: dict[str, Metric] = {}
         for model in self._manager.models():
@@ -65,5 +65,5 @@ def _own(model: ServedModel) -> list[Metric]:
         )
         return list(text_string_to_metric_families(answer.data.decode()))
     except (urllib3.exceptions.HTTPError, ValueError) as error:
-        _logger.warning("model %s: no metrics: %s", model.name, error)
+        _logger.warning("model %s: cannot read metrics: %s", model.name, error)
         return []

@@ -103,12 +103,12 @@ FAILURES = (
     _Failure(
         "no permission to read", "no permission (403", _fault(every_object, answer(403, "AccessDenied"))
     ),
-    _Failure("a missing bucket", "no such bucket", lambda place: None, "s3://nobodys-bucket/smollm2/"),
-    _Failure("a missing prefix", "no object under it", lambda place: None, f"s3://{_BUCKET}/smollm"),
+    _Failure("a missing bucket", "bucket does not exist", lambda place: None, "s3://nobodys-bucket/smollm2/"),
+    _Failure("a missing prefix", "no object under this prefix", lambda place: None, f"s3://{_BUCKET}/smollm"),
     _Failure("a missing object", "does not exist", _fault(WEIGHTS, answer(404, "NoSuchKey"))),
     _Failure("500 without end", "(500, InternalError)", _fault(everything, answer(500, "InternalError"))),
     _Failure("503 without end", "SlowDown", _fault(every_object, answer(503, "SlowDown"))),
-    _Failure("no answer", "does not answer in time", _delayed),
+    _Failure("no answer", "does not respond in time", _delayed),
 )
 
 

@@ -93,7 +93,7 @@ def prune_bundled(cache: Path, view: ProgressView) -> int:
         return 0
     with lock_if_free(models / f".{_FOLDER}.lock") as mine:
         for folder in left if mine else []:
-            freed += remove_folder(folder, "an unfinished preparation", view)
+            freed += remove_folder(folder, "an unfinished conversion", view)
     return freed
 
 

@@ -261,8 +261,8 @@ def _say_verified(view: ProgressView, name: str, verified: Mapping[Verification,
             view.say(f"note: {name}: {_summary(paths)}: verified by {verification.by}")
         else:
             view.say(
-                f"warning: {name}: {_summary(paths)}: NOT VERIFIED: {verification.missing}; checked only sizes and weight "
-                "headers"
+                f"warning: {name}: {_summary(paths)}: NOT VERIFIED: {verification.missing}; checked only "
+                "sizes and weight headers"
             )
 
 

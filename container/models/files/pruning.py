@@ -50,16 +50,16 @@ def _prune_remote(cache: Path, view: ProgressView, remote: str, files: _RemoteFi
     freed = 0
     with lock_if_free(aside / f"{remote}.lock") as acquired:
         if not acquired:
-            view.say(f"kept the files of {remote}: another process is fetching it")
+            view.say(f"kept the files of {remote}: another process is downloading it")
             return 0
         last = read_json(aside / f"{remote}.json").get("copy")
         for copy in sorted(files.copies):
             complete = is_complete(cache, copy)
             if copy != last or not complete:
-                freed += _remove_copy(cache, view, copy, "an earlier version" if complete else "not complete")
+                freed += _remove_copy(cache, view, copy, "an old version" if complete else "incomplete")
         for part in files.parts:
             if part.exists():  # the fetch may have finished since
-                freed += remove_folder(part, "an unfinished fetch", view)
+                freed += remove_folder(part, "an unfinished download", view)
     return freed
 
 
@@ -67,7 +67,7 @@ def _remove_copy(cache: Path, view: ProgressView, copy: str, why: str) -> int:
     models, aside = folders(cache)
     with (aside / f"{copy}.json").open("r+b") as listed:
         if not try_lock(listed):
-            view.say(f"kept {models / copy}: a server uses it")
+            view.say(f"kept {models / copy}: it is in use by a server")
             return 0
         freed = remove_folder(models / copy, why, view) if (models / copy).exists() else 0
         (aside / f"{copy}.json").unlink()  # last, so that a killed removal can be continued

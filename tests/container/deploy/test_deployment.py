@@ -46,7 +46,7 @@ def test_the_platform_copies_the_prefix_and_the_model_id_is_left_out(tmp_path: P
         "CompressionType": "None",
     }
     assert "OPTION_MODEL_ID" not in container["Environment"]
-    assert any(f"serving.properties under {MODEL_DATA} has precedence" in note for note in deployment.notes)
+    assert any(f"serving.properties under {MODEL_DATA} takes precedence" in note for note in deployment.notes)
 
 
 def test_without_a_prefix_the_container_fetches_the_model(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_model_of_unknown_size_gets_the_longest_limits(tmp_path: Path) -> None
     row = variant_of(deployment)
     assert row["ModelDataDownloadTimeoutInSeconds"] == 3600
     assert row["ContainerStartupHealthCheckTimeoutInSeconds"] == 3600
-    assert any("size is not known" in note for note in deployment.notes)
+    assert any("size of the model is unknown" in note for note in deployment.notes)
 
 
 def test_variants_share_everything_but_their_settings(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_problems_of_the_file_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_prefix_ends_in_a_slash(tmp_path: Path) -> None:
-    with pytest.raises(CannotDeploy, match="ends in a slash"):
+    with pytest.raises(CannotDeploy, match="with a trailing slash"):
         planned(write_model(tmp_path), model_data="s3://bucket/prefix")
 
 
 def test_long_names_and_double_variants_are_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    with pytest.raises(CannotDeploy, match="more than 63 characters"):
+    with pytest.raises(CannotDeploy, match="at most 63 characters"):
         planned(folder, name="n" * 60)
-    with pytest.raises(CannotDeploy, match="A is given twice"):
+    with pytest.raises(CannotDeploy, match="A is repeated"):
         plan(spec(), [VariantSpec("A", folder), VariantSpec("A", folder)])

@@ -83,8 +83,8 @@ def test_variants_that_come_and_go(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     after = plan(spec(), [VariantSpec("B", folder)])
     assert lines(endpoint_of(planned(folder)), after) == [
-        "variant AllTraffic: runs, and is removed",
-        "variant B: is new",
+        "variant AllTraffic: running, will be removed",
+        "variant B: will be added",
     ]
 
 

@@ -120,5 +120,5 @@ def test_an_endpoint_that_cannot_be_described_is_an_error(
 def test_a_missing_secret_stops_before_the_first_call(
     deployment: Deployment, client: Any, stub: Stubber
 ) -> None:
-    with pytest.raises(CannotDeploy, match="HF_TOKEN: this shell has no variable"):
+    with pytest.raises(CannotDeploy, match="HF_TOKEN: not set in this shell"):
         execute(deployment, client, {}, lambda line: None)

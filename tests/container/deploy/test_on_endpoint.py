@@ -90,7 +90,7 @@ def test_an_update_that_is_rolled_back_is_an_error(
     execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
     broken = {"UNHEALTHY": "the weights are gone"}
     said: list[str] = []
-    with pytest.raises(CannotDeploy, match=r"in service with chat-.* as before: .*the weights are gone"):
+    with pytest.raises(CannotDeploy, match=r"still in service with chat-.*: .*the weights are gone"):
         execute(deployment(tmp_path, 32, update=True, **broken), platform.sagemaker, SHELL, said.append)
     assert "chat is in service" not in said
     monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
@@ -143,7 +143,7 @@ def test_the_commands_of_the_page_deploy_compare_and_split(
     )
     run(create)
     assert batch_sizes(containers) == ["32"]
-    assert run(compare) == "nothing differs\n"
+    assert run(compare) == "no differences\n"
     platform.sagemaker.delete_endpoint(EndpointName="my-endpoint")
     run(split)
     described = platform.sagemaker.describe_endpoint(EndpointName="my-endpoint")

@@ -77,10 +77,10 @@ def test_variables_of_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("HF_TOKEN=hf_abc", "a secret is not given on the command line"),
-        ("HF_TOKEN", "this shell has no variable of this name"),
-        ("1A=2", "not the name of a variable"),
-        ("=2", "not the name of a variable"),
+        ("HF_TOKEN=hf_abc", "secrets are not accepted on the command line"),
+        ("HF_TOKEN", "not set in this shell"),
+        ("1A=2", "not a valid variable name"),
+        ("=2", "not a valid variable name"),
     ],
 )
 def test_bad_variables_of_the_command_line(word: str, reason: str) -> None:
@@ -109,5 +109,5 @@ def test_long_values_are_refused() -> None:
 def test_secrets_are_revealed_only_for_the_call() -> None:
     call = {"A": [{"B": ShellSecret("TOKEN")}], "C": "plain"}
     assert variables.with_secrets(call, {"TOKEN": "abc"}) == {"A": [{"B": "abc"}], "C": "plain"}
-    with pytest.raises(CannotDeploy, match="TOKEN: this shell has no variable"):
+    with pytest.raises(CannotDeploy, match="TOKEN: not set in this shell"):
         variables.with_secrets(call, {})

@@ -100,8 +100,8 @@ def test_wrong_calls_are_validation_errors(platform: EndpointLab) -> None:
     deploy(platform)
     api = platform.runtime
     for params, words in (
-        ({}, "either this or a body"),
-        ({"InputLocation": "s3://bucket/in", "Body": b"x"}, "either this or a body"),
+        ({}, "either InputLocation or a body"),
+        ({"InputLocation": "s3://bucket/in", "Body": b"x"}, "either InputLocation or a body"),
         ({"Body": bytes(128_001)}, "at most 128000 bytes"),
         ({"InputLocation": "ftp://bucket/in"}, "regular expression"),
         ({"Body": b"x", "InvocationTimeoutSeconds": 3601}, "at most 3600"),

@@ -109,7 +109,7 @@ def test_the_life_of_a_model_under_the_platform(platform: FlaskClient, root: Pat
         ({"model_name": "a", "url": "{root}/link"}, "accepted: a folder below"),
         ({"model_name": "a", "url": "file://{root}/%2e%2e/secret"}, "accepted: a folder below"),
         ({"model_name": "a", "url": "s3://bucket/a"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "{root}/a/none"}, "there is no such folder"),
+        ({"model_name": "a", "url": "{root}/a/none"}, "folder not found"),
         ({"model_name": "a", "url": "{root}/a/\u0000"}, "accepted: a folder below"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_stream_is_passed_on_as_it_comes(folder: FlaskClient) -> None:
 def test_a_stream_that_breaks_off_ends_with_an_error_record(folder: FlaskClient) -> None:
     lines = folder.post("/predictions/a", data=b"break").data.splitlines()
     assert lines[:2] == [b'{"token":1}', b'{"token":2}']
-    assert lines[2:] == [b'{"error":"the model\'s server has ended","code":424}']
+    assert lines[2:] == [b'{"error":"the model\'s server has exited","code":424}']
 
 
 def test_a_server_that_has_ended_is_the_trouble_of_its_own_clients(
@@ -251,7 +251,7 @@ def test_a_server_that_has_ended_is_the_trouble_of_its_own_clients(
     lab.servers[0].http.close()
     died = folder.post("/predictions/a", data=b"x")
     assert died.status_code == 503
-    assert died.json["error"] == "the model's server has ended"
+    assert died.json["error"] == "the model's server has exited"
     assert folder.post("/predictions/b", data=b"x").json["model"] == "b"
     lab.servers[0].ended.set()
 

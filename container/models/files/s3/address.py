@@ -36,7 +36,7 @@ def parse_address(model_id: str) -> S3Address:
         )
     if not prefix.isprintable() or len(prefix.encode()) > _MAX_PREFIX_BYTES:
         raise ModelNotAvailable(
-            f"option.model_id={model_id[:200]!r}: a prefix has at most {_MAX_PREFIX_BYTES} bytes and no control "
-            "characters"
+            f"option.model_id={model_id[:200]!r}: the prefix is too long or has control characters; allowed: at most"
+            f" {_MAX_PREFIX_BYTES} bytes, no control characters"
         )
     return S3Address(bucket, f"{prefix}/" if prefix else "")

@@ -32,9 +32,7 @@ _NO_CREDENTIALS = (
     aws.SSOError,
     aws.UnauthorizedSSOTokenError,
 )
-_CREDENTIALS = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile (AWS_PROFILE), or give this machine a role"
-)
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, set a profile (AWS_PROFILE), or assign a role to this machine"
 _THROTTLED = {
     "SlowDown",
     "Throttling",
@@ -49,20 +47,20 @@ _SENTENCES = {
     "ExpiredToken": "the credentials have expired; renew them",
     "ExpiredTokenException": "the credentials have expired; renew them",
     "TokenRefreshRequired": "the credentials have expired; renew them",
-    "InvalidToken": "S3 does not know the session token (AWS_SESSION_TOKEN); renew the credentials",
-    "InvalidAccessKeyId": f"S3 does not know the access key (AWS_ACCESS_KEY_ID); {_CREDENTIALS}",
-    "SignatureDoesNotMatch": "the secret key (AWS_SECRET_ACCESS_KEY) does not belong to the access key",
-    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off; set it",
-    "PermanentRedirect": "the bucket is in another region; set AWS_REGION to it",
-    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to it",
-    "IllegalLocationConstraintException": "the bucket is in another region; set AWS_REGION to it",
-    "301": "the bucket is in another region; set AWS_REGION to it",
-    "InvalidBucketName": "this is not a bucket name; check option.model_id",
-    "InvalidObjectState": "the object is archived and cannot be read before it is restored",
-    "InvalidRange": "the object is shorter than listed: it was changed or cut; upload it again",
-    "416": "the object is shorter than listed: it was changed or cut; upload it again",
-    "PreconditionFailed": "the object changed while it was read; start again when its upload is over",
-    "412": "the object changed while it was read; start again when its upload is over",
+    "InvalidToken": "S3 rejected the session token (AWS_SESSION_TOKEN); renew the credentials",
+    "InvalidAccessKeyId": f"S3 rejected the access key (AWS_ACCESS_KEY_ID); {_CREDENTIALS}",
+    "SignatureDoesNotMatch": "the secret key (AWS_SECRET_ACCESS_KEY) does not match the access key",
+    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off; synchronize it",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION to that region",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to that region",
+    "IllegalLocationConstraintException": "the bucket is in another region; set AWS_REGION to that region",
+    "301": "the bucket is in another region; set AWS_REGION to that region",
+    "InvalidBucketName": "the bucket name is not valid; check option.model_id",
+    "InvalidObjectState": "the object is archived; restore it first",
+    "InvalidRange": "the object is shorter than listed: it was modified or truncated; upload it again",
+    "416": "the object is shorter than listed: it was modified or truncated; upload it again",
+    "PreconditionFailed": "the object changed while it was read; restart when the upload is complete",
+    "412": "the object changed while it was read; restart when the upload is complete",
 }
 
 
@@ -105,20 +103,20 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ClientError):
         return _status_reason(error)
     if isinstance(error, _NO_CREDENTIALS):
-        return f"there are no usable AWS credentials; {_CREDENTIALS}"
+        return f"no usable AWS credentials; {_CREDENTIALS}"
     if isinstance(error, aws.ProxyConnectionError):
         return "the HTTP proxy cannot be reached; check HTTPS_PROXY and NO_PROXY"
     if isinstance(error, aws.SSLError):
-        return "S3's certificate is not accepted; AWS_CA_BUNDLE names the certificates to trust"
+        return "the TLS certificate of S3 is not trusted; set AWS_CA_BUNDLE to the CA certificates"
     endpoint = _endpoint(error)
     if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
-        return f"S3{endpoint} does not answer in time; check the network, AWS_ENDPOINT_URL and AWS_REGION"
+        return f"S3{endpoint} does not respond in time; check the network, AWS_ENDPOINT_URL and AWS_REGION"
     if isinstance(error, aws.EndpointConnectionError):
         return f"S3{endpoint} cannot be reached; check the network, AWS_ENDPOINT_URL and AWS_REGION"
     if isinstance(error, _RETRIED):
-        return "the connection to S3 breaks repeatedly; check the network, then start again"
+        return "the connection to S3 was lost repeatedly; check the network and try again"
     if isinstance(error, ValueError) and not isinstance(error, BotoCoreError):
-        return f"the endpoint is not an address ({one_line(error)}); check AWS_ENDPOINT_URL"
+        return f"the endpoint is not a valid URL ({one_line(error)}); check AWS_ENDPOINT_URL"
     if isinstance(error, aws.InvalidRegionError):
         return f"{one_line(error)}; check AWS_REGION"
     return one_line(error)
@@ -128,22 +126,22 @@ def _status_reason(error: ClientError) -> str:
     """Return the reason for an error status of S3."""
     code, status = _code(error), _status(error)
     if code == "NoSuchBucket":
-        return "there is no such bucket; check option.model_id, AWS_ENDPOINT_URL and AWS_REGION"
+        return "the bucket does not exist; check option.model_id, AWS_ENDPOINT_URL and AWS_REGION"
     if code in _SENTENCES:
         return _SENTENCES[code]
     if code in ("NoSuchKey", "404") or status == 404:
-        return "the object does not exist (any more); check option.model_id, or upload it again"
+        return "the object does not exist, or was deleted; check option.model_id, or upload it again"
     if code in _THROTTLED or status in (429, 503):
-        return f"S3 keeps throttling requests ({code}); start again later"
+        return f"S3 keeps throttling requests ({code}); try again later"
     if status >= 500:
-        return f"S3 keeps answering with an internal error ({status}, {code}); start again later"
+        return f"S3 keeps returning an internal error ({status}, {code}); try again later"
     if code in _DENIED or status in (401, 403):
         return (
             f"no permission ({status}, {code}): the credentials need s3:ListBucket on the bucket and s3:GetObject on "
             "its objects"
         )
     message = error.response.get("Error", {}).get("Message", "")
-    return f"S3 answered {status}, {code}{': ' if message else ''}{one_line(message)}"
+    return f"S3 returned {status}, {code}{': ' if message else ''}{one_line(message)}"
 
 
 def _code(error: ClientError) -> str:

@@ -190,7 +190,7 @@ def _check(source: S3Object, answer: dict[str, Any], start: int, stop: int) -> N
     """Check that the response has the requested bytes of the listed object. Raises ModelNotAvailable."""
     if answer["ETag"] != source.file.version:
         raise ModelNotAvailable(
-            f"{source.where}: the object changed while it was read; start again when its upload is over"
+            f"{source.where}: the object changed while it was read; restart when the upload is complete"
         )
     size = source.file.size
     content_range = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", str(answer.get("ContentRange", "")))
@@ -198,11 +198,11 @@ def _check(source: S3Object, answer: dict[str, Any], start: int, stop: int) -> N
         if answer["ContentLength"] == size == stop - start:
             return
         raise ModelNotAvailable(
-            f"{source.where}: the server does not support ranges as S3 does; check AWS_ENDPOINT_URL"
+            f"{source.where}: the server does not support HTTP range requests; check AWS_ENDPOINT_URL"
         )
     first, last, total = (int(text) for text in content_range.groups())
     if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
         raise ModelNotAvailable(
-            f"{source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "
+            f"{source.where}: the object is shorter than listed ({size} bytes listed, the response has bytes "
             f"{first} to {last} of {total} where {start} to {stop - 1} were requested); upload it again"
         )

@@ -84,10 +84,10 @@ class S3Remote:
         for folder in folders:
             if folder.startswith(("/", "../", "./")):
                 raise ModelNotAvailable(
-                    f"{self.name}: the key {safe_repr(folder)} below it is refused: not a file name"
+                    f"{self.name}: the key {safe_repr(folder)} is refused: not a file name"
                 )
         if not files:
-            raise ModelNotAvailable(f"{self.name}: there is no object {self._location_hint(folders)}")
+            raise ModelNotAvailable(f"{self.name}: no object {self._location_hint(folders)}")
         return tuple(files)
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
@@ -98,7 +98,7 @@ class S3Remote:
             return check.verify()
         except DamagedContent as error:
             forget(target)
-            raise DamagedContent(f"{error}; start again, or upload it again") from error
+            raise DamagedContent(f"{error}; try again, or upload the file again") from error
 
     def verify(self, file: RemoteFile, path: Path) -> Verification:
         source, head = self._object(file)
@@ -118,12 +118,12 @@ class S3Remote:
         )
         if head["ETag"] != file.version:
             raise ModelNotAvailable(
-                f"{source.where}: the object changed while the model was read; start again later"
+                f"{source.where}: the object changed while the model was read; try again later"
             )
         if head["ContentLength"] != file.size:
             raise ModelNotAvailable(
-                f"{source.where}: the object has {head['ContentLength']} bytes, {file.size} were listed; upload it "
-                "again"
+                f"{source.where}: the object has {head['ContentLength']} bytes, but the listing has {file.size}; upload"
+                " it again"
             )
         return source, head
 
@@ -148,7 +148,7 @@ class S3Remote:
                 return
             address["ContinuationToken"] = page["NextContinuationToken"]
         raise ModelNotAvailable(
-            f"{self.name}: more than {_MAX_PAGES * 1000} objects are not one model; check option.model_id"
+            f"{self.name}: more than {_MAX_PAGES * 1000} objects, too many for one model; check option.model_id"
         )
 
     def _relative_path(self, key: str) -> str:
@@ -157,5 +157,5 @@ class S3Remote:
     def _location_hint(self, folders: list[str]) -> str:
         if folders:
             names = ", ".join(safe_repr(folder) for folder in sorted(folders)[:3])
-            return f"directly under it, but there are folders ({names}); set option.model_id to the folder of the model"
-        return "under it; set option.model_id to the folder that holds config.json"
+            return f"directly under this prefix, but folders ({names}); set option.model_id to the folder of the model"
+        return "under this prefix; set option.model_id to the folder that holds config.json"

@@ -19,7 +19,7 @@ from container.models.files.s3.remote import S3Remote
 
 _MAX_HEADER_BYTES = 100_000_000
 _STREAMED = Verification(
-    "", "they stay in S3; each range of them is checked by its length and the object's ETag"
+    "", "weights stay in S3; each range is checked only by its length and the object's ETag"
 )
 _MADE_HERE = Verification("the listing")
 

@@ -36,19 +36,19 @@ class ObjectCheck:
     def verify(self) -> Verification:
         """Verify the complete file. Raises: DamagedContent, RemoteUnreachable, OSError."""
         if self._expected is None:
-            return Verification("", "S3 has no checksum of it, and its ETag is not an MD5")
+            return Verification("", "S3 has no checksum, and the ETag is not an MD5 digest")
         if self._check is None:
             return Verification(
                 "",
-                f"S3 has {self._expected.algorithm.name} of its parts only, and does not list the parts",
+                f"S3 has {self._expected.algorithm.name} of the parts only, and does not list the parts",
             )
         difference = self._check.difference()
         while difference and (following := next(self._checks, None)):
             difference = following.difference()
         if difference:
             raise DamagedContent(
-                f"{self._source.where}: the file differs from the object in S3 ({difference}): it was damaged on the"
-                " way, on the disk or in the store"
+                f"{self._source.where}: the file differs from the object in S3 ({difference}): it was damaged during"
+                " the transfer, on this disk or in S3"
             )
         return Verification(self._expected.name)
 

@@ -66,8 +66,8 @@ def test_earlier_versions_and_unfinished_fetches_go_and_are_counted(cache: Path)
     assert there(cache) == {new}
     assert last_published(NAME, cache) == new
     assert freed == size
-    assert f"removed {old}: an earlier version, " in said
-    assert f"removed {part}: an unfinished fetch, " in said
+    assert f"removed {old}: an old version, " in said
+    assert f"removed {part}: an unfinished download, " in said
     assert pruned(cache) == (0, "")
 
 
@@ -86,7 +86,7 @@ def test_only_the_named_model_is_pruned(cache: Path) -> None:
 def test_a_broken_copy_goes(cache: Path) -> None:
     folder = version(1, cache)
     (folder / "model.safetensors").unlink()
-    assert "not complete" in pruned(cache)[1]
+    assert "incomplete" in pruned(cache)[1]
     assert there(cache) == set()
 
 
@@ -95,7 +95,7 @@ def test_what_a_server_uses_stays_until_it_ends(cache: Path) -> None:
     with model_files.in_use(old), model_files.in_use(new):
         freed, said = pruned(cache)
         assert freed == 0
-        assert f"kept {old}: a server uses it" in said
+        assert f"kept {old}: it is in use by a server" in said
         assert there(cache) == {old, new}
     pruned(cache)
     assert there(cache) == {new}
@@ -107,7 +107,7 @@ def test_a_copy_in_use_stays_so_when_it_is_fetched_again(cache: Path) -> None:
         (old / "config.json").unlink()
         assert version(1, cache) == old
         version(2, cache)
-        assert "a server uses it" in pruned(cache)[1]
+        assert "it is in use by a server" in pruned(cache)[1]
 
 
 def test_what_is_being_fetched_stays(cache: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_is_being_fetched_stays(cache: Path) -> None:
     broken_off(cache)
     lock = cache / "models" / ".remote" / f"{key(NAME)}.lock"
     with locked(lock, "", LogLines(io.StringIO())):
-        assert "another process is fetching it" in pruned(cache)[1]
+        assert "another process is downloading it" in pruned(cache)[1]
     assert old in there(cache)
     assert len(list((cache / "models" / ".remote").glob("*.part"))) == 1
 
@@ -156,7 +156,7 @@ def test_the_command_prunes_all_models_and_what_killed_preparations_left(
     result = CliRunner().invoke(main, ["prepare", "--prune"])
     assert result.exit_code == 0, result.output
     assert there(cache) - set((cache / "models").glob("*.lock")) == {new}
-    assert "an unfinished preparation, " in result.output
+    assert "an unfinished conversion, " in result.output
     assert "bytes in" in result.output
 
 

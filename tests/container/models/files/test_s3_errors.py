@@ -38,20 +38,20 @@ def head_of(name: str) -> Matches:
 def test_a_missing_bucket(s3: S3Lab) -> None:
     sentence = dataclasses.replace(s3, bucket="nobodys-bucket").refused()
     assert "s3://nobodys-bucket/" in sentence
-    assert "there is no such bucket" in sentence
+    assert "the bucket does not exist" in sentence
 
 
 def test_an_empty_prefix(s3: S3Lab) -> None:
     sentence = s3.refused()
     assert s3.address() in sentence
-    assert "no object under it" in sentence
+    assert "no object under this prefix" in sentence
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"AWS_ACCESS_KEY_ID": "somebody"}, "does not know the access key"),
-        ({"AWS_SECRET_ACCESS_KEY": "another-secret"}, "does not belong to the access key"),
+        ({"AWS_ACCESS_KEY_ID": "somebody"}, "rejected the access key"),
+        ({"AWS_SECRET_ACCESS_KEY": "another-secret"}, "does not match the access key"),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no usable AWS credentials"),
         ({"AWS_PROFILE": "nobody"}, "no usable AWS credentials"),
         ({"AWS_ENDPOINT_URL": "not an address"}, "check AWS_ENDPOINT_URL"),
@@ -138,7 +138,7 @@ def test_nobody_answers(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make verify` measures that users wait ten seconds at most."""
     monkeypatch.setattr(remote, "_READ_SECONDS", 0.3)
     s3.proxy.fault(everything, delay=60)
-    assert "does not answer in time" in s3.refused()
+    assert "does not respond in time" in s3.refused()
 
 
 def test_a_corrupted_byte(s3: S3Lab, small_model: Path) -> None:

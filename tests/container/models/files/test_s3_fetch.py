@@ -99,7 +99,7 @@ def test_a_handler_gets_the_gguf_file_that_it_names(s3: S3Lab) -> None:
 
 def test_a_prefix_is_a_folder(s3: S3Lab, tiny_model: Path) -> None:
     s3.upload(tiny_model, "falcon-40b/")
-    assert "there is no object under it" in s3.refused("falcon")
+    assert "no object under this prefix" in s3.refused("falcon")
     assert "there are folders ('falcon-40b/')" in s3.refused("")
 
 

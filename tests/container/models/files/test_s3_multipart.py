@@ -121,4 +121,4 @@ def test_where_the_parts_are_unknown_it_is_said_that_nothing_was_verified(
     folder, said = s3.obtain()
     assert same(folder, small_model)
     assert "warning: " in said
-    assert "model.safetensors: NOT VERIFIED: S3 has CRC32 of its parts only" in said
+    assert "model.safetensors: NOT VERIFIED: S3 has CRC32 of the parts only" in said

@@ -43,7 +43,7 @@ def test_only_headers_are_fetched_and_take_no_room(s3: S3Lab, small_model: Path)
     assert weights.stat().st_size == (small_model / WEIGHTS).stat().st_size
     assert weights.stat().st_blocks * 512 < 100_000
     assert SafetensorsFiles(folder).shape("a") == SafetensorsFiles(small_model).shape("a")
-    assert f"{WEIGHTS}: NOT VERIFIED: they stay in S3; each range of them is checked by its length" in said
+    assert f"{WEIGHTS}: NOT VERIFIED: weights stay in S3; each range is checked only by its length" in said
     assert all(secret not in (folder / MANIFEST).read_text() for secret in (ACCESS_KEY, SECRET_KEY))
     s3.proxy.heal()
     assert streamed(s3)[0] == folder
@@ -71,7 +71,7 @@ def test_a_copy_of_headers_is_never_taken_for_weights(s3: S3Lab, small_model: Pa
     headers, _ = streamed(s3)
     local = ModelSource(model_id=str(headers))
     assert model_files.locate(local) is None
-    with pytest.raises(ModelNotAvailable, match="has the headers of weights only"):
+    with pytest.raises(ModelNotAvailable, match="has only the headers of the weights"):
         model_files.obtain(local, LogLines(io.StringIO()), s3.cache)
     whole, _ = s3.obtain()
     assert whole != headers
