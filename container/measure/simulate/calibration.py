@@ -121,14 +121,14 @@ def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
     i is from the start of i + 1 to that of i + 2. The host does not wait for a step of prompts that gives no token, so
     steps without a decode and the steps after them are left out.
     """
-    late = any("wait" in record.seconds for record in records)
-    unwaited = False
-    for record, begin, end in zip(records, records[late:], records[late + 1 :], strict=False):
+    runs_ahead = any("wait" in record.seconds for record in records)
+    previous_not_waited = False
+    for record, begin, end in zip(records, records[runs_ahead:], records[runs_ahead + 1 :], strict=False):
         starts, counts = [start for _, start, _ in record.plan], [count for _, _, count in record.plan]
         goes_on = record.running + record.waiting > 0 and begin.running + begin.waiting > 0
         seconds = end.time - begin.time if goes_on else sum(record.seconds.values())
-        is_known = not late or (goes_on and not unwaited and 1 in counts)
-        unwaited = 1 not in counts
+        is_known = not runs_ahead or (goes_on and not previous_not_waited and 1 in counts)
+        previous_not_waited = 1 not in counts
         if is_known and seconds > 0 and all(sequence != _WARM_UP for sequence, _, _ in record.plan):
             yield MeasuredStep(starts, counts, seconds)
 

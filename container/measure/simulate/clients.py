@@ -69,9 +69,9 @@ class VirtualFront(Front):
         self._server_timeout = server_timeout
         self._on_done = on_done
         self._order = count()
-        self._coming: list[tuple[float, int, int, int, float]] = []
+        self._arrivals: list[tuple[float, int, int, int, float]] = []
         """Heap of (arrival at the engine, order, user, index in the session, due time)."""
-        self._limits: list[tuple[float, str]] = []
+        self._timeouts: list[tuple[float, str]] = []
         """Heap of (time, request id): when requests time out, including requests that have ended since."""
         self._answers: dict[str, _Answer] = {}
         self._outcomes: list[RequestOutcome] = []
@@ -90,19 +90,19 @@ class VirtualFront(Front):
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         """Advance the clock to the next event, by at most `timeout`, and yield the messages that are due."""
         clock = self._clock
-        if timeout > 0 and (self._coming or self._answers):
+        if timeout > 0 and (self._arrivals or self._answers):
             clock.advance_to(min(clock.now + timeout, self._next_time(), self.next_event()))
         now = clock.now
-        while self._coming and self._coming[0][0] <= now:
-            arrival, _, user, place, due = heapq.heappop(self._coming)
+        while self._arrivals and self._arrivals[0][0] <= now:
+            arrival, _, user, place, due = heapq.heappop(self._arrivals)
             yield _CLIENT, Submit(self._submit(user, place, due, arrival))
-        while self._limits and self._limits[0][0] <= now:
-            moment, request_id = heapq.heappop(self._limits)
+        while self._timeouts and self._timeouts[0][0] <= now:
+            moment, request_id = heapq.heappop(self._timeouts)
             answer = self._answers.get(request_id)
             if answer is not None:
                 self._end(answer, moment, f"no complete response within {self._timeout:g} s", timed_out=True)
                 yield _CLIENT, Abort(request_id, AbortReason.CLIENT_LEFT)
-        if not self._coming and not self._answers:
+        if not self._arrivals and not self._answers:
             yield _CLIENT, GetStats(0)
             yield _CLIENT, Drain(0.0)
 
@@ -133,19 +133,19 @@ class VirtualFront(Front):
         """Do nothing: nothing is open."""
 
     def _next_time(self) -> float:
-        while self._limits and self._limits[0][1] not in self._answers:
-            heapq.heappop(self._limits)
-        return min(heap[0][0] for heap in (self._coming, self._limits) if heap)
+        while self._timeouts and self._timeouts[0][1] not in self._answers:
+            heapq.heappop(self._timeouts)
+        return min(heap[0][0] for heap in (self._arrivals, self._timeouts) if heap)
 
     def _schedule(self, user: int, place: int, due: float) -> None:
         if place < len(self._sessions[user].requests):
-            heapq.heappush(self._coming, (due + ARRIVAL_SECONDS, next(self._order), user, place, due))
+            heapq.heappush(self._arrivals, (due + ARRIVAL_SECONDS, next(self._order), user, place, due))
 
     def _submit(self, user: int, place: int, due: float, arrival: float) -> Request:
         request = self._sessions[user].requests[place]
         request_id = str(request.index)
         self._answers[request_id] = _Answer(request, user, place, due)
-        heapq.heappush(self._limits, (due + self._timeout, request_id))
+        heapq.heappush(self._timeouts, (due + self._timeout, request_id))
         sampling = _sampling(request.output_tokens)
         return Request(request_id, self._prompt(request), sampling, arrival, arrival + self._server_timeout)
 

@@ -17,7 +17,7 @@ def virtual_requests(
     shapes = draw_shapes(workload, seed)
     block_tokens = workload.prefixes.block_tokens if workload.prefixes else 0
 
-    def numbered(number: int, length: int, filler: int) -> tuple[int, ...]:
+    def distinct_ids(number: int, length: int, filler: int) -> tuple[int, ...]:
         """Return `length` token ids, different for each number."""
         high, low = divmod(number, vocab_size)
         return (low, high % vocab_size, *(filler,) * (length - 2))[:length]
@@ -26,8 +26,8 @@ def virtual_requests(
         block_ids = shapes[request.index].block_ids
         ids: tuple[int, ...] = ()
         for block in block_ids:
-            ids += numbered(block, block_tokens, _SHARED)
-        return ids + numbered(request.index, request.prompt_tokens - len(ids), _OWN)
+            ids += distinct_ids(block, block_tokens, _SHARED)
+        return ids + distinct_ids(request.index, request.prompt_tokens - len(ids), _OWN)
 
     requests = tuple(
         BenchRequest(index, "", shape.prompt_tokens, shape.output_tokens)

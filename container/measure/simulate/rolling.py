@@ -34,7 +34,7 @@ from engines.stopwatch import Stopwatch
 _TOKEN = SampledToken(0)
 
 
-class VirtualChoices:
+class VirtualTokens:
     """Tokens of a step, available when the device has finished the step."""
 
     def __init__(self, clock: VirtualClock, ready: float, count: int, at_once: bool) -> None:
@@ -78,7 +78,7 @@ class VirtualSteps:
         if not self._runs_ahead:
             clock.now = done
         return StepResult(
-            pending_tokens=VirtualChoices(clock, done, count, not self._runs_ahead) if count else None
+            pending_tokens=VirtualTokens(clock, done, count, not self._runs_ahead) if count else None
         )
 
 

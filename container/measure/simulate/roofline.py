@@ -102,25 +102,27 @@ class Roofline:
         """Return the time of all but attention. Cached, because it depends on two numbers that recur."""
         known = self._known.get((num_tokens, num_sampled))
         if known is None:
-            known = self._product(self._dense, num_tokens) + self._product(self._head, num_sampled)
-            known += self._mixture(num_tokens) + self._gaps + self._sums(num_tokens)
+            known = self._linear_seconds(self._dense, num_tokens) + self._linear_seconds(
+                self._head, num_sampled
+            )
+            known += self._expert_seconds(num_tokens) + self._gaps + self._all_reduce_seconds(num_tokens)
             self._known[num_tokens, num_sampled] = known
         return known
 
-    def _product(self, weights: float, num_rows: float) -> float:
+    def _linear_seconds(self, weights: float, num_rows: float) -> float:
         """Return the time of linear layers with `weights` parameters on `num_rows` rows."""
         if not num_rows:
             return 0.0
         read = weights * self._element / (self._bandwidth * _WEIGHT_BANDWIDTH)
         return max(read, 2 * weights * num_rows / (self._rate * _MATMUL_RATE))
 
-    def _mixture(self, num_tokens: int) -> float:
+    def _expert_seconds(self, num_tokens: int) -> float:
         """Return the time of experts. Tokens choose them at random; experts without a token are not read."""
         if self._experts is None:
             return 0.0
         total, top_k = self._experts.num_experts, self._experts.top_k
         read = total * (1 - (1 - top_k / total) ** num_tokens)
-        return self._product(self._expert * read, num_tokens * top_k / read)
+        return self._linear_seconds(self._expert * read, num_tokens * top_k / read)
 
     def _attention(
         self, starts: Sequence[int], counts: Sequence[int], num_tokens: int, window: int | None
@@ -134,7 +136,7 @@ class Roofline:
         read = keys * self._kv_bytes / (self._bandwidth * _KV_BANDWIDTH)
         return max(read, pairs * self._flops_per_pair / (self._rate * _ATTENTION_RATE))
 
-    def _sums(self, num_tokens: int) -> float:
+    def _all_reduce_seconds(self, num_tokens: int) -> float:
         """Return the time of all-reduces, in which each rank sends 2 (ranks - 1) / ranks times the data."""
         if not self._num_sums:
             return 0.0
