@@ -16,7 +16,7 @@ from container.explain.prediction.memory import predict_dynamic, predict_rolling
 from container.explain.prediction.startup import platform_advice, predict_start
 from container.explain.report import CheckReport
 from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
-from container.explain.resolve.weights import count_numbers
+from container.explain.resolve.weights import count_parameters
 from container.explain.target import ServingTarget, this_machine
 from container.machine import Machine
 from container.models import files as model_files
@@ -79,11 +79,11 @@ def check(
     else:
         config = found.loaded.config
         folder = locate(config.source) if config.handler is None else None
-        basis = folder or (describe(config.source) if config.handler is None else None)
-        plan = _decide(report, config, folder, basis, target.machine, allow_remote_code)
-        if basis is not None and plan is not None:
-            _predict(report, plan.config, config, basis, target.divided(plan.copies), length)
-        _judge(report, plan, config, folder, basis, target)
+        config_folder = folder or (describe(config.source) if config.handler is None else None)
+        plan = _decide(report, config, folder, config_folder, target.machine, allow_remote_code)
+        if config_folder is not None and plan is not None:
+            _predict(report, plan.config, config, config_folder, target.divided(plan.copies), length)
+        _judge(report, plan, config, folder, config_folder, target)
         # The head of the report names the folder, so sources are relative to it.
         report.values = tuple(
             decided(replace(value, source=value.source.removeprefix(f"{found.folder}/")), plan)
@@ -97,15 +97,15 @@ def _decide(
     report: CheckReport,
     config: LmiConfig,
     folder: Path | None,
-    basis: Path | None,
+    config_folder: Path | None,
     machine: Machine,
     allow_remote_code: bool,
 ) -> Resolved | None:
     """Resolve the configuration, even without weights, and report why it cannot be served.
 
-    folder: contains the whole model. basis: contains at least config.json, and may be another folder.
+    folder: contains the whole model. config_folder: contains at least config.json, and may be another folder.
     """
-    resolved, reasons = _resolve(config, folder, basis, machine, allow_remote_code)
+    resolved, reasons = _resolve(config, folder, config_folder, machine, allow_remote_code)
     report.reasons += reasons
     report.notes += _notes(resolved, config, machine)
     if config.handler is None:
@@ -113,21 +113,25 @@ def _decide(
         report.reasons += (refusal,) if refusal else ()
     if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
         report.notes += (note,)
-    if resolved is None and basis is not None:
-        resolved, _ = _resolve(config, None, basis, machine, allow_remote_code)
+    if resolved is None and config_folder is not None:
+        resolved, _ = _resolve(config, None, config_folder, machine, allow_remote_code)
     return resolved
 
 
 def _resolve(
-    config: LmiConfig, folder: Path | None, basis: Path | None, machine: Machine, allow_remote_code: bool
+    config: LmiConfig,
+    folder: Path | None,
+    config_folder: Path | None,
+    machine: Machine,
+    allow_remote_code: bool,
 ) -> tuple[Resolved | None, tuple[str, ...]]:
     """Return the resolved configuration (None if it cannot be resolved) and the reasons why it cannot be served."""
-    if folder is None and basis is None and config.handler is None:
+    if folder is None and config_folder is None and config.handler is None:
         return None, obstacles(config, machine)
-    if bare := folder is None and basis is not None and weights_problem(basis) is not None:
+    if bare := folder is None and config_folder is not None and weights_problem(config_folder) is not None:
         config = replace(config, source=replace(config.source, load_format="dummy"))
     try:
-        resolved = resolve(config, folder or basis, machine, allow_remote_code)
+        resolved = resolve(config, folder or config_folder, machine, allow_remote_code)
     except CannotServe as error:
         return None, (str(error),)
     if folder is None:
@@ -152,7 +156,7 @@ def _predict(
     elif isinstance(engine, PythonEngineConfig):
         report.memory = predict_dynamic(engine, folder, model, target, length)
     report.start = predict_start(config, folder, model, target)
-    held, described = count_numbers(folder), model.weight_bytes(1)
+    held, described = count_parameters(folder), model.weight_bytes(1)
     if held and not 1 / _MOST_DIFFERENCE < held / described < _MOST_DIFFERENCE:
         report.warnings += (
             f"the weight files hold {held:,} parameters, but config.json describes {described:,}: they may belong to"
@@ -165,7 +169,7 @@ def _judge(
     plan: Resolved | None,
     config: LmiConfig,
     folder: Path | None,
-    basis: Path | None,
+    config_folder: Path | None,
     target: ServingTarget,
 ) -> None:
     """Compare predicted needs with the target. On this machine a shortage only warns, since the server measures."""
@@ -177,7 +181,7 @@ def _judge(
         else:
             report.warnings += (shortage,)
     if folder is None and config.handler is None and not report.reasons:
-        if target.named and basis is None:
+        if target.named and config_folder is None:
             report.reasons += (
                 "the model is not on this disk, so its memory use is unknown; --remote reads its config.json (and, for"
                 " S3, the headers of its weight files) over the network",

@@ -15,7 +15,7 @@ from lmi_server.values.show import one_line
 
 _WIDTH = 110
 _INDENT = " " * 9
-FINE, WRONG_FILE, CANNOT_SERVE = 0, 1, 3
+EXIT_OK, EXIT_INVALID_FILE, EXIT_CANNOT_SERVE = 0, 1, 3
 """Exit codes. Click exits with 2 when the command line is wrong."""
 
 
@@ -63,8 +63,8 @@ class CheckReport:
     def exit_code(self) -> int:
         """0 for a valid configuration, even if this machine cannot serve it. Named hardware must be able to."""
         if self.problems:
-            return WRONG_FILE
-        return CANNOT_SERVE if self.named and self.reasons else FINE
+            return EXIT_INVALID_FILE
+        return EXIT_CANNOT_SERVE if self.named and self.reasons else EXIT_OK
 
     def as_object(self) -> dict[str, Any]:
         """Return all fields, `can_serve` and `exit_code`."""
@@ -112,7 +112,7 @@ class SeveralReports:
     @property
     def exit_code(self) -> int:
         codes = {report.exit_code for report in self.models.values()}
-        return next((code for code in (WRONG_FILE, CANNOT_SERVE) if code in codes), FINE)
+        return next((code for code in (EXIT_INVALID_FILE, EXIT_CANNOT_SERVE) if code in codes), EXIT_OK)
 
     def to_json(self) -> str:
         """Return one JSON object: `models` by name, and `exit_code`."""

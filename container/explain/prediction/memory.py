@@ -106,7 +106,7 @@ def _predict_rolling(
         return None
     ranks, on_gpu = engine.parallel.tp_size, engine.parallel.device == "cuda"
     dtype, longest = engine.model.dtype, engine.model.max_model_len
-    element = weights.element(model, dtype, engine.model.quantize, target.machine)
+    element = weights.bytes_per_element(model, dtype, engine.model.quantize, target.machine)
     own = model.weight_bytes(element, ranks)
     largest = LargestStep.of(engine.scheduler.settings, longest)
     product = 2 if on_gpu and dtype != "fp32" else 4
@@ -183,7 +183,7 @@ def predict_dynamic(
     on_gpu = engine.parallel.device == "cuda"
     dtype = engine.model.dtype if on_gpu else "fp32"
     element, devices = (4 if dtype == "fp32" else 2), engine.parallel.tp_size if on_gpu else 1
-    total = weights.count_numbers(folder) * element or model.weight_bytes(element)
+    total = weights.count_parameters(folder) * element or model.weight_bytes(element)
     longest = engine.model.max_model_len
     rows, wanted = engine.batching.batch_size, min(length or longest, longest)
     token_bytes, tokens = model.kv_bytes_per_token(dtype, 1), rows * wanted

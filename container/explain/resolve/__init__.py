@@ -22,11 +22,11 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
         return tuple(handler.obstacles(config, machine))
     options, rolls = config.options, config.engine == "MPI"
     engine = rolling if rolls else dynamic
-    count, degree = copies.number(options, machine), options.tensor_parallel_degree
+    count, degree = copies.num_copies(options, machine), options.tensor_parallel_degree
     found = [*engine.obstacles(options, machine)]
     if not found:  # one copy fits
         found += copies.obstacles(options, machine, rolling.most_ranks(machine))
-        share = copies.share(options, machine)
+        share = copies.machine_share(options, machine)
         found += (_do_not_fit(count, reason) for reason in engine.obstacles(options, share))
     lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
     if "input_formatter" in config.formatter_roles:
@@ -63,8 +63,8 @@ def resolve(
     elif model_path is None:
         raise CannotServe("no model is configured; set option.model_id")
     else:
-        count = copies.number(config.options, machine)
-        path, share = model_path, copies.share(config.options, machine)
+        count = copies.num_copies(config.options, machine)
+        path, share = model_path, copies.machine_share(config.options, machine)
 
         def decide(machine: Machine, decisions: Decisions) -> tuple[EngineConfig, int | None]:
             if config.engine == "MPI":
@@ -78,7 +78,7 @@ def resolve(
                 decide(machine, Decisions())  # raises if a single copy cannot be served either
                 raise CannotServe(_do_not_fit(count, str(error))) from error
             raise
-        copies.explain(config.options, machine, engine.parallel.tp_size, decisions)
+        copies.record_copies(config.options, machine, engine.parallel.tp_size, decisions)
         if config.engine == "MPI" and (
             lack := shared_memory.shortage(engine.parallel.tp_size, machine, count)
         ):

@@ -13,7 +13,7 @@ _GIB = 1024**3
 _OPTION = "option.data_parallel_size"
 
 
-def number(options: EngineOptions, machine: Machine) -> int:
+def num_copies(options: EngineOptions, machine: Machine) -> int:
     """Return the configured number of copies. Defaults to as many as fit on the GPUs, or 1 on a CPU."""
     if options.data_parallel_size is not None:
         return options.data_parallel_size
@@ -23,9 +23,9 @@ def number(options: EngineOptions, machine: Machine) -> int:
     return max(1, options.min_workers, min(fit, most))
 
 
-def share(options: EngineOptions, machine: Machine) -> Machine:
+def machine_share(options: EngineOptions, machine: Machine) -> Machine:
     """Return one copy's share of the machine."""
-    count = number(options, machine)
+    count = num_copies(options, machine)
     if count == 1:
         return machine
     degree = options.tensor_parallel_degree
@@ -41,7 +41,7 @@ def share(options: EngineOptions, machine: Machine) -> Machine:
 
 def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> Iterator[str]:
     """Yield the reason why the copies do not fit. most_processes: the limit on a CPU."""
-    count, degree = number(options, machine), options.tensor_parallel_degree
+    count, degree = num_copies(options, machine), options.tensor_parallel_degree
     each = degree if isinstance(degree, int) else 1
     available = machine.gpu_count or most_processes
     if count == 1 or each > available or count * each <= available:
@@ -55,12 +55,12 @@ def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> 
     )
 
 
-def explain(options: EngineOptions, machine: Machine, degree: int, decisions: Decisions) -> None:
+def record_copies(options: EngineOptions, machine: Machine, degree: int, decisions: Decisions) -> None:
     """Record the number of copies, the reason for it, and each copy's share. degree: GPUs or ranks of one copy."""
-    count = number(options, machine)
+    count = num_copies(options, machine)
     if options.data_parallel_size is None:
         why = f"{machine.gpu_count} GPUs, {degree} for each" if machine.gpu_count else "minWorkers"
-        decisions.computed(_OPTION, count, why if count > 1 else "one copy; minWorkers sets more")
+        decisions.record(_OPTION, count, why if count > 1 else "one copy; minWorkers sets more")
     used = count * degree
     if used < machine.gpu_count:
         copies = "one copy" if count == 1 else f"{count} copies"
@@ -74,7 +74,7 @@ def explain(options: EngineOptions, machine: Machine, degree: int, decisions: De
         )
     if count == 1:
         return
-    of_each = share(options, machine)
+    of_each = machine_share(options, machine)
     gpus = f"{degree} GPU(s), " if machine.gpu_count else ""
     decisions.notes.append(
         f"{count} copies of the model, each with {gpus}{of_each.cpu_count} core(s) and"

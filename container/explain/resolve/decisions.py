@@ -43,7 +43,7 @@ class Decisions:
     origins: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
 
-    def computed(self, option: str, value: T, why: str) -> T:
+    def record(self, option: str, value: T, why: str) -> T:
         """Record and return the value of an open option."""
         self.values[option] = as_option(value)
         self.origins[option] = f"computed: {why}"

@@ -45,7 +45,7 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")
     if device == "cpu":
-        weights.require_free(4 * weights.count_numbers(model_path), machine)
+        weights.require_free(4 * weights.count_parameters(model_path), machine)
     return PythonEngineConfig(
         model=ModelSettings(
             path=str(model_path),
@@ -102,8 +102,8 @@ def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Deci
             raise CannotServe(f"{name}={requested} exceeds the model's context length of {context} tokens")
         return requested
     if context is None:
-        return decisions.computed(name, _UNKNOWN_CONTEXT, "config.json has no context length")
-    return decisions.computed(name, context, "the model's context length")
+        return decisions.record(name, _UNKNOWN_CONTEXT, "config.json has no context length")
+    return decisions.record(name, context, "the model's context length")
 
 
 def _context(data: object) -> int | None:
@@ -117,6 +117,6 @@ def _degree(options: EngineOptions, machine: Machine, decisions: Decisions) -> i
     name, requested = "option.tensor_parallel_degree", options.tensor_parallel_degree
     if isinstance(requested, int):
         return requested
-    return decisions.computed(
+    return decisions.record(
         name, max(1, machine.gpu_count), "all GPUs" if machine.gpu_count else "there is no GPU"
     )

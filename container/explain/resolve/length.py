@@ -37,9 +37,9 @@ def max_model_len(
             )
         return requested
     if capacity is None or fits(trained):
-        return decisions.computed(name, trained, "the model's context length")
+        return decisions.record(name, trained, "the model's context length")
     decisions.notes.append(
         f"{name} is reduced from the model's {trained} to {capacity}, the tokens that the KV cache holds; to raise it,"
         " set a larger option.kv_cache_gb"
     )
-    return decisions.computed(name, capacity, f"KV cache capacity; the model's context length is {trained}")
+    return decisions.record(name, capacity, f"KV cache capacity; the model's context length is {trained}")

@@ -62,7 +62,7 @@ def resolve(
     degree = _degree(options, model, machine, decisions)
     _require_native(options, device, machine)
     dtype = weights.dtype(options.dtype, model.dtype, device, decisions)
-    size = model.weight_bytes(weights.element(model, dtype, options.quantize, machine), degree)
+    size = model.weight_bytes(weights.bytes_per_element(model, dtype, options.quantize, machine), degree)
     if device == "cpu":
         weights.require_free(size * degree, machine)
     if config.source.load_format == "dummy":
@@ -114,7 +114,7 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
             continue
         if impl == "auto":
             why = f"this server does not implement {architecture}" if unknown else refusal
-            decisions.computed(
+            decisions.record(
                 name, way, f"this server implements {model.architecture}" if way == "lmi" else why
             )
         return model
@@ -156,12 +156,12 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisi
             decisions.notes.append(f"{requested} ranks on {machine.cpu_count} cores: correct, but slow")
         return requested
     if not machine.gpu_count:
-        return decisions.computed(name, 1, "there is no GPU")
+        return decisions.record(name, 1, "there is no GPU")
     if alone:
-        return decisions.computed(name, 1, alone)
+        return decisions.record(name, 1, alone)
     degree = min(machine.gpu_count, heads)
     cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} KV heads"
-    return decisions.computed(name, degree, f"{cause} ({machine.gpu_count})")
+    return decisions.record(name, degree, f"{cause} ({machine.gpu_count})")
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
@@ -205,16 +205,16 @@ def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Dec
         kv_bytes = min(4 * _GIB, machine.memory_available_bytes // 4)
         free = machine.memory_available_bytes / _GIB
         why = f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB"
-        decisions.computed(name, f"{kv_bytes / _GIB:.3g}", why)
+        decisions.record(name, f"{kv_bytes / _GIB:.3g}", why)
     else:
-        decisions.computed(
+        decisions.record(
             name, "", "the memory that option.gpu_memory_utilization leaves after loading the weights"
         )
     prefix_caching = options.enable_prefix_caching
     if prefix_caching is None:
-        prefix_caching = decisions.computed("option.enable_prefix_caching", paged, _paging(options))
+        prefix_caching = decisions.record("option.enable_prefix_caching", paged, _paging(options))
     return CacheConfig(
-        block_size=options.block_size or decisions.computed("option.block_size", 16, "the default"),
+        block_size=options.block_size or decisions.record("option.block_size", 16, "the default"),
         paged=paged,
         dtype=options.kv_cache_dtype,
         prefix_caching=prefix_caching,
@@ -251,7 +251,7 @@ def _scheduler(options: EngineOptions, device: str, decisions: Decisions) -> Sch
     policy = options.batch_scheduler_policy
     if policy is None:
         policy = "max_utilization" if options.paged_attention else "guaranteed_no_evict"
-        decisions.computed("option.batch_scheduler_policy", policy, _paging(options))
+        decisions.record("option.batch_scheduler_policy", policy, _paging(options))
     return SchedulerConfig(
         settings=SchedulerSettings(
             max_num_seqs=options.max_rolling_batch_size,
@@ -275,10 +275,10 @@ def _budgets(options: EngineOptions, device: str, decisions: Decisions) -> tuple
     prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
     default, where = (256, "on a CPU") if device == "cpu" else (2048, "on a GPU")
     own_prefill, own_total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
-    prefill = own_prefill or decisions.computed(
+    prefill = own_prefill or decisions.record(
         prefill_name, own_total or default, f"as {total_name}" if own_total else where
     )
-    total = own_total or decisions.computed(
+    total = own_total or decisions.record(
         total_name, own_prefill or default, f"as {prefill_name}" if own_prefill else where
     )
     if total < options.max_rolling_batch_size:

@@ -23,7 +23,7 @@ def require_safetensors(path: Path) -> None:
         raise CannotServe(sentence)
 
 
-def count_numbers(path: Path) -> int:
+def count_parameters(path: Path) -> int:
     """Return the number of parameters in a folder, from the headers of its files."""
     count = 0
     for file in path.glob("*.safetensors"):
@@ -41,7 +41,7 @@ def require_free(num_bytes: int, machine: Machine) -> None:
         )
 
 
-def element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
+def bytes_per_element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
     """Return the bytes per element of a weight matrix under engine=MPI, at most."""
     if machine.gpu_count:
         return 4 if dtype == "fp32" else 2
@@ -69,7 +69,7 @@ def dtype(option: str, checkpoint: str, device: str, decisions: Decisions) -> st
         return option
     if device == "cpu":
         why = f"on a CPU; exact for {checkpoint} weights"
-        return decisions.computed("option.dtype", "fp32", why)
+        return decisions.record("option.dtype", "fp32", why)
     if checkpoint in _FROM_CHECKPOINT:
-        return decisions.computed("option.dtype", _FROM_CHECKPOINT[checkpoint], "the checkpoint's dtype")
-    return decisions.computed("option.dtype", "bf16", f"half the size of the checkpoint's {checkpoint}")
+        return decisions.record("option.dtype", _FROM_CHECKPOINT[checkpoint], "the checkpoint's dtype")
+    return decisions.record("option.dtype", "bf16", f"half the size of the checkpoint's {checkpoint}")
