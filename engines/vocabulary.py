@@ -23,7 +23,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
         (place, one) for place, one in enumerate(token_ids) if not 0 <= one < vocab_size
     )
     raise InvalidRequest(
-        f"token id {token_id} at position {position} of the prompt is not in the model's vocabulary of {vocab_size}"
+        f"the prompt's token id {token_id} at position {position} is not in the model's vocabulary of {vocab_size}"
         f" tokens; allowed: 0 to {vocab_size - 1}. If the prompt was given as text, the tokenizer has tokens that the"
         " model has no embedding for"
     )

@@ -113,7 +113,7 @@ def test_queued_tokens_are_bounded() -> None:
     lab.scheduler.add(make_request("long", range(30), 2))
     with pytest.raises(Overloaded, match=r"option\.max_queued_tokens") as refusal:
         lab.scheduler.add(make_request("more", range(3), 2))
-    assert "30 tokens are waiting" in str(refusal.value)
+    assert "30 tokens are already waiting" in str(refusal.value)
     lab.scheduler.abort("long")
     lab.scheduler.add(make_request("more", range(3), 2))
     assert lab.scheduler.num_queued_tokens == 3
@@ -125,7 +125,7 @@ def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
     for i in range(4):
         lab.scheduler.add(make_request(f"placed {i}", range(30), 2))
     lab.scheduler.add(make_request("queued", range(30), 2))
-    with pytest.raises(Overloaded, match="30 tokens are waiting") as refusal:
+    with pytest.raises(Overloaded, match="30 tokens are already waiting") as refusal:
         lab.scheduler.add(make_request("large", range(11), 2))
     assert "option.max_queued_tokens" in str(refusal.value)
     lab.scheduler.add(make_request("small", range(10), 2))
