@@ -10,13 +10,13 @@ from container.run import launch
 
 _DEFAULT_PATH = "/opt/ml/model"
 PATH_HELP = (
-    "PATH is a folder with a serving.properties, or such a file. "
+    "PATH is a serving.properties file or a folder that contains one. "
     f"The default is LMI_MODEL_DIR, else {_DEFAULT_PATH}."
 )
 lenient_option = click.option(
     "--lenient",
     is_flag=True,
-    help="Warn about unknown keys and unused files instead of refusing them. Same as LMI_LENIENT=true.",
+    help="Warn about unknown keys and unused files instead of rejecting them. Same as LMI_LENIENT=true.",
 )
 
 

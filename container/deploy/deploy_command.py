@@ -56,7 +56,7 @@ _CPU_NETWORK = 1.25e9
     "env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Environment variable of the container; repeatable. NAME alone takes its value from this shell, as secrets must.",
+    help="Environment variable for the container; repeatable. NAME alone takes the value from this shell (secrets).",
 )
 @click.option("--update", is_flag=True, help="Update an existing endpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the calls as a Python program instead of making them.")
@@ -81,7 +81,7 @@ def deploy(
 ) -> None:
     """Create a SageMaker endpoint that serves the configuration of PATH.
 
-    PATH is a folder with a serving.properties, or such a file. Its settings become variables of the container.
+    PATH is a serving.properties file or a folder that contains one. Its settings become variables of the container.
     Time-outs follow from the predicted time to load the model.
     """
     environ = launch.environment()

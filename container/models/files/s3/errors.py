@@ -32,7 +32,9 @@ _NO_CREDENTIALS = (
     aws.SSOError,
     aws.UnauthorizedSSOTokenError,
 )
-_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, set a profile (AWS_PROFILE), or assign a role to this machine"
+_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or assign a role to this machine"
+)
 _THROTTLED = {
     "SlowDown",
     "Throttling",
