@@ -157,5 +157,5 @@ class S3Remote:
     def _location_hint(self, folders: list[str]) -> str:
         if folders:
             names = ", ".join(safe_repr(folder) for folder in sorted(folders)[:3])
-            return f"directly under this prefix, but folders ({names}); set option.model_id to the folder of the model"
+            return f"directly under this prefix; there are folders ({names}); set option.model_id to the model's folder"
         return "under this prefix; set option.model_id to the folder that holds config.json"
