@@ -141,5 +141,5 @@ def test_check_predicts_from_headers_alone(
         assert report["memory"]["weights"] == pytest.approx(16.06e9, rel=0.01)
         assert report["start"]["file_bytes"] == (small_model / WEIGHTS).stat().st_size
         assert "not on this disk" in report["model"]
-        assert "config.json describes 8,029,995,008: they may not belong" in report["warnings"][0]
+        assert "config.json describes 8,029,995,008: they may belong to" in report["warnings"][0]
     assert s3.proxy.object_bytes < 10_000
