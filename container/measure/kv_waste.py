@@ -17,7 +17,7 @@ from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 
-_GO_ON = SampledToken(1)
+_TOKEN = SampledToken(1)
 _END = SampledToken(0)
 
 
@@ -152,6 +152,6 @@ def _scheduler(allocation: Allocation, load: WasteLoad, blocks: BlockManager) ->
 
 def _sample(step: Step, lengths: list[int]) -> list[SampledToken]:
     return [
-        _END if sequence.num_output_tokens + 1 == lengths[sequence.number] else _GO_ON
+        _END if sequence.num_output_tokens + 1 == lengths[sequence.number] else _TOKEN
         for sequence in step.sampled
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from container.measure.compare.summary import median, spread
-from container.measure.numbers import NOTHING, gibibytes, number, percent
+from container.measure.numbers import NO_VALUE, format_number, gibibytes, percent
 from container.measure.output import Table
 from tests.bench.results import Results, Run
 
@@ -126,10 +126,15 @@ def _resources(results: Results) -> Table:
                 name,
                 spread(median(life.start_up_seconds for life in lives)),
                 gibibytes(max((life.peak_pss_bytes for life in lives), default=None)),
-                f"{equal} of {compared}" if compared else NOTHING,
+                f"{equal} of {compared}" if compared else NO_VALUE,
             )
         )
-    header = ("", "start, s", "peak PSS", f"responses with the same tokens as {next(iter(results.contenders))}")
+    header = (
+        "",
+        "start, s",
+        "peak PSS",
+        f"responses with the same tokens as {next(iter(results.contenders))}",
+    )
     return Table("start and memory of all processes", header, tuple(rows))
 
 
@@ -156,7 +161,7 @@ def _settings(results: Results) -> Table:
         ("", "weights", "bytes a weight", "KV cache", "interface", "versions", "notes"),
         tuple(
             (
-                *(name, facts.weights, number(facts.weight_bytes), facts.kv_cache, facts.interface),
+                *(name, facts.weights, format_number(facts.weight_bytes), facts.kv_cache, facts.interface),
                 ", ".join(f"{package} {version}" for package, version in facts.versions.items()),
                 facts.notes,
             )

@@ -20,7 +20,7 @@ from container.measure.bench.arrivals import UserSession
 from container.measure.bench.connection import BenchConnection
 from container.measure.bench.dialects import Dialect
 from container.measure.bench.workload import BenchRequest
-from container.measure.numbers import number, seconds
+from container.measure.numbers import format_number, seconds
 from container.progress import ProgressView
 
 _CLOCK_SECONDS = 0.05
@@ -166,7 +166,7 @@ class _LiveFigures:
     def describe(self) -> str:
         rate = self._tokens / self._last if self._last else 0.0
         ttft = f", TTFT p50 {seconds(self._ttfts[len(self._ttfts) // 2])}" if self._ttfts else ""
-        return f"{number(rate)} tokens/s{ttft}, {self._num_failed} failed"
+        return f"{format_number(rate)} tokens/s{ttft}, {self._num_failed} failed"
 
 
 class _SessionThreads:

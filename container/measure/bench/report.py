@@ -15,7 +15,7 @@ from container.measure.bench.scenario import Scenario
 from container.measure.bench.search import RateTrial, best_trial, trials_table
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchRequest
-from container.measure.numbers import number, percent, seconds
+from container.measure.numbers import format_number, percent, seconds
 from container.measure.output import Table
 from container.measure.sections import Finding, Report, Section, failed_requests, package_versions
 
@@ -152,7 +152,7 @@ class SearchReport:
         total = sum(trial.figures.num_requests for trial in self.trials)
         found = Finding(
             "highest sustained rate",
-            f"{number(best.rate)} requests/s." if best else "No rate is sustained.",
+            f"{format_number(best.rate)} requests/s." if best else "No rate is sustained.",
             "same" if best else "failed",
         )
         findings = (*failed_requests(failed, total), found)
@@ -175,8 +175,8 @@ class SearchReport:
         best = best_trial(self.trials)
         limits = f" within {self.origin.slo.describe()}" if self.origin.slo else ""
         found = (
-            f"highest sustained rate{limits}: {number(best.rate)} requests/s,"
-            f" {number(best.figures.output_tokens_per_second)} output tokens/s"
+            f"highest sustained rate{limits}: {format_number(best.rate)} requests/s,"
+            f" {format_number(best.figures.output_tokens_per_second)} output tokens/s"
             if best
             else f"no rate is sustained{limits}"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from container.measure.bench.figures import Figures
 from container.measure.bench.load import LoadRun
 from container.measure.bench.slo import Slo
-from container.measure.numbers import number, percent, seconds
+from container.measure.numbers import format_number, percent, seconds
 from container.measure.output import Table
 
 _MAX_TRIALS = 12
@@ -118,9 +118,9 @@ def trials_table(title: str, trials: tuple[RateTrial, ...]) -> Table:
     """Return a table of all trials, in order."""
     rows = tuple(
         (
-            "all at once" if math.isinf(trial.rate) else f"{number(trial.rate)}/s",
-            number(trial.figures.requests_per_second),
-            number(trial.figures.output_tokens_per_second),
+            "all at once" if math.isinf(trial.rate) else f"{format_number(trial.rate)}/s",
+            format_number(trial.figures.requests_per_second),
+            format_number(trial.figures.output_tokens_per_second),
             *(seconds(one.p95) for one in (trial.figures.ttft, trial.figures.tpot, trial.figures.latency)),
             percent(trial.figures.share_within_slo),
             trial.too_high or "sustained",

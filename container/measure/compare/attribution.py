@@ -40,8 +40,10 @@ _SIZE = "option.max_rolling_batch_size"
 _POLICY = "option.batch_scheduler_policy"
 
 
-def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPath, ...], tuple[Part, ...]]:
-    """Derive the configurations between a dynamic and a rolling one, with files below `made`, and the parts.
+def attribute_gain(
+    configs: Sequence[Configuration], work_folder: Path
+) -> tuple[tuple[NamedPath, ...], tuple[Part, ...]]:
+    """Derive the configurations between a dynamic and a rolling one, with files below `work_folder`, and the parts.
 
     Raises BadConfiguration unless `configs` are one dynamic and one rolling configuration.
     """
@@ -69,7 +71,7 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
         if is_missing:
             changes |= change
             name = suffix if suffix not in names else f"{rolling.name} {suffix}"
-            added.append(derive(name, rolling.path, made, changes))
+            added.append(derive(name, rolling.path, work_folder, changes))
             parts.append(Part(cause, last, name))
             last = name
     return tuple(added), (*parts, Part(KERNELS, last, dynamic.name))

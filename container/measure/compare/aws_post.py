@@ -25,7 +25,7 @@ from container.measure.compare.summary import (
     ratio,
     times,
 )
-from container.measure.numbers import NOTHING, number
+from container.measure.numbers import NO_VALUE, format_number
 from container.measure.output import Table
 from container.measure.sections import Section
 from lmi_server.properties import loader
@@ -81,15 +81,15 @@ def examples_folder(option: Path | None) -> Path:
     return folder
 
 
-def named_paths(examples: Path, made: Path) -> tuple[NamedPath, ...]:
-    """Return the configurations, the dynamic one first. Writes the files of the three added ones below `made`."""
+def named_paths(examples: Path, work_folder: Path) -> tuple[NamedPath, ...]:
+    """Return the configurations, the dynamic one first. Writes the three added ones below `work_folder`."""
     dynamic, rolling = (examples / _TWINS[name] for name in (DYNAMIC, ROLLING))
     small = {**attribution.STATIC, "option.max_rolling_batch_size": "4"}
     return (
         *(NamedPath(name, examples / folder) for name, folder in _TWINS.items()),
-        derive(DYNAMIC_32, dynamic, made, {"batch_size": "32"}),
-        derive(STATIC_4, rolling, made, small),
-        derive(STATIC_32, rolling, made, attribution.STATIC),
+        derive(DYNAMIC_32, dynamic, work_folder, {"batch_size": "32"}),
+        derive(STATIC_4, rolling, work_folder, small),
+        derive(STATIC_32, rolling, work_folder, attribution.STATIC),
     )
 
 
@@ -130,10 +130,10 @@ def _post_table(comparison: Comparison, place: int, measure: Measure) -> Table:
         rows.append(
             (
                 name,
-                number(ours.value) if ours else NOTHING,
+                format_number(ours.value) if ours else NO_VALUE,
                 times(ratio(comparison, name, DYNAMIC, scenario, measure)) if name != DYNAMIC else "1",
                 f"{theirs:.2f}",
-                f"{number(theirs / base)}x" if name != DYNAMIC else "1",
+                f"{format_number(theirs / base)}x" if name != DYNAMIC else "1",
                 times(equal_batch),
             )
         )

@@ -218,10 +218,10 @@ def run_comparison(
     view = view_for(sys.stderr)
     if options.step_traces is not None:
         options.step_traces.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="lmi-compare-") as made:
+    with tempfile.TemporaryDirectory(prefix="lmi-compare-") as work_folder:
         try:
             configs, plan = read_selection(
-                options.selection, options.plan, Path(made), environ, machine, view
+                options.selection, options.plan, Path(work_folder), environ, machine, view
             )
         finally:
             view.finish()

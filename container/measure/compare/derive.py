@@ -24,14 +24,14 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _MAX_COMMENT = 400
 
 
-def derive(name: str, source: Path, made: Path, changes: Mapping[str, str]) -> NamedPath:
-    """Copy configuration `source` to a new folder below `made`, with some options changed or added.
+def derive(name: str, source: Path, work_folder: Path, changes: Mapping[str, str]) -> NamedPath:
+    """Copy configuration `source` to a new folder below `work_folder`, with some options changed or added.
 
     source: as `NamedPath.path`; changes: values by key. User code is copied; all other files beside the configuration
     are linked. Nothing is checked: a copy has the same problems as its source.
     """
     file = file_of(source)
-    target = made / f"{len(list(made.iterdir())):02}"
+    target = work_folder / f"{len(list(work_folder.iterdir())):02}"
     target.mkdir()
     for path in file.parent.iterdir():
         # Copied, because the server refuses a handler whose link leads out of the folder.

@@ -28,7 +28,7 @@ from container.measure.compare.results import Comparison, RequestTiming, RoundRe
 from container.measure.compare.scrape import MetricsSnapshot, kv_use, sampling, scrape
 from container.measure.compare.server_process import ReadyServer, StartServer
 from container.measure.compare.stopping import reason_to_stop
-from container.measure.numbers import number, seconds
+from container.measure.numbers import format_number, seconds
 from container.progress import ProgressView
 from container.run import launch
 
@@ -45,7 +45,7 @@ def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequ
 
 
 @dataclass(slots=True)
-class _Life:
+class _ServerUse:
     """A running server and its use so far. Updated by the runner."""
 
     server: ReadyServer
@@ -101,26 +101,26 @@ class ComparisonRunner:
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
         stays: list[StayResult] = []
-        life: _Life | None = None
+        use: _ServerUse | None = None
         began = time.monotonic()
         try:
             for number in itertools.count(1):
                 self._make_requests(number)  # in advance, so that no running server waits for them
                 for name in in_turn(list(shared), number):
-                    if life is not None and life.shared is not shared[name]:
-                        stays.append(life.stop())
-                        life = None
-                    life = life or self._start(shared[name], len(stays) + 1, name, number)
-                    rounds += self._rounds(life, name, number)
-                made = Comparison(self.configs, self.plan, tuple(rounds), tuple(stays))
-                if reason := reason_to_stop(made, time.monotonic() - began):
+                    if use is not None and use.shared is not shared[name]:
+                        stays.append(use.stop())
+                        use = None
+                    use = use or self._start(shared[name], len(stays) + 1, name, number)
+                    rounds += self._rounds(use, name, number)
+                comparison = Comparison(self.configs, self.plan, tuple(rounds), tuple(stays))
+                if reason := reason_to_stop(comparison, time.monotonic() - began):
                     break
-            if life is not None:
-                made = replace(made, stays=(*stays, life.stop()), stopped=reason)
-            return made
+            if use is not None:
+                comparison = replace(comparison, stays=(*stays, use.stop()), stopped=reason)
+            return comparison
         finally:
-            if life is not None:
-                life.server.kill()
+            if use is not None:
+                use.server.kill()
 
     def _make_requests(self, number: int) -> None:
         seed = self.plan.round_seed(number)
@@ -128,7 +128,7 @@ class ComparisonRunner:
             for scenario in self.plan.scenarios:
                 _requests(tokenizer, scenario, seed)
 
-    def _start(self, shared: SharedServer, place: int, name: str, number: int) -> _Life:
+    def _start(self, shared: SharedServer, place: int, name: str, number: int) -> _ServerUse:
         """Start a server and warm it up. name: its next configuration; number: number of its first round."""
         config = shared.started_as
         stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)}"
@@ -153,19 +153,19 @@ class ComparisonRunner:
         except BaseException:
             server.kill()
             raise
-        return _Life(server, shared, trace, kept)
+        return _ServerUse(server, shared, trace, kept)
 
-    def _rounds(self, life: _Life, name: str, number: int) -> list[RoundResult]:
+    def _rounds(self, use: _ServerUse, name: str, number: int) -> list[RoundResult]:
         """Run all scenarios of one round of a configuration."""
-        if life.shared.switches:
-            change_settings(name, life.server.url, self.admin_token, life.shared.settings(name))
-        results = [self._round(life, name, scenario, number) for scenario in self.plan.scenarios]
-        life.served.append(name)
-        life.rounds.append(number)
+        if use.shared.switches:
+            change_settings(name, use.server.url, self.admin_token, use.shared.settings(name))
+        results = [self._round(use, name, scenario, number) for scenario in self.plan.scenarios]
+        use.served.append(name)
+        use.rounds.append(number)
         return results
 
-    def _round(self, life: _Life, name: str, scenario: Scenario, number: int) -> RoundResult:
-        server, seed = life.server, self.plan.round_seed(number)
+    def _round(self, use: _ServerUse, name: str, scenario: Scenario, number: int) -> RoundResult:
+        server, seed = use.server, self.plan.round_seed(number)
         requests = _requests(self.tokenizers[name], scenario, seed)
         sessions = scenario.arrivals.sessions(requests, seed)
         title = f"{name}: round {number}{self._of_rounds()}, {scenario.name}"
@@ -196,7 +196,7 @@ class ComparisonRunner:
             ),
             began=began,
             ended=ended,
-            step_trace=str(life.kept_trace) if life.is_traced else "",
+            step_trace=str(use.kept_trace) if use.is_traced else "",
         )
         self.view.say(_one_line(title, result))
         return result
@@ -244,9 +244,9 @@ def _of_first_copy(trace: Path, config: Configuration) -> Path:
 
 def _one_line(title: str, result: RoundResult) -> str:
     measured = result.figures
-    batch = f", batch {number(result.batches.mean)}" if result.batches else ""
+    batch = f", batch {format_number(result.batches.mean)}" if result.batches else ""
     return (
-        f"{title}: {number(measured.output_tokens_per_second)} tokens/s, TTFT p50 {seconds(measured.ttft.p50)},"
+        f"{title}: {format_number(measured.output_tokens_per_second)} tokens/s, TTFT p50 {seconds(measured.ttft.p50)},"
         f" latency p90 {seconds(measured.latency.p90)}{batch}, {measured.num_errors} failed"
     )
 

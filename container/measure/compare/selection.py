@@ -112,14 +112,14 @@ def point_name(point: Mapping[str, str], file_name: str) -> str:
 def read_selection(
     selection: Selection,
     plan: Plan,
-    made: Path,
+    work_folder: Path,
     environ: Mapping[str, str],
     machine: Machine,
     view: ProgressView,
 ) -> tuple[tuple[Configuration, ...], Plan]:
     """Read and prepare the configurations. Returns them, and the plan with the pairs to compare.
 
-    made: a folder for the files of derived configurations. Raises BadConfiguration, NoMetrics.
+    work_folder: a folder for the files of derived configurations. Raises BadConfiguration, NoMetrics.
     """
     # Most comparisons have a single model, which is looked up once.
     obtain = functools.cache(lambda source: model_files.obtain(source, view))
@@ -128,7 +128,7 @@ def read_selection(
         return read_configurations(paths, environ, machine, obtain)
 
     if selection.aws_post:
-        paths = aws_post.named_paths(aws_post.examples_folder(selection.examples), made)
+        paths = aws_post.named_paths(aws_post.examples_folder(selection.examples), work_folder)
         further = (*attribution.further_pairs(aws_post.PARTS), *aws_post.FURTHER_PAIRS)
         return read(paths), replace(plan, parts=aws_post.PARTS, further_pairs=further)
     names = names_for(selection.places)
@@ -137,7 +137,7 @@ def read_selection(
         read([file])  # so that problems of the file itself are reported under its name
         points = grid(selection.settings)
         paths = tuple(
-            derive(point_name(point, file.name), file.path, made, point) if point else file
+            derive(point_name(point, file.name), file.path, work_folder, point) if point else file
             for point in points
         )
         configs = read(paths)
@@ -151,7 +151,7 @@ def read_selection(
     )
     if not selection.attribute:
         return configs, plan
-    added, parts = attribution.divide(configs, made)
+    added, parts = attribution.attribute_gain(configs, work_folder)
     further = attribution.further_pairs(parts)
     return (*configs, *read(added)), replace(plan, parts=parts, further_pairs=further)
 

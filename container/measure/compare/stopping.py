@@ -28,7 +28,7 @@ _MIN_ROUNDS = 5
 """Fewer rounds may agree by chance, however much rounds vary."""
 
 
-def looks(first: int, last: int) -> tuple[int, ...]:
+def rounds_to_check(first: int, last: int) -> tuple[int, ...]:
     """Return the numbers of rounds after which the width is checked."""
     found = [min(max(first, _MIN_ROUNDS), last)]
     while found[-1] < last:
@@ -58,7 +58,7 @@ def reason_to_stop(comparison: Comparison, seconds: float) -> str:
         return "all planned rounds were run" if done >= plan.num_rounds else ""
     if done and seconds >= rule.max_seconds:
         return "the time limit was reached"
-    if rule.precision is not None and done in looks(plan.num_rounds, rule.max_rounds):
+    if rule.precision is not None and done in rounds_to_check(plan.num_rounds, rule.max_rounds):
         width = widest(comparison)
         if width <= rule.precision:
             return f"the intervals of tokens/s are at most {percent(width)} to each side"

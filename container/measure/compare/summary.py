@@ -13,7 +13,7 @@ from container.measure.compare.configurations import Configuration
 from container.measure.compare.interval import Ratio, ratio_of_rounds
 from container.measure.compare.results import Comparison, RoundResult
 from container.measure.compare.scrape import RoundCounters
-from container.measure.numbers import NOTHING, interval, number
+from container.measure.numbers import NO_VALUE, format_number, interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,20 @@ def median(values: Iterable[float]) -> Median | None:
 def spread(found: Median | None, scale: float = 1.0) -> str:
     """Format as `median (smallest to largest)`; the median alone for one round."""
     if found is None:
-        return NOTHING
-    text = number(found.value * scale)
+        return NO_VALUE
+    text = format_number(found.value * scale)
     return (
-        text if found.count == 1 else f"{text} ({number(found.low * scale)} to {number(found.high * scale)})"
+        text
+        if found.count == 1
+        else f"{text} ({format_number(found.low * scale)} to {format_number(found.high * scale)})"
     )
 
 
 def times(ratio: Ratio | None) -> str:
     """Format as `ratio (interval)`; the ratio alone for one round, which gives no interval."""
     if ratio is None:
-        return NOTHING
-    text = f"{number(ratio.value)}x"
+        return NO_VALUE
+    text = f"{format_number(ratio.value)}x"
     return text if ratio.count == 1 else f"{text} ({interval(ratio.low, ratio.high)})"
 
 

@@ -20,7 +20,7 @@ from container.measure.compare.summary import (
     times,
 )
 from container.measure.compare.verdict import verdict
-from container.measure.numbers import NOTHING, gibibytes, number, percent
+from container.measure.numbers import NO_VALUE, format_number, gibibytes, percent
 from container.measure.output import Table
 
 _SCALES = {"/s": 1.0, "s": 1.0, "ms": 1000.0}
@@ -36,7 +36,7 @@ def short_table(comparison: Comparison) -> Table:
             cells = [config.name, scenario.name]
             for measure in (TOKENS_PER_SECOND, LATENCY_P90):
                 found = over_rounds(comparison, config.name, scenario.name, measure)
-                cells.append(number(found.value) if found else NOTHING)
+                cells.append(format_number(found.value) if found else NO_VALUE)
                 other = ratio(comparison, config.name, base, scenario.name, measure)
                 cells.append("1" if config.name == base else times(other))
             same = equality(comparison, config.name, base, scenario.name)
@@ -87,7 +87,7 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
     """Return batch sizes, KV cache use, counters and tokens of the servers, without rows that have no values."""
     columns = [_server(comparison, config, scenario) for config in comparison.configs]
     rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
-    known = tuple(row for row in rows if set(row[1:]) != {NOTHING})
+    known = tuple(row for row in rows if set(row[1:]) != {NO_VALUE})
     names = [config.name for config in comparison.configs]
     return Table(f"inside the servers, {_rounds(comparison)}", ("", *names), known)
 
@@ -121,7 +121,7 @@ def _server(comparison: Comparison, config: Configuration, scenario: str) -> dic
 
 def _count(count: int | None, share: float | None = None) -> str:
     if count is None:
-        return NOTHING
+        return NO_VALUE
     return str(count) if share is None else f"{count} ({percent(share)})"
 
 
@@ -134,8 +134,8 @@ def configurations_table(comparison: Comparison) -> Table:
         start = median(stay.start_up_seconds for stay in lives if stay.start_up_seconds is not None)
         rows.append(
             (
-                *(config.name, _origin(config), config.engine or NOTHING, config.model or NOTHING),
-                *(f"{spread(start)} s" if start else NOTHING, gibibytes(max(peaks, default=None))),
+                *(config.name, _origin(config), config.engine or NO_VALUE, config.model or NO_VALUE),
+                *(f"{spread(start)} s" if start else NO_VALUE, gibibytes(max(peaks, default=None))),
             )
         )
     header = ("configuration", "from", "engine", "model", "start-up", "peak memory")
@@ -149,7 +149,7 @@ def _origin(config: Configuration) -> str:
 def differences_table(comparison: Comparison) -> Table:
     """Return the effective values that differ between the configurations."""
     rows = tuple(
-        (key, *(value or NOTHING for value in values))
+        (key, *(value or NO_VALUE for value in values))
         for key, values in differing_values(comparison.configs).items()
     )
     header = ("key", *(config.name for config in comparison.configs))
@@ -163,7 +163,7 @@ def _rounds(comparison: Comparison) -> str:
 
 def _batch(results: tuple[RoundResult, ...], engine: str) -> str:
     mean = mean_batch(results)
-    return NOTHING if mean is None else f"{number(mean)} {_BATCH_UNITS.get(engine, '')}"
+    return NO_VALUE if mean is None else f"{format_number(mean)} {_BATCH_UNITS.get(engine, '')}"
 
 
 def _kv(results: tuple[RoundResult, ...], peak: bool) -> str:
@@ -172,15 +172,15 @@ def _kv(results: tuple[RoundResult, ...], peak: bool) -> str:
     slots = median(use.peak_allocated if peak else use.mean_allocated for use in uses)
     share = median(use.peak_share if peak else use.mean_share for use in uses)
     if slots is None or share is None:
-        return NOTHING
+        return NO_VALUE
     return f"{slots.value:.0f} ({percent(share.value)} of all)"
 
 
 def _share_identical(same: Equality | None) -> str:
-    return NOTHING if same is None else f"{same.num_identical} of {same.num_requests}"
+    return NO_VALUE if same is None else f"{same.num_identical} of {same.num_requests}"
 
 
 def _where(same: Equality | None) -> str:
     if same is None or same.earliest is None:
-        return NOTHING
+        return NO_VALUE
     return f"{same.earliest.position + 1} (round {same.earliest.round}, request {same.earliest.request + 1})"

@@ -8,7 +8,7 @@ from typing import Literal
 from container.measure.compare.interval import Ratio
 from container.measure.compare.results import Comparison
 from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
-from container.measure.numbers import NOTHING, interval, percent
+from container.measure.numbers import NO_VALUE, interval, percent
 from container.measure.sections import Finding
 
 _LARGEST_BOUND = 0.25
@@ -49,7 +49,7 @@ def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure
 def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
     """Describe the ratio of `name` to `base`, in a sentence without its full stop."""
     if seen is None:
-        return NOTHING
+        return NO_VALUE
     if seen.count == 1:
         return "too few rounds: one round does not show the variation between rounds"
     if seen.low * _NOTHING_KNOWN < 1 < seen.high / _NOTHING_KNOWN:

@@ -30,25 +30,25 @@ def plots_by_section(results: Results) -> dict[str, list[Plot]]:
 
 def throughput(results: Results, scenario: str) -> Iterator[Plot]:
     """Yield bars of the throughput, and ratios to the first configuration."""
-    found = [
-        Bar(name, place, seen.value, seen.low, seen.high, _round_values(results, name, scenario))
-        for place, name in enumerate(results.names)
+    bars = [
+        Bar(name, index, seen.value, seen.low, seen.high, _round_values(results, name, scenario))
+        for index, name in enumerate(results.names)
         if (seen := results.summary_of(name, scenario).figures.get(_THROUGHPUT))
     ]
-    if not found:
+    if not bars:
         return
     yield plots.bars(
         "Throughput",
         "output tokens/s",
-        found,
+        bars,
         "Longer is better. A bar ends at the median of the rounds; dots are the rounds, the line shows their range.",
         0.5,
     )
     ratios = {
         measure.title: [
-            Bar(name, place, ratio.value, *_ends(ratio))
-            for place, name in enumerate(results.names)
-            if place and (ratio := results.summary_of(name, scenario).ratios_to_first.get(measure.key))
+            Bar(name, index, ratio.value, *_drawn_interval(ratio))
+            for index, name in enumerate(results.names)
+            if index and (ratio := results.summary_of(name, scenario).ratios_to_first.get(measure.key))
         ]
         for measure in MEASURES
         if measure.key in _RATIOS
@@ -63,7 +63,7 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         )
 
 
-def _ends(ratio: RatioInterval) -> tuple[float, float]:
+def _drawn_interval(ratio: RatioInterval) -> tuple[float, float]:
     """Return the ends of the interval to draw. A single round gives no interval, so both ends are the point itself."""
     if ratio.count == 1:
         return ratio.value, ratio.value
@@ -100,14 +100,14 @@ _DISTRIBUTIONS = {
 def distributions(results: Results, scenario: str) -> Iterator[Plot]:
     """Yield the distributions of the request times over all rounds."""
     for key, (title, meaning) in _DISTRIBUTIONS.items():
-        found: dict[int, list[float]] = {}
-        for place, name in enumerate(results.names):
+        samples: dict[int, list[float]] = {}
+        for index, name in enumerate(results.names):
             requests = [one for played in results.rounds_of(name, scenario) for one in played.answered]
             if values := [value for one in requests if math.isfinite(value := getattr(one, key))]:
-                found[place] = values
-        if found:
+                samples[index] = values
+        if samples:
             caption = f"The height of a curve is the share of requests {meaning}. Further left is faster."
-            yield plots.distribution(title, found, caption)
+            yield plots.distribution(title, samples, caption)
 
 
 def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from container.measure.numbers import number, percent
+from container.measure.numbers import format_number, percent
 from container.measure.report.slots import SlotSpan, SlotUse
 from container.measure.report.svg import (
     CARD,
@@ -38,7 +38,7 @@ class Bar:
     """A value with its range, and the values that it summarizes."""
 
     name: str
-    place: int
+    index: int
     """Index of the configuration, which gives the colour."""
     value: float
     low: float
@@ -46,12 +46,12 @@ class Bar:
     values: tuple[float, ...] = ()
 
 
-def bars(title: str, unit: str, found: Sequence[Bar], caption: str, share: float) -> Plot:
+def bars(title: str, unit: str, bars: Sequence[Bar], caption: str, share: float) -> Plot:
     """Plot horizontal bars from 0, with the name above each."""
 
     def draw(ax: Any) -> None:
-        for row, bar in enumerate(found):
-            ax.barh(row, bar.value, height=0.36, color=line_colour(bar.place))
+        for row, bar in enumerate(bars):
+            ax.barh(row, bar.value, height=0.36, color=line_colour(bar.index))
             ax.plot([bar.low, bar.high], [row, row], color=INK, linewidth=1.6, solid_capstyle="butt")
             ax.plot(
                 bar.values,
@@ -62,30 +62,30 @@ def bars(title: str, unit: str, found: Sequence[Bar], caption: str, share: float
                 markeredgewidth=0,
                 alpha=0.7,
             )
-            _above(ax, row - 0.22, bar.name, number(bar.value))
-        ax.set_xlim(0, 1.04 * max(bar.high for bar in found) or 1)
-        _rows(ax, (len(found) - 0.7, -0.75), unit)
+            _label_above(ax, row - 0.22, bar.name, format_number(bar.value))
+        ax.set_xlim(0, 1.04 * max(bar.high for bar in bars) or 1)
+        _rows(ax, (len(bars) - 0.7, -0.75), unit)
 
-    pixels = max(_BAR_PIXELS, min(80, 250 / len(found)))
-    return Plot(title, caption, draw, _AXIS_PIXELS + pixels * len(found), share=share)
+    pixels = max(_BAR_PIXELS, min(80, 250 / len(bars)))
+    return Plot(title, caption, draw, _AXIS_PIXELS + pixels * len(bars), share=share)
 
 
-def ratios(title: str, found: Mapping[str, Sequence[Bar]], caption: str, share: float) -> Plot:
+def ratios(title: str, groups: Mapping[str, Sequence[Bar]], caption: str, share: float) -> Plot:
     """Plot points with intervals and a line at 1, in groups with a heading each."""
     heading, row = 30, 20
-    height = sum(heading + row * len(group) for group in found.values())
+    height = sum(heading + row * len(group) for group in groups.values())
 
     def draw(ax: Any) -> None:
         ends = [1.1]
         y = 0
-        for name, group in found.items():
-            _above(ax, y + heading - 8, name, "")
+        for name, group in groups.items():
+            _label_above(ax, y + heading - 8, name, "")
             y += heading
             for bar in group:
-                style = {"color": line_colour(bar.place), "clip_on": False}
+                style = {"color": line_colour(bar.index), "clip_on": False}
                 ax.plot([bar.low, bar.high], [y, y], linewidth=3.5, solid_capstyle="round", **style)
                 ax.plot([bar.value], [y], "o", markersize=8, markeredgewidth=0, **style)
-                _above(ax, y + 5, "", f"{number(bar.value)}x")
+                _label_above(ax, y + 5, "", f"{format_number(bar.value)}x")
                 y += row
                 ends += [bar.low, bar.high, 1 / bar.low, 1 / bar.high]
         ax.set_xlim(1 / max(ends) ** 1.35, max(ends) ** 1.35)
@@ -96,7 +96,7 @@ def ratios(title: str, found: Mapping[str, Sequence[Bar]], caption: str, share: 
     return Plot(title, caption, draw, _AXIS_PIXELS + height, share=share)
 
 
-def _above(ax: Any, y: float, left: str, right: str) -> None:
+def _label_above(ax: Any, y: float, left: str, right: str) -> None:
     """Write texts above y at the ends of the axis. Long names fit, because they take no room beside the axis."""
     room = int(10 * ax.figure.get_figwidth()) - 9  # letters
     short = left if len(left) <= room else f"{left[: room // 2]}…{left[-(room // 2) :]}"
@@ -131,16 +131,16 @@ def _log_if_wide(axis: Any, ratio: float, least: float = 2.0) -> bool:
     return True
 
 
-def distribution(title: str, found: Mapping[int, Sequence[float]], caption: str) -> Plot:
-    """Plot cumulative distributions. found: values in seconds, by index of the configuration."""
+def distribution(title: str, samples: Mapping[int, Sequence[float]], caption: str) -> Plot:
+    """Plot cumulative distributions. samples: values in seconds, by index of the configuration."""
 
     def draw(ax: Any) -> None:
-        curves = {place: _quantiles(values) for place, values in found.items()}
+        curves = {index: _quantiles(values) for index, values in samples.items()}
         ends = [x for points in curves.values() for x in (points[0], points[-1])]
         scale, unit = (1000.0, "ms") if max(ends) < 1 else (1.0, "s")
-        for place, points in curves.items():
-            shares = [index / (len(points) - 1) for index in range(len(points))]
-            ax.plot([scale * point for point in points], shares, **_line(place))
+        for index, points in curves.items():
+            shares = [step / (len(points) - 1) for step in range(len(points))]
+            ax.plot([scale * point for point in points], shares, **_line(index))
         ax.set_ylim(0, 1.01)
         ax.set_yticks([0, 0.5, 0.9, 1], ["0 %", "50 %", "90 %", ""])
         ax.grid()
@@ -153,10 +153,10 @@ def distribution(title: str, found: Mapping[int, Sequence[float]], caption: str)
     return Plot(title, caption, draw, 230, left=44, share=1 / 3)
 
 
-def _line(place: int) -> dict[str, Any]:
-    dashes = line_dashes(place)
+def _line(index: int) -> dict[str, Any]:
+    dashes = line_dashes(index)
     style = (0, [length / 2 for length in dashes]) if dashes else "-"
-    return {"color": line_colour(place), "linewidth": 2, "linestyle": style}
+    return {"color": line_colour(index), "linewidth": 2, "linestyle": style}
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
@@ -196,26 +196,26 @@ def load_curve(title: str, points: Sequence[LoadPoint], latency: str, caption: s
     return Plot(title, caption, draw, 320, left=56)
 
 
-def waterfall(title: str, found: Mapping[str, float], caption: str) -> Plot:
+def waterfall(title: str, factors: Mapping[str, float], caption: str) -> Plot:
     """Plot factors by cause, which multiply up to the whole gain, on a logarithmic axis from 1."""
 
     def draw(ax: Any) -> None:
         before, ends = 1.0, [1.0]
-        for row, (cause, factor) in enumerate(found.items()):
+        for row, (cause, factor) in enumerate(factors.items()):
             after = before * factor
             ax.barh(row, after - before, left=before, height=0.36, color=GAIN if after >= before else LOSS)
             ax.plot([after, after], [row, row + 1], color=QUIET, linewidth=1, linestyle=(0, (2, 2)))
-            _above(ax, row - 0.22, cause, f"{number(factor)}x")
+            _label_above(ax, row - 0.22, cause, f"{format_number(factor)}x")
             before = after
             ends.append(after)
-        ax.barh(len(found), before - 1, left=1, height=0.36, color=QUIET)
-        _above(ax, len(found) - 0.22, "total", f"{number(before)}x")
+        ax.barh(len(factors), before - 1, left=1, height=0.36, color=QUIET)
+        _label_above(ax, len(factors) - 0.22, "total", f"{format_number(before)}x")
         ax.set_xlim(min(ends) / 1.1, max(ends) * 1.1)
         _log_if_wide(ax.xaxis, max(ends) / min(ends))
         ax.axvline(1, color=QUIET, linewidth=1.2)
-        _rows(ax, (len(found) + 0.3, -0.75), "ratio to the baseline")
+        _rows(ax, (len(factors) + 0.3, -0.75), "ratio to the baseline")
 
-    return Plot(title, caption, draw, _AXIS_PIXELS + _BAR_PIXELS * (len(found) + 1))
+    return Plot(title, caption, draw, _AXIS_PIXELS + _BAR_PIXELS * (len(factors) + 1))
 
 
 def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
@@ -243,9 +243,9 @@ def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
         if use.seconds <= seconds < math.inf:
             ax.axvline(use.seconds, color=RULE, linewidth=1)
 
-    title = f"{percent(use.waste)} of the slot time wasted, {number(use.seconds)} s"
+    title = f"{percent(use.waste)} of the slot time wasted, {format_number(use.seconds)} s"
     if use.seconds > seconds:
-        title += f" (first {number(seconds)} s shown)"
+        title += f" (first {format_number(seconds)} s shown)"
     row_pixels = max(4.5, min(14.0, 260 / rows))
     return Plot(title, caption, draw, _AXIS_PIXELS + row_pixels * rows, left=44, configuration=name)
 

@@ -99,7 +99,7 @@ def slots_of_steps(steps: Sequence[Mapping[str, Any]]) -> SlotUse | None:
             else:
                 spans.append(span)
             running[request] = SlotSpan(slots[request], numbers[request], start, end, is_prefill)
-    return _from_zero([*spans, *running.values()], is_traced=True)
+    return _start_at_zero([*spans, *running.values()], is_traced=True)
 
 
 def _end(step: Mapping[str, Any], following: Mapping[str, Any] | None) -> float:
@@ -128,10 +128,10 @@ def slots_of_requests(times: Iterable[tuple[float, float]]) -> SlotUse | None:
                 _free_slot((span for span in spans if span.end > first), None), number, first, end, False
             )
         )
-    return _from_zero(spans, is_traced=False)
+    return _start_at_zero(spans, is_traced=False)
 
 
-def _from_zero(spans: Sequence[SlotSpan], *, is_traced: bool) -> SlotUse | None:
+def _start_at_zero(spans: Sequence[SlotSpan], *, is_traced: bool) -> SlotUse | None:
     if not spans:
         return None
     begin = min(span.start for span in spans)

@@ -17,7 +17,7 @@ _NAMES = ("ink", "quiet", "rule", "card", "empty", "good", "bad")
 _BOTTOM_PIXELS, _TOP_PIXELS, _RIGHT_PIXELS = 44, 6, 10
 """Margins around the axes."""
 DASHES = ((), (7, 3), (2, 2), (9, 3, 2, 3))
-_ROLES = {f"#0{place}0{place}0{place}": name for place, name in enumerate(_NAMES, start=1)}
+_ROLES = {f"#0{index}0{index}0{index}": name for index, name in enumerate(_NAMES, start=1)}
 INK, QUIET, RULE, CARD, EMPTY, GAIN, LOSS = _ROLES
 """Colours of text, secondary text, grid lines, background of plots, background of slots, improvements, losses."""
 _CLUTTER = re.compile(
@@ -39,9 +39,9 @@ def require_matplotlib() -> None:
         )
 
 
-def line_colour(place: int) -> str:
+def line_colour(index: int) -> str:
     """Return the colour of the configuration with this index, for use in a plot."""
-    return f"#01000{place % NUM_COLOURS}"
+    return f"#01000{index % NUM_COLOURS}"
 
 
 def request_colour(number: int) -> str:
@@ -49,9 +49,9 @@ def request_colour(number: int) -> str:
     return f"#02000{number % NUM_COLOURS}"
 
 
-def line_dashes(place: int) -> tuple[int, ...]:
+def line_dashes(index: int) -> tuple[int, ...]:
     """Return the dash pattern of the configuration with this index, for readers who cannot distinguish colours."""
-    return DASHES[(place + place // NUM_COLOURS) % len(DASHES)]
+    return DASHES[(index + index // NUM_COLOURS) % len(DASHES)]
 
 
 @dataclass(frozen=True, slots=True)

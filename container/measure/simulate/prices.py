@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from container.measure.numbers import number
+from container.measure.numbers import format_number
 from container.measure.simulate.server import CannotSimulateError
 from container.measure.simulate.simulation import Simulation
 
@@ -44,9 +44,9 @@ class Cost:
         price = self.price
         origin = f"{price.instance}, {price.region}, {price.date}" if price.date else price.instance
         return (
-            f"{number(self.per_million_output_tokens)} USD per million output tokens,"
-            f" {number(self.per_million_tokens)} USD per million tokens in and out, at {price.per_hour:g} USD an hour"
-            f" ({origin})"
+            f"{format_number(self.per_million_output_tokens)} USD per million output tokens,"
+            f" {format_number(self.per_million_tokens)} USD per million tokens in and out,"
+            f" at {price.per_hour:g} USD an hour ({origin})"
         )
 
 

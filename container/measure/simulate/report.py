@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from container.measure.bench.report import BenchOrigin, BenchReport
-from container.measure.numbers import number
+from container.measure.numbers import format_number
 from container.measure.simulate.calibration import CalibratedTimes
 from container.measure.simulate.clients import ARRIVAL_SECONDS
 from container.measure.simulate.prices import Cost
@@ -73,7 +73,9 @@ class SimulationReport(BenchReport):
             if (count := self.stats.counters.get(name, 0.0))
         ]
         lines = [(one.describe(), "bold") for one in self.costs]
-        lines.append((f"engine: {number(self._mean_batch())} sequences per batch, {', '.join(counted)}", ""))
+        lines.append(
+            (f"engine: {format_number(self._mean_batch())} sequences per batch, {', '.join(counted)}", "")
+        )
         return lines + [(f"note: {note}", "") for note in self.server.notes]
 
     def _mean_batch(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from container.measure.numbers import number
+from container.measure.numbers import format_number
 
 
 class StepSeconds(NamedTuple):
@@ -47,6 +47,4 @@ class ScaledTimes:
         return StepSeconds(host * self.factor, device * self.factor)
 
     def describe(self) -> str:
-        return (
-            f"{self.times.describe()}; all times multiplied by {number(self.factor)} to match {self.source}"
-        )
+        return f"{self.times.describe()}; all times multiplied by {format_number(self.factor)} to match {self.source}"

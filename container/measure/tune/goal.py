@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from container.measure.bench.figures import Figures, Spread
 from container.measure.bench.workload import BenchError
 from container.measure.compare.summary import Measure
-from container.measure.numbers import NOTHING, SECONDS, number, percent, read_quantity, seconds
+from container.measure.numbers import NO_VALUE, SECONDS, format_number, percent, read_quantity, seconds
 from lmi_server.values.nearest import nearest
 
 ERRORS = "errors"
@@ -94,14 +94,14 @@ class Goal:
 
     def rank(self, values: Mapping[str, float]) -> tuple[float, float]:
         """Return a sort key: values that meet all limits first, then the closest; among equals the best objective."""
-        return self.excess(values), cost(self.objective, values)
+        return self.excess(values), minimized_value(self.objective, values)
 
     def __str__(self) -> str:
         best = f"{'max' if self.objective.higher_is_better else 'min'} {self.objective.title}"
         return ", ".join([*map(str, self.limits), best])
 
 
-def cost(measure: Measure, values: Mapping[str, float]) -> float:
+def minimized_value(measure: Measure, values: Mapping[str, float]) -> float:
     """Return the value to minimize: negated if higher is better, infinite for NaN or a rate of 0."""
     value = values[measure.key]
     if math.isnan(value) or (measure.higher_is_better and not value):
@@ -112,13 +112,13 @@ def cost(measure: Measure, values: Mapping[str, float]) -> float:
 def show(measure: Measure, value: float) -> str:
     """Format a value with its unit."""
     if math.isnan(value):
-        return NOTHING
+        return NO_VALUE
     match measure.unit:
         case "s":
             return seconds(value)
         case "%":
             return percent(value)
-    return number(value)
+    return format_number(value)
 
 
 def parse_goal(text: str) -> Goal:

@@ -64,20 +64,22 @@ class RealRuns:
         return ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces).run()
 
 
-def learn_times(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
+def learn_times(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
     """Learn the step times of a space by running two of its points, or one under engine=Python.
 
     Raises BenchError if the load is too small, and the errors of `RealRuns.run`.
     """
-    return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, made)
+    return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, copies_folder)
 
 
-def _from_trace(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
+def _from_trace(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
     """Fit step times to runs with the smallest and the largest batches."""
     files = []
     for name, extreme in (("smallest batches", min), ("largest batches", max)):
         changes = {key: extreme(space.axes[key], key=int) for key in (MAX_SEQUENCES, MAX_PROMPT_TOKENS)}
-        files.append(derive(f"{space.origin.name}, {name}".lstrip(", "), space.origin.path, made, changes))
+        files.append(
+            derive(f"{space.origin.name}, {name}".lstrip(", "), space.origin.path, copies_folder, changes)
+        )
     measured = runs.run(files, 1, traced=True)
     try:
         times = calibrate(Path(measured.rounds[-1].step_trace))
@@ -86,7 +88,7 @@ def _from_trace(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
     return lambda server: times
 
 
-def _from_tokens(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
+def _from_tokens(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
     """Scale a roofline to the measured time per token, since engine=Python writes no step trace."""
     target = this_machine(runs.machine)
     server = read_server(space.origin.path, None, target)

@@ -66,18 +66,18 @@ def _missed(tuning: Tuning, values: Mapping[str, float]) -> str:
 
 def sentences(tuning: Tuning) -> list[str]:
     """Return the findings as sentences, the verdict first."""
-    explored, made = tuning.explored, tuning.comparison
+    explored, comparison = tuning.explored, tuning.comparison
     num_points = sum(space.num_points for space in explored.spaces)
     count = len(explored.proposals)
     counts = f"{count} of {num_points} configurations were simulated; {tuning.num_rounds} rounds were run."
     origin = f"Step times: {'; '.join(dict.fromkeys(explored.step_times.values()))}."
     return [
         _verdict(tuning),
-        *(_wrong_predictions(tuning) if made else ["No server was run: all figures are predicted."]),
+        *(_wrong_predictions(tuning) if comparison else ["No server was run: all figures are predicted."]),
         counts,
         origin,
         *(f"{name} cannot be served: {reason}." for reason, name in explored.skipped.items()),
-        *(caveats(made) if made else ()),
+        *(caveats(comparison) if comparison else ()),
     ]
 
 
@@ -139,8 +139,8 @@ def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
     """Return the comments at the beginning of the tuned file."""
     values = tuning.values(tuning.best)
     figures = ", ".join(f"{one.title} {show(one, values[one.key])}" for one in tuning.goal.measures)
-    made = tuning.comparison
-    how = f"measured (rounds: {made.num_rounds})" if made else "predicted"
+    comparison = tuning.comparison
+    how = f"measured (rounds: {comparison.num_rounds})" if comparison else "predicted"
     return [
         f"lmi tune, {provenance.when}: {tuning.goal}",
         f"load: {tuning.explored.plan.scenarios[0].describe()}",
@@ -155,8 +155,8 @@ def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dic
 
     written: the result of `section`.
     """
-    goal, explored, made = tuning.goal, tuning.explored, tuning.comparison
-    best, run = tuning.pareto_set, tuning.candidates if made else []
+    goal, explored, comparison = tuning.goal, tuning.explored, tuning.comparison
+    best, run = tuning.pareto_set, tuning.candidates if comparison else []
     return {
         "setting": provenance,
         "goal": str(goal),
@@ -180,5 +180,5 @@ def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dic
             }
             for one in explored.proposals
         ],
-        "verification": made and compare_report.json_values(made, provenance, [written]),
+        "verification": comparison and compare_report.json_values(comparison, provenance, [written]),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from container.measure.bench.figures import Figures
 from container.measure.compare.configurations import NamedPath
-from container.measure.tune.goal import Goal, cost
+from container.measure.tune.goal import Goal, minimized_value
 from container.measure.tune.space import Point
 
 Rank = tuple[float, float]
@@ -46,32 +46,32 @@ def search(
     """
     found: dict[Point, Rank] = {}
 
-    def look(point: Point) -> Rank:
+    def rank_once(point: Point) -> Rank:
         if point not in found and len(found) < most:
             found[point] = rank(point)
         return found.get(point, WORST)
 
-    look(start)
+    rank_once(start)
     if math.prod(map(len, axes)) <= most:
         for point in itertools.product(*axes):
-            look(point)
+            rank_once(point)
         return found
     rng = random.Random(seed)
     point = start
     while len(found) < most:
-        _descend(point, axes, look)
+        _descend(point, axes, rank_once)
         point = tuple(rng.choice(values) for values in axes)
     return found
 
 
-def _descend(point: Point, axes: Sequence[Sequence[str]], look: Callable[[Point], Rank]) -> None:
+def _descend(point: Point, axes: Sequence[Sequence[str]], rank_once: Callable[[Point], Rank]) -> None:
     before: Point = ()
     while point != before:
         before = point
         for place, values in enumerate(axes):
             others = [(*point[:place], value, *point[place + 1 :]) for value in values]
             # On a tie, keep the current point, so that the descent does not oscillate.
-            point = min([point, *others], key=look)
+            point = min([point, *others], key=rank_once)
 
 
 def shortlist(proposals: Sequence[Proposal], goal: Goal, count: int) -> list[Proposal]:
@@ -105,7 +105,7 @@ def _are_alike(one: Proposal, best: Proposal, goal: Goal) -> bool:
 
 def pareto(proposals: Iterable[Proposal], goal: Goal) -> list[Proposal]:
     """Return the Pareto-optimal proposals by the goal's measures."""
-    costs = [(one, [cost(measure, one.values) for measure in goal.measures]) for one in proposals]
+    costs = [(one, [minimized_value(measure, one.values) for measure in goal.measures]) for one in proposals]
     ordered = sorted((pair for pair in costs if all(map(math.isfinite, pair[1]))), key=lambda pair: pair[1])
     found: list[tuple[Proposal, list[float]]] = []
     for one, values in ordered:

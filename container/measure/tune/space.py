@@ -36,7 +36,7 @@ _SEARCHED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 tried."""
 _BATCHING = {*FIELDS, *itertools.chain.from_iterable(_SEARCHED.values())}
 """Options that change which steps are computed, but not how long a step takes."""
-_FOR_COMPARISONS = "static_batch"
+_BASELINE_POLICY = "static_batch"
 """Emulates dynamic batching; never faster than the other policies."""
 
 Point = tuple[str, ...]
@@ -50,7 +50,7 @@ class SearchSpace:
     origin: NamedPath
     """The user's file, or a copy with other values of options that change step times."""
     engine: str
-    fixed: dict[str, str]
+    origin_changes: dict[str, str]
     """Changes of the copy to the user's file, by option."""
     axes: dict[str, tuple[str, ...]]
     """Values of each option, that of `origin` first."""
@@ -67,7 +67,7 @@ class SearchSpace:
     def changes(self, point: Point) -> dict[str, str]:
         """Return a point's changes to the user's file, by option."""
         pairs = zip(self.axes.items(), point, strict=True)
-        return self.fixed | {key: value for (key, values), value in pairs if value != values[0]}
+        return self.origin_changes | {key: value for (key, values), value in pairs if value != values[0]}
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -88,21 +88,25 @@ def read_settings(settings: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def search_spaces(
     file: NamedPath,
     settings: Mapping[str, Sequence[str]],
-    made: Path,
+    copies_folder: Path,
     effective: Callable[[Path], Mapping[str, str]],
 ) -> Iterator[SearchSpace]:
     """Yield one space for each combination of the options that change step times, that of the file itself first.
 
-    settings: from `read_settings`. made: a folder for copies of the file. effective: returns a file's effective values
-    by option; empty for an invalid file, which is skipped.
+    settings: from `read_settings`. copies_folder: a folder for copies of the file. effective: returns a file's
+    effective values by option; empty for an invalid file, which is skipped.
     """
     others = {key: values for key, values in settings.items() if key not in _BATCHING}
     present = effective(file.path)
     lists = [_unique([present.get(key, ""), *values]) for key, values in others.items()]
     for combination in itertools.product(*lists):
         pairs = zip(others, combination, strict=True)
-        fixed = {key: value for key, value in pairs if value != present.get(key, "")}
-        origin = derive(point_name(fixed, ""), file.path, made, fixed) if fixed else file
+        origin_changes = {key: value for key, value in pairs if value != present.get(key, "")}
+        origin = (
+            derive(point_name(origin_changes, ""), file.path, copies_folder, origin_changes)
+            if origin_changes
+            else file
+        )
         values = effective(origin.path)
         if not values:
             continue
@@ -113,7 +117,7 @@ def search_spaces(
         tried |= {key: settings[key] for key in settings if key in _BATCHING}
         used = {key: _unique([values.get(key, ""), *several]) for key, several in tried.items()}
         searched = {key: one for key, one in used.items() if by_name()[key].engine in ("any", engine)}
-        yield SearchSpace(origin, engine, fixed, searched)
+        yield SearchSpace(origin, engine, origin_changes, searched)
 
 
 def _values(option: Option, present: str, factors: Iterable[float]) -> Sequence[str]:
@@ -122,7 +126,7 @@ def _values(option: Option, present: str, factors: Iterable[float]) -> Sequence[
         case Bool():
             return ("true", "false")
         case Choice(values=words):
-            return [word for word in words if word != _FOR_COMPARISONS]
+            return [word for word in words if word != _BASELINE_POLICY]
         case Int(minimum=least, maximum=most):
             number = int(present) if present.isdecimal() and int(present) else int(option.example)
             numbers = (max(least, round(number * factor)) for factor in factors)

@@ -159,13 +159,15 @@ def tune(
     runs = RealRuns(plan, environ, machine, tokenizer, start, logs, view)
     place = target or this_machine(machine)
     try:
-        with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="lmi-tune-") as made:
+        with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="lmi-tune-") as work_folder:
             (name,) = names_for([str(path)])
-            explorer = Explorer(NamedPath(name, path), plan, goal, place, model, environ, Path(made), view)
+            explorer = Explorer(
+                NamedPath(name, path), plan, goal, place, model, environ, Path(work_folder), view
+            )
             if target is None:
                 model_files.obtain(loader.load(path, environ).config.source, view)
             named = target is not None or step_trace is not None
-            learn = functools.partial(learn_times, runs=runs, made=explorer.made)
+            learn = functools.partial(learn_times, runs=runs, copies_folder=explorer.copies_folder)
             given = functools.partial(_given_times, explorer, target, step_trace)
             explorer.explore(searched, given if named else learn, simulations)
             comparison = None
@@ -194,7 +196,7 @@ def _given_times(
     """Return the step times that the command line specifies. Raises CannotSimulateError."""
     if step_trace is None:
         return lambda server: step_times(server, target, None)
-    if space.fixed:
+    if space.origin_changes:
         raise CannotSimulateError("--calibrate: the trace has the step times of the unchanged file")
     server = read_server(space.origin.path, explorer.model, explorer.target)
     times = step_times(server, target, step_trace)

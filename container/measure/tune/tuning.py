@@ -46,7 +46,7 @@ class Explorer:
     model: Path | None
     """A folder with the model's config.json; None if the model is on this disk."""
     environ: Mapping[str, str]
-    made: Path
+    copies_folder: Path
     """Folder for copies of the file."""
     view: ProgressView
     spaces: list[SearchSpace] = field(default_factory=list, init=False)
@@ -64,7 +64,7 @@ class Explorer:
 
         settings: from `space.read_settings`. Raises the errors of `read_server` and `times_of` for the file itself.
         """
-        self.spaces += search_spaces(self.file, settings, self.made, self._effective)
+        self.spaces += search_spaces(self.file, settings, self.copies_folder, self._effective)
         for space in self.spaces:
             try:
                 server = read_server(space.origin.path, self.model, self.target)
@@ -72,7 +72,7 @@ class Explorer:
                 self.step_times[space.origin.name] = times(server).describe()
                 self._explore(space, times, max(1, most // len(self.spaces)))
             except (*_REFUSALS, BadConfiguration, ServerFailed) as error:
-                if not space.fixed:
+                if not space.origin_changes:
                     raise
                 self._skip(space.origin.name, error)
 
@@ -102,7 +102,9 @@ class Explorer:
             changes = space.changes(point)
             file = space.origin
             if point != space.start:
-                file = derive(point_name(changes, self.file.name), self.file.path, self.made, changes)
+                file = derive(
+                    point_name(changes, self.file.name), self.file.path, self.copies_folder, changes
+                )
             try:
                 proposal = self._predict(file, changes, space.engine, times)
             except _REFUSALS as error:
@@ -192,12 +194,14 @@ class Tuning:
 
         Otherwise medians of the rounds, and the share of failed requests in all rounds together.
         """
-        made = self.comparison
-        if made is None:
+        comparison = self.comparison
+        if comparison is None:
             return proposal.values
-        scenario = made.plan.scenarios[0].name
-        medians = {one.key: over_rounds(made, proposal.name, scenario, one) for one in self.goal.measures}
-        rounds = [result.figures for result in made.of(proposal.name, scenario)]
+        scenario = comparison.plan.scenarios[0].name
+        medians = {
+            one.key: over_rounds(comparison, proposal.name, scenario, one) for one in self.goal.measures
+        }
+        rounds = [result.figures for result in comparison.of(proposal.name, scenario)]
         failed = sum(one.num_errors for one in rounds) / sum(one.num_requests for one in rounds)
         return {key: found.value if found else math.nan for key, found in medians.items()} | {ERRORS: failed}
 
@@ -206,12 +210,14 @@ class Tuning:
 
         None for the original file, if nothing was run, and if either has no figure above 0 in some round.
         """
-        made = self.comparison
-        if made is None or proposal is self.baseline:
+        comparison = self.comparison
+        if comparison is None or proposal is self.baseline:
             return None
-        scenario = made.plan.scenarios[0].name
-        found = ratio(made, proposal.name, self.baseline.name, scenario, self.goal.objective, num_measures=1)
-        return found if found and found.count == made.num_rounds else None
+        scenario = comparison.plan.scenarios[0].name
+        found = ratio(
+            comparison, proposal.name, self.baseline.name, scenario, self.goal.objective, num_measures=1
+        )
+        return found if found and found.count == comparison.num_rounds else None
 
     @property
     def goal_is_met(self) -> bool:

@@ -14,7 +14,7 @@ from container.measure.bench.figures import Figures, Spread
 from container.measure.compare.interval import Ratio
 from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import Comparison
-from container.measure.compare.stopping import looks, reason_to_stop
+from container.measure.compare.stopping import reason_to_stop, rounds_to_check
 from container.measure.compare.summary import MEASURES, Measure, ratio
 from tests.container.measure.compare.made_up import (
     SCENARIO,
@@ -76,7 +76,9 @@ def stopped_by_width(kind: str, precision: float, count: int) -> Iterator[Compar
     for _ in range(count):
         drawn = [pair[:: rng.choice((1, -1))] for pair in rng.sample(recorded, len(recorded))]
         whole = replace(simulate(drawn), plan=Plan((SCENARIO,), 5, seed=0, stopping=rule))
-        made = (replace(whole, rounds=whole.rounds[: 2 * number]) for number in looks(5, len(recorded)))
+        made = (
+            replace(whole, rounds=whole.rounds[: 2 * number]) for number in rounds_to_check(5, len(recorded))
+        )
         yield next(one for one in made if reason_to_stop(one, 0.0))
 
 

@@ -70,7 +70,7 @@ def dynamic(batch_size: str = "4") -> Configuration:
 def test_what_is_missing_between_the_two_is_added_one_change_at_a_time(tmp_path: Path) -> None:
     lines = ("option.enable_prefix_caching=true", "option.batch_scheduler_policy=max_utilization")
     configs = (dynamic(), rolling(tmp_path, *lines))
-    added, parts = attribution.divide(configs, tmp_path / "made")
+    added, parts = attribution.attribute_gain(configs, tmp_path / "made")
     assert [(part.cause, part.name, part.base) for part in parts] == [
         (attribution.PAGING, "rolling", "contiguous"),
         (attribution.SCHEDULING, "contiguous", "static-32"),
@@ -91,28 +91,28 @@ def test_what_is_missing_between_the_two_is_added_one_change_at_a_time(tmp_path:
         (False, False, "static_batch", 32),
         (False, False, "static_batch", 4),
     ]
-    assert attribution.divide(configs[::-1], tmp_path / "made")[1] == parts, "in either order"
+    assert attribution.attribute_gain(configs[::-1], tmp_path / "made")[1] == parts, "in either order"
 
 
 def test_what_both_have_is_no_part(tmp_path: Path) -> None:
     contiguous = rolling(tmp_path, paged_attention="false", batch_scheduler_policy="static_batch")
-    added, parts = attribution.divide((dynamic("32"), contiguous), tmp_path / "made")
+    added, parts = attribution.attribute_gain((dynamic("32"), contiguous), tmp_path / "made")
     assert added == ()
     assert parts == (Part(attribution.KERNELS, "rolling", "dynamic"),)
 
 
 def test_an_added_configuration_gets_a_name_that_is_free(tmp_path: Path) -> None:
     named = dataclasses.replace(dynamic(), name="static-32")
-    added, _ = attribution.divide((named, rolling(tmp_path)), tmp_path / "made")
+    added, _ = attribution.attribute_gain((named, rolling(tmp_path)), tmp_path / "made")
     assert [one.name for one in added] == ["contiguous", "rolling static-32", "static-4"]
 
 
 def test_two_of_one_engine_cannot_be_divided(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"--attribute: needs two files.*engine=MPI.*engine=MPI"):
-        attribution.divide((make_configuration("a"), make_configuration("b")), tmp_path)
+        attribution.attribute_gain((make_configuration("a"), make_configuration("b")), tmp_path)
     running = dataclasses.replace(make_configuration("b"), url="http://127.0.0.1:1")
     with pytest.raises(BadConfiguration, match=r"b: http://127\.0\.0\.1:1"):
-        attribution.divide((dynamic(), running), tmp_path)
+        attribution.attribute_gain((dynamic(), running), tmp_path)
 
 
 def test_the_product_of_the_parts_is_the_whole_gain() -> None:

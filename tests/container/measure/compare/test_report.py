@@ -17,7 +17,7 @@ from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
 from container.measure.compare.summary import MEASURES, spread, times
-from container.measure.numbers import NOTHING, gibibytes, number, percent, seconds
+from container.measure.numbers import NO_VALUE, format_number, gibibytes, percent, seconds
 from container.measure.output import Table, as_json
 from container.measure.sections import Section
 from tests.container.measure.compare.made_up import (
@@ -46,12 +46,19 @@ def row(table: Table, title: str) -> tuple[str, ...]:
     ],
 )
 def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    unknown = [number(math.nan), seconds(math.nan), percent(None), gibibytes(None), spread(None), times(None)]
-    assert set(unknown) == {NOTHING}
+    unknown = [
+        format_number(math.nan),
+        seconds(math.nan),
+        percent(None),
+        gibibytes(None),
+        spread(None),
+        times(None),
+    ]
+    assert set(unknown) == {NO_VALUE}
 
 
 def test_a_ratio_carries_its_interval_where_it_has_one() -> None:
@@ -99,18 +106,18 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
     rounds = [replace(one, counters=counters) for one, counters in zip(rounds, counted, strict=True)]
     table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
     assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
-    assert row(table, "batch occupancy: mean batch / largest batch") == ("87.5 %", NOTHING)
+    assert row(table, "batch occupancy: mean batch / largest batch") == ("87.5 %", NO_VALUE)
     nothing = row(table, "wasted tokens: padding, finished rows, recomputed")
     assert nothing == ("8.8 %", "10.0 %")  # 30 of 200 - 50 + 160 + 30, and 20 of 200
-    assert row(table, "preemptions") == ("3", NOTHING)
-    assert row(table, "tokens recomputed after preemptions") == ("30", NOTHING)
-    assert row(table, "padding tokens") == (NOTHING, "20")
-    assert row(table, "prompt tokens found in the prefix cache") == ("50 (25.0 %)", NOTHING)
-    assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NOTHING)
-    assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NOTHING)
-    assert row(table, "waste: allocated slots without a token") == ("20.0 %", NOTHING)
-    assert row(table, "responses with the same tokens as a") == (NOTHING, "3 of 4")
-    assert row(table, "first difference at output token") == (NOTHING, "3 (round 1, request 2)")
+    assert row(table, "preemptions") == ("3", NO_VALUE)
+    assert row(table, "tokens recomputed after preemptions") == ("30", NO_VALUE)
+    assert row(table, "padding tokens") == (NO_VALUE, "20")
+    assert row(table, "prompt tokens found in the prefix cache") == ("50 (25.0 %)", NO_VALUE)
+    assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NO_VALUE)
+    assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NO_VALUE)
+    assert row(table, "waste: allocated slots without a token") == ("20.0 %", NO_VALUE)
+    assert row(table, "responses with the same tokens as a") == (NO_VALUE, "3 of 4")
+    assert row(table, "first difference at output token") == (NO_VALUE, "3 (round 1, request 2)")
 
 
 def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() -> None:

@@ -12,7 +12,7 @@ import pytest
 from container.measure.compare.interval import CONFIDENCE, t_quantile
 from container.measure.compare.plan import EARLY_STOP_FACTOR, Plan, StoppingRule
 from container.measure.compare.results import Comparison
-from container.measure.compare.stopping import looks, reason_to_stop
+from container.measure.compare.stopping import reason_to_stop, rounds_to_check
 from tests.container.measure.compare.made_up import SCENARIO, compare_speeds
 from tests.container.measure.compare.simulated import share_different, stopped_by_width
 
@@ -66,14 +66,14 @@ def test_time_and_the_most_rounds_end_it_too() -> None:
 def test_the_width_is_looked_at_after_growing_numbers_of_rounds(
     first: int, last: int, found: tuple[int, ...]
 ) -> None:
-    assert looks(first, last) == found
+    assert rounds_to_check(first, last) == found
 
 
 @pytest.mark.parametrize("num_intervals", [1, 7, 35])
 def test_errors_are_no_more_frequent_than_promised_whatever_the_precision(num_intervals: int) -> None:
     """Normal rounds of noise 1. A mean is independent of the noise seen, so the error follows from it alone."""
     error = (1.0 - CONFIDENCE) / num_intervals
-    numbers = looks(5, 50)
+    numbers = rounds_to_check(5, 50)
     quantiles = [t_quantile(error / EARLY_STOP_FACTOR, number - 1) for number in numbers]
     rng = random.Random(num_intervals)
     runs = [_noise(numbers, rng) for _ in range(1500)]

@@ -62,7 +62,7 @@ def test_the_users_values_replace_the_default_ones_and_the_files_own_is_always_t
 
 def test_options_that_change_step_times_have_spaces_of_their_own(tmp_path: Path) -> None:
     first, second = spaces(tmp_path, ROLLING, "option.quantize=int8,none", "option.block_size=16")
-    assert (first.fixed, second.fixed) == ({}, {"option.quantize": "int8"})
+    assert (first.origin_changes, second.origin_changes) == ({}, {"option.quantize": "int8"})
     assert loader.load(second.origin.path, {}).config.options.quantize == "int8"
     assert second.changes(second.start) == {"option.quantize": "int8"}
 
