@@ -191,9 +191,9 @@ def _search(client: _Client, origin: BenchOrigin, tokenizer: Tokenizer, start: f
         requests = make_requests(scenario.workload, tokenizer, seed)
         arrivals = Burst() if math.isinf(rate) else OpenLoop(rate, shape)
         run, found = client.measure(replace(scenario, arrivals=arrivals), requests, seed, run_number)
-        made = judge_rate(rate, run, found, origin.slo)
-        client.view.say(made.too_high or "sustained")
-        return made
+        result = judge_rate(rate, run, found, origin.slo)
+        client.view.say(result.too_high or "sustained")
+        return result
 
     return SearchReport(origin, search_rate(trial, start))
 
