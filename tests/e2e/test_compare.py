@@ -78,7 +78,7 @@ def test_live_settings_are_changed_on_one_server_until_the_time_is_over(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     grid = ("--set", "option.max_rolling_batch_size=1,2", "--time", "1s", "--max-rounds", "2")
-    load = ("--requests", "4", "--users", "2", "--lengths", "fixed", "--output-tokens", "20")
+    load = ("--requests", "4", "--users", "2", "--lengths", "fixed", "--output-tokens", "100")
     run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}", "paged", *grid, load=load)
     output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output

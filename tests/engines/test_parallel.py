@@ -80,5 +80,5 @@ def test_another_number_of_ranks_than_configured_is_refused(
 ) -> None:
     world = SimpleNamespace(Get_size=lambda: 1)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world)))
-    with pytest.raises(RuntimeError, match="1 MPI ranks were started, the configuration says 2"):
+    with pytest.raises(RuntimeError, match="1 MPI ranks were started, but the configuration requires 2"):
         make_communicator(2, CPU, tmp_path)

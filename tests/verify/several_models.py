@@ -36,7 +36,7 @@ def verify(lab: Lab, report: Report) -> None:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             right = sum(pool.map(is_right, enumerate(names)))
         report.require(right == _INVOCATIONS, f"folder: {right} of {_INVOCATIONS} answers are right")
-        unloads = server.log().count(" is unloaded for ")
+        unloads = server.log().count(" to free memory for ")
         report.require(unloads > 0, f"folder: {unloads} times a model made room for another")
     environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(root)}
     with server_of(lab.folder / "platform-log", lab.folder / "none", ROOM, environment) as server:

@@ -161,7 +161,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
     assert index is not None
     assert index.problem == ""
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(BadCheckpoint, match=r"model.gguf has \d+ bytes, it had \d+"):
+    with pytest.raises(BadCheckpoint, match=r"model.gguf has \d+ bytes, but had \d+"):
         make_runner(described)
     file.unlink()
     with pytest.raises(BadCheckpoint, match=r"model.gguf cannot be read: No such file"):

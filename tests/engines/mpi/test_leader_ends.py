@@ -94,7 +94,7 @@ def test_ended_requests_are_forgotten(lab: Lab, caplog: pytest.LogCaptureFixture
     requests = [make_request("a", [1], 2), make_request("bad", [POISON]), make_request("left", [2], 40)]
     with caplog.at_level("INFO"):
         lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
-    assert "draining: at most 60 s for 0 requests" in caplog.messages
+    assert "draining: waiting at most 60 s for 0 requests" in caplog.messages
 
 
 def test_drain_of_an_idle_engine_ends_at_once(lab: Lab) -> None:

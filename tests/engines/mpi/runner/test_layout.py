@@ -91,7 +91,7 @@ def test_every_token_has_its_place_and_wanted_rows_come_in_the_plans_order(
 
 
 def test_a_plan_of_other_tokens_than_it_says_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds 2 tokens and says 3"):
+    with pytest.raises(ValueError, match="has 2 tokens but declares 3"):
         lay_out(StepPlan(PlanKind.STEP, [0], [0], [3], [WANT_LOGITS], [1, 2]))
 
 
