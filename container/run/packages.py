@@ -78,7 +78,9 @@ def _key(requirements: Path, wheels: Path) -> str:
 def _local_files(requirements: Path) -> list[Path]:
     """Return the requirements file, and the files and folders it names, directly or in lists that it includes."""
     found = [requirements.resolve()]
-    for file in filter(_is_list, found):
+    for file in found:  # grows meanwhile
+        if not _is_list(file):
+            continue
         for word in _WORD.findall(file.read_text(encoding="utf-8", errors="replace")):
             # Included lists are relative to the file that names them, packages to the folder in which pip runs.
             for path in (file.parent / word, requirements.parent / word):

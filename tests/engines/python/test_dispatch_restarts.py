@@ -74,7 +74,7 @@ def test_a_request_that_ends_the_process_again_and_again_is_refused_and_the_engi
     assert lab.generator.num_restarts == 2
 
 
-def test_many_culprits_at_once_do_not_end_the_engine(tmp_path: Path) -> None:
+def test_many_crashing_requests_at_once_do_not_end_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=8, dies_after=[0] * 7)
     requests, last = make_requests(6), make_request("last")
     front = lab.serve(submit(*requests), *pauses(60), submit(last), *pauses(20))
