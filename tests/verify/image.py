@@ -158,7 +158,9 @@ def verify_load(engine: ImageEngine, lab: Lab, report: Report) -> None:
     with started(engine, lab, "load", start) as container:
         if not wait_ready(container, client, report, "two ranks, 64 MB of /dev/shm"):
             return
-        report.require("listens on all network interfaces" not in container.log(), "mpirun's port stays on loopback")
+        report.require(
+            "listens on all network interfaces" not in container.log(), "mpirun's port stays on loopback"
+        )
         load = Load(client, [20] * 4 + [6000] * 4)
         stop(container, report, LOADED_SECONDS, "SIGTERM under load")
         judge_clients(report, load.outcomes(), what="SIGTERM under load")
