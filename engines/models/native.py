@@ -6,19 +6,17 @@ recorded runs operation by operation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engines.layers.native_step_attention import NativeLayers, NativeStepAttention
 from engines.layers.recorded_attention import RecordedAttention
 from engines.layers.rotary import RotaryTables
 from engines.models.decoder import Model
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu import NotRecorded, OpKind, Recorder, Recording, Rows, Step, Team, bind
+from lmi_kernels.cpu import NotRecorded, OpKind, Recorder, Recording, Rows, Step, StepInput, Team, bind
 
 _LEAST_OPS_A_CALL = 16
 """Minimum number of operations between two heartbeats. Two layers of a large model can take seconds in prefill."""
@@ -28,22 +26,10 @@ all threads wait and the caller takes the GIL."""
 _ATTENTION = (OpKind.ROPE_AND_STORE, OpKind.ATTENTION)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeInput:
-    """A step for native kernels, and the int32 arrays that its struct points to."""
-
-    step: Step
-    ids: NDArray[np.int32]
-    """[num_tokens]"""
-    positions: NDArray[np.int32]
-    slots: NDArray[np.int32]
-    others: tuple[object, ...]
-
-
 class NativeModel(Protocol):
     """A model that computes a step in two parts: hidden states, then logits."""
 
-    def forward(self, given: NativeInput, stopwatch: Stopwatch) -> None:
+    def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states, and add the time spent in attention to the stopwatch."""
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
@@ -76,20 +62,16 @@ class RecordedModel:
         self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
         self._logits = record_logits(model, self._forward.result, team, max_logits)
 
-    def forward(self, given: NativeInput, stopwatch: Stopwatch) -> None:
-        before = self._attention_seconds()
+    def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
+        before = self._team.seconds(_ATTENTION)
         most_ops = max(_LEAST_OPS_A_CALL, _ROWS_A_CALL // given.step.num_rows)
         self._forward.run(given.step, stopwatch.show_alive, most_ops)
-        stopwatch.add("attention", self._attention_seconds() - before)
+        stopwatch.add("attention", self._team.seconds(_ATTENTION) - before)
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
         step = Step(num_rows=len(places), places=places.data_ptr())
         logits: torch.Tensor | None = self._logits.run(step)
         return logits
-
-    def _attention_seconds(self) -> float:
-        seconds = self._team.seconds()
-        return sum(seconds[kind] for kind in _ATTENTION)
 
 
 class EagerModel:
@@ -103,7 +85,7 @@ class EagerModel:
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
-    def forward(self, given: NativeInput, stopwatch: Stopwatch) -> None:
+    def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states. The model's layers measure attention themselves."""
         ids, positions = (torch.from_numpy(each.astype(np.int64)) for each in (given.ids, given.positions))
         slots = torch.from_numpy(given.slots)

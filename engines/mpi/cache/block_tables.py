@@ -39,15 +39,14 @@ class BlockTables:
         self.entries: Numbers = np.zeros((8, 16), dtype=np.int32)
         """[rows, columns]: at least as large as the largest update so far."""
 
-    def apply(self, updates: Sequence[int]) -> Numbers:
-        """Apply a plan's `table_updates`. Returns the rows that start anew. Raises the same errors as
-        `table_triples`."""
+    def apply(self, updates: Sequence[int]) -> None:
+        """Apply a plan's `table_updates`. Raises the same errors as `table_triples`."""
+        if not updates:  # as in most steps
+            return
         rows, columns, blocks = table_triples(updates).T
         if len(rows):
             self._grow(int(rows.max()) + 1, int(columns.max()) + 1)
             self.entries[rows, columns] = blocks
-        begun: Numbers = rows[columns == 0]
-        return begun
 
     def _grow(self, rows: int, columns: int) -> None:
         """Grow each axis at least to double its length, so that the amortized cost is low."""

@@ -85,7 +85,13 @@ class CpuSteps:
     ) -> StepResult:
         hidden = self._model.forward(batch.input_ids, self._cache, batch.attention, self._num_layers)
         rank_targets = targets if self._leads else None
-        return host_result(batch.layout, rank_targets, lambda places: self._model.logits(hidden[places]))
+        layout = batch.layout
+        return host_result(
+            layout.last_rows.tolist(),
+            layout.scored_ranges,
+            rank_targets,
+            lambda places: self._model.logits(hidden[places]),
+        )
 
     def _blocks(self, row: int, num_keys: int) -> torch.Tensor:
         """Return the blocks of the sequence only: later entries of the row may belong to other sequences."""

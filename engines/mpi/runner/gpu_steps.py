@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ class DeviceBatch:
     bucket: int
     """Batch size of the graph that computes the step; 0 if none does."""
     scored_rows: torch.Tensor | None
-    """The layout's `scored_rows`, int64, on the device; None if no sequence is scored."""
+    """The rows of the layout's `scored_ranges`, int64, on the device; None if no sequence is scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ class GpuSteps:
                 layout.rows[layout.sampled],
             )
             numbers, lengths = concatenate_aligned(parts)
-        scored_rows = self._send(layout.scored_rows.astype(np.int64)) if len(layout.scored) else None
+        scored = list(chain(*layout.scored_ranges))
+        scored_rows = self._send(np.array(scored, dtype=np.int64)) if scored else None
         return DeviceBatch(layout, table_rows, self._send(numbers), lengths, bucket, scored_rows)
 
     @torch.inference_mode()
@@ -194,7 +196,7 @@ class GpuSteps:
             rank_targets = targets if self._comm.rank == 0 else None
             scores = score_prompts(
                 batch.scored_rows,
-                layout.scored_lens,
+                [len(rows) for rows in layout.scored_ranges],
                 rank_targets,
                 lambda rows: self._model.logits(hidden[rows]),
             )

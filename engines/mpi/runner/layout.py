@@ -57,15 +57,10 @@ class StepLayout:
         return self.cu_seqlens_q[1:][self.sampled] - 1
 
     @property
-    def scored_rows(self) -> Numbers:
-        """[sum of scored_lens]: token rows for which the log-probability of the next token is wanted."""
-        bounds = [(self.cu_seqlens_q[i], self.cu_seqlens_q[i + 1]) for i in self.scored]
-        return np.concatenate([np.arange(0), *(np.arange(*pair) for pair in bounds)]).astype(np.int32)
-
-    @property
-    def scored_lens(self) -> tuple[int, ...]:
-        """[num_scored]"""
-        return tuple(self.query_lens[self.scored].tolist())
+    def scored_ranges(self) -> list[range]:
+        """[num_scored]: token rows for which the log-probability of the next token is wanted."""
+        bounds = self.cu_seqlens_q.tolist()
+        return [range(bounds[i], bounds[i + 1]) for i in self.scored.tolist()]
 
     def slots(self, tables: Numbers, block_size: int) -> Numbers:
         """[num_tokens]: slots in the KV cache. tables: block tables, [rows, columns]."""

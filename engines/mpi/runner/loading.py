@@ -192,8 +192,9 @@ class _ModelPart:
             return NativeSteps(
                 self._native_model(step, cache, self.team, num_layers),
                 cache,
-                self.config.model.max_model_len,
-                step.num_tokens,
+                self.team.step_input(
+                    step.num_tokens, self.config.model.max_model_len, cache.num_blocks, cache.block_size
+                ),
                 step.num_decodes,
                 leads,
                 self.stopwatch,

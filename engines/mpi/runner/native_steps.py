@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
-
-from engines.models.native import NativeInput, NativeModel
+from engines.models.native import NativeModel
 from engines.mpi.cache.block_tables import BlockTables
-from engines.mpi.runner.layout import StepLayout, lay_out
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult, host_result
-from engines.mpi.scheduler.step_plan import StepPlan
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from engines.native_kv_cache import NativeKvCache
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu import Step
-
-_SEQUENCE = np.dtype(
-    [("first_row", np.int64), ("query_len", np.int32), ("kv_len", np.int32), ("blocks", np.uint64)]
-)
-"""`Sequence` of native.h."""
+from lmi_kernels.cpu import StepInput
 
 
 @dataclass(frozen=True, slots=True)
 class NativeBatch:
-    """Input of a step for native kernels."""
+    """The rows of a step whose logits are wanted."""
 
-    layout: StepLayout
-    inputs: NativeInput
+    last_rows: list[int]
+    """[num_sampled]: token row of each sampling sequence's last token, in the plan's order."""
+    scored: list[range]
+    """[num_scored]: token rows of each sequence whose prompt log-probabilities are wanted, in the plan's order."""
 
 
 class NativeSteps:
@@ -39,20 +34,15 @@ class NativeSteps:
         self,
         model: NativeModel,
         cache: NativeKvCache,
-        num_positions: int,
-        max_tokens: int,
+        given: StepInput,
         max_sampled: int,
         leads: bool,
         stopwatch: Stopwatch,
     ) -> None:
-        """num_positions: positions of the model.
-        max_tokens: maximum tokens of a step; max_sampled: maximum sequences of a step that sample.
-        leads: True on rank 0.
-        """
+        """max_sampled: maximum sequences of a step that sample; leads: True on rank 0."""
         self._model = model
         self._cache = cache
-        self._num_positions = num_positions
-        self._max_tokens = max_tokens
+        self._given = given
         self._max_sampled = max_sampled
         self._leads = leads
         self._stopwatch = stopwatch
@@ -64,36 +54,30 @@ class NativeSteps:
         self._tables.apply(plan.table_updates)
 
     def prepare(self, plan: StepPlan) -> NativeBatch:
-        """Lay out a step for native kernels.
+        """Lay out a step for native kernels. The next step overwrites it.
 
         Raises:
-            ValueError: the number of tokens in the plan is inconsistent, or the step is too large.
+            ValueError: the plan is inconsistent, or the step is too large.
         """
-        layout = lay_out(plan)
-        ids, positions, table = layout.token_ids, layout.positions, self._tables.entries
-        slots = layout.slots(table, self._cache.block_size)
-        sequences = np.empty(layout.num_seqs, dtype=_SEQUENCE)
-        sequences["first_row"] = layout.cu_seqlens_q[:-1]
-        sequences["query_len"] = layout.query_lens
-        sequences["kv_len"] = layout.starts + layout.query_lens
-        sequences["blocks"] = table.ctypes.data + layout.rows.astype(np.int64) * table.strides[0]
-        if len(ids) > self._max_tokens or len(layout.sampled) > self._max_sampled:
-            raise ValueError(f"a step of {len(ids)} tokens, {len(layout.sampled)} sampled, is too large")
-        if positions.max() >= self._num_positions or table.max() >= self._cache.num_blocks or ids.min() < 0:
-            raise ValueError("a step names a token, a position or a block that does not exist")
-        step = Step(
-            num_rows=len(ids),
-            ids=ids.ctypes.data,
-            positions=positions.ctypes.data,
-            slots=slots.ctypes.data,
-            sequences=sequences.ctypes.data,
-            num_sequences=len(sequences),
-        )
-        return NativeBatch(layout, NativeInput(step, ids, positions, slots, (sequences, table)))
+        self._given.lay_out(self._tables.entries, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
+        ends = list(accumulate(plan.query_lens))
+        wants = plan.wants
+        last_rows = [end - 1 for end, want in zip(ends, wants, strict=True) if want & WANT_LOGITS]
+        if len(last_rows) > self._max_sampled:
+            raise ValueError(
+                f"a step samples for {len(last_rows)} sequences; the maximum is {self._max_sampled}"
+            )
+        scored = [
+            range(end - count, end)
+            for end, count, want in zip(ends, plan.query_lens, wants, strict=True)
+            if want & WANT_PROMPT_LOGPROBS
+        ]
+        return NativeBatch(last_rows, scored)
 
     def compute(
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """Run the model. The logits of a result are overwritten by the next step."""
-        self._model.forward(batch.inputs, self._stopwatch)
-        return host_result(batch.layout, targets if self._leads else None, self._model.logits)
+        self._model.forward(self._given, self._stopwatch)
+        rank_targets = targets if self._leads else None
+        return host_result(batch.last_rows, batch.scored, rank_targets, self._model.logits)

@@ -22,7 +22,7 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu import set_num_threads, shared_team
+from lmi_kernels.cpu import OpKind, set_num_threads, shared_team
 
 _WARM_UP = 2
 
@@ -84,7 +84,7 @@ def _seconds() -> dict[str, float]:
     team = shared_team()
     if team is None:
         return {}
-    return {kind.name.lower(): seconds for kind, seconds in team.seconds().items()}
+    return {kind.name.lower(): team.seconds((kind,)) for kind in OpKind}
 
 
 def _plan(shape: Shape, block_size: int) -> StepPlan:

@@ -3,14 +3,14 @@ device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 
 from engines.core import PromptLogprob, SampledToken
-from engines.mpi.runner.layout import StepLayout
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
@@ -62,17 +62,24 @@ class StepRunner(Protocol):
 
 
 def host_result(
-    layout: StepLayout,
+    last_rows: Sequence[int],
+    scored: Sequence[range],
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> StepResult:
     """Return the result of a step whose tokens the host samples.
 
+    last_rows: token row of the last token of each sequence that samples.
+    scored: token rows of each sequence whose prompt log-probabilities are wanted.
     targets: None on other ranks than 0.
     head: maps token row indices, int32 [n], to their logits: [n, vocab_size] on rank 0, None on the others.
     """
     scores: list[list[PromptLogprob]] = []
-    if len(layout.scored):
-        scores = score_prompts(torch.from_numpy(layout.scored_rows), layout.scored_lens, targets, head)
-    logits = head(torch.from_numpy(layout.last_rows)) if len(layout.sampled) else None
+    if scored:
+        scores = score_prompts(_indices(chain(*scored)), [len(rows) for rows in scored], targets, head)
+    logits = head(_indices(last_rows)) if last_rows else None
     return StepResult(logits, scores)
+
+
+def _indices(rows: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(rows), dtype=torch.int32)

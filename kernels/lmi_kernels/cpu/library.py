@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from lmi_kernels.cpu.structs import Op, Step
+from lmi_kernels.cpu.structs import Layout, Op, Step
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class Library:
         self.run = functions.lmi_run
         self.run.argtypes = [c_void_p, POINTER(Op), c_int64, POINTER(Step), POINTER(c_double)]
         self.run.restype = None
+        self.lay_out = functions.lmi_lay_out
+        self.lay_out.argtypes, self.lay_out.restype = [POINTER(Layout), POINTER(Step)], c_bool
         self.weight_new = functions.lmi_weight_new
         self.weight_new.argtypes, self.weight_new.restype = [c_int64, c_int64, c_int32, c_int32], c_void_p
         self.weight_free = functions.lmi_weight_free

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lmi_kernels.cpu.structs import Choose, Logprobs, Step, Struct, Truncate
-from lmi_kernels.cpu.team import Program, Team
+from lmi_kernels.cpu.structs import Choose, Logprobs, Struct, Truncate
+from lmi_kernels.cpu.team import Team
 from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
@@ -33,13 +33,13 @@ def logit_thresholds_native(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Implement `logit_thresholds`, with the same arguments. Sums are integers in units of 2**-40 of the likeliest
     token's probability."""
-    x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
+    num_rows, vocab_size = logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
     _run(
         team,
         Truncate,
-        _addresses(x),
-        vocab_size=vocab_size,
+        num_rows,
+        logits,
         **_typed(columns, _TRUNCATE_DTYPES),
         thresholds=thresholds,
         last_ids=last_ids,
@@ -52,17 +52,9 @@ def choose_tokens_native(
     team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Implement `choose_tokens`, with the same arguments and the same tokens."""
-    x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
+    num_rows = len(logits)
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
-    _run(
-        team,
-        Choose,
-        _addresses(x),
-        vocab_size=vocab_size,
-        **_typed(columns, _CHOOSE_DTYPES),
-        tokens=tokens,
-        finite=finite,
-    )
+    _run(team, Choose, num_rows, logits, **_typed(columns, _CHOOSE_DTYPES), tokens=tokens, finite=finite)
     return tokens, finite
 
 
@@ -70,21 +62,22 @@ def row_logprobs_native(
     team: Team, logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
 ) -> tuple[list[float], list[TokenLogprobs]]:
     """Implement `row_logprobs`."""
-    x, vocab_size, most = logits.to(torch.float32), logits.shape[1], max(counts)
+    most = max(counts)
     logprobs = torch.empty(len(rows))
     top_tokens, top_logprobs = torch.empty(len(rows), most, dtype=torch.int64), torch.empty(len(rows), most)
     _run(
         team,
         Logprobs,
-        _addresses(x)[_column(rows, torch.int64)],
-        vocab_size=vocab_size,
+        len(rows),
+        logits,
+        rows=_column(rows, torch.int64),
         tokens=_column(tokens, torch.int64),
         counts=_column(counts, torch.int64),
         logprobs=logprobs,
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
         top_stride=most,
-        scratch=_scratch(team, vocab_size),
+        scratch=_scratch(team, logits.shape[1]),
     )
     tops = [
         tuple(pair for pair in zip(ids[:count], values[:count], strict=True) if pair[1] > -math.inf)
@@ -93,12 +86,16 @@ def row_logprobs_native(
     return logprobs.tolist(), tops
 
 
-def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Tensor | int) -> None:
-    """Run an operation. rows: [num_rows], int64, the address of each row's logits."""
-    addresses = {
+def _run(
+    team: Team, kind: type[Struct], num_rows: int, logits: torch.Tensor, **fields: torch.Tensor | int
+) -> None:
+    """Run an operation on the first `num_rows` rows. logits: any float dtype, each row contiguous."""
+    x = logits.to(torch.float32)
+    numbers = {
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
-    team.run(Program([kind(rows=rows.data_ptr(), **addresses)]), Step(num_rows=len(rows)))
+    operation = kind(logits=x.data_ptr(), stride=x.stride(0), vocab_size=x.shape[1], **numbers)
+    team.run_operation(operation, num_rows)
 
 
 def _typed(columns: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
@@ -111,12 +108,6 @@ def _typed(columns: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype]) -> d
 def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return one value per row in the library's dtype. The library gets addresses and cannot check dtypes."""
     return torch.as_tensor(values, dtype=dtype).contiguous()
-
-
-def _addresses(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row's address: [num_rows], int64. rows: fp32, each contiguous."""
-    each = rows.stride(0) * rows.element_size()
-    return torch.arange(len(rows)).mul_(each).add_(rows.data_ptr())
 
 
 def _scratch(team: Team, vocab_size: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -93,6 +93,24 @@ class Step(Struct):
         ("sequences", c_void_p),
         ("num_sequences", c_int64),
         ("places", c_void_p),
+    )
+
+
+class Layout(Struct):
+    _fields_ = (
+        ("num_sequences", c_int64),
+        ("num_rows", c_int64),
+        ("plan", c_char_p),
+        ("tables", c_void_p),
+        ("num_tables", c_int64),
+        ("table_width", c_int64),
+        ("num_blocks", c_int64),
+        ("num_positions", c_int64),
+        ("block_size", c_int32),
+        ("reserved", c_int32),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("sequences", c_void_p),
     )
 
 
@@ -234,7 +252,8 @@ class Experts(Struct):
 class Truncate(Struct):
     KIND = OpKind.TRUNCATE
     _fields_ = (
-        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("stride", c_int64),
         ("vocab_size", c_int64),
         ("temperature", c_void_p),
         ("top_k", c_void_p),
@@ -249,7 +268,8 @@ class Truncate(Struct):
 class Choose(Struct):
     KIND = OpKind.CHOOSE
     _fields_ = (
-        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("stride", c_int64),
         ("vocab_size", c_int64),
         ("temperature", c_void_p),
         ("thresholds", c_void_p),
@@ -264,8 +284,10 @@ class Choose(Struct):
 class Logprobs(Struct):
     KIND = OpKind.LOGPROBS
     _fields_ = (
-        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("stride", c_int64),
         ("vocab_size", c_int64),
+        ("rows", c_void_p),
         ("tokens", c_void_p),
         ("counts", c_void_p),
         ("logprobs", c_void_p),

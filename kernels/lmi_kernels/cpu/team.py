@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from lmi_kernels.cpu.layout import StepInput
 from lmi_kernels.cpu.library import Library, load
 from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 
@@ -38,12 +39,22 @@ class Team:
         self._scratch = torch.empty(0)
         weakref.finalize(self, library.team_free, self._handle)
 
+    def step_input(self, max_tokens: int, num_positions: int, num_blocks: int, block_size: int) -> StepInput:
+        """Return input buffers for steps, see `StepInput`."""
+        return StepInput(self._library, max_tokens, num_positions, num_blocks, block_size)
+
     def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
         """Run operations [first, first + count), or all from `first` on, over a step's rows."""
         count = program.num_ops - first if count is None else min(count, program.num_ops - first)
         ops = program.ops if first == 0 else ctypes.byref(program.ops[first])
         with self._lock:
             self._library.run(self._handle, ops, count, step, self._seconds)
+
+    def run_operation(self, operation: Struct, num_rows: int) -> None:
+        """Run one operation over `num_rows` rows."""
+        one = Op(kind=operation.KIND, what=ctypes.addressof(operation))
+        with self._lock:
+            self._library.run(self._handle, one, 1, Step(num_rows=num_rows), self._seconds)
 
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the size of `Attention.scratch` in bytes."""
@@ -57,9 +68,9 @@ class Team:
             self._scratch = torch.empty(self.num_threads, size)
         return self._scratch
 
-    def seconds(self) -> dict[OpKind, float]:
-        """Return the seconds spent in all programs so far, by kind of operation."""
-        return {kind: self._seconds[kind] for kind in OpKind}
+    def seconds(self, kinds: Iterable[OpKind]) -> float:
+        """Return the seconds spent in operations of these kinds so far."""
+        return sum([self._seconds[kind] for kind in kinds])
 
 
 _team: Team | None = None

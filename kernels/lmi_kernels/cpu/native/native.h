@@ -79,6 +79,23 @@ struct Step {
   const int32_t* places;  // [num_rows]: rows that `gather` selects
 };
 
+// A plan, and the arrays of a step that `lmi_lay_out` fills.
+struct Layout {
+  int64_t num_sequences;
+  int64_t num_rows;
+  const int32_t* plan;    // table, first position and number of rows of each sequence, [3, num_sequences]; then the ids
+  const int32_t* tables;  // [num_tables, table_width]: block tables
+  int64_t num_tables;
+  int64_t table_width;
+  int64_t num_blocks;
+  int64_t num_positions;
+  int32_t block_size;
+  int32_t reserved;
+  int32_t* positions;   // [num_rows]
+  int32_t* slots;       // [num_rows]
+  Sequence* sequences;  // [num_sequences]
+};
+
 // A part of an operation's work: [start, stop).
 struct Range {
   int64_t start;
@@ -296,7 +313,8 @@ struct Experts {
 // Find the smallest logit of each row that may be drawn, by top_k, then top_p, then min_p. See
 // `lmi_kernels.logit_thresholds`.
 struct Truncate {
-  const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
+  const float* logits;  // [num_rows, vocab_size]
+  int64_t stride;       // of a row
   int64_t vocab_size;
   const float* temperature;  // [num_rows]; 0: the row is greedy
   const int64_t* top_k;      // [num_rows]; 0, or vocab_size and more: off
@@ -309,7 +327,8 @@ struct Truncate {
 
 // Choose the likeliest token of each row, or draw one with Gumbel noise. See `lmi_kernels.choose_tokens`.
 struct Choose {
-  const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
+  const float* logits;  // [num_rows, vocab_size]
+  int64_t stride;       // of a row
   int64_t vocab_size;
   const float* temperature;   // [num_rows]; 0: the row is greedy
   const float* thresholds;    // [num_rows]: smaller logits are not drawn
@@ -322,8 +341,10 @@ struct Choose {
 
 // Compute log-probabilities of one token of each row, and of its likeliest ones. See `lmi_kernels.row_logprobs`.
 struct Logprobs {
-  const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
+  const float* logits;  // [any number, vocab_size]
+  int64_t stride;       // of a row
   int64_t vocab_size;
+  const int64_t* rows;    // [num_rows]: rows of `logits`
   const int64_t* tokens;  // [num_rows]
   const int64_t* counts;  // [num_rows]: number of likeliest tokens
   float* logprobs;        // [num_rows]

@@ -84,9 +84,8 @@ def test_every_token_has_its_place_and_wanted_rows_come_in_the_plans_order(
     last = [(row, start + count - 1) for row, start, count, want in parts if want & WANT_LOGITS]
     assert [places[i] for i in layout.last_rows] == last
     scored = [part for part in parts if part[3] & WANT_PROMPT_LOGPROBS]
-    assert layout.scored_lens == tuple(count for _, _, count, _ in scored)
-    assert [places[i] for i in layout.scored_rows] == [
-        (row, start + j) for row, start, count, _ in scored for j in range(count)
+    assert [[places[i] for i in rows] for rows in layout.scored_ranges] == [
+        [(row, start + j) for j in range(count)] for row, start, count, _ in scored
     ]
 
 
