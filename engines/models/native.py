@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from engines.layers.native_step_attention import NativeLayers, NativeStepAttention
@@ -87,10 +86,8 @@ class EagerModel:
     @torch.inference_mode()
     def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states. The model's layers measure attention themselves."""
-        ids, positions = (torch.from_numpy(each.astype(np.int64)) for each in (given.ids, given.positions))
-        slots = torch.from_numpy(given.slots)
-        attention = NativeStepAttention(self._layers, given.step, positions, slots)
-        self._hidden = self._model.forward(ids, self._cache, attention, self._num_layers)
+        attention = NativeStepAttention(self._layers, given.step, given.positions.long(), given.slots)
+        self._hidden = self._model.forward(given.ids.long(), self._cache, attention, self._num_layers)
 
     @torch.inference_mode()
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:

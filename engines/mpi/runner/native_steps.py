@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
+
 from engines.models.native import NativeModel
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.prompt_logprobs import PromptTargets
@@ -59,7 +61,8 @@ class NativeSteps:
         Raises:
             ValueError: the plan is inconsistent, or the step is too large.
         """
-        self._given.lay_out(self._tables.entries, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
+        tables = torch.from_numpy(self._tables.entries)
+        self._given.lay_out(tables, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
         ends = list(accumulate(plan.query_lens))
         wants = plan.wants
         last_rows = [end - 1 for end, want in zip(ends, wants, strict=True) if want & WANT_LOGITS]

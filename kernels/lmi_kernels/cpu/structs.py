@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -100,7 +100,7 @@ class Layout(Struct):
     _fields_ = (
         ("num_sequences", c_int64),
         ("num_rows", c_int64),
-        ("plan", c_char_p),
+        ("plan", c_void_p),
         ("tables", c_void_p),
         ("num_tables", c_int64),
         ("table_width", c_int64),

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
-import numpy as np
-import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +19,6 @@ from tests.kernels.cpu.conftest import library_path
 BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS, MAX_TOKENS = 4, 100, 40, 16
 NUM_TABLES, TABLE_WIDTH = 5, 9
 """One block less than the positions need."""
-
-
-Numbers = npt.NDArray[np.int32]
 
 
 @dataclass
@@ -48,11 +44,13 @@ def step_input() -> StepInput:
     return StepInput(Library(path), MAX_TOKENS, NUM_POSITIONS, NUM_BLOCKS, BLOCK_SIZE)
 
 
-def _tables() -> Numbers:
-    return np.random.default_rng(0).integers(0, NUM_BLOCKS, (NUM_TABLES, TABLE_WIDTH), dtype=np.int32)
+def _tables() -> torch.Tensor:
+    return torch.randint(
+        NUM_BLOCKS, (NUM_TABLES, TABLE_WIDTH), dtype=torch.int32, generator=torch.Generator().manual_seed(0)
+    )
 
 
-def _lay_out(step_input: StepInput, tables: Numbers, plan: Sequence[Chunk]) -> None:
+def _lay_out(step_input: StepInput, tables: torch.Tensor, plan: Sequence[Chunk]) -> None:
     step_input.lay_out(
         tables,
         [chunk.table for chunk in plan],
@@ -72,7 +70,7 @@ def test_every_token_has_its_position_and_slot(step_input: StepInput, plan: list
     assert step_input.ids.tolist() == [token for token, _, _ in places]
     assert step_input.positions.tolist() == [position for _, position, _ in places]
     assert step_input.slots.tolist() == [
-        tables[table, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        int(tables[table, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
         for _, position, table in places
     ]
     step = step_input.step
