@@ -1,6 +1,9 @@
 """`lmi simulate`, with step times from one trace, beside real runs of other configurations.
 
 python -m tests.verify.simulation [--rounds N]
+
+The speed of a shared machine changes by tens of per cent within minutes. So every round records its own trace, of a
+configuration that has its turn between the others, and predicts these others from it.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ CONFIGURATIONS: dict[str, dict[str, object]] = {
     "static-16": {"batch_scheduler_policy": "static_batch", "max_rolling_batch_size": 16},
     "small-cache": {"kv_cache_gb": 0.06},
 }
-_LENGTHS = ("--lengths", "spread")
-LOAD = ("--users", "24", "--requests", "72", "--input-tokens", "96", "--output-tokens", "40", *_LENGTHS)
-TRACE_LOAD = ("--users", "32", "--ramp", "1", "--requests", "128", "--input-tokens", "128", *_LENGTHS)
-"""Steps of all sizes: the batch grows, and prompts are longer than those that are predicted."""
+_NAMES = list(CONFIGURATIONS)
+IN_TURN = (*_NAMES[: len(_NAMES) // 2], "traced", *_NAMES[len(_NAMES) // 2 :])
+LOAD = (
+    *("--users", "24", "--requests", "72", "--input-tokens", "96", "--output-tokens", "40"),
+    *("--lengths", "spread"),
+)
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "tokens/s": ("output_tokens_per_second",),
     "median TTFT": ("ttft", "p50"),
@@ -53,21 +58,26 @@ class Simulation:
 
     def verify(self, lab: Lab, report: Report) -> None:
         folder = lab.folder / "simulation"
-        trace = _record(lab, folder)
-        for name, options in CONFIGURATIONS.items():
-            (folder / name).mkdir()
-            text = properties_text(lab.model, **{**TRACED, **options})
+        for name in IN_TURN:
+            (folder / name).mkdir(parents=True)
+            text = properties_text(lab.model, **{**TRACED, **CONFIGURATIONS.get(name, {})})
             (folder / name / "serving.properties").write_text(text)
-        asked = (*CONFIGURATIONS, "--rounds", str(self.rounds), *LOAD)
+        asked = (*IN_TURN, "--rounds", str(self.rounds), "--step-traces", "traces", *LOAD)
         measured = run_lmi(folder, "compare", *asked, seconds=LIMIT_SECONDS)[1]
+        by_name = {
+            name: [one for one in measured["rounds"] if one["configuration"] == name] for name in IN_TURN
+        }
+        traces = {one["round"]: one["step_trace"] for one in by_name["traced"]}
         for name in CONFIGURATIONS:
-            rounds = [one for one in measured["rounds"] if one["configuration"] == name]
-            seeds = [measured["plan"]["seed"] + one["round"] for one in rounds]
-            simulated = [self._simulate(folder, name, trace, seed) for seed in seeds]
+            rounds = by_name[name]
+            simulated = [
+                self._simulate(folder, name, traces[one["round"]], measured["plan"]["seed"] + one["round"])
+                for one in rounds
+            ]
             for words, keys in FIGURES.items():
                 real = [_value(one["figures"], keys) for one in rounds]
                 predicted = [_value(one["figures"], keys) for one in simulated]
-                # Both had the same requests in each round. The machine may have been busy in one of them.
+                # Both had the same requests in each round.
                 ratios = [one / other for one, other in zip(predicted, real, strict=True)]
                 error = statistics.median(ratios) - 1
                 report.require(
@@ -76,18 +86,9 @@ class Simulation:
                     f" {statistics.median(real):.3g} ({min(real):.3g} to {max(real):.3g}): {error:+.1%}",
                 )
 
-    def _simulate(self, folder: Path, name: str, trace: Path, seed: int) -> dict[str, Any]:
-        asked = ("simulate", str(folder / name), "--calibrate", str(trace), "--seed", str(seed), *LOAD)
+    def _simulate(self, folder: Path, name: str, trace: str, seed: int) -> dict[str, Any]:
+        asked = ("simulate", str(folder / name), "--calibrate", trace, "--seed", str(seed), *LOAD)
         return run_lmi(folder / "simulated", *asked, seconds=LIMIT_SECONDS)[1]
-
-
-def _record(lab: Lab, folder: Path) -> Path:
-    """The trace of a server whose load grows."""
-    trace = folder / "steps.jsonl"
-    folder.mkdir()
-    with lab.ready("simulation/traced", **TRACED, step_trace=trace) as server:
-        run_lmi(folder, "bench", server.base_url, *TRACE_LOAD, seconds=LIMIT_SECONDS)
-    return trace
 
 
 def _value(figures: Mapping[str, Any], keys: tuple[str, ...]) -> float:
