@@ -22,7 +22,9 @@ from tests.verify.lab import Lab, Report, run_alone
 NUMBER = 39
 TITLE = "lmi simulate, calibrated with one trace: ten other configurations within 15 % of real runs"
 
-TRACED: dict[str, object] = {"max_rolling_batch_size": 32, "kv_cache_gb": 0.5}
+OPTIONS: dict[str, object] = {"max_rolling_batch_size": 32, "kv_cache_gb": 0.5}
+TRACED: dict[str, object] = {"kv_cache_gb": 0.4}
+"""Configurations that differ in live settings share a server, and its trace. This one has its own."""
 CONFIGURATIONS: dict[str, dict[str, object]] = {
     "batch-4": {"max_rolling_batch_size": 4},
     "batch-8": {"max_rolling_batch_size": 8},
@@ -60,7 +62,7 @@ class Simulation:
         folder = lab.folder / "simulation"
         for name in IN_TURN:
             (folder / name).mkdir(parents=True)
-            text = properties_text(lab.model, **{**TRACED, **CONFIGURATIONS.get(name, {})})
+            text = properties_text(lab.model, **{**OPTIONS, **CONFIGURATIONS.get(name, TRACED)})
             (folder / name / "serving.properties").write_text(text)
         asked = (*IN_TURN, "--rounds", str(self.rounds), "--step-traces", "traces", *LOAD)
         measured = run_lmi(folder, "compare", *asked, seconds=LIMIT_SECONDS)[1]
