@@ -142,12 +142,13 @@ def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
 def _predicted(memory: MemoryPrediction, start: StartPrediction | None) -> list[str]:
     each = f" on each of {memory.ranks}" if memory.ranks > 1 else ""
     in_all = f"; {gigabytes(memory.weights_in_all)} in total" if each else ""
+    requests = f"{memory.requests_at_once:,} request{'' if memory.requests_at_once == 1 else 's'}"
     cache, tokens = gigabytes(memory.kv_cache), f"{memory.kv_tokens:,} tokens"
     rows = {
         "weights": f"{gigabytes(memory.weights)} of {gigabytes(memory.available)}{each}{in_all}",
         "activations": f"about {gigabytes(memory.activations)}{each}, for a step of {memory.step_tokens:,} tokens",
         "KV cache": f"{cache}{each}: {tokens}, {memory.kv_bytes_per_token:,} bytes each",
-        "concurrency": f"{memory.requests_at_once:,} requests of {memory.length:,} tokens; limit: {memory.limited_by}",
+        "concurrency": f"{requests} of {memory.length:,} tokens; limit: {memory.limited_by}",
         "KV at limit": f"{gigabytes(memory.kv_wanted)} over all ranks, for as many such requests as the file allows",
         "fits": f"no: {memory.shortage}" if memory.shortage else "yes",
     }

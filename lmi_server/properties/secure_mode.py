@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ _MODE = "SAGEMAKER_SECURE_MODE"
 _CONTROLS = "SAGEMAKER_SECURITY_CONTROLS"
 _CHANNELS = "SAGEMAKER_UNTRUSTED_CHANNELS"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_GGUF_TEMPLATE = b"tokenizer.chat_template"
+"""Beginning of the keys of chat templates in a GGUF file."""
 _KNOWN = (
     "DISALLOW_CUSTOM_INFERENCE_SCRIPTS",
     "DISALLOW_REQUIREMENTS_TXT",
@@ -85,6 +88,8 @@ def _forbidden_sources(
 
 
 def _has_chat_template(path: Path) -> bool:
+    if path.suffix.lower() == ".gguf":
+        return _contains(path, _GGUF_TEMPLATE)
     if path.name != "tokenizer_config.json":
         return path.suffix == ".jinja" or path.name == "chat_template.json"
     try:
@@ -93,9 +98,17 @@ def _has_chat_template(path: Path) -> bool:
         return False  # the tokenizer cannot be loaded from it either
 
 
+def _contains(path: Path, text: bytes) -> bool:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(text) >= 0
+
+
 def _files(channels: list[Path], forbidden: Callable[[Path], bool]) -> Iterator[Source]:
     """Yield the forbidden files below the channels, each once."""
     found = {
-        path for channel in channels for path in channel.rglob("*") if forbidden(path) and path.is_file()
+        path for channel in channels for path in channel.rglob("*") if path.is_file() and forbidden(path)
     }
     yield from (Source(str(path)) for path in sorted(found))

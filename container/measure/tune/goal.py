@@ -117,7 +117,7 @@ def show(measure: Measure, value: float) -> str:
         case "s":
             return seconds(value)
         case "%":
-            return percent(value)
+            return percent(value) if value else "0 %"
     return format_number(value)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 
 import torch
 
+from lmi_kernels.cpu import structs
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Layout, Sequence, Step
 
 
 class StepInput:
@@ -24,8 +24,8 @@ class StepInput:
         self._plan = (ctypes.c_int32 * (4 * max_tokens))()
         self._positions = torch.empty(max_tokens, dtype=torch.int32)
         self._slots = torch.empty(max_tokens, dtype=torch.int32)
-        self._sequences = (Sequence * max_tokens)()
-        self._layout = Layout(
+        self._sequences = (structs.Sequence * max_tokens)()
+        self._layout = structs.Layout(
             num_positions=num_positions,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -35,7 +35,7 @@ class StepInput:
             sequences=ctypes.addressof(self._sequences),
         )
         self._tables = torch.empty(0, 0, dtype=torch.int32)
-        self.step = Step(
+        self.step = structs.Step(
             positions=self._layout.positions, slots=self._layout.slots, sequences=self._layout.sequences
         )
 
@@ -58,10 +58,10 @@ class StepInput:
     def lay_out(
         self,
         tables: torch.Tensor,
-        rows: List[int],
-        starts: List[int],
-        query_lens: List[int],
-        token_ids: List[int],
+        rows: Sequence[int],
+        starts: Sequence[int],
+        query_lens: Sequence[int],
+        token_ids: Sequence[int],
     ) -> None:
         """Lay out a step.
 

@@ -60,6 +60,7 @@ def test_forbids_what_its_controls_name(folder: Path) -> None:
         ("additional_chat_templates/tools.jinja", "x"),
         ("chat_template.json", "{}"),
         ("tokenizer_config.json", '{"chat_template": "x"}'),
+        ("model.GGUF", "GGUF\0\0tokenizer.chat_template.tool_use\0"),
         ("below/tokenizer_config.json", '{"chat_templat\\u0065": [{"name": "default", "template": "x"}]}'),
     ],
 )
@@ -69,9 +70,17 @@ def test_finds_chat_templates_wherever_a_model_has_them(folder: Path, name: str,
     assert refusal(folder, environ(TEMPLATES)).startswith(f"{folder / name}: forbidden")
 
 
-@pytest.mark.parametrize("text", ['{"bos_token": "<s>"}', "not JSON, so that no template is read from it"])
-def test_a_tokenizer_without_a_chat_template_is_allowed(folder: Path, text: str) -> None:
-    (folder / "tokenizer_config.json").write_text(text)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer_config.json", '{"bos_token": "<s>"}'),
+        ("tokenizer_config.json", "not JSON, so that no template is read from it"),
+        ("model.gguf", "GGUF\0\0tokenizer.ggml.tokens\0"),
+        ("model.gguf", ""),
+    ],
+)
+def test_a_tokenizer_without_a_chat_template_is_allowed(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
     assert load(folder, environ(TEMPLATES))
 
 
