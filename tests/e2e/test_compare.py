@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 _MARK = "compare-test"
-_SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "400", "--rounds", "1")
+_SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "200", "--rounds", "1")
 
 
 def start(
@@ -53,9 +53,9 @@ def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, t
     ]
     for one in data["rounds"]:
         assert one["figures"]["num_errors"] == 0
-        assert one["figures"]["output_tokens"] == 800
+        assert one["figures"]["output_tokens"] == 400
         assert one["batches"]["mean"] > 1
-        assert one["counters"]["tokens_generated"] == 800
+        assert one["counters"]["tokens_generated"] == 400
         assert all(timing["due"] < timing["first_token"] < timing["ended"] for timing in one["requests"])
         steps = [json.loads(line) for line in Path(one["step_trace"]).read_text().splitlines()]
         own = [step for step in steps if one["began"] <= step["time"] <= one["ended"]]
@@ -64,7 +64,7 @@ def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, t
         }
         assert len({arrival["id"] for step in own for arrival in step["arrivals"]}) == 2
     first, second = (one["token_ids"] for one in data["rounds"])
-    assert [len(ids) for ids in first] == [400, 400]
+    assert [len(ids) for ids in first] == [200, 200]
     assert first == second
     assert all(stay["peak_memory_bytes"] > 100 << 20 for stay in data["stays"])
     report = (tmp_path / "lmi-compare.md").read_text()
