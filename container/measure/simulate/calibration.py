@@ -22,6 +22,9 @@ _HELD_OUT = 5
 _ROUNDS = 5
 _HUBER = 1.345
 """Standard deviations beyond which residuals count less (Huber 1964)."""
+_HAS_PROMPTS = 1
+"""Feature that is fitted for GPUs only: they launch the kernels of a step with prompts one by one, and replay a CUDA
+graph otherwise. On a CPU it would absorb what large chunks cost per token, and make small chunks too slow."""
 _MAX_LINE_BYTES = 1 << 24
 _WARM_UP = "warm-up"
 """Id of the engine's warm-up request."""
@@ -94,7 +97,8 @@ def calibrate(path: Path) -> CalibratedTimes:
 
     Raises CannotSimulateError if the file cannot be read, is not a trace, or has too few steps.
     """
-    steps = list(measured_steps(_read(path)))
+    records = _read(path)
+    steps = list(measured_steps(records))
     if len(steps) < _LEAST_STEPS:
         raise CannotSimulateError(
             f"--calibrate: {path} has too few usable steps (got {len(steps)}); allowed: at least {_LEAST_STEPS}"
@@ -102,7 +106,9 @@ def calibrate(path: Path) -> CalibratedTimes:
     table = np.array([features(step.starts, step.counts) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps])
     held_out = np.arange(len(steps)) % _HELD_OUT == _HELD_OUT - 1
-    coefficients = fit(table[~held_out], seconds[~held_out])
+    fitted = [i for i in range(table.shape[1]) if i != _HAS_PROMPTS or _device_runs_ahead(records)]
+    coefficients = np.zeros(table.shape[1])
+    coefficients[fitted] = fit(table[~held_out][:, fitted], seconds[~held_out])
     predicted, measured = table[held_out] @ coefficients, seconds[held_out]
     return CalibratedTimes(
         trace=path.name,
@@ -117,11 +123,11 @@ def calibrate(path: Path) -> CalibratedTimes:
 def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
     """Yield the steps whose time is known: until the next step starts, or the sum of its parts if none follows.
 
-    If the device runs ahead (there is a part `wait`), the host starts step i + 2 when step i ends, so the time of step
+    If the device runs ahead, the host starts step i + 2 when step i ends, so the time of step
     i is from the start of i + 1 to that of i + 2. The host does not wait for a step of prompts that gives no token, so
     steps without a decode and the steps after them are left out.
     """
-    runs_ahead = any("wait" in record.seconds for record in records)
+    runs_ahead = _device_runs_ahead(records)
     previous_not_waited = False
     for record, begin, end in zip(records, records[runs_ahead:], records[runs_ahead + 1 :], strict=False):
         starts, counts = [start for _, start, _ in record.plan], [count for _, _, count in record.plan]
@@ -131,6 +137,11 @@ def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
         previous_not_waited = 1 not in counts
         if is_known and seconds > 0 and all(sequence != _WARM_UP for sequence, _, _ in record.plan):
             yield MeasuredStep(starts, counts, seconds)
+
+
+def _device_runs_ahead(records: Sequence[_Record]) -> bool:
+    """Return whether the device computes a step while the host plans the next one, as GPUs do."""
+    return any("wait" in record.seconds for record in records)
 
 
 def fit(table: _Numbers, seconds: _Numbers) -> _Numbers:

@@ -19,7 +19,8 @@ from container.measure.simulate.simulation import simulate
 from container.measure.simulate.step_times import StepSeconds
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
 
-TRUE = (5e-3, 1e-3, 2e-4, 5e-5, 4e-7, 1e-8)
+TRUE = {"cpu": (5e-3, 0.0, 2e-4, 5e-5, 4e-7, 1e-8), "cuda": (5e-3, 1e-3, 2e-4, 5e-5, 4e-7, 1e-8)}
+"""By device. Steps with prompts have a cost of their own on GPUs only."""
 LOAD = scenario(60, Uniform(10, 300), Exponential(30, 100), OpenLoop(4.0))
 
 
@@ -29,12 +30,13 @@ class KnownTimes:
 
     noise: float = 0.0
     outliers: float = 0.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self._rng = random.Random(1)
 
     def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
-        amounts = zip(TRUE, features(starts, counts), strict=True)
+        amounts = zip(TRUE[self.device], features(starts, counts), strict=True)
         exact = sum(seconds * amount for seconds, amount in amounts)
         if self._rng.random() < self.outliers:
             return StepSeconds(0.0, 5 * exact)
@@ -58,10 +60,15 @@ def test_features_of_a_mixed_step() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_exact_times_are_found_again(device: str, llama: Path, tmp_path: Path) -> None:
     """Also where the device runs one step ahead of the host."""
-    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(), device))
-    assert found.coefficients == pytest.approx(TRUE, rel=0.02)
+    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(device=device), device))
+    assert found.coefficients == pytest.approx(TRUE[device], rel=0.02)
     assert found.median_error < 1e-3
     assert abs(found.total_error) < 1e-3
+
+
+def test_on_a_cpu_steps_with_prompts_have_no_cost_of_their_own(llama: Path, tmp_path: Path) -> None:
+    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(device="cuda")))
+    assert found.coefficients[1] == 0.0
 
 
 def test_noise_and_outliers_hardly_matter(llama: Path, tmp_path: Path) -> None:
