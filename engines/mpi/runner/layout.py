@@ -59,8 +59,8 @@ class StepLayout:
     @property
     def scored_ranges(self) -> list[range]:
         """[num_scored]: token rows for which the log-probability of the next token is wanted."""
-        bounds = self.cu_seqlens_q.tolist()
-        return [range(bounds[i], bounds[i + 1]) for i in self.scored.tolist()]
+        bounds = self.cu_seqlens_q
+        return [range(int(bounds[i]), int(bounds[i + 1])) for i in self.scored]
 
     def slots(self, tables: Numbers, block_size: int) -> Numbers:
         """[num_tokens]: slots in the KV cache. tables: block tables, [rows, columns]."""

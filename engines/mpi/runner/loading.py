@@ -34,7 +34,7 @@ from engines.native_kv_cache import NativeKvCache
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
-from lmi_kernels.cpu import NotRecorded, Storage, Team, shared_team
+from lmi_kernels.cpu import NotRecorded, StepInput, Storage, Team, shared_team
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +192,12 @@ class _ModelPart:
             return NativeSteps(
                 self._native_model(step, cache, self.team, num_layers),
                 cache,
-                self.team.step_input(
-                    step.num_tokens, self.config.model.max_model_len, cache.num_blocks, cache.block_size
+                StepInput(
+                    self.team.library,
+                    step.num_tokens,
+                    self.config.model.max_model_len,
+                    cache.num_blocks,
+                    cache.block_size,
                 ),
                 step.num_decodes,
                 leads,

@@ -63,19 +63,15 @@ class NativeSteps:
         """
         tables = torch.from_numpy(self._tables.entries)
         self._given.lay_out(tables, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
-        ends = list(accumulate(plan.query_lens))
-        wants = plan.wants
-        last_rows = [end - 1 for end, want in zip(ends, wants, strict=True) if want & WANT_LOGITS]
+        ends = accumulate(plan.query_lens)
+        chunks = [range(end - count, end) for count, end in zip(plan.query_lens, ends, strict=True)]
+        wanted = list(zip(chunks, plan.wants, strict=True))
+        last_rows = [chunk[-1] for chunk, want in wanted if want & WANT_LOGITS]
         if len(last_rows) > self._max_sampled:
             raise ValueError(
                 f"a step samples for {len(last_rows)} sequences; the maximum is {self._max_sampled}"
             )
-        scored = [
-            range(end - count, end)
-            for end, count, want in zip(ends, plan.query_lens, wants, strict=True)
-            if want & WANT_PROMPT_LOGPROBS
-        ]
-        return NativeBatch(last_rows, scored)
+        return NativeBatch(last_rows, [chunk for chunk, want in wanted if want & WANT_PROMPT_LOGPROBS])
 
     def compute(
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()

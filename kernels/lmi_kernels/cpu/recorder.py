@@ -168,11 +168,8 @@ class Recorder:
             "gate": gate_up[0].gate,
             "renormalise": renormalise,
         }
-        operands, output, keep_alive = (
-            {"x": x, "logits": logits},
-            Rows.make(self, hidden),
-            [*tables, *weights],
-        )
+        operands, keep_alive = {"x": x, "logits": logits}, [*tables, *weights]
+        output = Rows.make(self, hidden)
         return self._record(structs.Experts, operands, output, fields, scratch=scratch, keep_alive=keep_alive)
 
     def rope_and_store(

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from lmi_kernels.cpu.layout import StepInput
 from lmi_kernels.cpu.library import Library, load
 from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 
@@ -32,34 +31,30 @@ class Team:
     def __init__(self, library: Library, num_threads: int) -> None:
         """num_threads: number of threads, including the caller's."""
         self.num_threads = num_threads
-        self._library = library
+        self.library = library
         self._handle = library.team_new(num_threads)
         self._lock = threading.Lock()
         self._seconds = SECONDS()
         self._scratch = torch.empty(0)
         weakref.finalize(self, library.team_free, self._handle)
 
-    def step_input(self, max_tokens: int, num_positions: int, num_blocks: int, block_size: int) -> StepInput:
-        """Return input buffers for steps, see `StepInput`."""
-        return StepInput(self._library, max_tokens, num_positions, num_blocks, block_size)
-
     def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
         """Run operations [first, first + count), or all from `first` on, over a step's rows."""
         count = program.num_ops - first if count is None else min(count, program.num_ops - first)
         ops = program.ops if first == 0 else ctypes.byref(program.ops[first])
         with self._lock:
-            self._library.run(self._handle, ops, count, step, self._seconds)
+            self.library.run(self._handle, ops, count, step, self._seconds)
 
     def run_operation(self, operation: Struct, num_rows: int) -> None:
         """Run one operation over `num_rows` rows."""
         one = Op(kind=operation.KIND, what=ctypes.addressof(operation))
         with self._lock:
-            self._library.run(self._handle, one, 1, Step(num_rows=num_rows), self._seconds)
+            self.library.run(self._handle, one, 1, Step(num_rows=num_rows), self._seconds)
 
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the size of `Attention.scratch` in bytes."""
         sizes = self.num_threads, num_heads, num_kv_heads, head_dim
-        count: int = self._library.attention_scratch_bytes(*sizes)
+        count: int = self.library.attention_scratch_bytes(*sizes)
         return count
 
     def scratch(self, size: int) -> torch.Tensor:
