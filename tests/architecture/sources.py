@@ -1,4 +1,4 @@
-"""The four packages as syntax trees: their modules, and what each imports."""
+"""Syntax trees of the modules in the four packages, and the imports of each module."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One file of our packages."""
+    """One file of the four packages."""
 
     name: str
-    """Dotted, `__init__` left out."""
+    """The dotted name, without `__init__`."""
     path: Path
     tree: ast.Module
 
@@ -35,9 +35,9 @@ class Module:
         return f"{self.path.relative_to(REPO_ROOT)}:{getattr(node, 'lineno', 0)}"
 
     def imports(self) -> Iterator[tuple[str, ast.AST]]:
-        """Every module that is imported anywhere in the file, function bodies included, as an absolute name.
+        """Yield the absolute name of every import in the file, including those in functions.
 
-        `from a.b import c` gives `a.b.c`: c may be a module.
+        `from a.b import c` yields `a.b.c`, since c may be a module.
         """
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ class Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """All modules of the four packages."""
+    """Return all modules of the four packages."""
     found = []
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
@@ -67,5 +67,5 @@ def modules() -> tuple[Module, ...]:
 
 
 def within(name: str, prefix: str) -> bool:
-    """Whether a dotted name is `prefix` or below it."""
+    """Whether a dotted name is `prefix` or a submodule of it."""
     return name == prefix or name.startswith(prefix + ".")

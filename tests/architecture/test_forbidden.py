@@ -1,4 +1,4 @@
-"""What must not stand in the four packages, whoever writes it."""
+"""Code that is forbidden in the four packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"
 
 
 def _unsafe(node: ast.AST) -> str:
-    """What is unsafe about a node; empty when nothing is."""
+    """Describe the unsafe construct at a node; empty if there is none."""
     match node:
         case ast.Import(names=names):
             found = {alias.name.partition(".")[0] for alias in names} & _UNSAFE_MODULES
@@ -51,7 +51,7 @@ def _environment(node: ast.AST) -> str:
 
 
 def _current_folder(node: ast.AST) -> str:
-    """A command of Python that imports from the current folder, which may be that of a model."""
+    """Find commands that let Python import from the current folder, which may be a model's."""
     match node:
         case ast.List(elts=words) | ast.Tuple(elts=words):
             values = [word.value if isinstance(word, ast.Constant) else None for word in words]
@@ -63,47 +63,48 @@ def _assert(node: ast.AST) -> str:
     return "assert" if isinstance(node, ast.Assert) else ""
 
 
-def _found(rule: Callable[[ast.AST], str], among: Callable[[Module], bool]) -> list[str]:
+def _violations(rule: Callable[[ast.AST], str], applies_to: Callable[[Module], bool]) -> list[str]:
     return [
-        f"{module.at(node)}: {what}"
+        f"{module.at(node)}: {violation}"
         for module in modules()
-        if among(module)
+        if applies_to(module)
         for node in ast.walk(module.tree)
-        if (what := rule(node))
+        if (violation := rule(node))
     ]
 
 
-def test_no_code_is_read_from_data() -> None:
-    wrong = _found(_unsafe, lambda module: True)
+def test_no_code_is_executed_from_data() -> None:
+    wrong = _violations(_unsafe, lambda module: True)
     assert not wrong, wrong
 
 
 def test_no_process_imports_from_the_current_folder() -> None:
-    wrong = _found(_current_folder, lambda module: True)
+    wrong = _violations(_current_folder, lambda module: True)
     assert not wrong, wrong
 
 
-def test_no_check_is_an_assert() -> None:
-    wrong = _found(_assert, lambda module: True)
+def test_there_are_no_assert_statements() -> None:
+    wrong = _violations(_assert, lambda module: True)
     assert not wrong, wrong
 
 
-_READERS = ("container", "lmi_server.properties", "lmi_kernels.cpu.library")
+_READ_THE_ENVIRONMENT = ("container", "lmi_server.properties", "lmi_kernels.cpu.library")
 
 
-def test_the_environment_is_read_in_few_places() -> None:
-    wrong = _found(
+def test_only_listed_modules_read_the_environment() -> None:
+    wrong = _violations(
         _environment,
         lambda module: (
-            module.name != "engines.mpi.worker" and not any(within(module.name, r) for r in _READERS)
+            module.name != "engines.mpi.worker"
+            and not any(within(module.name, r) for r in _READ_THE_ENVIRONMENT)
         ),
     )
     assert not wrong, wrong
 
 
-def test_a_rank_reads_nothing_but_its_number_from_the_environment() -> None:
+def test_a_rank_reads_only_its_number_from_the_environment() -> None:
     (worker,) = [module for module in modules() if module.name == "engines.mpi.worker"]
-    assert len(_found(_environment, lambda module: module is worker)) == 1
+    assert len(_violations(_environment, lambda module: module is worker)) == 1
     assert '"OMPI_COMM_WORLD_RANK"' in worker.path.read_text(encoding="utf-8")
 
 
@@ -125,11 +126,11 @@ def test_a_rank_reads_nothing_but_its_number_from_the_environment() -> None:
         (_current_folder, "run([sys.executable, '-m', 'module'])"),
     ],
 )
-def test_the_rules_find_what_they_look_for(rule: Callable[[ast.AST], str], code: str) -> None:
+def test_the_rules_find_violations(rule: Callable[[ast.AST], str], code: str) -> None:
     assert any(rule(node) for node in ast.walk(ast.parse(code)))
 
 
-def test_files_are_short_enough_to_be_read_at_once() -> None:
+def test_no_file_exceeds_the_line_limit() -> None:
     lengths = {
         str(module.path.relative_to(REPO_ROOT)): len(module.path.read_text(encoding="utf-8").splitlines())
         for module in modules()
@@ -138,7 +139,7 @@ def test_files_are_short_enough_to_be_read_at_once() -> None:
     assert not long, long
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     wrong = [
         module.name
         for module in modules()
@@ -147,7 +148,7 @@ def test_every_module_says_what_it_is() -> None:
     assert not wrong, wrong
 
 
-def test_kernels_is_a_source_folder_and_no_package() -> None:
-    """As a package it would be taken for Hugging Face's `kernels` by transformers."""
+def test_the_kernels_folder_is_not_a_package() -> None:
+    """transformers would mistake such a package for Hugging Face's `kernels`."""
     assert not (REPO_ROOT / "kernels" / "__init__.py").exists()
     assert (PACKAGES["lmi_kernels"] / "__init__.py").exists()

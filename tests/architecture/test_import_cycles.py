@@ -1,4 +1,4 @@
-"""No module imports itself by way of others, whether at its top or inside of a function."""
+"""There are no import cycles, including imports inside functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.architecture.sources import modules
 
 
 def _imported(name: str, known: Mapping[str, object]) -> str | None:
-    """The module of ours that the import of `name` loads: `a.b.c` is `a.b` where `c` is no module."""
+    """The known module that `import name` loads: `a.b` for `a.b.c` if `c` is not a module."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def _graph() -> dict[str, set[str]]:
-    """What each module imports of ours; the packages that an import passes through are left out."""
+    """The known modules that each module imports, without their parent packages."""
     known = {module.name: module for module in modules()}
     graph: dict[str, set[str]] = {name: set() for name in known}
     for module in known.values():
@@ -28,7 +28,7 @@ def _graph() -> dict[str, set[str]]:
 
 
 def _cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The modules of one cycle, the first one again at the end; empty when there is none."""
+    """The modules of one cycle, with the first repeated at the end; empty if there is no cycle."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -36,7 +36,7 @@ def _cycle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = _graph()
     assert sum(len(imported) for imported in graph.values()) > 200, "imports were not found"
     assert not _cycle(graph), " imported by ".join(_cycle(graph))

@@ -1,4 +1,4 @@
-"""What a process really loads, seen in `sys.modules` of one that has imported it."""
+"""Modules that a process loads, read from `sys.modules` of a fresh process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 
 def _loaded(*imported: str, blocked: tuple[str, ...] = ("nothing",)) -> set[str]:
-    """Top-level modules in a fresh process that has imported these. Those in `blocked` cannot be imported there."""
+    """The top-level modules in a fresh process that imports `imported` and cannot import `blocked`."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, ",".join(imported), ",".join(blocked)],
         cwd=REPO_ROOT,
@@ -48,16 +48,16 @@ def test_the_web_process_starts_without_torch() -> None:
     assert not loaded & {"torch", "transformers", "numpy", "triton", "lmi_kernels", "mpi4py"}
 
 
-def test_the_front_of_several_models_starts_without_torch() -> None:
+def test_the_multi_model_front_starts_without_torch() -> None:
     assert not _loaded("container.multi_model.front") & {"torch", "transformers", "triton", "mpi4py", "boto3"}
 
 
-def test_the_front_s_worker_loads_nothing_before_gevent_has_patched_it() -> None:
+def test_the_multi_model_worker_loads_no_libraries_before_gevent_patches_it() -> None:
     assert not _loaded("container.multi_model.worker") & {"urllib3", "flask", "numpy"}
 
 
 @pytest.mark.parametrize("imported", ["engines.client", "engines.python.dispatcher"])
-def test_what_talks_to_the_engine_needs_neither_torch_nor_a_web_framework(imported: str) -> None:
+def test_client_and_dispatcher_need_neither_torch_nor_a_web_framework(imported: str) -> None:
     loaded = _loaded(imported)
     assert {"engines", "zmq", "msgspec"} <= loaded
     assert not loaded & {"torch", "transformers", "triton", "lmi_kernels", "mpi4py", "flask", "numpy"}
@@ -74,8 +74,8 @@ def test_the_scheduler_is_plain_python() -> None:
     }  # fmt: skip
 
 
-def test_the_model_runs_where_there_is_no_web_and_no_wire() -> None:
-    """A machine with a GPU may have neither pyzmq nor msgspec, flask, gunicorn or boto3."""
+def test_the_model_loads_without_web_and_wire_libraries() -> None:
+    """A machine with a GPU may lack pyzmq, msgspec, flask, gunicorn and boto3."""
     missing = ("zmq", "msgspec", "flask", "gevent", "gunicorn", "boto3", "mpi4py", "transformers")
     loaded = _loaded(
         "lmi_kernels",
@@ -89,7 +89,7 @@ def test_the_model_runs_where_there_is_no_web_and_no_wire() -> None:
     assert not loaded & set(missing)
 
 
-def test_our_kernels_folder_is_not_taken_for_another_package() -> None:
+def test_the_kernels_folder_does_not_shadow_another_package() -> None:
     program = (
         "import importlib.util\n"
         "spec = importlib.util.find_spec('kernels')\n"
