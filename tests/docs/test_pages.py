@@ -1,4 +1,4 @@
-"""What the documentation names exists: pages, headings, files, options, commands, variables and metrics."""
+"""Pages, headings, files, options, commands, variables and metrics that the documentation names exist."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lmi_server.properties.reference import rows
 from tests.docs.pages import Page, pages, read
 from tests.support.paths import REPO_ROOT
 
-TOP = ("container", "lmi_server", "engines", "kernels", "tests", "docs", "properties_examples")
-"""Folders whose paths are checked."""
-FOREIGN = {
+TOP_FOLDERS = ("container", "lmi_server", "engines", "kernels", "tests", "docs", "properties_examples")
+"""Top-level folders. Paths in them are checked."""
+EXTERNAL_FILES = {
     *("config.json", "generation_config.json", "tokenizer.json", "vocab.json", "merges.txt", "steps.jsonl"),
     *(
         "model.py",
@@ -34,22 +34,22 @@ FOREIGN = {
     ),
     "llama.cpp",
 }
-"""Files of a model's folder, or that a command writes; and a program."""
-ELSEWHERE = {"--gpus", "--shm-size", "--restart", "--stop-timeout", "--cpus", "--memory", "--no-deps"}
+"""Files of a model folder, files that a command writes, and a program."""
+EXTERNAL_OPTIONS = {"--gpus", "--shm-size", "--restart", "--stop-timeout", "--cpus", "--memory", "--no-deps"}
 """Options of other programs."""
 SUFFIXES = (".py", ".md", ".c", ".cpp", ".inc", ".h", ".json", ".toml", ".txt", ".properties")
 MAX_README_LINES = 150
-QUESTIONS = 10
+MIN_QUESTIONS = 10
 
 page_by_page = pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 
 
 @cache
 def sources() -> str:
-    """The text of the product, of the Makefile and of the Dockerfile."""
+    """The source code of the product, the Makefile and the Dockerfile."""
     files = [
         path
-        for top in TOP[:5]
+        for top in TOP_FOLDERS[:5]
         for path in (REPO_ROOT / top).rglob("*")
         if path.suffix in (".py", ".sh", ".c", ".csv", ".toml")
     ]
@@ -59,7 +59,7 @@ def sources() -> str:
 
 @cache
 def file_names() -> set[str]:
-    return {path.name for top in TOP for path in (REPO_ROOT / top).rglob("*.*")} | {
+    return {path.name for top in TOP_FOLDERS for path in (REPO_ROOT / top).rglob("*.*")} | {
         path.name for path in REPO_ROOT.iterdir()
     }
 
@@ -69,7 +69,7 @@ def code(page: Page) -> str:
 
 
 @page_by_page
-def test_links_lead_somewhere(page: Page) -> None:
+def test_links_resolve(page: Page) -> None:
     for link in page.links():
         target, _, anchor = link.partition("#")
         if target.startswith(("http://", "https://")):
@@ -79,7 +79,7 @@ def test_links_lead_somewhere(page: Page) -> None:
         assert not anchor or anchor in read(path).anchors(), link
 
 
-def test_the_readme_is_short_and_leads_to_every_page() -> None:
+def test_the_readme_is_short_and_links_to_every_page() -> None:
     path = REPO_ROOT / "README.md"
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
     linked = {(REPO_ROOT / link.partition("#")[0]).resolve() for link in read(path).links()}
@@ -95,18 +95,20 @@ def test_files_exist(page: Page) -> None:
 def is_path(span: str) -> bool:
     if not re.fullmatch(r"[\w./*-]+", span) or span.startswith((".venv", "/", ".")):
         return False
-    return span.startswith(tuple(f"{top}/" for top in TOP)) or span.endswith(SUFFIXES)
+    return span.startswith(tuple(f"{top}/" for top in TOP_FOLDERS)) or span.endswith(SUFFIXES)
 
 
 def exists(span: str) -> bool:
     if "/" not in span:
-        return span in FOREIGN or span in file_names()
+        return span in EXTERNAL_FILES or span in file_names()
     places = (
         [span]
-        if span.startswith(TOP)
+        if span.startswith(TOP_FOLDERS)
         else [f"kernels/{span}", f"kernels/lmi_kernels/{span}", f"engines/{span}"]
     )
-    return any(any(REPO_ROOT.glob(place.rstrip("/"))) for place in places) or Path(span).name in FOREIGN
+    return (
+        any(any(REPO_ROOT.glob(place.rstrip("/"))) for place in places) or Path(span).name in EXTERNAL_FILES
+    )
 
 
 @page_by_page
@@ -129,7 +131,7 @@ def test_commands_and_their_options_exist(page: Page) -> None:
 
 
 @page_by_page
-def test_bare_options_are_those_of_some_command(page: Page) -> None:
+def test_command_line_options_exist(page: Page) -> None:
     group = click.Context(main)
     names = main.list_commands(group)
     known = {
@@ -141,11 +143,11 @@ def test_bare_options_are_those_of_some_command(page: Page) -> None:
         for opt in p.opts
     }
     named = {span.split()[0].partition("=")[0] for span in page.spans() if span.startswith("--")}
-    assert sorted(name for name in named - known - ELSEWHERE if f'"{name}"' not in sources()) == []
+    assert sorted(name for name in named - known - EXTERNAL_OPTIONS if f'"{name}"' not in sources()) == []
 
 
 @page_by_page
-def test_variables_exist(page: Page) -> None:
+def test_environment_variables_exist(page: Page) -> None:
     listed = {variable for row in rows() for variable in row.variables}
     named = set(re.findall(r"\b(?:LMI|OPTION|SERVING|SAGEMAKER|HF)_[A-Z][A-Z_]*[A-Z]\b", code(page)))
     assert sorted(name for name in named - listed if name not in sources() and name != "HF_ENDPOINT") == []
@@ -161,10 +163,10 @@ def test_metrics_exist(page: Page) -> None:
     assert sorted(unknown) == []
 
 
-def test_the_ten_questions_are_answered_by_files_that_the_architecture_names() -> None:
+def test_the_ten_questions_are_answered_by_files_that_the_architecture_page_names() -> None:
     architecture = (REPO_ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     table = read(REPO_ROOT / "docs/contributing.md").rows("Ten questions of a new reader")
-    assert len(table) >= QUESTIONS
+    assert len(table) >= MIN_QUESTIONS
     for question, answer in table:
         files = [span for span in re.findall(r"`([^`]+)`", answer) if is_path(span)]
         assert files, question
