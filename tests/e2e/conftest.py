@@ -1,4 +1,4 @@
-"""Servers that the end-to-end tests share: starting one takes longer than most of the tests."""
+"""Shared servers for the end-to-end tests, because starting a server takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.waiting import wait_until
 
 SCHEDULER = "/admin/scheduler"
 SECONDS = 200.0
-"""For what the server does in its own time."""
+"""Timeout for changes that the server makes asynchronously."""
 ChangeLimits = Callable[..., Answer]
-"""The fixture `limits`: what a PATCH with these fields is answered."""
+"""Type of the fixture `limits`: PATCH these fields and return the response."""
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with random weights and a tokenizer of its own: for tests that start several servers."""
+    """A Llama model with random weights and its own tokenizer, for tests that start several servers."""
     from tests.support.tiny_models import save_llama  # imports torch
 
     folder = tmp_path_factory.mktemp("tiny-model")
@@ -44,32 +44,32 @@ def dynamic_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def client(paged_server: Server) -> Client:
-    """Talks to the shared server."""
+    """A client of the shared server."""
     return paged_server.client
 
 
 def scheduler(client: Client, **changes: object) -> Answer:
-    """What a PATCH with these fields is answered, once the engine answers: a busy one may not do so in time."""
-    answers: list[Answer] = []
+    """PATCH these scheduler fields, retry while a busy engine does not answer in time, and return the response."""
+    responses: list[Answer] = []
 
-    def answered() -> bool:
+    def engine_answers() -> bool:
         with client.call("PATCH", SCHEDULER, changes, ADMIN_HEADERS) as call:
-            answers.append(call.read())
-        return "did not answer" not in answers[-1].body
+            responses.append(call.read())
+        return "did not answer" not in responses[-1].body
 
-    wait_until(answered)
-    return answers[-1]
+    wait_until(engine_answers)
+    return responses[-1]
 
 
 def in_force(client: Client) -> dict[str, Any]:
-    """The scheduler's limits."""
+    """Return the current limits of the scheduler."""
     limits: dict[str, Any] = scheduler(client).json()
     return limits
 
 
 @pytest.fixture
 def limits(client: Client) -> Iterator[ChangeLimits]:
-    """Changes limits of the shared server's scheduler; they are as they were after the test, and nothing runs."""
+    """Change the scheduler limits of the shared server. Teardown restores them and waits until the server is idle."""
 
     def change(**changes: object) -> Answer:
         return scheduler(client, **changes)

@@ -1,4 +1,4 @@
-"""`/admin/scheduler` on a running engine: limits change between two steps and nothing is lost."""
+"""`/admin/scheduler` on a running engine: limits change between two steps and no request is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 
-def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLimits) -> None:
+def test_the_batch_size_can_shrink_and_grow_under_load(client: Client, limits: ChangeLimits) -> None:
     before = in_force(client)
     assert before["max_rolling_batch_size"] == 32
     assert limits(max_rolling_batch_size=2, scheduling_policy="fair").status == 200
@@ -37,7 +37,7 @@ def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLi
     assert len({answer.body for answer in answers}) == 1
 
 
-def test_a_full_queue_can_be_widened(client: Client, limits: ChangeLimits) -> None:
+def test_a_full_queue_can_be_enlarged(client: Client, limits: ChangeLimits) -> None:
     assert limits(max_rolling_batch_size=1, job_queue_size=1).status == 200
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 2000, "ignore_eos_token": True}}
     with ExitStack() as stack:
@@ -51,14 +51,14 @@ def test_a_full_queue_can_be_widened(client: Client, limits: ChangeLimits) -> No
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Empty when it is gone by now: some live for a moment."""
+    """Return the environment of the process. Empty if the process has exited: some are short-lived."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.environ()
     return {}
 
 
-def test_the_token_opens_it_and_goes_no_further_than_the_server(paged_server: Server) -> None:
-    """No process that the server starts has it in its environment, and no line of the log."""
+def test_the_admin_token_is_required_and_does_not_leak(paged_server: Server) -> None:
+    """The token is in no child process's environment and not in the log."""
     client = paged_server.client
     assert client.get(SCHEDULER).status == 401
     assert client.get(SCHEDULER, headers={"Authorization": "Bearer wrong"}).status == 401

@@ -1,4 +1,4 @@
-"""`lmi compare` as a user calls it: two real servers in turn, a report, and nothing left behind."""
+"""`lmi compare` from the command line: two real servers in turn, a report, and no processes left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tok
 def start(
     folder: Path, tiny_model: Path, mark: str, *arguments: str, load: tuple[str, ...] = _SMALL
 ) -> subprocess.Popen[str]:
-    """Compare what `arguments` name, by default `paged` and `contiguous`; the report is in `folder`."""
+    """Compare `paged` and `contiguous`, or what `arguments` name. The report is written to `folder`."""
     for name, paged in (("paged", True), ("contiguous", False)):
         (folder / name).mkdir()
         text = properties_text(tiny_model, paged_attention=paged, kv_cache_gb=0.05)
@@ -41,7 +41,7 @@ def start(
     )
 
 
-def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_path: Path) -> None:
     names = ("paged", "contiguous", "--step-traces", "steps")
     run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}", *names)
     output, _ = run.communicate(timeout=600)
@@ -74,7 +74,7 @@ def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, t
     wait_until(lambda: not processes.marked(f"{_MARK}-{tmp_path.name}"))
 
 
-def test_live_settings_are_changed_on_one_server_until_the_time_is_over(
+def test_live_settings_are_compared_on_one_server_within_the_time_budget(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     grid = ("--set", "option.max_rolling_batch_size=1,2", "--time", "1s", "--max-rounds", "2")
@@ -97,11 +97,11 @@ def test_live_settings_are_changed_on_one_server_until_the_time_is_over(
     assert data["summary"][1]["tokens_of_first"]["num_identical"] == 4 * data["rounds"][-1]["round"]
 
 
-def test_nothing_is_left_running_when_it_is_killed(tiny_model: Path, tmp_path: Path) -> None:
-    """`tests/container/measure/compare/test_run.py` ends it by other signals."""
+def test_no_process_survives_a_killed_comparison(tiny_model: Path, tmp_path: Path) -> None:
+    """`tests/container/measure/compare/test_run.py` covers the other signals."""
     mark = f"{_MARK}-{tmp_path.name}"
     run = start(tmp_path, tiny_model, mark)
-    # The comparison itself, `lmi serve`, and what that starts.
+    # The comparison itself, `lmi serve` and its child processes.
     wait_until(lambda: len(processes.marked(mark)) >= 4 or run.poll() is not None)
     seen = processes.marked(mark)
     run.kill()

@@ -1,4 +1,4 @@
-"""Two copies of a model in one server: even shares, the death of one of them, and its return."""
+"""Two copies of a model in one server: load balancing, the crash of one copy, and its restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def copies(server: Server) -> object:
-    """What `/ping` says about them."""
+    """Return the copies that `/ping` reports."""
     return server.client.get("/ping").json()["copies"]
 
 
@@ -41,7 +41,7 @@ def wait_for_both(server: Server) -> None:
 
 
 def counts(server: Server) -> dict[str, float]:
-    """Requests that each copy has finished, by its number, of copies that answer in time; with "" their sum."""
+    """Return the finished requests by copy number, for the copies that answer in time. Key "" is their sum."""
     return {
         sample.labels.get("copy", ""): sample.value
         for family in text_string_to_metric_families(server.client.get("/metrics").body)
@@ -51,7 +51,7 @@ def counts(server: Server) -> dict[str, float]:
 
 
 def finished(server: Server) -> dict[str, float]:
-    """As `counts`, of both."""
+    """Return `counts` once both copies have answered."""
     seen: list[dict[str, float]] = []
 
     def both_answer() -> bool:
@@ -78,10 +78,10 @@ def token_ids(outcomes: list[Outcome]) -> list[list[int]]:
     return [outcome.token_ids for outcome in outcomes]
 
 
-def test_requests_are_shared_evenly_and_answered_rightly(server: Server) -> None:
+def test_requests_are_balanced_and_answered_correctly(server: Server) -> None:
     before = finished(server)
     prompts = [f"{number} is the number of this prompt" for number in range(40)]
-    # One after the other: were there several at once, a copy that gets more of a busy machine would serve more.
+    # One at a time: with concurrent requests, a copy that gets more CPU time would serve more of them.
     alone = ask_all(server, prompts, 10, at_once=1)
     assert {outcome.ending for outcome in alone} == {Ending.COMPLETE}
     after = finished(server)
@@ -89,11 +89,11 @@ def test_requests_are_shared_evenly_and_answered_rightly(server: Server) -> None
     assert sum(shares) == 1
     assert abs(shares[0] - 0.5) <= 0.05
     assert after[""] == after["1"] + after["2"]
-    # Whichever copy answered then: the same answers, many at once.
+    # The answers do not depend on the copy or on concurrency.
     assert token_ids(ask_all(server, prompts, 10, at_once=8)) == token_ids(alone)
 
 
-def test_the_inputs_of_one_request_are_spread(server: Server) -> None:
+def test_the_prompts_of_one_request_are_balanced_over_the_copies(server: Server) -> None:
     prompts = [f"{number} begins this one of several prompts" for number in range(6)]
     body = {"prompt": prompts, "max_tokens": 8, "temperature": 0}
     before = finished(server)
@@ -111,7 +111,7 @@ def limit_batch(server: Server, size: int) -> None:
     assert scheduler(server.client, max_rolling_batch_size=size).status == 200
 
 
-def test_settings_change_in_both_copies(server: Server) -> None:
+def test_scheduler_settings_change_in_both_copies(server: Server) -> None:
     limit_batch(server, 5)
     wait_for_both(server)
     listed = server.client.get("/admin/copies", headers=ADMIN_HEADERS).json()["copies"]
@@ -122,19 +122,19 @@ def test_settings_change_in_both_copies(server: Server) -> None:
     assert {in_force(server.client)["max_rolling_batch_size"] for _ in range(4)} == {5}
 
 
-def test_a_killed_copy_loses_only_its_own_requests_and_comes_back(server: Server) -> None:
+def test_a_killed_copy_loses_only_its_own_requests_and_restarts(server: Server) -> None:
     prompts = [f"{number} is what this prompt begins with" for number in range(8)]
     expected = token_ids(ask_all(server, prompts, 20, at_once=1))
     limit_batch(server, 6)
     before = finished(server)
     engine = engine_of(server, 1)
-    engine.suspend()  # so that its requests run when it is killed
+    engine.suspend()  # its requests are in flight when it is killed
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask_all, server, prompts, 20, at_once=len(prompts))
-        # The other copy has the smaller load, so it gets half of them at least.
+        future = pool.submit(ask_all, server, prompts, 20, at_once=len(prompts))
+        # The other copy has less load, so at least half of the requests go to it.
         wait_until(lambda: counts(server).get("2", 0.0) - before["2"] >= 4)
         engine.send_signal(signal.SIGKILL)
-        outcomes = asked.result()
+        outcomes = future.result()
     lost = [outcome for outcome in outcomes if outcome.ending is Ending.TOLD]
     kept = zip(outcomes, expected, strict=True)
     assert 1 <= len(lost) <= 4, [outcome.describe() for outcome in outcomes]
@@ -142,9 +142,9 @@ def test_a_killed_copy_loses_only_its_own_requests_and_comes_back(server: Server
     assert sum(outcome.token_ids == right for outcome, right in kept) == len(prompts) - len(lost)
     wait_until(lambda: "copy 1 is serving again" in server.log())
     assert "restarting copy 1 in 1 s" in server.log()
-    wait_for_both(server)  # the web process looks for it a moment later
+    wait_for_both(server)  # the web process notices the restart a moment later
     assert token_ids(ask_all(server, prompts * 5, 20, at_once=8)) == expected * 5
     assert finished(server)["1"] > 0
-    # It has the settings of the other one, and so they can be changed in both.
+    # The restarted copy has the settings of the other one, and they can still be changed in both.
     assert in_force(server.client)["max_rolling_batch_size"] == 6
     limit_batch(server, 32)

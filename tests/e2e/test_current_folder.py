@@ -1,4 +1,4 @@
-"""The server is started in a folder with files that are named as the modules it imports, as a model's may be."""
+"""A working directory whose files are named like modules that the server imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.server import Server
 pytestmark = pytest.mark.e2e
 
 
-def test_nothing_of_the_current_folder_is_run(tmp_path: Path) -> None:
+def test_files_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
     model, current = tmp_path / "model", tmp_path / "current"
     model.mkdir()
     current.mkdir()

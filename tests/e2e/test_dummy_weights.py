@@ -1,4 +1,4 @@
-"""Two MPI ranks of a server whose model is a config.json: random weights, bytes for tokens, and a common end."""
+"""Two MPI ranks that serve a bare config.json: random weights, a byte-level tokenizer, and a common exit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT = "The capital of France is"
 LONG = {"max_new_tokens": 12000, "ignore_eos_token": True}
 
 
-def test_two_ranks_serve_dummy_weights_and_end_together(tmp_path: Path) -> None:
+def test_two_ranks_serve_dummy_weights_and_exit_together(tmp_path: Path) -> None:
     properties = (EXAMPLE / "serving.properties").read_text()
     config = json.loads((EXAMPLE / "config.json").read_text()) | SHAPE
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -58,7 +58,7 @@ def check_answers(server: Server) -> None:
     body = {"inputs": PROMPT, "parameters": {**parameters, "details": True}}
     whole = server.client.post("/invocations", body).json()
     assert len(whole["details"]["tokens"]) == 24
-    # What is no byte shows its number, behind bytes that make no character.
+    # A token that is not a byte is shown as its id, possibly after bytes that do not form a character.
     assert all(
         one["text"].endswith(f"<{one['id']}>") for one in whole["details"]["tokens"] if one["id"] >= 258
     )

@@ -1,4 +1,4 @@
-"""engine=Python as a user meets it: batches over HTTP, streams, and a generating process that is killed."""
+"""engine=Python over HTTP: dynamic batches, streams, and a generating process that is killed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def dynamic(dynamic_server: Server) -> Client:
     return dynamic_server.client
 
 
-def test_prompts_that_share_a_batch_equal_transformers_alone(dynamic: Client, bundled_model: Path) -> None:
-    """Whole and streamed answers in one batch."""
+def test_prompts_in_one_batch_equal_transformers_unbatched(dynamic: Client, bundled_model: Path) -> None:
+    """The batch mixes whole and streamed responses."""
     answers = few_answers(bundled_model, *_NAMES)
-    # Until all of them are here, a batch runs that would take long.
-    other = {"inputs": "Hello", "parameters": {"max_new_tokens": 3000, "ignore_eos_token": True}}
+    # A long batch runs until all requests are queued.
+    long_request = {"inputs": "Hello", "parameters": {"max_new_tokens": 3000, "ignore_eos_token": True}}
     with ThreadPoolExecutor(len(answers)) as pool:
-        with dynamic.call("POST", "/invocations", other):
+        with dynamic.call("POST", "/invocations", long_request):
             assert wait_metrics(dynamic, lambda seen: seen[RUNNING] == 1, SECONDS)[RUNNING] == 1
             before = batches(dynamic.metrics())
             calls = [
@@ -59,7 +59,7 @@ def test_prompts_that_share_a_batch_equal_transformers_alone(dynamic: Client, bu
     assert (taken.count, taken.requests) == (1, len(_NAMES))
 
 
-def test_a_lone_request_waits_for_company(dynamic: Client) -> None:
+def test_a_single_request_waits_for_the_batch_delay(dynamic: Client) -> None:
     before = dynamic.metrics()
     dynamic.generate("Hello", max_new_tokens=1)
     after = dynamic.metrics()
@@ -67,7 +67,7 @@ def test_a_lone_request_waits_for_company(dynamic: Client) -> None:
     assert waited >= _DELAY
 
 
-def test_metrics_are_those_of_an_engine_without_a_cache_of_its_own(dynamic: Client) -> None:
+def test_metrics_include_batch_sizes_but_no_kv_cache(dynamic: Client) -> None:
     dynamic.generate("Hello", max_new_tokens=2)
     metrics = dynamic.metrics()
     assert metrics.families["lmi_batch_size"] == "histogram"
@@ -75,10 +75,10 @@ def test_metrics_are_those_of_an_engine_without_a_cache_of_its_own(dynamic: Clie
     assert not any(name.startswith("lmi_kv_") for name in metrics.samples)
 
 
-def stop_in_mid_stream(
+def suspend_in_mid_stream(
     victim: psutil.Process, client: Client, stack: ExitStack
 ) -> tuple[Iterator[Json], Outcome]:
-    """Stop the generating process while it writes an answer of 30 tokens, so that the batch runs when it is killed."""
+    """Suspend the generating process while it streams 30 tokens, so that the batch is in flight when it is killed."""
     story = Ask("Once upon a time,", {"max_new_tokens": 30, "ignore_eos_token": True}, stream=True)
     while True:
         outcome = Outcome()
@@ -87,24 +87,24 @@ def stop_in_mid_stream(
         )
         next(records)
         victim.suspend()
-        client.metrics()  # what the process had sent before is taken in behind it
+        client.metrics()  # processed after everything that the process had sent before
         if client.metrics()[RUNNING] == 1:
             return records, outcome
-        victim.resume()  # all had been written by then: once more
+        victim.resume()  # the stream had already finished: try again
         list(records)
 
 
-def test_the_generating_process_is_killed_and_comes_back(dynamic_server: Server, dynamic: Client) -> None:
+def test_a_killed_generating_process_is_restarted(dynamic_server: Server, dynamic: Client) -> None:
     client = dynamic
     victim = generator_of(dynamic_server)
     assert victim is not None
     before = client.metrics()[RESTARTS]
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        records, outcome = stop_in_mid_stream(victim, client, stack)
+        records, outcome = suspend_in_mid_stream(victim, client, stack)
         waiting = pool.submit(client.generate, "The capital of France is", max_new_tokens=4)
         assert wait_metrics(client, lambda seen: seen[WAITING] == 1, SECONDS)[WAITING] == 1
         victim.send_signal(signal.SIGKILL)
-        # `/ping` may be 503 before that: a process that is stopped makes no progress.
+        # `/ping` may return 503 earlier, because a suspended process makes no progress.
         wait_metrics(client, lambda seen: seen[RESTARTS] == before + 1, SECONDS)
         assert client.ping() == 503
         refused = client.post("/invocations", {"inputs": "Hello"})

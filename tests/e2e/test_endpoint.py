@@ -1,4 +1,4 @@
-"""`lmi endpoint` as a user runs it: two variants of a tiny model, boto3, an update, and the figures at the end."""
+"""`lmi endpoint` from the command line: two variants of a tiny model, boto3, an update, and the final report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 
 def model_tables(name: str, folder: Path, **environment: str) -> str:
-    """A model of a file."""
+    """Return the TOML tables of a model."""
     variables = ", ".join(f'{key} = "{value}"' for key, value in environment.items())
     return f"""
 [[models]]
@@ -31,7 +31,7 @@ CompressionType = "None"
 
 
 def config_tables(name: str, **models: str) -> str:
-    """An endpoint configuration of a file: {variant: model}."""
+    """Return the TOML tables of an endpoint configuration. `models` maps variants to models."""
     variants = "".join(
         f'[[endpoint_configs.ProductionVariants]]\nVariantName = "{variant}"\nModelName = "{model}"\n'
         "ContainerStartupHealthCheckTimeoutInSeconds = 240\n"
@@ -40,7 +40,7 @@ def config_tables(name: str, **models: str) -> str:
     return f'[[endpoint_configs]]\nEndpointConfigName = "{name}"\n{variants}'
 
 
-def test_two_variants_of_a_model_are_rehearsed(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_variants_of_a_model_are_served(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "serving.properties").write_text(properties_text(tiny_model, kv_cache_gb=0.01))
@@ -54,15 +54,15 @@ def test_two_variants_of_a_model_are_rehearsed(tiny_model: Path, tmp_path: Path)
         + '[[endpoints]]\nEndpointName = "my-endpoint"\nEndpointConfigName = "ab"\n'
     )
     with running_endpoint(tmp_path / "state", str(file), until="InService") as endpoint:
-        use(endpoint.url)
+        check_variants_and_update(endpoint.url)
     output = "".join(endpoint.output)
     assert endpoint.exit_code == 0, output
     assert "A (ab)" in output
     assert "my-endpoint, latency p50: " in output
 
 
-def use(url: str) -> None:
-    """Both variants answer, streamed and whole; a bad update is rolled back with the server's own reason."""
+def check_variants_and_update(url: str) -> None:
+    """Invoke both variants, stream, and check that a bad update is rolled back with the server's own error."""
     body = json.dumps({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 4}}).encode()
     with closing(client("sagemaker-runtime", url)) as runtime, closing(client("sagemaker", url)) as sagemaker:
         fields = {"EndpointName": "my-endpoint", "Body": body, "ContentType": "application/json"}

@@ -1,4 +1,4 @@
-"""A model.py with formatters around the server's own text generation."""
+"""A model.py with input and output formatters for the built-in text generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-def test_body_and_answer_pass_through_the_formatters(server: Server) -> None:
+def test_request_and_response_pass_through_the_formatters(server: Server) -> None:
     answer = server.client.post("/invocations", {"inputPrompt": "Once", "parameters": {"details": True}})
     assert answer.status == 200, answer.body
     details = answer.json()["mine"]["details"]
@@ -39,7 +39,7 @@ def test_each_record_of_a_stream_is_rewritten(server: Server) -> None:
     assert "generated_text" in records[-1]
 
 
-def test_an_error_of_a_formatter_is_the_requests_own(server: Server) -> None:
+def test_a_formatter_error_fails_only_its_own_request(server: Server) -> None:
     answer = server.client.post("/invocations", {"inputs": "x", "parameters": 5})
     assert answer.status == 424
     assert "the input formatter failed" in answer.json()["error"]

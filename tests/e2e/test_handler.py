@@ -1,4 +1,4 @@
-"""A user's handler over HTTP: bytes, statuses, streams, a package of its own, and its end."""
+"""A user's handler over HTTP: bytes, status codes, streams, required packages, and a crash."""
 
 from __future__ import annotations
 
@@ -87,46 +87,46 @@ def post(server: Server, body: bytes, path: str = "/invocations", **headers: str
 @pytest.mark.parametrize(
     "path", ["/invocations", "/predictions/model", "/predictions/model/1", "/v1/completions"]
 )
-def test_a_package_of_its_own_is_installed(server: Server, path: str) -> None:
+def test_a_package_from_requirements_txt_is_installed(server: Server, path: str) -> None:
     answer = post(server, b'"hello"', path, Content_Type="application/json")
     assert (answer.status_code, answer.content) == (200, b"HELLO!")
-    assert "Content-Type" not in answer.headers, "as in LMI, the handler's own or none"
+    assert "Content-Type" not in answer.headers, "only the handler sets it, as in LMI"
 
 
-def test_bytes_status_reason_and_headers_are_the_handlers(server: Server) -> None:
+def test_the_handler_sets_bytes_status_reason_and_headers(server: Server) -> None:
     data = os.urandom(900_000)
     answer = post(server, data, Content_Type="application/octet-stream")
     assert (answer.status_code, answer.reason) == (201, "Made")
     assert answer.headers["Content-Type"] == "image/x-any"
-    assert answer.headers["Content-Length"] == "900000", "the server's own"
+    assert answer.headers["Content-Length"] == "900000", "set by the server"
     assert answer.content == data[::-1]
 
 
-def test_headers_and_custom_attributes_are_properties(server: Server) -> None:
+def test_headers_and_custom_attributes_become_input_properties(server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Custom-Attributes": "a=1;b=2", "X-Amzn-SageMaker-Inference-Id": "mine"}
     answer = post(server, b'"attributes"', Accept="x/y", Content_Type="application/json", **headers)
     assert answer.content.split() == b'[ "1", "x/y", "mine" ]'.split()
     assert answer.headers["x-request-id"] == "mine"
 
 
-def test_parts_of_a_form_are_parts_of_the_content(server: Server) -> None:
+def test_form_fields_become_parts_of_the_input(server: Server) -> None:
     form = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nxyz\r\n--b\r\nContent-Disposition: form-data;'
     form += b' name="f"; filename="f.bin"\r\nContent-Type: image/png\r\n\r\n\x00\x01\r\n--b--\r\n'
     answer = post(server, form, "/invocations?q=12345", Content_Type="multipart/form-data; boundary=b")
     assert answer.content.split() == b'{ "a": 3, "f": 2, "q": 5 }'.split()
 
 
-def test_a_stream_comes_in_chunks(server: Server) -> None:
+def test_a_stream_is_sent_in_chunks(server: Server) -> None:
     with requests.post(server.base_url + "/invocations", json=3, stream=True, timeout=60) as answer:
         assert answer.headers["Transfer-Encoding"] == "chunked"
         assert list(answer.iter_lines()) == [b'{"outputs": 0}', b'{"outputs": 1}', b'{"outputs": 2}']
 
 
-def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
+def test_a_body_that_is_too_large_is_rejected(server: Server) -> None:
     assert post(server, bytes(1_000_001)).status_code == 413
 
 
-def test_a_crash_fails_its_own_request_and_the_server_is_back(server: Server) -> None:
+def test_a_crash_fails_only_its_request_and_the_handler_restarts(server: Server) -> None:
     answer = post(server, b'"die"', Content_Type="application/json")
     assert answer.status_code == 424
     assert b"the handler's process ended" in answer.content
@@ -134,7 +134,7 @@ def test_a_crash_fails_its_own_request_and_the_server_is_back(server: Server) ->
     assert post(server, b'"again"', Content_Type="application/json").content == b"AGAIN!"
 
 
-def test_the_counters_are_on_metrics(server: Server) -> None:
+def test_metrics_include_the_handler_counters(server: Server) -> None:
     text = server.client.get("/metrics").body
     assert 'engine="Handler"' in text
     assert "lmi_worker_restarts_total" in text

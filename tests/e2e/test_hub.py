@@ -1,4 +1,4 @@
-"""`lmi serve` with a hub id: the model comes from a local hub, its tokenizer has no tokenizer.json."""
+"""`lmi serve` with a hub id. The local hub has a model without a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hub(tmp_path: Path) -> HubServer:
     return server
 
 
-def answer(server: Server) -> str:
+def generated_text(server: Server) -> str:
     body = {"inputs": "the quick brown fox", "parameters": {"max_new_tokens": 12}}
     reply = requests.post(f"{server.base_url}/invocations", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
@@ -39,8 +39,10 @@ def answer(server: Server) -> str:
     return text
 
 
-def test_a_revision_of_a_hub_id_is_served(hub: HubServer, start_server: StartServer, tmp_path: Path) -> None:
-    """`tests/container/models/files/test_hub_processes.py` prepares it again without the hub."""
+def test_a_hub_id_with_a_revision_is_served(
+    hub: HubServer, start_server: StartServer, tmp_path: Path
+) -> None:
+    """`tests/container/models/files/test_hub_processes.py` covers the second start, without the hub."""
     environment = {
         **NO_PROXY,
         "HF_ENDPOINT": hub.url,
@@ -49,7 +51,7 @@ def test_a_revision_of_a_hub_id_is_served(hub: HubServer, start_server: StartSer
     }
     with hub:
         server = start_server(PROPERTIES, environment=environment)
-        assert answer(server)
+        assert generated_text(server)
         assert server.log().count("converting the tokenizer") == 1
         server.stop()
     assert not (tmp_path / "home").exists()

@@ -1,4 +1,4 @@
-"""A client that goes away frees what its request held, whatever state the request is in."""
+"""Requests whose clients disconnect are aborted and free their resources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def running(metrics: Metrics) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_leaving_while_running_frees_the_blocks(client: Client, stream: bool) -> None:
+def test_a_disconnect_while_running_frees_the_blocks(client: Client, stream: bool) -> None:
     idle = wait_metrics(client, lambda seen: seen.idle, SECONDS)
     assert idle.idle, idle.describe()
     body = {"inputs": "Once upon a time,", "parameters": LONG, "stream": stream}
@@ -28,5 +28,5 @@ def test_leaving_while_running_frees_the_blocks(client: Client, stream: bool) ->
         assert busy[BLOCKS_FREE] < idle[BLOCKS_FREE]
     after = wait_metrics(client, lambda metrics: metrics.idle, SECONDS)
     assert after.idle, after.describe()
-    # Far from the 6,000 steps that the whole answer would have taken.
+    # Far fewer than the 6,000 steps of the whole response.
     assert after[STEPS] - busy[STEPS] < 3000

@@ -1,6 +1,6 @@
-"""What the server does at its limits (a full queue, a request that takes too long, a body too large) and at its end.
+"""Limits (a full queue, a request that times out, a body that is too large) and graceful shutdown.
 
-One small server, with contiguous attention, on the port that `SAGEMAKER_BIND_TO_PORT` names.
+One small server with contiguous attention, on the port in `SAGEMAKER_BIND_TO_PORT`.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ def small_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def small(small_server: Server) -> Client:
-    """The small server's client, once nothing runs there any more."""
+    """A client of the small server, which is idle when the test starts."""
     metrics = wait_metrics(small_server.client, lambda seen: seen.idle, SECONDS)
     assert metrics.idle, metrics.describe()
     return small_server.client
 
 
-def test_it_listens_where_sagemaker_says(small_server: Server) -> None:
+def test_the_server_listens_on_the_sagemaker_port(small_server: Server) -> None:
     assert small_server.client.ping() == 200
     assert f":{small_server.port}" in small_server.log()
 
 
-def test_contiguous_attention_answers_as_transformers(small: Client, bundled_model: Path) -> None:
+def test_contiguous_attention_equals_transformers(small: Client, bundled_model: Path) -> None:
     (expected,) = few_answers(bundled_model, "recipe")
     got = small.stream(expected.text, max_new_tokens=FEW_TOKENS)
     assert got.ending is Ending.COMPLETE, got.describe()
     assert tuple(got.token_ids) == expected.token_ids
 
 
-def test_a_full_queue_is_told_at_once(small: Client) -> None:
+def test_a_full_queue_rejects_requests_immediately(small: Client) -> None:
     body = {"inputs": "Once", "parameters": LONG}
     with ExitStack() as stack:
         for _ in range(2):
@@ -84,13 +84,13 @@ def test_a_full_queue_is_told_at_once(small: Client) -> None:
         assert refused.json()["error"]["message"]
 
         assert small.ping() == 200
-    # The waiting clients have left too: nothing may be left of them.
+    # The waiting clients have disconnected too, so their requests must be gone.
     after = wait_metrics(small, lambda seen: seen.idle, SECONDS)
     assert after.idle, after.describe()
 
 
-def ask_with_limit(client: Client, seconds: int) -> tuple[Outcome, Outcome]:
-    """A whole answer and a streamed one, neither of which can be complete in so many seconds."""
+def generate_with_timeout(client: Client, seconds: int) -> tuple[Outcome, Outcome]:
+    """Return the outcomes of a whole and of a streamed response that are too long for the timeout."""
     with ThreadPoolExecutor(2) as pool:
         calls = [
             pool.submit(call, "Once", **LONG, timeout=seconds) for call in (client.generate, client.stream)
@@ -99,10 +99,10 @@ def ask_with_limit(client: Client, seconds: int) -> tuple[Outcome, Outcome]:
     return whole, streamed
 
 
-def test_a_request_past_its_time_is_told(small: Client) -> None:
-    # A stream has its status once a token has come in time, for which a busy machine may need more.
+def test_a_request_that_times_out_gets_an_error(small: Client) -> None:
+    # A stream has status 200 only if its first token is in time, which may take longer on a busy machine.
     for seconds in (3, 20, 100):
-        whole, streamed = ask_with_limit(small, seconds)
+        whole, streamed = generate_with_timeout(small, seconds)
         if streamed.status == 200:
             break
     assert whole.ending is Ending.TOLD
@@ -114,33 +114,33 @@ def test_a_request_past_its_time_is_told(small: Client) -> None:
     assert small.generate("Once", max_new_tokens=2).ending is Ending.COMPLETE
 
 
-def test_a_body_over_the_limit_is_a_413(small: Client) -> None:
+def test_a_body_over_the_limit_returns_413(small: Client) -> None:
     assert small.post("/invocations", {"inputs": "x" * 100_000}).status == 413
     assert small.generate("Once", max_new_tokens=2).ending is Ending.COMPLETE
 
 
 def two_run_and_two_wait(client: Client, pool: ThreadPoolExecutor) -> list[Future[Outcome]]:
-    """Requests of 60 tokens, which end in the time that a server has to stop."""
-    asked = {"max_new_tokens": 60, "ignore_eos_token": True}
+    """Submit requests of 60 tokens, which finish within the grace period of a shutdown."""
+    parameters = {"max_new_tokens": 60, "ignore_eos_token": True}
     while True:
-        calls = [pool.submit(call, "Once", **asked) for call in (client.stream, client.generate) * 2]
+        calls = [pool.submit(call, "Once", **parameters) for call in (client.stream, client.generate) * 2]
 
-        def answered(calls: list[Future[Outcome]] = calls) -> bool:
+        def all_done(calls: list[Future[Outcome]] = calls) -> bool:
             return all(call.done() for call in calls)
 
-        seen = wait_metrics(client, lambda seen: seen[RUNNING] == seen[WAITING] == 2 or answered(), SECONDS)
+        seen = wait_metrics(client, lambda seen: seen[RUNNING] == seen[WAITING] == 2 or all_done(), SECONDS)
         if seen[RUNNING] == seen[WAITING] == 2:
             return calls
-        assert answered(), seen.describe()  # before anybody looked, so that they are asked anew
+        assert all_done(), seen.describe()  # finished before the metrics were read: try again
 
 
-def test_sigterm_under_load_finishes_what_runs(small: Client, small_server: Server) -> None:
-    """The last test of this server."""
+def test_sigterm_under_load_finishes_running_requests(small: Client, small_server: Server) -> None:
+    """This must be the last test, because it stops the server."""
     with ThreadPoolExecutor(4) as pool:
         calls = two_run_and_two_wait(small, pool)
         small_server.process.terminate()
         small.wait_not_ready()
-        # A new request is refused, or finds nobody listening any more.
+        # A new request is rejected or cannot connect.
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert small.post("/invocations", {"inputs": "Late"}).status == 503
         code = small_server.wait_exit()

@@ -1,4 +1,4 @@
-"""`/metrics` names what an operator needs, and counts what happened."""
+"""`/metrics` has the metrics that operators need, with correct values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.metrics import wait_metrics
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 
-def test_a_request_moves_the_counters(client: Client) -> None:
+def test_a_request_increments_the_counters(client: Client) -> None:
     before = client.metrics()
     outcome = client.generate("Once upon a time,", max_new_tokens=7, ignore_eos_token=True)
     after = client.metrics()
@@ -22,7 +22,7 @@ def test_a_request_moves_the_counters(client: Client) -> None:
         assert after[f"{name}_count"] > before[f"{name}_count"]
 
 
-def test_an_answer_that_a_stop_string_ended_counts_as_finished(client: Client) -> None:
+def test_a_request_ended_by_a_stop_string_counts_as_finished(client: Client) -> None:
     parameters = {"max_new_tokens": 40, "ignore_eos_token": True}
     body = {"inputs": "Once upon a time,", "parameters": parameters}
     text = client.post("/invocations", body).json()["generated_text"]

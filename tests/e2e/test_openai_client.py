@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/models` as the real openai package sees them."""
+"""`/v1/chat/completions` and `/v1/models` with the real openai package."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_streamed_chat_completion_equals_the_whole_one(api: openai.OpenAI) -> No
     assert [choice.finish_reason for choice in choices][-1] == "stop"
     assert whole.usage is not None
     assert chunks[-1].usage is not None
-    # How much of the prompt was found in the cache differs between the two.
+    # Not the whole usage: cached prompt tokens differ between the two.
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_the_clients_own_accumulating_stream(api: openai.OpenAI) -> None:
-    """`.stream(...)` puts the chunks together itself, and is strict about their form."""
+def test_the_clients_accumulating_stream(api: openai.OpenAI) -> None:
+    """`.stream(...)` assembles the chunks and validates them strictly."""
     with api.chat.completions.stream(
         model="lmi", messages=CAPITAL, temperature=0, max_completion_tokens=32
     ) as stream:
@@ -78,7 +78,7 @@ def test_the_asynchronous_client(paged_server: Server) -> None:
     assert whole
 
 
-def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenAI) -> None:
+def test_every_field_of_the_client_is_accepted_with_a_neutral_value(api: openai.OpenAI) -> None:
     reply = api.chat.completions.create(
         model="lmi",
         messages=[
@@ -126,7 +126,7 @@ def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenA
     assert reply.usage.completion_tokens == 2
 
 
-def test_the_clients_id_is_on_the_answer(api: openai.OpenAI) -> None:
+def test_the_response_has_the_clients_request_id(api: openai.OpenAI) -> None:
     raw = api.chat.completions.with_raw_response.create(
         model="lmi", messages=CAPITAL, max_tokens=1, extra_headers={"x-request-id": "label-2"}
     )
@@ -138,7 +138,7 @@ def test_models_list_names_lmi(api: openai.OpenAI) -> None:
     assert [model.id for model in api.models.list()] == ["lmi"]
 
 
-def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
+def test_a_bad_value_raises_bad_request_error(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature") as caught:
         api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=3)
     assert caught.value.param == "temperature"
@@ -147,13 +147,13 @@ def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
     assert "2" in caught.value.message
 
 
-def test_a_prompt_too_long_has_its_code(api: openai.OpenAI) -> None:
+def test_a_prompt_that_is_too_long_has_its_own_error_code(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         api.chat.completions.create(model="lmi", messages=[{"role": "user", "content": "word " * 9000}])
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "messages"
 
 
-def test_what_there_is_not_is_a_not_found_error(api: openai.OpenAI) -> None:
+def test_an_unsupported_path_raises_not_found_error(api: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no such path"):
         api.embeddings.create(model="lmi", input="Hello")

@@ -1,4 +1,4 @@
-"""`/v1/completions` as the real openai package sees it."""
+"""`/v1/completions` with the real openai package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def api(paged_server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model: Path) -> None:
+def test_a_completion_equals_transformers(api: openai.OpenAI, bundled_model: Path) -> None:
     (expected,) = few_answers(bundled_model, "recipe")
     reply = api.completions.create(
         model="any-name",
@@ -50,7 +50,7 @@ def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model
     assert reply.usage.completion_tokens == FEW_TOKENS
 
 
-def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> None:
+def test_prompts_can_be_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> None:
     expected = few_answers(bundled_model, "recipe", "once")
     prompts = [list(answer.prompt_ids) for answer in expected]
     reply = api.completions.create(
@@ -64,8 +64,10 @@ def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> N
     assert caught.value.param == "prompt[1][1]"
 
 
-def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, limits: ChangeLimits) -> None:
-    """One request runs and one place to wait is free: of two prompts the second finds none, and both are refused."""
+def test_a_full_queue_raises_rate_limit_error(
+    api: openai.OpenAI, client: Client, limits: ChangeLimits
+) -> None:
+    """The queue has room for only one of two prompts, so both are rejected."""
     assert limits(job_queue_size=1, max_rolling_batch_size=1).status == 200
     with ExitStack() as stack:
         long = {"inputs": STORY, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
@@ -77,5 +79,5 @@ def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, 
         assert caught.value.status_code == 429
         assert caught.value.message
         assert int(caught.value.response.headers["retry-after"]) > 0
-        # The prompt that had found a place waits no more.
+        # The prompt that fitted into the queue has left it again.
         assert wait_metrics(client, lambda seen: seen[WAITING] == 0, SECONDS)[WAITING] == 0

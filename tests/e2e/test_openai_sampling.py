@@ -1,5 +1,4 @@
-"""How tokens are chosen, and what is told of them, as the real openai package sees it; on both engines where they do it
-each in their own way. The sampler is the same."""
+"""Sampling parameters and logprobs with the real openai package, on both engines where both support them."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def rolling(paged_server: Server) -> Iterator[openai.OpenAI]:
-    """engine=MPI, for what only that one does."""
+    """A client of engine=MPI, for features that engine=Python does not support."""
     with openai.OpenAI(base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -47,7 +46,7 @@ def complete(api: openai.OpenAI, **fields: Any) -> openai.types.Completion:
     )
 
 
-def only(reply: openai.types.Completion) -> str:
+def only_text(reply: openai.types.Completion) -> str:
     (choice,) = reply.choices
     return choice.text
 
@@ -60,7 +59,7 @@ def content(choice: Any) -> str:
     return choice.message.content or ""
 
 
-def test_n_choices_have_seeds_of_their_own(api: openai.OpenAI) -> None:
+def test_n_choices_use_different_seeds(api: openai.OpenAI) -> None:
     def texts(**fields: Any) -> list[str]:
         reply = complete(api, temperature=1.0, seed=7, max_tokens=6, **fields)
         assert [choice.index for choice in reply.choices] == list(range(len(reply.choices)))
@@ -79,7 +78,7 @@ def test_chat_logprobs_whole_and_streamed(api: openai.OpenAI) -> None:
     entries = choice.logprobs.content or []
     assert "".join(entry.token for entry in entries) == content(choice) == ANSWER
     for entry in entries:
-        # Greedy: the chosen one is the likeliest.
+        # Greedy decoding: the sampled token is the most likely one.
         assert entry.top_logprobs[0].token == entry.token
         assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-5)
         likely = [other.logprob for other in entry.top_logprobs]
@@ -96,8 +95,8 @@ def test_chat_logprobs_whole_and_streamed(api: openai.OpenAI) -> None:
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_echo_with_logprobs_scores_a_text(rolling: openai.OpenAI) -> None:
-    """What a text's tokens are told with when it is given is what they were told with when they were generated."""
+def test_echo_with_logprobs_scores_the_prompt(rolling: openai.OpenAI) -> None:
+    """Prompt tokens get the logprobs that they had when they were generated."""
     first = complete(rolling, logprobs=3, max_tokens=10).choices[0]
     assert first.logprobs is not None
     again = complete(rolling, prompt=STORY + first.text, logprobs=3, echo=True, max_tokens=1).choices[0]
@@ -114,40 +113,42 @@ def test_echo_with_logprobs_scores_a_text(rolling: openai.OpenAI) -> None:
 def test_logit_bias_bans_and_forces(api: openai.OpenAI, text: TextModel) -> None:
     (paris,) = text.encode(" Paris")
     assert " Paris" not in content(chat(api, logit_bias={str(paris): -100}, max_tokens=12).choices[0])
-    assert only(complete(api, logit_bias={str(paris): 100}, max_tokens=4)) == " Paris" * 4
+    assert only_text(complete(api, logit_bias={str(paris): 100}, max_tokens=4)) == " Paris" * 4
 
 
-def test_a_stop_string_over_tokens_is_never_streamed(api: openai.OpenAI) -> None:
+def test_a_stop_string_that_spans_tokens_is_never_streamed(api: openai.OpenAI) -> None:
     stop = "ital of Fr"
     expected = ANSWER[: ANSWER.index(stop)]
     stream = api.chat.completions.create(
         model="lmi", messages=CAPITAL, temperature=0, stop=["never", stop], stream=True, logprobs=True
     )
-    shown = told = ""
+    text = logprobs_text = ""
     for chunk in stream:
         for choice in chunk.choices:
-            shown += choice.delta.content or ""
-            told += "".join(e.token for e in (choice.logprobs.content if choice.logprobs else None) or [])
-            assert expected.startswith(shown)
-            assert expected.startswith(told)
+            text += choice.delta.content or ""
+            entries = (choice.logprobs.content if choice.logprobs else None) or []
+            logprobs_text += "".join(entry.token for entry in entries)
+            assert expected.startswith(text)
+            assert expected.startswith(logprobs_text)
             reason = choice.finish_reason
-    assert shown == expected
+    assert text == expected
     assert reason == "stop"
 
 
-def test_beams_find_a_likelier_text(rolling: openai.OpenAI) -> None:
-    def score(answer: str) -> float:
-        choice = complete(rolling, prompt=STORY + answer, echo=True, logprobs=0, max_tokens=1).choices[0]
+def test_beam_search_finds_a_likelier_text(rolling: openai.OpenAI) -> None:
+    def total_logprob(continuation: str) -> float:
+        reply = complete(rolling, prompt=STORY + continuation, echo=True, logprobs=0, max_tokens=1)
+        (choice,) = reply.choices
         assert choice.logprobs is not None
         return sum(one for one in (choice.logprobs.token_logprobs or [])[:-1] if one is not None)
 
-    greedy = only(complete(rolling, max_tokens=12))
-    beams = only(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
-    assert beams == only(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
-    assert score(beams) >= score(greedy) - 1e-3
+    greedy = only_text(complete(rolling, max_tokens=12))
+    beams = only_text(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
+    assert beams == only_text(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
+    assert total_logprob(beams) >= total_logprob(greedy) - 1e-3
 
 
-def test_cached_tokens_of_a_prompt_that_comes_again(rolling: openai.OpenAI) -> None:
+def test_usage_reports_the_cached_tokens_of_a_repeated_prompt(rolling: openai.OpenAI) -> None:
     prompt = "A long story that nobody has told before. " * 20
 
     def cached() -> int:

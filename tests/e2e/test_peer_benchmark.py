@@ -1,4 +1,4 @@
-"""A benchmark of this server and of transformers, on a tiny model: the whole way from a start to the tables."""
+"""A complete benchmark of this server and of transformers on a tiny model, from server start to result tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.support.server import properties_text
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-def test_the_server_and_a_peer_are_measured_and_answer_alike(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_server_and_a_peer_are_benchmarked_and_give_equal_answers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     text = properties_text(tiny_model, paged_attention=True, kv_cache_gb=0.05, dtype="fp32")
     (tmp_path / "serving.properties").write_text(text)
     environ = child_environment()

@@ -1,4 +1,4 @@
-"""The whole server with its model in S3: a tiny one. `make verify` has the bundled one there."""
+"""The whole server with a tiny model in S3. `make verify` does the same with the bundled model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 _READ = re.compile(r"weights: rank (\d) owns (\d+) bytes, read (\d+) bytes")
 
 
-def test_a_model_in_s3_is_served_and_prepared_again_without_fetching(
+def test_a_model_in_s3_is_served_and_later_prepared_without_downloads(
     seaweed: Seaweed, tiny_model: Path, tmp_path: Path
 ) -> None:
     seaweed.upload(tiny_model, "served", "tiny/")
@@ -35,7 +35,7 @@ def test_a_model_in_s3_is_served_and_prepared_again_without_fetching(
             assert reply.json()["generated_text"]
             (listed,) = (tmp_path / "cache" / "models" / ".remote").glob("*-????????????????.json")
             with listed.open("r+b") as file, pytest.raises(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that nobody prunes it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running server locks it against pruning
         assert proxy.object_bytes == size
         again = prepare("s3://served/tiny/", tmp_path / "cache", "", **credentials(proxy.url))
         assert again.returncode == 0, again.stderr
@@ -44,7 +44,9 @@ def test_a_model_in_s3_is_served_and_prepared_again_without_fetching(
 
 
 @pytest.mark.mpi
-def test_ranks_stream_their_parts_of_the_weights(seaweed: Seaweed, tiny_model: Path, tmp_path: Path) -> None:
+def test_ranks_stream_only_their_shards_of_the_weights(
+    seaweed: Seaweed, tiny_model: Path, tmp_path: Path
+) -> None:
     seaweed.upload(tiny_model, "streamed", "tiny/")
     text = properties_text("s3://streamed/tiny/", load_format="stream", tensor_parallel_degree=2)
     weights = (tiny_model / "model.safetensors").stat().st_size
@@ -55,11 +57,11 @@ def test_ranks_stream_their_parts_of_the_weights(seaweed: Seaweed, tiny_model: P
         environment = {**credentials(proxy.url), "LMI_CACHE_DIR": str(tmp_path / "cache")}
         with Server(tmp_path / "server", text, environment=environment) as server:
             server.wait_ready()
-            got = server.client.stream(prompt, max_new_tokens=12, ignore_eos_token=True)
-            wait_until(lambda: len(_READ.findall(server.log())) == 2)  # mpirun passes it on in its own time
+            outcome = server.client.stream(prompt, max_new_tokens=12, ignore_eos_token=True)
+            wait_until(lambda: len(_READ.findall(server.log())) == 2)  # mpirun forwards output with a delay
             log = server.log()
-        assert proxy.object_bytes - small <= 1.1 * weights, "the ranks read more than their parts"
-    assert list(got.token_ids) == _greedy(tiny_model, prompt, 12)
+        assert proxy.object_bytes - small <= 1.1 * weights, "the ranks read more than their shards"
+    assert list(outcome.token_ids) == _greedy(tiny_model, prompt, 12)
     read = _READ.findall(log)
     assert sorted(rank for rank, _, _ in read) == ["0", "1"]
     assert all(0.4 * weights <= int(num_bytes) <= 0.65 * weights for _, _, num_bytes in read)

@@ -1,4 +1,4 @@
-"""boto3's `sagemaker-runtime` client as it is, through `lmi endpoint`."""
+"""The unmodified `sagemaker-runtime` client of boto3, through `lmi endpoint`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"inputs": STORY, "parameters": {"max_new_tokens": 12}, **fields}).encode()
 
 
-def parts(reply: Any) -> list[bytes]:
-    """The payloads of a stream's events, read to the end."""
+def payloads(reply: Any) -> list[bytes]:
+    """Read a stream to the end and return the payloads of its events."""
     with closing(reply["Body"]) as events:
         return [event["PayloadPart"]["Bytes"] for event in events]
 
 
-def lines(received: list[bytes]) -> list[Any]:
-    """The records of a jsonlines stream, whose parts end anywhere."""
+def records_of(received: list[bytes]) -> list[Any]:
+    """Return the records of a jsonlines stream. A record may be split over several payloads."""
     joined = b"".join(received)
     assert joined.endswith(b"\n")
     return [json.loads(line) for line in joined.splitlines()]
@@ -52,24 +52,24 @@ def test_invoke_endpoint(api: Any, client: Client) -> None:
     assert json.load(reply["Body"]) == client.post("/invocations", json.loads(body())).json()
 
 
-def test_stream(api: Any, client: Client) -> None:
-    """The platform's streaming call streams, though the body does not ask for it."""
+def test_invoke_endpoint_with_response_stream(api: Any, client: Client) -> None:
+    """The call streams although the body does not ask for it."""
     reply = api.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=body(), ContentType=JSON)
     assert reply["ContentType"] == "application/jsonlines"
-    received = parts(reply)
+    received = payloads(reply)
     assert sum(part.endswith(b"\n") for part in received) < len(received)
-    records = lines(received)
+    records = records_of(received)
     assert len(records) == 12
     whole = client.post("/invocations", json.loads(body())).json()
     assert records[-1]["generated_text"] == whole["generated_text"]
     assert "".join(record["token"]["text"] for record in records) == whole["generated_text"]
 
 
-def test_first_parts_come_before_the_answer_is_complete(api: Any, client: Client) -> None:
+def test_the_first_events_arrive_before_generation_ends(api: Any, client: Client) -> None:
     before = client.metrics()["lmi_tokens_generated_total"]
-    # More than anybody waits for: this client leaves.
-    asked = body(parameters={"max_new_tokens": 3000, "ignore_eos_token": True})
-    reply = api.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=asked, ContentType=JSON)
+    # Too many to wait for: the client disconnects.
+    request = body(parameters={"max_new_tokens": 3000, "ignore_eos_token": True})
+    reply = api.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=request, ContentType=JSON)
     with closing(reply["Body"]) as stream:
         events = iter(stream)
         received = next(events)["PayloadPart"]["Bytes"]
@@ -80,7 +80,7 @@ def test_first_parts_come_before_the_answer_is_complete(api: Any, client: Client
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_custom_attributes(streamed: bool, api: Any) -> None:
+def test_custom_attributes_are_returned(streamed: bool, api: Any) -> None:
     call = api.invoke_endpoint_with_response_stream if streamed else api.invoke_endpoint
     reply = call(
         EndpointName=ENDPOINT,
@@ -90,11 +90,11 @@ def test_custom_attributes(streamed: bool, api: Any) -> None:
         InferenceId="my-inference-1",
     )
     assert reply["CustomAttributes"] == "trace=7;who=me"
-    _ = parts(reply) if streamed else reply["Body"].read()
+    _ = payloads(reply) if streamed else reply["Body"].read()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_refused_body_is_a_model_error(streamed: bool, api: Any) -> None:
+def test_a_rejected_body_raises_model_error(streamed: bool, api: Any) -> None:
     call = api.invoke_endpoint_with_response_stream if streamed else api.invoke_endpoint
     with pytest.raises(ClientError) as caught:
         call(EndpointName=ENDPOINT, Body=body(parameters={"temperature": -1}), ContentType=JSON)

@@ -1,5 +1,7 @@
-"""Several models in one container: a folder of them, and SageMaker's multi-model API. One is a tiny model, the others
-are handlers; `make verify` has six models."""
+"""Several models in one container: a folder of models, and SageMaker's multi-model API.
+
+One is a tiny language model, the others are handlers. `make verify` covers six language models.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def of_folder(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A folder of three models, with memory for two."""
+def folder_server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a folder with three models and memory for two."""
     with server_of(tmp_path_factory.mktemp("folder"), folders["a"].parent, ROOM) as server:
         server.wait_ready()
         yield server
 
 
 @pytest.fixture(scope="module")
-def answers(of_folder: Server) -> dict[str, list[int]]:
-    """The answer of each model, one after the other; no two are equal."""
-    found = {name: answer_of(of_folder.client, f"/predictions/{name}") for name in NAMES}
+def answers(folder_server: Server) -> dict[str, list[int]]:
+    """Token ids that each model generates, by model. No two models generate the same."""
+    found = {name: answer_of(folder_server.client, f"/predictions/{name}") for name in NAMES}
     assert len({tuple(tokens) for tokens in found.values()}) == len(NAMES)
     return found
 
@@ -51,42 +53,44 @@ def statuses(client: Client) -> dict[str, str]:
 
 
 def processes_of(server: Server, folder: Path) -> list[psutil.Process]:
-    """The supervisor of a model's server."""
+    """Return the supervisor process of a model's server."""
     return processes.called_with(server.processes(), str(folder).__eq__)
 
 
-def test_many_at_once_get_the_right_model(of_folder: Server, answers: dict[str, list[int]]) -> None:
+def test_concurrent_requests_reach_the_right_model(
+    folder_server: Server, answers: dict[str, list[int]]
+) -> None:
     names = "cbacb"
 
     def ask(item: tuple[int, str]) -> list[int]:
         number, name = item
-        return answer_of(of_folder.client, f"/predictions/{name}", {"stream": number % 2 == 0})
+        return answer_of(folder_server.client, f"/predictions/{name}", {"stream": number % 2 == 0})
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, enumerate(names))) == [answers[name] for name in names]
-    assert sorted(statuses(of_folder.client).values()) == ["down", "ready", "ready"]
+    assert sorted(statuses(folder_server.client).values()) == ["down", "ready", "ready"]
 
 
-def test_openai_s_client_chooses_by_model(of_folder: Server) -> None:
-    api = OpenAI(base_url=f"{of_folder.base_url}/v1", api_key="none", max_retries=0)
+def test_the_openai_client_selects_a_model_by_name(folder_server: Server) -> None:
+    api = OpenAI(base_url=f"{folder_server.base_url}/v1", api_key="none", max_retries=0)
     assert [model.id for model in api.models.list()] == list(NAMES)
     reply = api.completions.create(model="a", prompt="Once", max_tokens=8, temperature=0)
     assert reply.model == "a"
     assert reply.choices[0].text
 
 
-def test_the_body_names_the_model(of_folder: Server, answers: dict[str, list[int]]) -> None:
+def test_the_request_body_selects_the_model(folder_server: Server, answers: dict[str, list[int]]) -> None:
     for name in "ab":
-        assert answer_of(of_folder.client, "/invocations", {"model": name}) == answers[name]
+        assert answer_of(folder_server.client, "/invocations", {"model": name}) == answers[name]
 
 
-def test_a_model_that_is_killed_is_back_and_the_other_one_serves_on(
-    of_folder: Server, answers: dict[str, list[int]], folders: dict[str, Path]
+def test_a_killed_model_restarts_while_the_other_keeps_serving(
+    folder_server: Server, answers: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:
-    client = of_folder.client
+    client = folder_server.client
     for name in ("a", "b"):
         assert answer_of(client, f"/predictions/{name}") == answers[name]
-    [killed] = processes_of(of_folder, folders["a"])
+    [killed] = processes_of(folder_server, folders["a"])
     killed.send_signal(signal.SIGKILL)
     assert not processes.wait_gone([killed], 120)
     assert answer_of(client, "/predictions/b") == answers["b"]
@@ -97,7 +101,7 @@ def test_a_model_that_is_killed_is_back_and_the_other_one_serves_on(
     assert answer_of(client, "/predictions/b") == answers["b"]
 
 
-def test_the_platform_loads_and_unloads(
+def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
     folders: dict[str, Path], answers: dict[str, list[int]], tmp_path: Path
 ) -> None:
     root = folders["a"].parent
@@ -120,7 +124,7 @@ def test_the_platform_loads_and_unloads(
         assert client.post("/models/b/invoke", {"inputs": "x"}).status == 404
         assert load(client, "c", folders["c"]) == 200
         assert answer_of(client, "/models/c/invoke") == answers["c"]
-        # A running stream ends as it should, and so does everything else.
+        # A running stream completes during a graceful shutdown.
         long = {
             "inputs": "x",
             "parameters": {"max_new_tokens": 200, "ignore_eos_token": True},

@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers', strictly, in a shared batch. `make verify` runs 32 prompts and more tokens."""
+"""Greedy tokens of batched prompts equal transformers exactly. `make verify` covers 32 prompts and more tokens."""
 
 from __future__ import annotations
 
