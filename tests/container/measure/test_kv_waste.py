@@ -1,4 +1,4 @@
-"""Virtual runs of the allocators, against what can be counted by hand."""
+"""`lmi kv-waste`: simulated runs of the allocators, compared with results computed by hand."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ LOAD = WasteLoad(
 )
 
 
-def test_lengths_are_exponential_cut_off_and_the_seeds_own() -> None:
+def test_lengths_follow_a_truncated_exponential_distribution_and_depend_on_the_seed() -> None:
     load = dataclasses.replace(LOAD, num_requests=20_000, mean_output_tokens=128.0, max_new_tokens=512)
     lengths = load.output_lengths()
     assert (min(lengths), max(lengths)) == (1, 512)
-    # The mean of an exponential distribution below a bound, half a token more for rounding up.
+    # The mean of a truncated exponential distribution, plus half a token for rounding up.
     assert statistics.fmean(lengths) == pytest.approx(119.0, rel=0.03)
     assert lengths == load.output_lengths()
     assert lengths != dataclasses.replace(load, seed=4).output_lengths()
 
 
 @pytest.mark.parametrize(
-    ("allocation", "blocks"),
+    ("allocation", "block_counts"),
     [(CONTIGUOUS, [6] * 30), (PAGED, [4] * 15 + [5] * 15), (OPTIMISTIC, [4] * 15 + [5] * 15)],
     ids=["contiguous", "paged", "optimistic"],
 )
-def test_one_request_wastes_what_is_counted_by_hand(
-    allocation: Allocation, blocks: list[int], monkeypatch: pytest.MonkeyPatch
+def test_waste_of_one_request_matches_a_hand_calculation(
+    allocation: Allocation, block_counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """50 tokens in, 31 out, of which the last is never computed and its step leaves nothing behind."""
+    """50 input and 31 output tokens. The last token is never computed, so its step stores no keys and values."""
     monkeypatch.setattr(WasteLoad, "output_lengths", lambda self: [31])
     load = dataclasses.replace(LOAD, num_requests=1, prompt_tokens=50, max_new_tokens=40, pool_tokens=192)
-    wasted = [1 - (50 + i) / (16 * count) for i, count in enumerate(blocks)]
+    wasted = [1 - (50 + i) / (16 * count) for i, count in enumerate(block_counts)]
     result = measure_waste(allocation, load)
     assert result.waste == pytest.approx(statistics.fmean(wasted))
-    assert result.allocated == pytest.approx(sum(blocks) / 12 / 31)
+    assert result.allocated == pytest.approx(sum(block_counts) / 12 / 31)
     assert (result.max_running, result.steps, result.preemptions) == (1, 31, 0)
-    promised = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in blocks), OPTIMISTIC: 0}[allocation]
+    promised = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in block_counts), OPTIMISTIC: 0}[allocation]
     assert result.promised == pytest.approx(promised / 12 / 31)
 
 
@@ -61,7 +61,7 @@ def results() -> dict[str, AllocationResult]:
     return {allocation.name: measure_waste(allocation, LOAD) for allocation in ALLOCATIONS}
 
 
-def test_paging_wastes_less_in_the_same_bytes(results: dict[str, AllocationResult]) -> None:
+def test_paging_wastes_less_of_the_same_memory(results: dict[str, AllocationResult]) -> None:
     contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
     assert contiguous.waste > 0.3
     assert paged.waste < 0.12
@@ -82,31 +82,31 @@ def test_only_optimistic_admission_preempts(results: dict[str, AllocationResult]
 SMALL = ("--requests", "40", "--prompt-tokens", "64", "--mean-output-tokens", "16", "--max-new-tokens", "64")
 
 
-def test_the_command_shows_a_table_and_writes_json(tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "waste.json"
-    done = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "1024", "--json", str(path)])
-    assert (done.exit_code, done.exception) == (0, None)
+    result = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "1024", "--json", str(path)])
+    assert (result.exit_code, result.exception) == (0, None)
     for text in (
         *(allocation.name for allocation in ALLOCATIONS),
         "KV waste",
         "1 - stored tokens / allocated slots",
     ):
-        assert text in done.stdout
+        assert text in result.stdout
     values = json.loads(path.read_text())
-    assert [result["allocation"] for result in values["results"]] == [
+    assert [entry["allocation"] for entry in values["results"]] == [
         allocation.name for allocation in ALLOCATIONS
     ]
     assert values["load"]["prompt_tokens"] == 64
 
 
-def test_a_pool_that_holds_no_request_is_refused_with_numbers() -> None:
-    done = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "96"])
-    assert done.exit_code == 2
-    assert "too small for one request of 128 tokens (got 96)" in done.stderr
+def test_a_pool_too_small_for_one_request_is_refused() -> None:
+    result = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "96"])
+    assert result.exit_code == 2
+    assert "too small for one request of 128 tokens (got 96)" in result.stderr
 
 
-def test_json_that_cannot_be_written_is_an_error_for_people(tmp_path: Path) -> None:
+def test_an_unwritable_json_file_gives_an_error_message(tmp_path: Path) -> None:
     path = tmp_path / "none" / "waste.json"
-    done = CliRunner().invoke(kv_waste, [*SMALL, "--json", str(path)])
-    assert done.exit_code == 1
-    assert f"cannot write {path}" in done.stderr
+    result = CliRunner().invoke(kv_waste, [*SMALL, "--json", str(path)])
+    assert result.exit_code == 1
+    assert f"cannot write {path}" in result.stderr

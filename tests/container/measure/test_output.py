@@ -1,4 +1,4 @@
-"""What the tables of the measuring commands look like."""
+"""Tables printed by the measuring commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from container.measure.output import Table
 
 
-def test_brackets_in_a_table_are_printed_as_they_are() -> None:
+def test_brackets_in_a_table_are_not_read_as_markup() -> None:
     screen = io.StringIO()
     table = Table("[title]", ("name [s]", "[/v1/x]"), (("v[int8]", "[/not/markup]"),))
     table.print_to(Console(file=screen, width=80))

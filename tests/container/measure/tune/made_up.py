@@ -1,4 +1,4 @@
-"""Goals, proposals and real rounds with figures that can be computed by hand."""
+"""Tuning proposals with made-up figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.container.measure.compare.made_up import make_figures
 def make_proposal(
     name: str, goal: Goal, changes: Mapping[str, str] | None = None, **values: float
 ) -> Proposal:
-    """`values`: predicted tokens_per_second and latency, as of `make_figures`."""
+    """`values`: predicted tokens_per_second and latency, passed to `make_figures`."""
     figures = make_figures(**values)
     return Proposal(
         NamedPath(name, Path("/configs") / name), dict(changes or {}), figures, goal.values(figures)

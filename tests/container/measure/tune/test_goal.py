@@ -1,4 +1,4 @@
-"""The goal of `lmi tune`: what can be written, what it means, and what is refused."""
+"""The --goal of `lmi tune`: parsing, limits, ranking and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOUNDS = {"s": "ms", "%": "%", "/s": ""}
 
 @st.composite
 def clauses(draw: st.DrawFn) -> str:
-    """A limit in any case, with any blanks."""
+    """A limit in upper or lower case, with any number of blanks."""
     measure = draw(st.sampled_from(sorted(METRICS.values(), key=lambda one: one.key)))
     relation = draw(st.sampled_from((">", ">=") if measure.higher_is_better else ("<", "<=")))
     bound = f"{draw(st.integers(1, 99))}{draw(st.sampled_from(('', ' ')))}{_BOUNDS[measure.unit]}"
@@ -27,18 +27,18 @@ def clauses(draw: st.DrawFn) -> str:
 
 
 @given(limits=st.lists(clauses(), max_size=4), place=st.integers(0, 4), name=st.sampled_from(sorted(METRICS)))
-def test_a_goal_reads_back_as_it_is_written(limits: list[str], place: int, name: str) -> None:
+def test_a_printed_goal_parses_to_the_same_goal(limits: list[str], place: int, name: str) -> None:
     measure = METRICS["tokens/s" if name == "errors" else name]
     objective = f"{'max' if measure.higher_is_better else 'min'} {measure.key}"
     goal = parse_goal(",".join([*limits[:place], objective, *limits[place:]]))
     assert goal.objective == measure
     assert parse_goal(str(goal)) == goal
-    # No request may fail where the goal does not say how many.
+    # Without a limit on errors, no request may fail.
     assert len(goal.limits) == len(limits) + all("ERRORS" not in text.upper() for text in limits)
     assert len({one.key for one in goal.measures}) == len(goal.measures) >= 2
 
 
-def test_limits_have_their_units() -> None:
+def test_limits_are_converted_to_base_units() -> None:
     goal = parse_goal("p95 ttft < 500ms, p90 tpot<=0.05 s, errors < 1%, requests/s >= 2, max goodput")
     assert [(one.measure.key, one.relation, one.bound) for one in goal.limits] == [
         ("p95 ttft", "<", 0.5),
@@ -52,7 +52,7 @@ def test_limits_have_their_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "p95 ttfd < 1s, max tokens/s",
@@ -74,12 +74,12 @@ def test_limits_have_their_units() -> None:
         ("", "not a limit or an objective"),
     ],
 )
-def test_what_is_no_goal_is_named(text: str, said: str) -> None:
-    with pytest.raises(BenchError, match=f"--goal: .*{said}"):
+def test_an_invalid_goal_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BenchError, match=f"--goal: .*{message}"):
         parse_goal(text)
 
 
-def test_a_limit_says_by_how_much_it_is_missed() -> None:
+def test_excess_is_the_share_by_which_a_limit_is_missed() -> None:
     below, above = Limit(METRICS["p95 ttft"], "<", 0.5), Limit(METRICS["tokens/s"], ">=", 100.0)
     assert [below.excess(value) for value in (0.4, 0.62, math.nan)] == [0.0, pytest.approx(0.24), math.inf]
     assert below.excess(0.5) > 0
@@ -87,7 +87,7 @@ def test_a_limit_says_by_how_much_it_is_missed() -> None:
     assert Limit(METRICS["errors"], "<=", 0.0).excess(0.1) == pytest.approx(0.1)
 
 
-def test_configurations_that_keep_the_limits_come_first_then_the_nearest() -> None:
+def test_configurations_within_the_limits_rank_first_then_the_closest() -> None:
     goal = parse_goal("p95 latency < 2s, max tokens/s")
 
     def rank(tokens: float, latency: float, *errors: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What is searched: by default from the table of options, else what the user names."""
+"""Search spaces: axes from the table of options, or from --search."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ ROLLING = "engine=MPI\noption.model_id=m\noption.max_rolling_batch_size=8\n"
 DYNAMIC = "engine=Python\noption.model_id=m\nbatch_size=4\n"
 
 
-def spaces(tmp_path: Path, text: str, *settings: str) -> list[SearchSpace]:
+def make_spaces(tmp_path: Path, text: str, *settings: str) -> list[SearchSpace]:
     (tmp_path / "serving.properties").write_text(text)
-    made = tmp_path / "made"
-    made.mkdir()
+    copies = tmp_path / "made"
+    copies.mkdir()
 
     def effective(path: Path) -> Mapping[str, str]:
-        found = loader.examine(path, {}).loaded
-        return {value.key: value.value for value in found.values} if found else {}
+        loaded = loader.examine(path, {}).loaded
+        return {value.key: value.value for value in loaded.values} if loaded else {}
 
     file = NamedPath("file", tmp_path / "serving.properties")
-    return list(search_spaces(file, read_settings(settings), made, effective))
+    return list(search_spaces(file, read_settings(settings), copies, effective))
 
 
 def test_a_rolling_file_is_searched_around_its_own_values(tmp_path: Path) -> None:
-    (space,) = spaces(tmp_path, ROLLING)
+    (space,) = make_spaces(tmp_path, ROLLING)
     assert space.axes == {
         "option.max_rolling_batch_size": ("8", "2", "4", "16", "32"),
-        # The file has none: around the example in the table.
+        # Not set in the file: values around the example in the table.
         "option.max_rolling_batch_prefill_tokens": ("", "256", "512", "2048", "4096", "8192"),
         "option.enable_chunked_prefill": ("true", "false"),
         "option.paged_attention": ("true", "false"),
@@ -46,40 +46,40 @@ def test_a_rolling_file_is_searched_around_its_own_values(tmp_path: Path) -> Non
 
 
 def test_a_dynamic_file_is_searched_by_batch_and_delay(tmp_path: Path) -> None:
-    (space,) = spaces(tmp_path, DYNAMIC)
+    (space,) = make_spaces(tmp_path, DYNAMIC)
     assert set(space.axes) == {"batch_size", "max_batch_delay"}
     assert space.axes["batch_size"] == ("4", "1", "2", "8", "16", "32")
     assert "0" in space.axes["max_batch_delay"]
 
 
-def test_the_users_values_replace_the_default_ones_and_the_files_own_is_always_tried(tmp_path: Path) -> None:
+def test_the_users_values_replace_the_defaults_and_the_files_own_value_is_kept(tmp_path: Path) -> None:
     settings = ("max_dynamic_batch_size=16,32", "option.max_rolling_batch_size=4", "job_queue_size=9")
-    (space,) = spaces(tmp_path, DYNAMIC, *settings)
+    (space,) = make_spaces(tmp_path, DYNAMIC, *settings)
     assert space.axes["batch_size"] == ("4", "16", "32")
     # An option of the other engine is not searched.
     assert set(space.axes) == {"batch_size", "max_batch_delay", "job_queue_size"}
 
 
-def test_options_that_change_step_times_have_spaces_of_their_own(tmp_path: Path) -> None:
-    first, second = spaces(tmp_path, ROLLING, "option.quantize=int8,none", "option.block_size=16")
+def test_options_that_change_step_times_have_separate_spaces(tmp_path: Path) -> None:
+    first, second = make_spaces(tmp_path, ROLLING, "option.quantize=int8,none", "option.block_size=16")
     assert (first.origin_changes, second.origin_changes) == ({}, {"option.quantize": "int8"})
     assert loader.load(second.origin.path, {}).config.options.quantize == "int8"
     assert second.changes(second.start) == {"option.quantize": "int8"}
 
 
-def test_an_engine_may_be_searched_and_each_has_its_own_options(tmp_path: Path) -> None:
-    rolling, dynamic = spaces(tmp_path, ROLLING, "engine=Python,MPI")
+def test_each_engine_of_a_search_has_its_own_options(tmp_path: Path) -> None:
+    rolling, dynamic = make_spaces(tmp_path, ROLLING, "engine=Python,MPI")
     assert (rolling.engine, dynamic.engine) == ("MPI", "Python")
     assert "batch_size" in dynamic.axes
     assert "option.block_size" not in dynamic.axes
 
 
-def test_a_combination_that_is_not_valid_has_no_space(tmp_path: Path) -> None:
-    assert len(spaces(tmp_path, DYNAMIC, "engine=MPI")) == 1
+def test_an_invalid_combination_has_no_space(tmp_path: Path) -> None:
+    assert len(make_spaces(tmp_path, DYNAMIC, "engine=MPI")) == 1
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         (
             "option.block_sise=16",
@@ -92,6 +92,6 @@ def test_a_combination_that_is_not_valid_has_no_space(tmp_path: Path) -> None:
         ("option.block_size=16,16", "not a key with distinct values"),
     ],
 )
-def test_wrong_settings_are_named(setting: str, said: str) -> None:
-    with pytest.raises(BenchError, match=said):
+def test_wrong_settings_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
         read_settings((setting,))

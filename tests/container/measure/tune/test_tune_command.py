@@ -1,4 +1,4 @@
-"""`lmi tune` as it is typed."""
+"""The command line of `lmi tune`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FASTER = "max_rolling_batch_size=8"
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Path:
-    """A file that runs two sequences at once, with its model."""
+    """A folder with serving.properties (two concurrent sequences) and its model."""
     folder = tmp_path / "file"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -53,7 +53,7 @@ def configuration(tmp_path: Path) -> Path:
 
 @dataclass
 class FakeRuns:
-    """Real rounds with made-up figures, by the name of the configuration."""
+    """Replaces `RealRuns`. Figures are made up from a speed per configuration name."""
 
     speeds: Mapping[str, Sequence[float]]
     run_files: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class FakeRuns:
 
 @pytest.fixture
 def trace(configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of steps that take the same time whatever is in them, on a machine of two cores."""
+    """The trace of steps that all take the same time, on a machine with two cores."""
     monkeypatch.setattr(tune_command, "detect", lambda environ: Machine(2, 8 << 30))
     path = tmp_path / "trace.jsonl"
     simulate(rolling_server(configuration), Times(0.25), scenario(20, 40, 20), step_trace=str(path))
@@ -85,19 +85,19 @@ def invoke(*arguments: object, goal: str = "max tokens/s", load: Sequence[str] =
     return CliRunner().invoke(tune, [*map(str, arguments), "--goal", goal, *SEARCH, *load])
 
 
-def test_the_best_is_verified_and_written_with_what_was_measured(
+def test_the_best_configuration_is_verified_and_written_with_its_measurements(
     configuration: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeRuns({"file": [100, 101, 99], FASTER: [150, 153, 148]})
     monkeypatch.setattr(tune_command, "RealRuns", fake)
     files = ("--json", tmp_path / "all.json", "--report", tmp_path / "page.html")
-    done = invoke(configuration, "--calibrate", trace, *files, "--verify", "2")
-    assert done.exit_code == 0, done.output
-    # The file as it is, then what is predicted to be the best.
+    result = invoke(configuration, "--calibrate", trace, *files, "--verify", "2")
+    assert result.exit_code == 0, result.output
+    # The unchanged file, then the best predictions.
     assert fake.run_files == ["file", FASTER, "max_rolling_batch_size=1"]
-    assert f"{FASTER} is the best of the 3 configurations that were run" in done.stdout
-    assert f"{FASTER} is faster than file by" in done.stdout
-    assert "The simulation was wrong about file (unchanged): tokens/s" in done.stdout
+    assert f"{FASTER} is the best of the 3 configurations that were run" in result.stdout
+    assert f"{FASTER} is faster than file by" in result.stdout
+    assert "The simulation was wrong about file (unchanged): tokens/s" in result.stdout
     output = configuration / "serving.properties.tuned"
     text = output.read_text()
     assert "# mine\nengine=MPI\n# was 2; tokens/s +" in text
@@ -117,63 +117,63 @@ def test_the_best_is_verified_and_written_with_what_was_measured(
     assert f"{FASTER} is the best of the 3 configurations that were run" in page
 
 
-def test_a_gain_that_is_not_certain_is_written_as_such(
+def test_an_uncertain_gain_is_marked_as_uncertain(
     configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [100, 200]}))
-    done = invoke(configuration, "--calibrate", trace, "--verify", "1")
-    assert f"{FASTER} is the best" in done.stdout
-    assert "too few rounds: 2 rounds vary too much for a verdict" in done.stdout
+    result = invoke(configuration, "--calibrate", trace, "--verify", "1")
+    assert f"{FASTER} is the best" in result.stdout
+    assert "too few rounds: 2 rounds vary too much for a verdict" in result.stdout
     text = (configuration / "serving.properties.tuned").read_text()
     assert "# was 2; tokens/s +41.4 % over the original file (2 rounds: too few to be certain)" in text
 
 
-def test_a_file_that_is_the_best_is_left_alone(
+def test_a_file_that_is_already_the_best_is_not_changed(
     configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 101]}))
-    done = invoke(configuration, "--calibrate", trace)
-    assert done.exit_code == 0
-    assert "The file needs no change: it is the best" in done.stdout
-    assert f"predicted another best configuration: {FASTER}" in done.stdout
+    result = invoke(configuration, "--calibrate", trace)
+    assert result.exit_code == 0
+    assert "The file needs no change: it is the best" in result.stdout
+    assert f"predicted another best configuration: {FASTER}" in result.stdout
     assert not (configuration / "serving.properties.tuned").exists()
 
 
-def test_the_nearest_to_a_goal_that_nothing_meets_is_named(
+def test_the_closest_configuration_is_named_when_no_configuration_meets_the_goal(
     configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Latencies are 100 over the speed: 1 s and 0.5 s.
     monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [200, 200]}))
-    done = invoke(configuration, "--calibrate", trace, goal="p95 latency < 400ms, max tokens/s")
-    assert done.exit_code == 1
+    result = invoke(configuration, "--calibrate", trace, goal="p95 latency < 400ms, max tokens/s")
+    assert result.exit_code == 1
     assert (
-        f"meets the goal. The closest is {FASTER}, which misses p95 latency < 400 ms by 25.0 %" in done.stdout
+        f"meets the goal. The closest is {FASTER}, which misses p95 latency < 400 ms by 25.0 %"
+        in result.stdout
     )
     assert not (configuration / "serving.properties.tuned").exists()
 
 
-def test_a_file_that_cannot_be_served_here_is_an_error_for_people(
+def test_a_file_that_cannot_be_served_here_is_refused_before_any_run(
     configuration: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its step times are learnt: nothing is run."""
     fake = FakeRuns({})
     monkeypatch.setattr(tune_command, "detect", lambda environ: Machine(2, 8 << 30))
     monkeypatch.setattr(tune_command, "RealRuns", fake)
     (configuration / "serving.properties").write_text("engine=MPI\noption.tensor_parallel_degree=64\n")
-    done = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *SMALL])
-    assert (done.exit_code, "option.tensor_parallel_degree" in done.stderr) == (1, True), done.output
+    result = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *SMALL])
+    assert (result.exit_code, "option.tensor_parallel_degree" in result.stderr) == (1, True), result.output
     assert fake.run_files == []
 
 
-def test_for_another_machine_everything_is_predicted(configuration: Path, tmp_path: Path) -> None:
+def test_all_figures_are_predicted_for_another_machine(configuration: Path, tmp_path: Path) -> None:
     output = tmp_path / "tuned.properties"
     arguments = (configuration, "--model", configuration, "--device", "A10G", "--output", output)
-    done = invoke(*arguments)
-    assert done.exit_code == 0, done.output
-    assert "No server was run: all figures are predicted." in done.stdout
-    assert "a roofline of 1 x A10G" in done.stdout
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "No server was run: all figures are predicted." in result.stdout
+    assert "a roofline of 1 x A10G" in result.stdout
     assert "(predicted)" in output.read_text()
-    # In another folder than the file, whose folder has the model.
+    # The output is in another folder, but still refers to the model in the file's folder.
     assert loader.load(output, {}).config.source.local_path == configuration
     again = invoke(*arguments)
     assert (again.exit_code, "use --force to overwrite it" in again.stderr) == (2, True)
@@ -186,22 +186,22 @@ def test_results_are_kept_as_json_when_the_file_cannot_be_written(
     output = tmp_path / "tuned.properties"
     output.symlink_to(tmp_path / "gone" / "tuned.properties")
     options = ("--device", "A10G", "--output", output, "--json", tmp_path / "all.json")
-    done = invoke(configuration, "--model", configuration, *options)
-    assert done.exit_code == 1
-    assert f"Error: --output: cannot write {output}: No such file or directory" in done.stderr
+    result = invoke(configuration, "--model", configuration, *options)
+    assert result.exit_code == 1
+    assert f"Error: --output: cannot write {output}: No such file or directory" in result.stderr
     assert json.loads((tmp_path / "all.json").read_text())["configurations"]
 
 
-def test_what_cannot_be_served_is_named_and_left_out(configuration: Path) -> None:
+def test_configurations_that_cannot_be_served_are_skipped_with_a_reason(configuration: Path) -> None:
     options = ("--search", "option.tensor_parallel_degree=1,64", "--search", "engine=Python")
-    done = invoke(configuration, "--model", configuration, "--device", "A10G", *options)
-    assert done.exit_code == 0, done.output
-    assert "cannot be served: " in done.stdout
-    assert "needs 64 GPUs" in done.stdout
+    result = invoke(configuration, "--model", configuration, "--device", "A10G", *options)
+    assert result.exit_code == 0, result.output
+    assert "cannot be served: " in result.stdout
+    assert "needs 64 GPUs" in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--goal", "max speed"), "--goal: unknown metric (got speed)"),
         (("--goal", "max goodput"), "--goal: goodput requires --slo"),
@@ -213,12 +213,12 @@ def test_what_cannot_be_served_is_named_and_left_out(configuration: Path) -> Non
         (("--output", "none/x"), "there is no folder"),
     ],
 )
-def test_wrong_options_are_named(options: tuple[str, ...], said: str, configuration: Path) -> None:
-    done = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *options])
-    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+def test_wrong_options_are_refused(options: tuple[str, ...], message: str, configuration: Path) -> None:
+    result = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *options])
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 
-def test_a_wrong_file_and_a_failed_server_are_errors_for_people(
+def test_a_wrong_file_and_a_failed_server_give_error_messages(
     configuration: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

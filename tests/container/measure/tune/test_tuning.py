@@ -1,4 +1,4 @@
-"""Which of the configurations that were run is the best, and what is said of it."""
+"""The best of the configurations that were run, and the sentences about it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tests.container.measure.tune.made_up import make_proposal
 FILE = "file"
 
 
-def tuning_of(goal_text: str, rounds: Mapping[str, Sequence[Figures]]) -> Tuning:
-    """By configuration, the figures of its rounds; predictions are equal."""
+def make_tuning(goal_text: str, rounds: Mapping[str, Sequence[Figures]]) -> Tuning:
+    """`rounds`: figures of the rounds by configuration. All predictions are equal."""
     goal, plan = parse_goal(goal_text), Plan((SCENARIO,), 1, 0)
     file, view = NamedPath(FILE, Path(FILE)), LogLines(io.StringIO())
     explorer = Explorer(file, plan, goal, this_machine(MACHINE), None, {}, Path(), view)
     explorer.proposals += [make_proposal(name, goal, {} if name == FILE else {"a": name}) for name in rounds]
     results = [
         make_round(name, number, figures)
-        for name, several in rounds.items()
-        for number, figures in enumerate(several, start=1)
+        for name, figures_by_round in rounds.items()
+        for number, figures in enumerate(figures_by_round, start=1)
     ]
-    made = make_comparison([make_configuration(name) for name in rounds], results)
-    return Tuning(explorer, made, len(results))
+    comparison = make_comparison([make_configuration(name) for name in rounds], results)
+    return Tuning(explorer, comparison, len(results))
 
 
 def goodputs(*values: float) -> list[Figures]:
@@ -51,7 +51,7 @@ def goodputs(*values: float) -> list[Figures]:
 
 
 def test_a_file_without_goodput_loses_to_one_that_has_some() -> None:
-    tuning = tuning_of("max goodput", {FILE: goodputs(0, 0, 0), "other": goodputs(2, 2, 2)})
+    tuning = make_tuning("max goodput", {FILE: goodputs(0, 0, 0), "other": goodputs(2, 2, 2)})
     assert tuning.best.name == "other"
     assert effect(tuning) == "goodput 2.00 instead of 0 (measured)"
     assert sentences(tuning)[0] == (
@@ -61,22 +61,22 @@ def test_a_file_without_goodput_loses_to_one_that_has_some() -> None:
 
 def test_rounds_without_goodput_count_against_a_configuration() -> None:
     rounds = {FILE: goodputs(1, 1, 1, 1, 1), "lucky": goodputs(0, 0, 0, 9, 9), "steady": goodputs(*[1.5] * 5)}
-    tuning = tuning_of("max goodput", rounds)
+    tuning = make_tuning("max goodput", rounds)
     assert [one.name for one in tuning.candidates] == ["steady", FILE, "lucky"]
-    # The ratio of the rounds that have one is not that of the configuration.
+    # A ratio requires a figure above 0 in every round.
     assert [tuning.ratio(one) is None for one in tuning.candidates] == [False, True, True]
 
 
 def test_a_goal_is_not_met_without_any_goodput() -> None:
-    tuning = tuning_of("max goodput", {FILE: goodputs(0, 0), "other": goodputs(0, 0)})
+    tuning = make_tuning("max goodput", {FILE: goodputs(0, 0), "other": goodputs(0, 0)})
     assert not tuning.goal_is_met
     assert "None of the 2 configurations that were run meets the goal" in sentences(tuning)[0]
     assert sentences(tuning)[0].endswith("which has no goodput.")
 
 
-def test_a_goal_is_not_met_where_the_file_has_no_figure() -> None:
+def test_a_goal_is_not_met_if_the_file_lacks_a_figure() -> None:
     failed = make_figures(0.0, math.nan, errors=("full", "full"))
-    tuning = tuning_of("errors <= 100%, min p95 latency", {FILE: [failed, failed]})
+    tuning = make_tuning("errors <= 100%, min p95 latency", {FILE: [failed, failed]})
     assert not tuning.goal_is_met
     assert sentences(tuning)[0].endswith("which has no p95 latency.")
 
@@ -84,10 +84,10 @@ def test_a_goal_is_not_met_where_the_file_has_no_figure() -> None:
 @pytest.mark.parametrize(
     ("limit", "is_met"), [("", False), ("errors < 5%, ", True), ("errors < 4%, ", False)]
 )
-def test_failed_requests_of_all_rounds_count(limit: str, is_met: bool) -> None:
-    """One of ten in two of five rounds."""
+def test_the_error_limit_applies_to_all_rounds_together(limit: str, is_met: bool) -> None:
+    """One of ten requests fails in two of five rounds."""
     failed = replace(make_figures(), num_requests=10, num_errors=1)
     fine = replace(make_figures(), num_requests=10)
-    tuning = tuning_of(f"{limit}max tokens/s", {FILE: [fine, fine, fine, failed, failed]})
+    tuning = make_tuning(f"{limit}max tokens/s", {FILE: [fine, fine, fine, failed, failed]})
     assert tuning.values(tuning.baseline)["errors"] == 0.04
     assert tuning.goal_is_met == is_met
