@@ -1,4 +1,4 @@
-"""Folders with a config.json and no weights."""
+"""Model folders with a config.json and no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers, models and step times for tests of the simulator."""
+"""Made-up servers, models and step times for tests of the simulator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EIGHT = device_target("A10G", 8)
 
 @dataclass(frozen=True)
 class Times:
-    """A step takes the same time whatever is in it."""
+    """The same time for every step."""
 
     device: float = 0.01
     host: float = 0.0
@@ -62,7 +62,7 @@ def make_description(folder: Path) -> ModelConfig:
 def rolling_server(
     folder: Path, *, num_blocks: int = 256, block_size: int = 16, device: str = "cpu", **changes: Any
 ) -> SimulatedServer:
-    """folder: has a config.json; changes: of `SchedulerSettings`, `paged`, `prefix_caching` and `policy`."""
+    """`folder`: has a config.json. `changes`: fields of `SchedulerSettings`, `paged`, `prefix_caching`, `policy`."""
     model = make_description(folder)
     cache = CacheConfig(
         block_size, changes.pop("paged", True), None, prefix_caching=changes.pop("prefix_caching", True)

@@ -1,4 +1,4 @@
-"""Step times fitted to traces whose true times are known."""
+"""Step times fitted to traces with known step times."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from container.measure.simulate.step_times import StepSeconds
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
 
 TRUE = {"cpu": (5e-3, 0.0, 2e-4, 5e-5, 4e-7, 1e-8), "cuda": (5e-3, 1e-3, 2e-4, 5e-5, 4e-7, 1e-8)}
-"""By device. Steps with prompts have a cost of their own on GPUs only."""
+"""Coefficients by device. Only on GPUs do steps with prompts have a constant cost."""
 LOAD = scenario(60, Uniform(10, 300), Exponential(30, 100), OpenLoop(4.0))
 
 
 @dataclass
 class KnownTimes:
-    """Sums over features, with noise and outliers if wanted."""
+    """Step times computed from `TRUE`, with optional noise and outliers."""
 
     noise: float = 0.0
     outliers: float = 0.0
@@ -36,8 +36,8 @@ class KnownTimes:
         self._rng = random.Random(1)
 
     def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
-        amounts = zip(TRUE[self.device], features(starts, counts), strict=True)
-        exact = sum(seconds * amount for seconds, amount in amounts)
+        terms = zip(TRUE[self.device], features(starts, counts), strict=True)
+        exact = sum(seconds * amount for seconds, amount in terms)
         if self._rng.random() < self.outliers:
             return StepSeconds(0.0, 5 * exact)
         return StepSeconds(0.0, exact * self._rng.uniform(1 - self.noise, 1 + self.noise))
@@ -52,21 +52,21 @@ def write_trace(file: Path, llama: Path, times: KnownTimes | Times, device: str 
 
 
 def test_features_of_a_mixed_step() -> None:
-    """Two decodes, and 4 tokens of a prompt after 6 others: 7, 8, 9 and 10 pairs."""
+    """Two decodes, and tokens 7 to 10 of a prompt, which attend to 7 + 8 + 9 + 10 = 34 positions."""
     assert features([10, 20, 6], [1, 1, 4]) == (1, 1, 3, 4, 42, 34)
     assert features([10, 20], [1, 1]) == (1, 0, 2, 0, 32, 0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_exact_times_are_found_again(device: str, llama: Path, tmp_path: Path) -> None:
-    """Also where the device runs one step ahead of the host."""
+def test_exact_times_are_recovered(device: str, llama: Path, tmp_path: Path) -> None:
+    """On GPUs too, where the device runs one step ahead of the host."""
     found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(device=device), device))
     assert found.coefficients == pytest.approx(TRUE[device], rel=0.02)
     assert found.median_error < 1e-3
     assert abs(found.total_error) < 1e-3
 
 
-def test_on_a_cpu_steps_with_prompts_have_no_cost_of_their_own(llama: Path, tmp_path: Path) -> None:
+def test_on_a_cpu_steps_with_prompts_have_no_constant_cost(llama: Path, tmp_path: Path) -> None:
     found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(device="cuda")))
     assert found.coefficients[1] == 0.0
 
@@ -83,15 +83,15 @@ def test_noise_and_outliers_hardly_matter(llama: Path, tmp_path: Path) -> None:
 
 
 def test_coefficients_are_never_negative() -> None:
-    """Times that fall with the second feature are best explained without it."""
+    """Times fall as the second feature rises, so the best fit without negative coefficients ignores it."""
     table = np.array([[1.0, x] for x in range(1, 60)])
     found = fit(table, 2.0 - table[:, 1] / 100)
     assert found[1] == 0.0
     assert found[0] == pytest.approx(1.7, rel=0.1)
 
 
-def test_steps_before_a_pause_are_not_as_long_as_the_pause(llama: Path, tmp_path: Path) -> None:
-    """One request every 100 s, of which two take a second."""
+def test_a_pause_does_not_count_as_time_of_the_step_before_it(llama: Path, tmp_path: Path) -> None:
+    """One request arrives every 100 s and takes 1 s."""
     load = scenario(30, 8, 4, OpenLoop(0.01))
     file = tmp_path / "trace.jsonl"
     simulate(rolling_server(llama), Times(0.25), load, step_trace=str(file))
@@ -106,13 +106,13 @@ def test_steps_before_a_pause_are_not_as_long_as_the_pause(llama: Path, tmp_path
         (json.dumps({"time": 1.0}) + "\n", "line 1: not a line of a step trace"),
     ],
 )
-def test_other_files_are_refused(content: str, problem: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_step_trace_is_refused(content: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text(content)
     with pytest.raises(CannotSimulateError, match=problem):
         calibrate(file)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_trace_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotSimulateError, match="cannot read"):
         calibrate(tmp_path / "none.jsonl")

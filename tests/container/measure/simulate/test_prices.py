@@ -1,4 +1,4 @@
-"""Cost of tokens, and the file of prices."""
+"""Prices of instances and cost of tokens."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_every_price_has_a_date_and_a_source() -> None:
         assert 0 < value["per_hour"] < 500
 
 
-def test_an_instance_has_its_price_on_sagemaker_and_on_ec2() -> None:
+def test_an_instance_has_a_sagemaker_price_and_an_ec2_price() -> None:
     found = {price.instance: price.per_hour for price in read_prices(None, "ml.g5.48xlarge")}
     assert found == {"ml.g5.48xlarge": 20.36, "g5.48xlarge": 16.288}
     assert read_prices(None, "8 x A10G") == []
 
 
-def test_a_file_of_the_users_own(tmp_path: Path) -> None:
+def test_prices_from_the_users_file(tmp_path: Path) -> None:
     file = tmp_path / "prices.json"
     file.write_text('[{"instance": "ml.g5.48xlarge", "per_hour": 7.5}]')
     (price,) = read_prices(file, "ml.g5.48xlarge")
@@ -46,15 +46,15 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
         read_prices(tmp_path / "none.json", "ml.g5.48xlarge")
 
 
-def test_the_cost_of_a_million_tokens(llama: Path) -> None:
-    """10 requests of 30 in and 20 out, one second a step: 20 steps at 3600 USD an hour are 20 USD for 200 tokens."""
+def test_cost_of_a_million_tokens(llama: Path) -> None:
+    """10 requests, 30 tokens in, 20 out, 1 s per step: 20 steps at 3600 USD an hour cost 20 USD for 200 tokens."""
     server = rolling_server(llama, max_num_seqs=10, max_prefill_tokens=400, max_num_batched_tokens=400)
-    found = simulate(server, Times(1.0), scenario(10, 30, 20))
-    per_token = cost(Price("one", 3600.0), found)
+    simulation = simulate(server, Times(1.0), scenario(10, 30, 20))
+    per_token = cost(Price("one", 3600.0), simulation)
     dollars = 20 + ARRIVAL_SECONDS
     assert per_token.per_million_output_tokens == pytest.approx(dollars / 200 * 1e6)
     assert per_token.per_million_tokens == pytest.approx(dollars / 500 * 1e6)
-    halved = cost(Price("one", 3600.0), found, copies=2)
+    halved = cost(Price("one", 3600.0), simulation, copies=2)
     assert halved.per_million_output_tokens == pytest.approx(dollars / 400 * 1e6)
-    nothing = replace(found, figures=replace(found.figures, output_tokens=0))
-    assert math.isnan(cost(Price("one", 3600.0), nothing).per_million_output_tokens)
+    no_output = replace(simulation, figures=replace(simulation.figures, output_tokens=0))
+    assert math.isnan(cost(Price("one", 3600.0), no_output).per_million_output_tokens)

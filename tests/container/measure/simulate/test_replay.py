@@ -1,4 +1,4 @@
-"""Fed with measured step times, the simulator makes the real engine's schedule: every step, every counter."""
+"""With measured step times, the simulator reproduces the schedule of the real engine: all steps and counters."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tests.support.tiny_models import VOCAB_SIZE, save_llama
 BLOCK_SIZE, NUM_REQUESTS = 4, 40
 MODES = [
     Mode(max_num_batched_tokens=24),
-    # Blocks run out: sequences are preempted and computed again.
+    # Too few blocks: sequences are preempted and recomputed.
     Mode(max_num_batched_tokens=24, num_blocks=24),
     Mode("guaranteed_no_evict", chunked_prefill=False, max_num_seqs=5),
     Mode("guaranteed_no_evict", paged=False, prefix_caching=False, num_blocks=60),
     Mode("static_batch", max_num_seqs=4, scheduling_policy="fair"),
 ]
-_SAME = ("plan", "ends", "running", "waiting", "blocks_used", "blocks_cached", "preemptions")
+_COMPARED_FIELDS = ("plan", "ends", "running", "waiting", "blocks_used", "blocks_cached", "preemptions")
 
 
 class MeasuredTimes:
-    """The times of the recorded steps, one after the other."""
+    """Return the times of the recorded steps in order."""
 
     def __init__(self, starts: Sequence[float]) -> None:
         self._seconds = iter([*(after - at for at, after in itertools.pairwise(starts)), 1.0])
@@ -63,7 +63,7 @@ def lab(model: Path, tmp_path_factory: pytest.TempPathFactory) -> CoreLab:
 
 
 def make_prompts() -> list[tuple[int, ...]]:
-    """Every third prompt begins as the first one does."""
+    """Every third prompt shares a prefix with the first one."""
     rng = random.Random(5)
     prompts = [[rng.randrange(2, VOCAB_SIZE) for _ in range(rng.randint(3, 40))] for _ in range(NUM_REQUESTS)]
     for prompt in prompts[::3]:
@@ -87,7 +87,7 @@ def record(lab: CoreLab, mode: Mode, file: Path) -> list[dict[str, Any]]:
 
 
 def replay(model: Path, mode: Mode, real: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
-    """Requests arrive between the same steps, which take the recorded times."""
+    """Run the simulator: requests arrive between the same steps, which take the recorded times."""
     times = [step["time"] - real[0]["time"] + 1.0 for step in real]
     prompts = make_prompts()
     sessions = []
@@ -120,14 +120,16 @@ def replay(model: Path, mode: Mode, real: list[dict[str, Any]], file: Path) -> l
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_measured_times_give_the_schedule_of_the_real_engine(
+def test_measured_times_reproduce_the_schedule_of_the_real_engine(
     mode: Mode, lab: CoreLab, model: Path, tmp_path: Path
 ) -> None:
     real = record(lab, mode, tmp_path / "real.jsonl")
     virtual = replay(model, mode, real, tmp_path / "virtual.jsonl")
     assert len(real) > 60
-    for one, other in zip(real, virtual, strict=True):
-        assert {name: one[name] for name in _SAME} == {name: other[name] for name in _SAME}
+    for real_step, virtual_step in zip(real, virtual, strict=True):
+        assert {name: real_step[name] for name in _COMPARED_FIELDS} == {
+            name: virtual_step[name] for name in _COMPARED_FIELDS
+        }
     assert calibrate(tmp_path / "real.jsonl").num_fitted > 40
     if mode.num_blocks == 24:
         assert real[-1]["preemptions"] > 0

@@ -1,4 +1,4 @@
-"""Predicted step times, against what can be counted by hand and what others have published."""
+"""Predicted step times, compared with hand calculations and published measurements."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ HERE = Machine(cpu_count=8, memory_available_bytes=64 << 30)
 H200 = device_target("H200", 1)
 
 
-def server(
+def make_server(
     folder: Path, target: ServingTarget = H200, engine: str = "MPI", **options: object
 ) -> SimulatedServer:
     config = LmiConfig(engine, options=EngineOptions(**options))  # type: ignore[arg-type]
     return resolve_server(config, folder, target)
 
 
-def decode(folder: Path, target: ServingTarget, batch: int, context: int, **options: object) -> float:
-    """Seconds of the device."""
-    times = Roofline(server(folder, target, **options), target)  # type: ignore[arg-type]
+def decode_seconds(folder: Path, target: ServingTarget, batch: int, context: int, **options: object) -> float:
+    """Device time of one decode step."""
+    times = Roofline(make_server(folder, target, **options), target)  # type: ignore[arg-type]
     return times.seconds([context - 1] * batch, [1] * batch, batch).device
 
 
-def test_a_decode_reads_all_weights_and_keys_once(llama: Path) -> None:
-    """Llama-3-8B reads 15.0 GB of weights, and 131,072 bytes for each token of context."""
+def test_a_decode_step_reads_all_weights_and_the_kv_cache_once(llama: Path) -> None:
+    """Llama-3-8B: 15.0 GB of weights, and 131,072 bytes per token of context."""
     launches = 32 * 10 * 2e-6
     alone = 15.01e9 / (0.75 * 4.8e12) + launches
-    assert decode(llama, H200, 1, 1) == pytest.approx(alone, rel=0.001)
-    context = decode(llama, H200, 32, 1024) - decode(llama, H200, 32, 1)
+    assert decode_seconds(llama, H200, 1, 1) == pytest.approx(alone, rel=0.001)
+    context = decode_seconds(llama, H200, 32, 1024) - decode_seconds(llama, H200, 32, 1)
     assert context == pytest.approx(32 * 1023 * 131_072 / (0.85 * 4.8e12), rel=1e-6)
 
 
-def test_published_decode_times_are_near(llama: Path) -> None:
-    """vLLM on one H100: 6.44 ms and 43.7 ns for each token of context, batch 1."""
+def test_decode_times_are_close_to_published_ones(llama: Path) -> None:
+    """vLLM on one H100 with batch size 1: 6.44 ms, plus 43.7 ns per token of context."""
     h100 = device_target("H100", 1)
-    assert decode(llama, h100, 1, 1) == pytest.approx(6.44e-3, rel=0.1)
-    slope = (decode(llama, h100, 1, 8001) - decode(llama, h100, 1, 1)) / 8000
+    assert decode_seconds(llama, h100, 1, 1) == pytest.approx(6.44e-3, rel=0.1)
+    slope = (decode_seconds(llama, h100, 1, 8001) - decode_seconds(llama, h100, 1, 1)) / 8000
     assert slope == pytest.approx(43.7e-9, rel=0.1)
 
 
-def test_a_long_prompt_is_bound_by_products(llama: Path) -> None:
-    """14 GFLOP a token in linears, and a triangle of attention."""
-    times = Roofline(server(llama), H200)
+def test_a_long_prompt_is_compute_bound(llama: Path) -> None:
+    """14 GFLOP per token in linear layers, plus causal attention."""
+    times = Roofline(make_server(llama), H200)
     seconds = times.seconds([0], [2048], 1)
     linears = 2048 * 13.96e9 / (0.7 * 989.5e12)
     attention = 2048 * 2049 / 2 * 4 * 4096 * 32 / (0.45 * 989.5e12)
@@ -60,76 +60,78 @@ def test_a_long_prompt_is_bound_by_products(llama: Path) -> None:
     assert seconds.host > 32 * 10 * 5e-6
 
 
-def test_ranks_share_weights_and_pay_for_sums(falcon: Path) -> None:
-    """Falcon-40B reads 82.6 GB, an eighth on each rank; a parallel block sums once a layer."""
-    on_eight = decode(falcon, EIGHT, 1, 1, tensor_parallel_degree=8, dtype="fp16")
+def test_ranks_share_the_weights_and_pay_for_all_reduces(falcon: Path) -> None:
+    """Falcon-40B: 82.6 GB, an eighth on each rank. Parallel attention and MLP need one all-reduce per layer."""
+    on_eight = decode_seconds(falcon, EIGHT, 1, 1, tensor_parallel_degree=8, dtype="fp16")
     weights = 82.6e9 / 8 / (0.75 * 600e9)
-    sums = 61 * (14 * 3e-6 + 2 * 8192 * 14 / 8 / (0.75 * 32e9))
-    assert on_eight == pytest.approx(weights + sums + 600 * 2e-6, rel=0.01)
+    all_reduces = 61 * (14 * 3e-6 + 2 * 8192 * 14 / 8 / (0.75 * 32e9))
+    assert on_eight == pytest.approx(weights + all_reduces + 600 * 2e-6, rel=0.01)
 
 
-def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
+def test_sliding_window_layers_read_at_most_their_window(tmp_path: Path) -> None:
     windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 512}
     folder = write_model(tmp_path / "mistral", LLAMA_8B | windowed)
-    assert decode(folder, H200, 8, 4096) == pytest.approx(decode(folder, H200, 8, 513), rel=1e-9)
+    assert decode_seconds(folder, H200, 8, 4096) == pytest.approx(
+        decode_seconds(folder, H200, 8, 513), rel=1e-9
+    )
 
 
-def test_few_tokens_read_few_experts(tmp_path: Path) -> None:
+def test_a_small_batch_reads_few_experts(tmp_path: Path) -> None:
     mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
     folder = write_model(tmp_path / "mixtral", LLAMA_8B | mixture | {"vocab_size": 32000})
-    floors = [decode(folder, H200, batch, 1) - 640e-6 for batch in (1, 32)]
-    # Mixtral-8x7B: 25.5 GB of 93.4 GB are read for one token.
-    assert [one * 0.75 * 4.8e12 / 1e9 for one in floors] == pytest.approx([25.5, 93.4], rel=0.02)
+    seconds = [decode_seconds(folder, H200, batch, 1) - 640e-6 for batch in (1, 32)]
+    # Mixtral-8x7B: one token reads 25.5 GB of 93.4 GB.
+    assert [value * 0.75 * 4.8e12 / 1e9 for value in seconds] == pytest.approx([25.5, 93.4], rel=0.02)
 
 
-def test_engine_python_computes_layer_after_layer(falcon: Path) -> None:
+def test_engine_python_computes_layers_one_after_the_other(falcon: Path) -> None:
     options = {"tensor_parallel_degree": 8, "dtype": "fp16", "batch_size": 4}
-    seconds = decode(falcon, EIGHT, 4, 1, engine="Python", **options)
+    seconds = decode_seconds(falcon, EIGHT, 4, 1, engine="Python", **options)
     assert seconds == pytest.approx(82.6e9 / (0.75 * 600e9), rel=0.03)
 
 
-def test_the_kv_cache_is_that_of_the_engines_description(llama: Path) -> None:
-    """On a CPU `lmi check` prints its capacity; a GPU's holds what the weights leave."""
+def test_the_kv_cache_has_the_size_that_lmi_check_predicts(llama: Path) -> None:
+    """On a GPU the KV cache gets the memory that the weights leave free."""
     config = LmiConfig(options=EngineOptions(kv_cache_gb=3.0))
     found = resolve_server(config, llama, this_machine(HERE))
     dummy = replace(config, source=replace(config.source, load_format="dummy"))
     assert found.info.kv_capacity_tokens == resolve(dummy, llama, HERE).kv_capacity_tokens
     assert found.info.kv_capacity_bytes == found.info.kv_capacity_tokens * 2 * 131_072
-    on_gpu = server(llama, H200)
+    on_gpu = make_server(llama, H200)
     assert on_gpu.info.kv_capacity_bytes == on_gpu.info.kv_capacity_tokens * 131_072
     left = 0.9 * 141e9 - 16.06e9
     assert 0.95 * left < on_gpu.info.kv_capacity_bytes < left
 
 
-def test_half_of_an_a10g_holds_the_weights_of_falcon_at_degree_8(falcon: Path) -> None:
-    """The post's arithmetic: some 10 of 24 GB at degree 8, 20 at degree 4."""
-    eight = server(falcon, EIGHT, tensor_parallel_degree=8, dtype="fp16")
+def test_falcon_weights_take_half_of_an_a10g_at_degree_8(falcon: Path) -> None:
+    """AWS's post: some 10 of 24 GB at degree 8, and 20 GB at degree 4."""
+    eight = make_server(falcon, EIGHT, tensor_parallel_degree=8, dtype="fp16")
     weights = [eight.model.weight_bytes(2, degree) / 1e9 for degree in (4, 8)]
     assert weights == pytest.approx([20.9, 10.5], abs=0.3)
     local = eight.info.kv_capacity_tokens * 122_880 / 8
     assert local == pytest.approx(0.9 * 24e9 - weights[1] * 1e9, abs=1.5e9)
 
 
-def test_what_cannot_be_simulated_is_refused(falcon: Path) -> None:
+def test_configurations_that_cannot_be_simulated_are_refused(falcon: Path) -> None:
     with pytest.raises(CannotServe, match=r"option\.tensor_parallel_degree=5 fits"):
-        server(falcon, EIGHT, tensor_parallel_degree=2, dtype="fp16")
+        make_server(falcon, EIGHT, tensor_parallel_degree=2, dtype="fp16")
     with pytest.raises(CannotServe, match="GB are needed, but only 24 GB are available"):
-        server(falcon, device_target("A10G", 1), engine="Python", dtype="fp16")
+        make_server(falcon, device_target("A10G", 1), engine="Python", dtype="fp16")
     with pytest.raises(CannotSimulateError, match="--device"):
         resolve_server(LmiConfig(), falcon, this_machine(replace(HERE, gpu_count=8)))
 
 
-def test_one_of_several_copies_is_simulated(llama: Path) -> None:
-    found = server(llama, EIGHT, tensor_parallel_degree=4)
+def test_only_one_of_several_copies_is_simulated(llama: Path) -> None:
+    found = make_server(llama, EIGHT, tensor_parallel_degree=4)
     assert isinstance(found.engine, MpiEngineConfig)
     assert found.copies == 2
     assert found.notes[-1].startswith("only one of 2 copies of the model is simulated")
     assert not any("load_format" in note for note in found.notes)
-    assert server(llama, EIGHT, tensor_parallel_degree=8).notes == ()
+    assert make_server(llama, EIGHT, tensor_parallel_degree=8).notes == ()
 
 
-def test_copies_on_a_cpu_have_their_share_of_its_memory(llama: Path) -> None:
+def test_copies_on_a_cpu_share_its_memory(llama: Path) -> None:
     here = this_machine(HERE)
-    assert server(llama, here, kv_cache_gb=20).copies == 1
+    assert make_server(llama, here, kv_cache_gb=20).copies == 1
     with pytest.raises(CannotServe, match=r"but only 34\.4 GB are available"):
-        server(llama, here, kv_cache_gb=20, min_workers=2)
+        make_server(llama, here, kv_cache_gb=20, min_workers=2)

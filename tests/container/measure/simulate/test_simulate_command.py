@@ -1,4 +1,4 @@
-"""`lmi simulate` as it is typed."""
+"""The command line of `lmi simulate`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(simulate, [*map(str, arguments), *SMALL])
 
 
-def test_the_report_of_bench_marked_as_simulated(configuration: Path, llama: Path) -> None:
-    done = invoke(configuration, "--model", llama, "--instance", "ml.g5.48xlarge", "--slo", "ttft=500ms")
-    assert (done.exit_code, done.exception) == (0, None)
+def test_the_report_is_that_of_lmi_bench_marked_as_simulated(configuration: Path, llama: Path) -> None:
+    result = invoke(configuration, "--model", llama, "--instance", "ml.g5.48xlarge", "--slo", "ttft=500ms")
+    assert (result.exit_code, result.exception) == (0, None)
     for text in (
         "simulated: ",
         "on ml.g5.48xlarge: 8 requests by 4 users",
@@ -49,15 +49,15 @@ def test_the_report_of_bench_marked_as_simulated(configuration: Path, llama: Pat
         "sequences per batch",
         "note: only one of 8 copies of the model is simulated",
     ):
-        assert text in done.stdout
-    assert "client:" not in done.stdout
+        assert text in result.stdout
+    assert "client:" not in result.stdout
 
 
-def test_json_and_csv(configuration: Path, llama: Path, tmp_path: Path) -> None:
+def test_json_and_csv_output(configuration: Path, llama: Path, tmp_path: Path) -> None:
     rows = tmp_path / "requests.csv"
     options = ("--device", "A10G", "--count", "2", "--price-per-hour", "1.5", "--csv", rows, "--json", "-")
-    done = invoke(configuration, "--model", llama, *options)
-    values = json.loads(done.stdout)
+    result = invoke(configuration, "--model", llama, *options)
+    values = json.loads(result.stdout)
     assert values["simulated"] is True
     assert values["hardware"] == "2 x A10G"
     assert values["figures"]["output_tokens"] == 32
@@ -69,7 +69,7 @@ def test_json_and_csv(configuration: Path, llama: Path, tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == 8
 
 
-def test_this_machine_with_times_of_its_trace(
+def test_this_machine_with_step_times_from_a_trace(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulate_command, "detect", lambda environ: Machine(2, 8 << 30))
@@ -99,21 +99,21 @@ def test_this_machine_with_times_of_its_trace(
         ),
     ],
 )
-def test_wrong_options_are_named(
+def test_wrong_options_are_refused(
     options: tuple[str, ...], problem: str, configuration: Path, llama: Path
 ) -> None:
-    done = invoke(configuration, "--model", llama, *options)
-    assert done.exit_code == 2
-    assert problem in done.stderr
+    result = invoke(configuration, "--model", llama, *options)
+    assert result.exit_code == 2
+    assert problem in result.stderr
 
 
-def test_a_model_that_is_not_here_needs_its_config(configuration: Path) -> None:
-    done = invoke(configuration, "--device", "A10G")
-    assert done.exit_code == 2
-    assert "--model: required, because s3://bucket/llama is not on this disk" in done.stderr
+def test_a_model_that_is_not_on_this_disk_requires_a_config(configuration: Path) -> None:
+    result = invoke(configuration, "--device", "A10G")
+    assert result.exit_code == 2
+    assert "--model: required, because s3://bucket/llama is not on this disk" in result.stderr
 
 
 def test_a_model_that_does_not_fit_is_refused(configuration: Path, falcon: Path) -> None:
-    done = invoke(configuration, "--model", falcon, "--device", "A10G")
-    assert done.exit_code == 1
-    assert "GB are needed, but only 24 GB are available" in done.stderr
+    result = invoke(configuration, "--model", falcon, "--device", "A10G")
+    assert result.exit_code == 1
+    assert "GB are needed, but only 24 GB are available" in result.stderr

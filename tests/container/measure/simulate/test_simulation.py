@@ -1,4 +1,4 @@
-"""Virtual time: exact, the same every time, and the engine's own rules in it."""
+"""Simulations in virtual time: exact, reproducible, with the scheduling rules of the engines."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.container.measure.simulate.made_up import Times, dynamic_server, roll
 
 
 def test_a_request_takes_as_long_as_its_steps(llama: Path) -> None:
-    """100 tokens in are two chunks of at most 64, and 5 tokens out four steps more."""
-    found = simulate(rolling_server(llama), Times(0.25), scenario(1, 100, 5))
-    (outcome,) = found.run.outcomes
+    """A prompt of 100 tokens takes two chunks of at most 64, and 5 output tokens take four more steps."""
+    simulation = simulate(rolling_server(llama), Times(0.25), scenario(1, 100, 5))
+    (outcome,) = simulation.run.outcomes
     assert outcome.ttft == ARRIVAL_SECONDS + 0.5
-    assert outcome.latency == found.run.wall_seconds == ARRIVAL_SECONDS + 1.5
-    assert found.figures.tpot.p50 == pytest.approx(0.25)
-    assert found.stats.counters["lmi_steps_total"] == 6
+    assert outcome.latency == simulation.run.wall_seconds == ARRIVAL_SECONDS + 1.5
+    assert simulation.figures.tpot.p50 == pytest.approx(0.25)
+    assert simulation.stats.counters["lmi_steps_total"] == 6
 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 1.25 * 40), ("cuda", 1.0 * 40 + 0.25)])
-def test_a_gpu_hides_the_time_of_the_host(llama: Path, device: str, seconds: float) -> None:
-    found = simulate(rolling_server(llama, device=device), Times(1.0, 0.25), scenario(1, 8, 40))
-    assert found.run.wall_seconds == pytest.approx(ARRIVAL_SECONDS + seconds)
+def test_a_gpu_overlaps_host_time_with_the_next_step(llama: Path, device: str, seconds: float) -> None:
+    simulation = simulate(rolling_server(llama, device=device), Times(1.0, 0.25), scenario(1, 8, 40))
+    assert simulation.run.wall_seconds == pytest.approx(ARRIVAL_SECONDS + seconds)
 
 
 def test_the_same_arguments_give_the_same_result(llama: Path) -> None:
@@ -42,22 +42,26 @@ def test_the_same_arguments_give_the_same_result(llama: Path) -> None:
     assert simulate(rolling_server(llama), Times(), load, seed=4).run != first.run
 
 
-def test_an_open_loop_waits_for_its_requests(llama: Path) -> None:
-    found = simulate(rolling_server(llama), Times(), scenario(20, 8, 2, OpenLoop(1.0, math.inf)))
-    assert found.run.wall_seconds == pytest.approx(found.run.outcomes[-1].scheduled + ARRIVAL_SECONDS + 0.02)
-    assert all(outcome.latency == pytest.approx(ARRIVAL_SECONDS + 0.02) for outcome in found.run.outcomes)
+def test_open_loop_requests_arrive_at_their_own_times(llama: Path) -> None:
+    simulation = simulate(rolling_server(llama), Times(), scenario(20, 8, 2, OpenLoop(1.0, math.inf)))
+    assert simulation.run.wall_seconds == pytest.approx(
+        simulation.run.outcomes[-1].scheduled + ARRIVAL_SECONDS + 0.02
+    )
+    assert all(
+        outcome.latency == pytest.approx(ARRIVAL_SECONDS + 0.02) for outcome in simulation.run.outcomes
+    )
 
 
-def test_a_user_sends_the_next_request_when_the_last_is_answered(llama: Path) -> None:
-    found = simulate(rolling_server(llama), Times(0.5), scenario(4, 8, 2, Users(2)))
+def test_a_user_sends_the_next_request_after_the_last_response(llama: Path) -> None:
+    simulation = simulate(rolling_server(llama), Times(0.5), scenario(4, 8, 2, Users(2)))
     answered = ARRIVAL_SECONDS + 1.0
-    assert [outcome.scheduled for outcome in found.run.outcomes] == [0.0, 0.0, answered, answered]
+    assert [outcome.scheduled for outcome in simulation.run.outcomes] == [0.0, 0.0, answered, answered]
 
 
-def test_the_next_request_of_a_user_comes_too_late_for_the_step_that_follows(llama: Path) -> None:
-    """While another sequence runs, the engine does not wait for it."""
-    found = simulate(rolling_server(llama), Times(1.0), scenario(40, 8, Uniform(2, 20), Users(4)))
-    first, later = found.run.outcomes[:4], found.run.outcomes[4:-4]
+def test_a_users_next_request_misses_the_step_that_follows(llama: Path) -> None:
+    """The engine does not wait for new requests while other sequences run."""
+    simulation = simulate(rolling_server(llama), Times(1.0), scenario(40, 8, Uniform(2, 20), Users(4)))
+    first, later = simulation.run.outcomes[:4], simulation.run.outcomes[4:-4]
     assert {round(one.ttft, 6) for one in first} == {1 + ARRIVAL_SECONDS}
     assert {round(one.ttft, 6) for one in later} == {2.0}
 
@@ -65,18 +69,18 @@ def test_the_next_request_of_a_user_comes_too_late_for_the_step_that_follows(lla
 def test_preemptions_are_counted_and_no_token_is_lost(llama: Path) -> None:
     """Twelve blocks of 16 are too few for eight sequences of 64 tokens."""
     server = rolling_server(llama, num_blocks=12, prefix_caching=False)
-    found = simulate(server, Times(), scenario(16, 16, 48))
-    assert found.figures.num_errors == 0
-    assert found.stats.counters["lmi_preemptions_total"] > 0
-    assert found.figures.output_tokens == 16 * 48
+    simulation = simulate(server, Times(), scenario(16, 16, 48))
+    assert simulation.figures.num_errors == 0
+    assert simulation.stats.counters["lmi_preemptions_total"] > 0
+    assert simulation.figures.output_tokens == 16 * 48
 
 
-def test_prompts_with_a_common_prefix_hit_the_cache_and_others_do_not(llama: Path) -> None:
+def test_only_prompts_with_a_common_prefix_hit_the_prefix_cache(llama: Path) -> None:
     shared = Workload(Uniform(140, 160), Uniform(4, 8), 30, SharedPrefixes(2, 128))
-    found = simulate(rolling_server(llama), Times(), Scenario("", shared, Users(1)))
-    assert found.stats.counters["lmi_prefix_hit_tokens_total"] == 28 * 128
-    found = simulate(rolling_server(llama), Times(), scenario(30, 150, 8, Users(1)))
-    assert found.stats.counters["lmi_prefix_hit_tokens_total"] == 0
+    simulation = simulate(rolling_server(llama), Times(), Scenario("", shared, Users(1)))
+    assert simulation.stats.counters["lmi_prefix_hit_tokens_total"] == 28 * 128
+    simulation = simulate(rolling_server(llama), Times(), scenario(30, 150, 8, Users(1)))
+    assert simulation.stats.counters["lmi_prefix_hit_tokens_total"] == 0
 
 
 def test_virtual_prompts_differ_in_their_first_tokens() -> None:
@@ -87,60 +91,60 @@ def test_virtual_prompts_differ_in_their_first_tokens() -> None:
     assert all(0 <= token < 64 for ids in prompts for token in ids)
 
 
-def test_a_client_that_waits_too_long_leaves_and_frees_its_place(llama: Path) -> None:
+def test_a_request_that_times_out_at_the_client_is_aborted(llama: Path) -> None:
     server = rolling_server(llama, max_num_seqs=1)
-    found = simulate(server, Times(0.25), scenario(2, 8, 20), timeout=6.0)
-    first, second = found.run.outcomes
+    simulation = simulate(server, Times(0.25), scenario(2, 8, 20), timeout=6.0)
+    first, second = simulation.run.outcomes
     assert (first.error, first.latency) == ("", 5.0 + ARRIVAL_SECONDS)
     assert (second.error, second.timed_out) == ("no complete response within 6 s", True)
     assert second.ended == 6.0
-    assert found.figures.num_timeouts == found.figures.num_errors == 1
-    assert found.stats.counters["lmi_requests_aborted_total"] == 1
+    assert simulation.figures.num_timeouts == simulation.figures.num_errors == 1
+    assert simulation.stats.counters["lmi_requests_aborted_total"] == 1
 
 
-def test_the_server_ends_a_request_at_its_own_limit(llama: Path) -> None:
-    found = simulate(rolling_server(llama), Times(10.0), scenario(1, 8, 40))
-    (outcome,) = found.run.outcomes
+def test_a_request_that_times_out_at_the_server_gets_an_error(llama: Path) -> None:
+    simulation = simulate(rolling_server(llama), Times(10.0), scenario(1, 8, 40))
+    (outcome,) = simulation.run.outcomes
     assert "the request timed out" in outcome.error
     assert not outcome.timed_out
 
 
-def test_a_full_queue_refuses(llama: Path) -> None:
+def test_a_full_queue_rejects_requests(llama: Path) -> None:
     server = rolling_server(llama, max_num_seqs=2, max_waiting=3)
-    found = simulate(server, Times(), scenario(8, 8, 4))
-    assert found.figures.num_errors == 3
-    assert "queue is full" in found.figures.errors[0].text
+    simulation = simulate(server, Times(), scenario(8, 8, 4))
+    assert simulation.figures.num_errors == 3
+    assert "queue is full" in simulation.figures.errors[0].text
 
 
-def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_row(llama: Path) -> None:
-    """Three users, batches of 2: the third request waits for the first batch, then for company."""
+def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_sequence(llama: Path) -> None:
+    """Three requests, batches of 2: the third request waits for the first batch, then for the batch delay."""
     load = scenario(3, Uniform(8, 16), Uniform(2, 6))
-    found = simulate(dynamic_server(llama, 2), Times(0.5), load)
-    longest = max(outcome.output_tokens for outcome in found.run.outcomes[:2])
-    first, second, third = found.run.outcomes
+    simulation = simulate(dynamic_server(llama, 2), Times(0.5), load)
+    longest = max(outcome.output_tokens for outcome in simulation.run.outcomes[:2])
+    first, second, third = simulation.run.outcomes
     assert first.ttft == second.ttft == ARRIVAL_SECONDS + 0.5
-    lasted = [ARRIVAL_SECONDS + 0.5 * one.output_tokens for one in (first, second)]
-    assert [one.latency for one in (first, second)] == lasted
+    latencies = [ARRIVAL_SECONDS + 0.5 * one.output_tokens for one in (first, second)]
+    assert [one.latency for one in (first, second)] == latencies
     assert third.token_times[0] == pytest.approx(ARRIVAL_SECONDS + 0.5 * longest + 0.1 + 0.5)
-    counters = found.stats.counters
-    lengths = [request.prompt_tokens for request in found.requests]
+    counters = simulation.stats.counters
+    lengths = [request.prompt_tokens for request in simulation.requests]
     assert counters["lmi_padding_tokens_total"] == abs(lengths[0] - lengths[1])
     assert counters["lmi_ended_row_tokens_total"] == abs(first.output_tokens - second.output_tokens)
 
 
-def test_a_dynamic_batch_is_stopped_at_its_limit(llama: Path) -> None:
-    found = simulate(dynamic_server(llama, 4), Times(100.0), scenario(4, 8, 4), timeout=1000.0)
-    assert {outcome.ended for outcome in found.run.outcomes} == {240.0 + ARRIVAL_SECONDS}
-    assert all("option.predict_timeout" in outcome.error for outcome in found.run.outcomes)
+def test_a_dynamic_batch_is_stopped_at_its_time_limit(llama: Path) -> None:
+    simulation = simulate(dynamic_server(llama, 4), Times(100.0), scenario(4, 8, 4), timeout=1000.0)
+    assert {outcome.ended for outcome in simulation.run.outcomes} == {240.0 + ARRIVAL_SECONDS}
+    assert all("option.predict_timeout" in outcome.error for outcome in simulation.run.outcomes)
 
 
-def test_rows_whose_clients_left_are_computed_until_the_batch_ends(llama: Path) -> None:
-    found = simulate(dynamic_server(llama, 1, 0.0), Times(1.0), scenario(2, 8, 10), timeout=5.5)
-    assert [outcome.timed_out for outcome in found.run.outcomes] == [True, True]
-    assert found.stats.counters["lmi_steps_total"] <= 7
+def test_requests_of_disconnected_clients_are_computed_until_their_batch_ends(llama: Path) -> None:
+    simulation = simulate(dynamic_server(llama, 1, 0.0), Times(1.0), scenario(2, 8, 10), timeout=5.5)
+    assert [outcome.timed_out for outcome in simulation.run.outcomes] == [True, True]
+    assert simulation.stats.counters["lmi_steps_total"] <= 7
 
 
-def test_static_batches_take_no_newcomers(llama: Path) -> None:
+def test_a_running_static_batch_admits_no_requests(llama: Path) -> None:
     load = scenario(16, 8, Uniform(2, 40))
     static = rolling_server(llama, policy="static_batch", max_num_seqs=4)
     rolling = rolling_server(llama, max_num_seqs=4)
