@@ -1,4 +1,4 @@
-"""Made-up results as `lmi compare` and `lmi bench` write them, and step traces of a made-up engine."""
+"""Made-up results of `lmi compare` and `lmi bench`, and made-up step traces."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PARTS = (
 )
 STEP_SECONDS = 0.02
 _NOISE = (1.0, 0.96, 1.04, 0.98, 1.02)
-"""Of the rounds. Each configuration has it in another order, so ratios vary around that of the speeds."""
+"""Factors by round. Their order depends on the configuration, so ratios vary around the ratio of the speeds."""
 _LOAD = Workload(Fixed(32), Exponential(24, 96), 48)
 
 
 def made_up_steps(
     outputs: Sequence[int], num_slots: int, *, static: bool, began: float = 100.0
 ) -> list[dict[str, Any]]:
-    """The step trace of requests that all arrive at once: continuous batching, or batches that run to their end."""
+    """The step trace of requests that all arrive at once, with continuous or static batching."""
     waiting = [(f"r{number}", tokens) for number, tokens in enumerate(outputs)]
     arrivals = [
         {"id": request, "time": began, "prompt_tokens": 32, "max_new_tokens": tokens}
@@ -61,8 +61,8 @@ def made_up_steps(
             count = 32 if state[0] == 0 else 1
             plan.append([request, state[0], count])
             state[0] += count
-        done = [request for request, (computed, tokens) in running.items() if computed >= 31 + tokens]
-        for request in done:
+        finished = [request for request, (computed, tokens) in running.items() if computed >= 31 + tokens]
+        for request in finished:
             del running[request]
         steps.append(
             {
@@ -70,7 +70,7 @@ def made_up_steps(
                 "time": began + len(steps) * STEP_SECONDS,
                 "arrivals": arrivals if not steps else [],
                 "plan": plan,
-                "ends": [{"id": request, "reason": "length"} for request in done],
+                "ends": [{"id": request, "reason": "length"} for request in finished],
                 "seconds": {"model": STEP_SECONDS * 0.9, "host": STEP_SECONDS * 0.05},
                 "running": len(running),
             }
@@ -91,16 +91,16 @@ def made_up_outputs(count: int = 48) -> list[int]:
 def compared(
     names: Sequence[str] = tuple(SPEEDS), scenarios: Sequence[str] = (SCENARIO,), num_rounds: int = 5
 ) -> Comparison:
-    """Rounds with all that a report shows, but without step traces. The speeds are `SPEEDS`, or rise by name."""
+    """A comparison without step traces. Names that are not in `SPEEDS` get rising speeds."""
     configs = [
-        make_configuration(name, max_rolling_batch_size=str(4 * (place + 1)))
-        for place, name in enumerate(names)
+        make_configuration(name, max_rolling_batch_size=str(4 * (position + 1)))
+        for position, name in enumerate(names)
     ]
     rounds = [
-        _round(name, place, scenario, number)
+        _round(name, position, scenario, number)
         for number in range(1, num_rounds + 1)
         for scenario in scenarios
-        for place, name in enumerate(names)
+        for position, name in enumerate(names)
     ]
     parts = PARTS if set(SPEEDS) <= set(names) else ()
     loads = tuple(Scenario(name, _LOAD, Users(8)) for name in scenarios)
@@ -108,7 +108,7 @@ def compared(
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
-    """What `lmi compare --json` writes."""
+    """The output of `lmi compare --json`."""
     origin = Provenance(
         "lmi compare a b c --report out.html",
         "2030-01-02 03:04 UTC",
@@ -125,37 +125,37 @@ def make_document(
     return document_of(compared(names, scenarios, num_rounds))
 
 
-def _round(name: str, place: int, scenario: str, number: int) -> RoundResult:
-    speed = SPEEDS.get(name, 80.0 + 50.0 * place) * _NOISE[(number + place) % len(_NOISE)]
+def _round(name: str, position: int, scenario: str, number: int) -> RoundResult:
+    speed = SPEEDS.get(name, 80.0 + 50.0 * position) * _NOISE[(number + position) % len(_NOISE)]
     requests = _requests(speed, f"{name}/{scenario}/{number}")
     tokens = [(index, 1, 2) for index in range(len(requests))]
-    if place and number <= 2:
+    if position and number <= 2:
         tokens[3] = (3, 1, 9)
-    made = make_round(
+    result = make_round(
         name,
         number,
         replace(make_figures(speed, 400 / speed), num_requests=len(requests)),
         scenario=scenario,
         token_ids=tuple(tokens),
-        batches=BatchSizes(400, 3.0 * (place + 1)),
+        batches=BatchSizes(400, 3.0 * (position + 1)),
         kv=KvUse(9, 4000.0, 500.0, 900.0, 0.13),
     )
     counters = RoundCounters(1536, 1152, preemptions=12, recomputed_tokens=40, prefix_hit_tokens=96)
-    return replace(made, counters=counters, requests=requests)
+    return replace(result, counters=counters, requests=requests)
 
 
 def _requests(speed: float, seed: str) -> tuple[RequestTiming, ...]:
-    """Of eight users."""
+    """Requests of eight users."""
     rng = random.Random(seed)
     free_at = [0.0] * 8
-    made = []
+    requests = []
     for tokens in made_up_outputs():
         due = min(free_at)
         first = due + rng.uniform(0.2, 0.9) * 80 / speed
         ended = first + (tokens - 1) * rng.uniform(5, 9) / speed
         free_at[free_at.index(due)] = ended
-        made.append(RequestTiming(due, due, first, ended, ended, 32, tokens, ""))
-    return tuple(made)
+        requests.append(RequestTiming(due, due, first, ended, ended, 32, tokens, ""))
+    return tuple(requests)
 
 
 def _origin() -> BenchOrigin:
@@ -164,14 +164,14 @@ def _origin() -> BenchOrigin:
 
 
 def make_benchmark(num_failed: int = 0) -> dict[str, Any]:
-    """What `lmi bench --json` writes."""
+    """The output of `lmi bench --json`."""
     figures = make_figures(123.4, 1.5, errors=["gone away"] * num_failed)
     document: dict[str, Any] = as_json(BenchReport(_origin(), figures).json_values())
     return document
 
 
 def make_search(*rates: float) -> dict[str, Any]:
-    """What `lmi bench --find-rate --json` writes; up to 7 requests/s are sustained."""
+    """The output of `lmi bench --find-rate --json`. Rates below 7 requests/s are sustained."""
     trials = tuple(
         RateTrial(
             rate,

@@ -1,4 +1,4 @@
-"""The page of a report, from made-up results."""
+"""HTML reports of made-up results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _VOID = {"meta", "link", "br", "hr", "img", "input"}
 EVIL = '<script>alert("1")</script> & $x^$'
 
 
-class _Page(HTMLParser):
-    """Elements in their order; raises where tags do not match."""
+class _ParsedPage(HTMLParser):
+    """The parsed page: tags, attributes and texts in document order. Raises if tags do not match."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -67,29 +67,28 @@ class _Page(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
 
-def page_of(document: dict[str, Any], folder: Path) -> tuple[str, _Page]:
+def write_page(document: dict[str, Any], folder: Path) -> tuple[str, _ParsedPage]:
     write_html(read_results(document), folder / "report.html")
     page = (folder / "report.html").read_text(encoding="utf-8")
-    return page, _Page(page)
+    return page, _ParsedPage(page)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, _Page]:
-    """The page of `make_document()`, with step traces."""
-    folder = tmp_path_factory.mktemp("plain")
+def page_with_traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, _ParsedPage]:
+    folder = tmp_path_factory.mktemp("page")
     document = make_document()
-    for place, one in enumerate(document["rounds"][-3:]):
-        steps = made_up_steps(made_up_outputs(), 4 * (place + 1), static=place == 0)
-        one.update(began=99.0, ended=200.0, step_trace=write_trace(folder / f"{place}.jsonl", steps))
-    return page_of(document, folder)
+    for index, result in enumerate(document["rounds"][-3:]):
+        steps = made_up_steps(made_up_outputs(), 4 * (index + 1), static=index == 0)
+        result.update(began=99.0, ended=200.0, step_trace=write_trace(folder / f"{index}.jsonl", steps))
+    return write_page(document, folder)
 
 
 def headings(page: str) -> list[str]:
     return re.findall(r"<h2>(.*?)</h2>", page)
 
 
-def test_the_verdict_comes_first_and_then_every_section(plain: tuple[str, _Page]) -> None:
-    page, parsed = plain
+def test_the_verdict_comes_first_followed_by_all_sections(page_with_traces: tuple[str, _ParsedPage]) -> None:
+    page, parsed = page_with_traces
     assert headings(page) == [
         "Summary",
         SCENARIO,
@@ -100,32 +99,32 @@ def test_the_verdict_comes_first_and_then_every_section(plain: tuple[str, _Page]
         "Limits of these figures",
     ]
     assert parsed.words.index("rolling-8 is faster than static-4 by 231.7 %") < parsed.words.index("Summary")
-    # Bars, ratios, three distributions, three configurations' slots, one waterfall: for two widths of screen.
+    # Bars, ratios, three distributions, slots of three configurations, one waterfall. Each is drawn in two widths.
     assert parsed.tags.count("figure") == parsed.tags.count("figcaption") == 9
     assert page.count("<svg role") == 18
-    for said in ("Abacus 9", "lmi compare a b c", "torch 9.9.9", "2030-01-02", "of the slot time wasted"):
-        assert said in parsed.words
+    for text in ("Abacus 9", "lmi compare a b c", "torch 9.9.9", "2030-01-02", "of the slot time wasted"):
+        assert text in parsed.words
     assert "Blank areas are waste" in parsed.words
     assert "<code>lmi check</code>" in page
 
 
-def test_numbers_are_those_of_the_results(plain: tuple[str, _Page]) -> None:
-    _, parsed = plain
-    made = compared()
+def test_numbers_match_the_results(page_with_traces: tuple[str, _ParsedPage]) -> None:
+    _, parsed = page_with_traces
+    comparison = compared()
 
     def interval(measure: Measure) -> str:
-        return times(ratio(made, "rolling-8", "static-4", SCENARIO, measure))
+        return times(ratio(comparison, "rolling-8", "static-4", SCENARIO, measure))
 
     speed, latency = interval(TOKENS_PER_SECOND), interval(LATENCY_P90)
     assert (speed[:7], latency[:8]) == ("3.32x (", "0.301x (")
     in_plots = ("3.32x", "1.04x")
     in_tables = (speed, latency, "61.5", "13.0 %", "1.00 GiB", "238 of 240", "75.0 %", "480 (6.2 %)")
-    for said in (*in_plots, *in_tables):
-        assert said in parsed.words
+    for text in (*in_plots, *in_tables):
+        assert text in parsed.words
 
 
-def test_the_page_has_what_the_markdown_has(plain: tuple[str, _Page]) -> None:
-    _, parsed = plain
+def test_the_page_has_all_content_of_the_markdown_report(page_with_traces: tuple[str, _ParsedPage]) -> None:
+    _, parsed = page_with_traces
     results = read_results(make_document())
     for section in results.sections:
         texts = [section.text.replace("`", " "), *(text.replace("`", " ") for text in section.bullets)]
@@ -135,14 +134,16 @@ def test_the_page_has_what_the_markdown_has(plain: tuple[str, _Page]) -> None:
 
 
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
-    page, parsed = page_of(make_document(names=("plain", EVIL)), tmp_path)
+    page, parsed = write_page(make_document(names=("plain", EVIL)), tmp_path)
     assert "script" not in parsed.tags
     assert EVIL in parsed.words
     assert "<script" not in page
 
 
-def test_the_page_loads_nothing_and_its_names_are_unique(plain: tuple[str, _Page]) -> None:
-    page, parsed = plain
+def test_the_page_loads_no_resources_and_its_ids_are_unique(
+    page_with_traces: tuple[str, _ParsedPage],
+) -> None:
+    page, parsed = page_with_traces
     assert "default-src 'none'" in page
     loading = {"src", "href", "xlink:href", "data", "srcset", "action"}
     assert all(value.startswith("#") for name, value in parsed.attributes if name in loading)
@@ -154,8 +155,8 @@ def test_the_page_loads_nothing_and_its_names_are_unique(plain: tuple[str, _Page
         assert used in ids
 
 
-def test_colours_are_variables_so_that_dark_mode_has_its_own(plain: tuple[str, _Page]) -> None:
-    page, _ = plain
+def test_colours_are_css_variables_for_dark_mode(page_with_traces: tuple[str, _ParsedPage]) -> None:
+    page, _ = page_with_traces
     body = page[page.index("<body>") :]
     assert not re.search(r"(fill|stroke): ?#", body)
     used = set(re.findall(r"var\((--\w+)\)", page))
@@ -165,16 +166,16 @@ def test_colours_are_variables_so_that_dark_mode_has_its_own(plain: tuple[str, _
 
 
 @pytest.mark.parametrize("key", ["title", "lead", "findings", "sections"])
-def test_results_of_an_earlier_version_are_refused_with_a_sentence(key: str) -> None:
+def test_results_of_an_earlier_version_are_refused(key: str) -> None:
     document = make_document()
     del document[key]
     with pytest.raises(BadResults, match=rf"not the results of this version .*`{key}`.*again with --json"):
         read_results(document)
 
 
-def test_without_measurements_the_text_is_a_page_too(tmp_path: Path) -> None:
+def test_results_without_measurements_give_a_page_without_plots(tmp_path: Path) -> None:
     document = {key: make_document()[key] for key in ("title", "lead", "findings", "sections")}
-    page, parsed = page_of(document, tmp_path)
+    page, parsed = write_page(document, tmp_path)
     assert "figure" not in parsed.tags
     assert SCENARIO in headings(page)
 
@@ -188,53 +189,53 @@ def test_each_scenario_has_its_own_plots() -> None:
     ]
 
 
-def test_an_interval_without_end_is_drawn_as_far_as_it_can_be() -> None:
+def test_an_unbounded_interval_can_be_drawn() -> None:
     speeds = {"a": (100.0, 100.0), "b": (1.0, 10_000.0), "c": (100.0, 100.0)}
-    made = compare_speeds(speeds)
-    seen = ratio(made, "b", "a", made.plan.scenarios[0].name, TOKENS_PER_SECOND)
-    assert seen is not None
-    assert seen.high == math.inf
-    (plots, _) = plots_by_section(read_results(document_of(made))).values()
+    comparison = compare_speeds(speeds)
+    unbounded = ratio(comparison, "b", "a", comparison.plan.scenarios[0].name, TOKENS_PER_SECOND)
+    assert unbounded is not None
+    assert unbounded.high == math.inf
+    (plots, _) = plots_by_section(read_results(document_of(comparison))).values()
     (plot,) = [plot for plot in plots if plot.title == "Compared with a"]
     assert "1.00x" in SvgRenderer().render(plot, 600)
 
 
-def test_a_benchmark_has_its_table_and_its_notes(tmp_path: Path) -> None:
-    page, parsed = page_of(make_benchmark(), tmp_path)
+def test_the_page_of_a_benchmark_has_a_table_and_notes(tmp_path: Path) -> None:
+    page, parsed = write_page(make_benchmark(), tmp_path)
     assert headings(page) == ["Figures"]
     assert ("class", "verdict") not in parsed.attributes
-    for said in ("123.40 output tokens/s", "TTFT", "48 requests by 8 users", "lmi-server", "/models/tiny"):
-        assert said in parsed.words
-    _, failed = page_of(make_benchmark(num_failed=1), tmp_path)
+    for text in ("123.40 output tokens/s", "TTFT", "48 requests by 8 users", "lmi-server", "/models/tiny"):
+        assert text in parsed.words
+    _, failed = write_page(make_benchmark(num_failed=1), tmp_path)
     assert "1 of 2 requests failed" in failed.words
 
 
-def test_the_search_for_the_highest_rate_is_a_curve(tmp_path: Path) -> None:
-    _, parsed = page_of(make_search(math.inf, 8.0, 2.0, 4.0, 6.0), tmp_path)
+def test_a_rate_search_is_drawn_as_a_curve(tmp_path: Path) -> None:
+    _, parsed = write_page(make_search(math.inf, 8.0, 2.0, 4.0, 6.0), tmp_path)
     assert "highest sustained rate" in parsed.words
     assert "6.00 requests/s" in parsed.words
     assert parsed.tags.count("figure") == 1
     assert "Throughput against latency" in parsed.words
     assert "2/s" in parsed.words
-    _, single = page_of(make_search(8.0), tmp_path)
+    _, single = write_page(make_search(8.0), tmp_path)
     assert "No rate is sustained." in single.words
     assert "figure" not in single.tags
 
 
 def test_failed_requests_come_before_everything_else() -> None:
-    made = compared()
-    first, *others = made.rounds
+    comparison = compared()
+    first, *others = comparison.rounds
     failed = replace(first, figures=replace(first.figures, num_errors=3))
-    finding = read_results(document_of(replace(made, rounds=(failed, *others)))).findings[0]
+    finding = read_results(document_of(replace(comparison, rounds=(failed, *others)))).findings[0]
     assert (finding.kind, finding.sentence[:25]) == ("failed", "3 of 720 requests failed.")
 
 
-def test_the_same_plot_has_the_same_bytes() -> None:
+def test_rendering_is_deterministic() -> None:
     plot = plots_by_section(read_results(make_document()))[SCENARIO][0]
     assert SvgRenderer().render(plot, 340) == SvgRenderer().render(plot, 340)
 
 
-def test_without_matplotlib_a_sentence_says_how_to_get_it(
+def test_without_matplotlib_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -1,4 +1,4 @@
-"""Slots of a batch: from step traces and from what clients saw."""
+"""Slots of a batch, from step traces and from times that clients measured."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from container.measure.report.slots import SlotSpan, read_step_trace, slots_of_r
 from tests.container.measure.report.made_up import STEP_SECONDS, made_up_steps, write_trace
 
 
-def test_a_static_batch_leaves_the_slots_of_short_answers_empty() -> None:
+def test_a_static_batch_leaves_the_slots_of_short_responses_empty() -> None:
     use = slots_of_steps(made_up_steps([10, 2, 4, 4], 2, static=True))
     assert use is not None
     assert use.num_slots == 2
-    # 10 steps with the answers of 10 and 2 tokens, then 4 steps with two answers of 4.
+    # 10 steps for the responses of 10 and 2 tokens, then 4 steps for two responses of 4.
     assert use.seconds == pytest.approx(14 * STEP_SECONDS - 0.05 * STEP_SECONDS)
     assert use.waste == pytest.approx(8 / 28, abs=0.01)
 
@@ -27,7 +27,7 @@ def test_continuous_batching_fills_a_slot_in_the_next_step() -> None:
     assert [span.request for span in use.spans if span.slot == 1 and span.is_prefill] == [1, 2, 3]
 
 
-def test_the_prompt_of_a_request_is_a_span_of_its_own() -> None:
+def test_prefill_and_decode_are_separate_spans() -> None:
     use = slots_of_steps(made_up_steps([3], 1, static=False))
     assert use is not None
     prefill, decode = use.spans
@@ -60,7 +60,7 @@ def test_idle_time_between_two_steps_is_waste() -> None:
     assert use.waste == pytest.approx(1 / (1 + 4 * STEP_SECONDS), rel=0.02)
 
 
-def test_only_the_steps_of_a_round_are_read_and_a_broken_last_line_is_left_out(tmp_path: Path) -> None:
+def test_only_the_steps_of_a_round_are_read_and_a_truncated_last_line_is_skipped(tmp_path: Path) -> None:
     warm_up = made_up_steps([4, 4], 2, static=False, began=0.0)
     path = tmp_path / "steps.jsonl"
     write_trace(path, [*warm_up, *made_up_steps([5, 5], 2, static=False, began=100.0)])
@@ -87,7 +87,7 @@ def test_without_a_trace_slots_are_estimated_from_first_and_last_tokens() -> Non
     assert slots_of_requests([]) is None
 
 
-def test_a_file_that_is_no_step_trace_is_no_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_step_trace_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     for text in (
         '{"a": 1}\n',
