@@ -19,7 +19,7 @@ EXAMPLE = ROOT / "properties_examples" / "smollm2-rolling-paged"
 
 
 def lmi(*arguments: str, code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """`lmi` with these arguments; `code` runs before it in the same process."""
+    """Run `lmi` with these arguments. `code` is executed first, in the same process."""
     program = f"{code}\nimport sys\nfrom container.cli import main\nmain(sys.argv[1:], prog_name='lmi')"
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     return subprocess.run(
@@ -52,32 +52,36 @@ FORBID = (
     ],
 )
 def test_no_command_imports_torch_in_its_own_process(arguments: tuple[str, ...]) -> None:
-    done = lmi(*arguments, code=FORBID)
-    assert done.returncode == 0, done.stderr
+    result = lmi(*arguments, code=FORBID)
+    assert result.returncode == 0, result.stderr
 
 
-def test_errors_of_files_are_for_people(tmp_path: Path) -> None:
+def test_configuration_errors_name_file_line_and_option_without_traceback(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("engine=MPI\noption.paged_atention=true\n")
-    done = lmi("serve", str(tmp_path), "--port", "0")
-    assert done.returncode == 1
-    assert "serving.properties:2" in done.stderr
-    assert "option.paged_attention" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = lmi("serve", str(tmp_path), "--port", "0")
+    assert result.returncode == 1
+    assert "serving.properties:2" in result.stderr
+    assert "option.paged_attention" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.model
-def test_an_occupied_port_is_told_before_a_model_is_loaded(tmp_path: Path, bundled_model: Path) -> None:
+def test_an_occupied_port_is_reported_before_the_model_is_loaded(tmp_path: Path, bundled_model: Path) -> None:
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={bundled_model}\n")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = lmi(
-            "serve", str(tmp_path), "--host", "127.0.0.1", SAGEMAKER_BIND_TO_PORT=str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        result = lmi(
+            "serve",
+            str(tmp_path),
+            "--host",
+            "127.0.0.1",
+            SAGEMAKER_BIND_TO_PORT=str(listener.getsockname()[1]),
         )
-    assert done.returncode == 1
-    assert "Address already in use" in done.stderr
-    assert "--port" in done.stderr
+    assert result.returncode == 1
+    assert "Address already in use" in result.stderr
+    assert "--port" in result.stderr
 
 
-def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_not_reported_as_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> int:
         raise ValueError("list.remove(x): x not in list")
 
@@ -86,22 +90,22 @@ def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: py
     assert isinstance(result.exception, ValueError)
 
 
-def test_what_the_server_starts_does_not_inherit_the_admin_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+def test_child_processes_do_not_inherit_the_admin_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
 
     def serve(options: object, environ: Mapping[str, str], view: object) -> int:
         child = subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True)
-        found.extend([environ["LMI_ADMIN_TOKEN"], child.stdout])
+        seen.extend([environ["LMI_ADMIN_TOKEN"], child.stdout])
         return 0
 
     monkeypatch.setattr(serve_command, "serve_until_end", serve)
     monkeypatch.setenv("LMI_ADMIN_TOKEN", "s3cret")
     assert CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"]).exit_code == 0
-    token, inherited = found
+    token, child_environment = seen
     assert token == "s3cret"
-    assert "s3cret" not in inherited
+    assert "s3cret" not in child_environment
 
 
-def test_check_takes_the_folder_from_the_environment(tmp_path: Path) -> None:
+def test_check_reads_the_model_folder_from_the_environment(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
     assert str(tmp_path) in lmi("check", LMI_MODEL_DIR=str(tmp_path)).stdout

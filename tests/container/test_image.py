@@ -1,4 +1,4 @@
-"""The image: what the Dockerfile says, and the entry script as a program."""
+"""The Docker image: the Dockerfile, the pinned requirements, and the entry script."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ ENTRY = ROOT / "container" / "entrypoint.sh"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(word, rest) of each instruction, continued lines joined."""
+    """Return (keyword, arguments) of each instruction of the Dockerfile."""
     text = (ROOT / "Dockerfile").read_text()
     joined = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
 
 
-def of(word: str) -> list[str]:
-    return [rest for name, rest in instructions() if name == word]
+def arguments_of(keyword: str) -> list[str]:
+    return [rest for name, rest in instructions() if name == keyword]
 
 
 def test_the_entry_point_is_in_exec_form_and_exists() -> None:
-    (entry,) = of("ENTRYPOINT")
+    (entry,) = arguments_of("ENTRYPOINT")
     (program,) = json.loads(entry)
     assert (ROOT / Path(program).relative_to("/opt/lmi")) == ENTRY
     assert os.access(ENTRY, os.X_OK)
-    assert json.loads(of("CMD")[0]) == ["serve"]
+    assert json.loads(arguments_of("CMD")[0]) == ["serve"]
 
 
-def test_the_labels_of_the_contract_are_there() -> None:
-    labels = " ".join(of("LABEL"))
+def test_the_image_has_the_sagemaker_labels() -> None:
+    labels = " ".join(arguments_of("LABEL"))
     assert "com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true" in labels
     assert "com.amazonaws.sagemaker.capabilities.multi-models=true" in labels
-    assert of("EXPOSE") == ["8080"]
+    assert arguments_of("EXPOSE") == ["8080"]
 
 
 def test_every_copied_source_exists() -> None:
-    copies = [rest for rest in of("COPY") if "--from=" not in rest]
+    copies = [rest for rest in arguments_of("COPY") if "--from=" not in rest]
     sources = [source for rest in copies for source in rest.split()[:-1]]
     assert {"container", "lmi_server", "engines", "kernels", "container/requirements"} <= set(sources)
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
 @pytest.mark.parametrize("torch", ["cpu", "cuda"])
-def test_the_build_argument_chooses_the_base(torch: str) -> None:
-    assert "TORCH=cpu" in of("ARG")
-    assert any(rest.endswith(f" AS base-{torch}") for rest in of("FROM"))
-    assert of("FROM")[-1] == "base-${TORCH}"
-    assert any("requirements/${TORCH}.txt" in rest for rest in of("RUN"))
+def test_the_build_argument_selects_the_base_image(torch: str) -> None:
+    assert "TORCH=cpu" in arguments_of("ARG")
+    assert any(rest.endswith(f" AS base-{torch}") for rest in arguments_of("FROM"))
+    assert arguments_of("FROM")[-1] == "base-${TORCH}"
+    assert any("requirements/${TORCH}.txt" in rest for rest in arguments_of("RUN"))
 
 
 def stage(name: str) -> list[tuple[str, str]]:
-    """The instructions of a stage; the last one has no name."""
+    """Return the instructions of a build stage. The last stage is named ""."""
     found: dict[str, list[tuple[str, str]]] = {}
     current = ""
     for word, rest in instructions():
@@ -68,7 +68,7 @@ def stage(name: str) -> list[tuple[str, str]]:
     return found[name]
 
 
-def test_an_edit_of_a_source_file_leaves_the_dependencies_as_they_are() -> None:
+def test_a_source_change_does_not_invalidate_the_dependencies_stage() -> None:
     assert [rest for word, rest in stage("dependencies") if word == "COPY"] == [
         "container/requirements requirements"
     ]
@@ -81,7 +81,7 @@ def test_the_last_stage_installs_nothing() -> None:
 
 
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
-def test_the_packages_of_an_image_are_those_of_the_constraints_with_hashes(build: str) -> None:
+def test_image_requirements_match_the_constraints_and_have_hashes(build: str) -> None:
     lines = (ROOT / "container/requirements" / f"{build}.txt").read_text().splitlines()[1:]
     assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     pinned = {line.split(" ")[0].split("+")[0].replace("_", "-") for line in lines}
@@ -92,18 +92,18 @@ def test_the_packages_of_an_image_are_those_of_the_constraints_with_hashes(build
     }
     assert sorted(pinned - constraints) == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {name.lower().replace("_", "-") for name in project["dependencies"]} | {"setuptools"}
-    wanted -= {"torch"} if build == "cpu" else set()
-    assert sorted({name.split(";")[0] for name in wanted} - {line.split("==")[0] for line in pinned}) == []
+    required = {name.lower().replace("_", "-") for name in project["dependencies"]} | {"setuptools"}
+    required -= {"torch"} if build == "cpu" else set()
+    assert sorted({name.split(";")[0] for name in required} - {line.split("==")[0] for line in pinned}) == []
     assert ("triton" in {line.split("==")[0] for line in pinned}) is (build == "cuda")
 
 
-def test_the_build_for_cpus_is_the_torch_of_the_constraints() -> None:
+def test_the_cpu_build_has_the_torch_version_of_the_constraints() -> None:
     torch = (ROOT / "container/requirements" / "torch-cpu.txt").read_text().strip().removesuffix("+cpu")
     assert torch in (ROOT / "constraints.txt").read_text().splitlines()
 
 
-def test_a_wheel_has_every_module() -> None:
+def test_a_wheel_contains_every_module() -> None:
     setting = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     missing = []
     for package in ("container", "lmi_server", "engines"):
@@ -131,7 +131,7 @@ def run_entry(*arguments: str, path: str, **env: str) -> subprocess.CompletedPro
 
 @pytest.fixture
 def fake_lmi(tmp_path: Path) -> str:
-    """A folder with an `lmi` that prints its arguments."""
+    """A folder with a fake `lmi` that prints its process id and arguments."""
     program = tmp_path / "lmi"
     program.write_text('#!/bin/sh\nprintf "%s|" "$$" lmi "$@"\n')
     program.chmod(0o755)
@@ -139,23 +139,23 @@ def fake_lmi(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "called"),
+    ("arguments", "output"),
     [
         ((), "lmi|serve|/opt/ml/model|"),
         (("serve",), "lmi|serve|/opt/ml/model|"),
         (("serve", "--port", "9000"), "lmi|serve|/opt/ml/model|--port|9000|"),
     ],
 )
-def test_serve_serves_the_model_folder(fake_lmi: str, arguments: tuple[str, ...], called: str) -> None:
-    assert run_entry(*arguments, path=fake_lmi).stdout.split("|", 1)[1] == called
+def test_serve_is_the_default_command(fake_lmi: str, arguments: tuple[str, ...], output: str) -> None:
+    assert run_entry(*arguments, path=fake_lmi).stdout.split("|", 1)[1] == output
 
 
-def test_the_model_folder_can_be_given_by_a_variable(fake_lmi: str) -> None:
+def test_an_environment_variable_sets_the_model_folder(fake_lmi: str) -> None:
     out = run_entry("serve", path=fake_lmi, LMI_MODEL_DIR="/some where").stdout
     assert out.split("|", 1)[1] == "lmi|serve|/some where|"
 
 
-def test_the_server_takes_the_script_s_place_so_that_signals_reach_it(fake_lmi: str) -> None:
+def test_the_server_replaces_the_script_so_that_signals_reach_it(fake_lmi: str) -> None:
     with subprocess.Popen(
         [ENTRY], stdout=subprocess.PIPE, text=True, env={"PATH": f"{fake_lmi}:{os.defpath}"}
     ) as process:
@@ -163,23 +163,23 @@ def test_the_server_takes_the_script_s_place_so_that_signals_reach_it(fake_lmi: 
     assert int(out.split("|")[0]) == process.pid
 
 
-def test_other_words_are_run_as_a_command(fake_lmi: str) -> None:
-    done = run_entry("sh", "-c", "echo it is $0; exit 3", "me", path=fake_lmi)
-    assert (done.returncode, done.stdout) == (3, "it is me\n")
+def test_other_arguments_are_run_as_a_command(fake_lmi: str) -> None:
+    result = run_entry("sh", "-c", "echo it is $0; exit 3", "me", path=fake_lmi)
+    assert (result.returncode, result.stdout) == (3, "it is me\n")
 
 
-def test_the_real_command_refuses_an_empty_model_folder_in_words(tmp_path: Path) -> None:
+def test_an_empty_model_folder_is_an_error_without_traceback(tmp_path: Path) -> None:
     lmi = tmp_path / "lmi"
     lmi.write_text(f'#!/bin/sh\nexec {sys.executable} -m container "$@"\n')
     lmi.chmod(0o755)
     empty = tmp_path / "model"
     empty.mkdir()
-    done = run_entry(
+    result = run_entry(
         "serve",
         path=str(tmp_path),
         LMI_MODEL_DIR=str(empty),
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     )
-    assert done.returncode == 1
-    assert str(empty) in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 1
+    assert str(empty) in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""What is found of a machine, from files laid out as the kernel lays them."""
+"""Detection of CPUs, memory and GPUs, from fake /proc, /sys and /dev files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLICED = (
 )
 
 
-def lay(root: Path, files: dict[str, str]) -> Path:
+def write_files(root: Path, files: dict[str, str]) -> Path:
     for name, text in {"proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -31,7 +31,7 @@ def lay(root: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("text", "threads"), [("3", 3), (" 4,2", 4), ("64", 5), ("", 2), ("0", 2), ("-1", 2), ("many", 2)]
 )
-def test_omp_num_threads_are_the_threads_of_each_process(text: str, threads: int) -> None:
+def test_omp_num_threads_sets_the_threads_of_each_process(text: str, threads: int) -> None:
     found = detect({"OMP_NUM_THREADS": text})
     assert replace(found, cpu_count=5).threads(2) == threads
 
@@ -42,8 +42,8 @@ def test_this_machine_is_detected() -> None:
     assert machine.memory_available_bytes > 0
 
 
-def test_without_limits_the_kernel_decides(tmp_path: Path) -> None:
-    machine = detect({}, lay(tmp_path, {}))
+def test_without_cgroup_limits_the_kernel_values_apply(tmp_path: Path) -> None:
+    machine = detect({}, write_files(tmp_path, {}))
     assert machine.memory_available_bytes == 8 * GIB
     assert machine.cpu_count == len(os.sched_getaffinity(0))
     assert machine.gpu_count == 0
@@ -66,8 +66,8 @@ V1 = {"proc/self/cgroup": "4:cpu,cpuacct:/a\n5:memory:/a\n"}
         },
     ],
 )
-def test_a_quota_of_any_cgroup_above_binds_the_cores(tmp_path: Path, files: dict[str, str]) -> None:
-    assert detect({}, lay(tmp_path, files)).cpu_count == 1
+def test_the_cpu_quota_of_any_parent_cgroup_limits_the_cores(tmp_path: Path, files: dict[str, str]) -> None:
+    assert detect({}, write_files(tmp_path, files)).cpu_count == 1
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_a_quota_of_any_cgroup_above_binds_the_cores(tmp_path: Path, files: dict
         },
     ],
 )
-def test_a_part_of_a_core_is_no_core(
+def test_fractions_of_a_core_are_rounded_down(
     tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that wait for each other would all stand still while the quota of one is used up."""
+    """Threads that wait for each other would all stall while the quota of one is used up."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert detect({}, lay(tmp_path, files)).cpu_count == 3
+    assert detect({}, write_files(tmp_path, files)).cpu_count == 3
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,13 @@ def test_a_part_of_a_core_is_no_core(
         },
     ],
 )
-def test_a_limit_of_memory_binds_less_what_is_used(tmp_path: Path, files: dict[str, str]) -> None:
-    assert detect({}, lay(tmp_path, files)).memory_available_bytes == 3 * GIB
+def test_available_memory_is_the_cgroup_limit_minus_used_memory(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    assert detect({}, write_files(tmp_path, files)).memory_available_bytes == 3 * GIB
 
 
-def test_gpus_are_listed_by_name_and_slices_instead_of_their_gpu() -> None:
+def test_a_gpu_with_mig_slices_is_listed_as_its_slices() -> None:
     assert parse_listing(H200) == (("NVIDIA H200", "GPU-11aa"), ("NVIDIA H200", "GPU-22bb"))
     assert parse_listing(SLICED) == (("MIG 3g.40gb", "MIG-a"), ("MIG 1g.10gb", "MIG-b"))
     assert parse_listing("No devices were found\n") == ()
@@ -132,7 +134,7 @@ def gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (torch / "version.py").write_text("__version__ = '2'\ncuda: Optional[str] = '13.0'\n")
     monkeypatch.syspath_prepend(str(torch.parent))
     monkeypatch.delitem(sys.modules, "torch", raising=False)  # other tests may have imported the real one
-    return lay(tmp_path / "root", {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
+    return write_files(tmp_path / "root", {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
 
 
 @pytest.mark.parametrize(
@@ -147,14 +149,14 @@ def gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("GPU-22", 1),
     ],
 )
-def test_cuda_visible_devices_chooses(gpu_root: Path, visible: str | None, count: int) -> None:
+def test_cuda_visible_devices_selects_gpus(gpu_root: Path, visible: str | None, count: int) -> None:
     machine = detect({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, gpu_root)
     assert machine.gpu_count == count
     assert machine.gpu_names == ("NVIDIA H200",) * count
     assert machine.note == ""
 
 
-def test_gpus_that_torch_cannot_use_are_not_counted_and_said(gpu_root: Path) -> None:
+def test_gpus_that_torch_cannot_use_are_reported_but_not_counted(gpu_root: Path) -> None:
     version = gpu_root.parent / "site" / "torch" / "version.py"
     version.write_text("__version__ = '2+cpu'\ncuda: Optional[str] = None\n")
     machine = detect({}, gpu_root)

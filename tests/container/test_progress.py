@@ -1,4 +1,4 @@
-"""How long work shows itself."""
+"""Progress of long operations, in logs and terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from container.progress import Bars, LogLines
 
 
-def test_a_log_gets_a_line_at_the_start_and_one_each_quarter() -> None:
+def test_a_log_gets_a_line_at_the_start_and_after_each_quarter() -> None:
     log = io.StringIO()
     view = LogLines(log)
     view.start("converting")
@@ -20,7 +20,7 @@ def test_a_log_gets_a_line_at_the_start_and_one_each_quarter() -> None:
     assert log.getvalue().splitlines() == ["converting ...", *quarters]
 
 
-def test_a_terminal_gets_a_bar_and_whole_lines() -> None:
+def test_a_terminal_gets_a_bar_and_unwrapped_lines() -> None:
     screen = io.StringIO()
     view = Bars(Console(file=screen, force_terminal=True, width=60))
     view.start("converting v[int8]")

@@ -1,8 +1,8 @@
-"""A program for test_supervise: the real supervisor over a fake engine and a fake web server.
+"""A program for test_supervise: the real supervisor with a fake engine and a fake web server.
 
-`python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`; or, as a child of itself, one of the fakes.
-COPIES in the environment is the number of engines. Prints a line `pids WEB ENGINE ...`, then `ready`, and what the
-supervisor says; ends with the supervisor's exit code.
+Usage: `python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`. It starts itself again as each of the
+fakes. The environment variable COPIES is the number of engines. Prints a line `pids WEB ENGINE ...`, then `ready` and
+the messages of the supervisor. Exits with the supervisor's exit code.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def say(text: str) -> None:
 
 
 def start_grandchild() -> None:
-    """One that ignores SIGTERM; returns when it does."""
+    """Start a process that ignores SIGTERM, and wait until it does."""
     child = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
     if child.stdout is not None:
         child.stdout.readline()
 
 
-def orphan() -> int:
-    """The number of a process that ends after its parent has: the first process of all is its parent by then."""
+def start_orphan() -> int:
+    """Return the pid of a process that exits once process 1 has become its parent."""
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -73,7 +73,7 @@ def fake_engine(folder: Path, mode: str) -> int:
         start_grandchild()
     board.set_state(EngineState.READY)
     if mode == "leaves-orphans":
-        pids, deadline = [orphan() for _ in range(3)], time.monotonic() + 60
+        pids, deadline = [start_orphan() for _ in range(3)], time.monotonic() + 60
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
         left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -115,12 +115,12 @@ def main() -> int:
     times = ShutdownTimes(drain=end / 2, engine_end=end, report_errors=0.3, web_end=end)
     loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 200.0
     count = int(os.environ.get("COPIES", "1"))
-    # The fake engines have no heartbeats, and a busy machine may hold up their answers.
+    # The fake engines send no heartbeats, and a busy machine may delay their replies.
     rule = RestartRule(
         delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")), max_stalled_checks=1_000_000
     )
     supervise._SETTINGS_SECONDS = 200.0
-    here = [sys.executable, __file__]
+    this_program = [sys.executable, __file__]
 
     def start(paths: RuntimePaths) -> tuple[Child, StatusBoard]:
         paths.folder.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def main() -> int:
         (paths.folder / "seqs").write_text("1")
         board = paths.new_board(1)
         name = "engine" if count == 1 else paths.folder.name
-        return Child.start(name, [*here, str(paths.folder), "engine", engine_mode], os.environ), board
+        return Child.start(name, [*this_program, str(paths.folder), "engine", engine_mode], os.environ), board
 
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals(float(os.environ.get("BURST", "0"))))
@@ -138,7 +138,7 @@ def main() -> int:
             control = stack.enter_context(EngineControl(paths.engine_address))
             name = "the engine" if count == 1 else paths.folder.name
             copies.append(EngineCopy(name, partial(start, paths), control, rule))
-        web = Child.start("web server", [*here, str(folder), "web", web_mode], os.environ, nice=5)
+        web = Child.start("web server", [*this_program, str(folder), "web", web_mode], os.environ, nice=5)
         say(" ".join(map(str, ["pids", web.pid, *(copy.child.pid for copy in copies)])))
         supervisor = Supervisor(copies, web, signals, say, folder / "settings.lock", times)
         return supervisor.run(loading_timeout, lambda: say("ready"))

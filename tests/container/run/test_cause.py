@@ -1,4 +1,4 @@
-"""What a person is told about a child's death."""
+"""Reported causes when a child process ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_last_line_of_an_error_is_quoted() -> None:
     assert cause_of_death("engine", 1, lines) == "engine ended with exit code 1: RuntimeError: no such tensor"
 
 
-def test_mpirun_tells_which_rank_was_killed() -> None:
+def test_the_killed_rank_is_read_from_mpirun_s_message() -> None:
     lines = [
         RULE,
         "prterun noticed that process rank 1 with PID 77 on node vm exited on",
@@ -27,7 +27,7 @@ def test_mpirun_tells_which_rank_was_killed() -> None:
     assert cause_of_death("engine", 137, lines).startswith("engine: rank 1 was killed by SIGKILL")
 
 
-def test_mpirun_s_own_words_do_not_hide_the_rank_s() -> None:
+def test_mpirun_s_message_does_not_hide_the_error_of_the_rank() -> None:
     lines = [
         "MemoryError: cannot allocate the cache",
         RULE,
@@ -42,5 +42,5 @@ def test_mpirun_s_own_words_do_not_hide_the_rank_s() -> None:
     assert cause_of_death("engine", 3, lines) == expected
 
 
-def test_the_last_words_of_a_killed_process_are_not_taken_for_the_cause() -> None:
+def test_the_last_output_of_a_killed_process_is_not_reported_as_the_cause() -> None:
     assert cause_of_death("engine", -9, ["INFO ready"]) == cause_of_death("engine", -9, [])

@@ -1,4 +1,4 @@
-"""The supervisor's line to the engine."""
+"""The supervisor's control connection to the engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from container.run.control import EngineControl
 
 
-def test_waiting_for_figures_ends_when_the_engine_does(tmp_path: Path) -> None:
-    """Nobody answers on this address, as after a kill -9 right behind the start."""
-    looks = iter([True, True, False])
+def test_waiting_for_stats_ends_when_the_engine_exits(tmp_path: Path) -> None:
+    """Nothing listens on this address, as when the engine is killed during its start."""
+    alive = iter([True, True, False])
     with EngineControl(f"ipc://{tmp_path}/engine.sock") as control:
-        assert control.stats(1000.0, lambda: next(looks)) is None
+        assert control.stats(1000.0, lambda: next(alive)) is None
 
 
-def test_waiting_for_figures_is_bounded(tmp_path: Path) -> None:
+def test_waiting_for_stats_times_out(tmp_path: Path) -> None:
     with EngineControl(f"ipc://{tmp_path}/engine.sock") as control:
         assert control.stats(0.1, lambda: True) is None

@@ -1,4 +1,4 @@
-"""When an engine counts as failed, and when it is started again. Its process is a fake."""
+"""When an engine counts as failed, and when it is restarted. The engine process is a fake."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FakeChild:
 
 
 class Lab:
-    """A copy with a clock that a test moves."""
+    """A copy with a fake clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class Lab:
         self.children.append(FakeChild())
         return self.children[-1], StatusBoard.create(self._folder / str(len(self.children)), 1)
 
-    def ready(self) -> None:
+    def become_ready(self) -> None:
         self.copy.board.beat(0)
         self.copy.board.set_state(EngineState.READY)
         assert self.copy.poll_ready()
@@ -59,17 +59,17 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_an_engine_that_is_well_is_left_alone(lab: Lab) -> None:
+def test_a_healthy_engine_is_not_restarted(lab: Lab) -> None:
     assert lab.copy.failure(10) is None
-    lab.ready()
+    lab.become_ready()
     lab.now = 1000.0
     assert lab.copy.failure(10) is None
     assert not lab.copy.poll_ready()
     assert len(lab.children) == 1
 
 
-def test_a_restart_waits_longer_each_time_until_there_is_none(lab: Lab) -> None:
-    lab.ready()
+def test_restart_delays_grow_until_restarts_stop(lab: Lab) -> None:
+    lab.become_ready()
     for delay in (1.0, 2.0):
         lab.children[-1].code = -9
         assert "SIGKILL" in (lab.copy.failure(10) or "")
@@ -79,28 +79,28 @@ def test_a_restart_waits_longer_each_time_until_there_is_none(lab: Lab) -> None:
         assert not lab.copy.alive
         lab.now += delay - 0.1
         assert not lab.copy.poll_ready()
-        assert lab.copy.failure(10) is None  # nothing runs that could fail
+        assert lab.copy.failure(10) is None  # no engine is running
         started = len(lab.children)
         lab.now += 0.2
         lab.copy.poll_ready()
         assert lab.copy.alive
         assert len(lab.children) == started + 1
-        lab.ready()
+        lab.become_ready()
     assert lab.copy.schedule_restart("killed") is None
 
 
-def test_long_service_begins_a_new_row(lab: Lab) -> None:
-    lab.ready()
+def test_long_service_resets_the_restart_delay(lab: Lab) -> None:
+    lab.become_ready()
     for _ in range(5):
         lab.now += 61
         assert lab.copy.schedule_restart("killed") == 1.0
         lab.now += 1
         lab.copy.poll_ready()
-        lab.ready()
+        lab.become_ready()
 
 
-def test_a_successor_that_does_not_load_in_time_has_failed(lab: Lab) -> None:
-    lab.ready()
+def test_a_restarted_engine_that_loads_too_slowly_has_failed(lab: Lab) -> None:
+    lab.become_ready()
     lab.now = 100.0
     assert lab.copy.schedule_restart("killed") is not None
     lab.now = 101.0
@@ -112,7 +112,7 @@ def test_a_successor_that_does_not_load_in_time_has_failed(lab: Lab) -> None:
 
 
 def test_a_ready_engine_without_progress_is_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.ready()
+    lab.become_ready()
     monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", -1.0)
     for _ in range(4):
         assert lab.copy.stuck() is None
@@ -124,7 +124,7 @@ def test_a_ready_engine_without_progress_is_stuck(lab: Lab, monkeypatch: pytest.
     assert "copy 1 made no progress" in (lab.copy.stuck() or "")
 
 
-def test_an_engine_that_loads_is_not_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loading_engine_is_not_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", -1.0)
     for _ in range(9):
         assert lab.copy.stuck() is None

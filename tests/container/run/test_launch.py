@@ -1,4 +1,4 @@
-"""Argument lists and environments of the child processes."""
+"""Command lines and environments of the child processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = MpiEngineConfig(
 @pytest.mark.parametrize(
     ("engine", "module"), [("MPI", "engines.mpi.worker"), ("Python", "engines.python.dispatcher")]
 )
-def test_an_engine_is_told_its_files_and_its_address(engine: str, module: str) -> None:
+def test_an_engine_gets_its_files_and_its_address(engine: str, module: str) -> None:
     command = launch.engine_command(engine, PATHS)
     assert command[1:4] == ["-P", "-m", module]
     assert dict(zip(command[4::2], command[5::2], strict=True)) == {
@@ -50,18 +50,18 @@ def test_mpirun_starts_unbound_ranks_that_share_memory(major: int, btl: str) -> 
     assert "--allow-run-as-root" not in command
 
 
-def test_mpirun_of_root_is_told_so() -> None:
+def test_mpirun_is_allowed_to_run_as_root() -> None:
     assert "--allow-run-as-root" in launch.mpirun_command(MpiRun(Path("/m"), 5), 2, True, ["x"])
 
 
-def test_ranks_get_their_threads_and_leave_their_files_in_the_run_s_folder() -> None:
+def test_ranks_get_their_threads_and_write_into_the_runtime_folder() -> None:
     env = launch.engine_environment({"HOME": "/h", "OMP_NUM_THREADS": "64"}, CONFIG, PATHS)
     assert env["OMP_NUM_THREADS"] == "5"
     assert env["HOME"] == "/h"
     assert env["PRTE_MCA_prte_tmpdir_base"] == env["OMPI_MCA_btl_sm_backing_directory"] == "/run/lmi-x"
 
 
-def test_memory_of_gpus_grows_in_place_unless_somebody_says_otherwise() -> None:
+def test_gpu_memory_uses_expandable_segments_unless_configured_otherwise() -> None:
     def setting(base: dict[str, str]) -> str:
         return launch.engine_environment(base, CONFIG, PATHS)["PYTORCH_ALLOC_CONF"]
 
@@ -70,13 +70,13 @@ def test_memory_of_gpus_grows_in_place_unless_somebody_says_otherwise() -> None:
     assert setting({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}) == "max_split_size_mb:64"
 
 
-def test_the_loopback_library_joins_what_is_preloaded_already() -> None:
+def test_the_loopback_library_is_appended_to_ld_preload() -> None:
     assert launch.mpi_environment({}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so"
     assert launch.mpi_environment({"LD_PRELOAD": "/a.so"}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so /a.so"
     assert launch.mpi_environment({"A": "b"}, None) == {"A": "b"}
 
 
-def test_gunicorn_gets_a_call_that_makes_the_application() -> None:
+def test_gunicorn_gets_an_expression_that_creates_the_application() -> None:
     paths = RuntimePaths(Path("/run/it's"))
     command = launch.web_command(launch.web_app(paths), 7, 2, 500)
     assert command[command.index("--bind") + 1] == "fd://7"
@@ -89,11 +89,11 @@ def test_gunicorn_gets_a_call_that_makes_the_application() -> None:
     assert ast.literal_eval(tree.args[0]) == "/run/it's/web.json"
 
 
-def test_foreign_gunicorn_arguments_do_not_reach_it() -> None:
+def test_gunicorn_arguments_in_the_environment_are_ignored() -> None:
     assert "GUNICORN_CMD_ARGS" not in launch.web_environment({"GUNICORN_CMD_ARGS": "--bind :1"}, PATHS, 1)
 
 
-def test_only_several_web_workers_share_metrics_in_files() -> None:
+def test_metrics_are_shared_in_files_only_with_several_web_workers() -> None:
     assert "PROMETHEUS_MULTIPROC_DIR" not in launch.web_environment(
         {"PROMETHEUS_MULTIPROC_DIR": "/x"}, PATHS, 1
     )
@@ -108,11 +108,11 @@ def test_web_workers_grow_slowly_with_the_cores(cores: int, workers: int) -> Non
 @pytest.mark.parametrize(
     ("files", "connections"), [(65536, 8192), (8192, 7936), (1024, 768), (256, 1), (10, 1)]
 )
-def test_connections_leave_room_for_other_open_files(files: int, connections: int) -> None:
+def test_web_connections_leave_room_for_other_open_files(files: int, connections: int) -> None:
     assert launch.web_connections(files) == connections
 
 
-def test_web_processes_know_the_admin_tokens_digest_and_no_process_the_token() -> None:
+def test_web_processes_get_a_digest_and_no_process_gets_the_admin_token() -> None:
     environ = {"LMI_ADMIN_TOKEN": "s3cret", "HOME": "/h"}
     assert token_matches("s3cret", launch.admin_token_digest(environ))
     assert launch.without_admin_token(environ) == {"HOME": "/h"}
@@ -120,25 +120,25 @@ def test_web_processes_know_the_admin_tokens_digest_and_no_process_the_token() -
 
 
 @pytest.mark.parametrize("token", ["two words", "line\n", "caf\xe9", " "])
-def test_a_token_that_no_client_can_send_is_refused_and_not_quoted(token: str) -> None:
+def test_a_token_that_no_client_can_send_is_rejected_and_not_quoted(token: str) -> None:
     with pytest.raises(launch.BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
         launch.admin_token_digest({"LMI_ADMIN_TOKEN": token})
     assert token.strip() == "" or token.strip() not in str(caught.value)
 
 
-def test_the_cache_is_where_the_environment_says() -> None:
+def test_the_cache_folder_follows_the_environment() -> None:
     assert launch.cache_dir({"LMI_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
     assert launch.cache_dir({"LMI_CACHE_DIR": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/lmi")
     assert launch.cache_dir({}) == Path("~/.cache/lmi").expanduser()
 
 
-def test_the_port_is_sagemaker_s_or_8080() -> None:
+def test_the_default_port_is_the_sagemaker_port_or_8080() -> None:
     assert launch.default_port({}) == 8080
     assert launch.default_port({"SAGEMAKER_BIND_TO_PORT": "9001"}) == 9001
 
 
 @pytest.mark.parametrize("text", ["http", "-1", "0", "65536", "80 80"])
-def test_a_port_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_port_is_rejected(text: str) -> None:
     with pytest.raises(launch.BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
         launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})
 
@@ -152,7 +152,7 @@ def test_a_port_that_is_none_is_refused(text: str) -> None:
         ("GPU-a,GPU-b,GPU-c", 1, "GPU-a,GPU-b,GPU-c"),
     ],
 )
-def test_each_copy_has_gpus_of_its_own(visible: str | None, copy: int, expected: str) -> None:
+def test_each_copy_has_its_own_gpus(visible: str | None, copy: int, expected: str) -> None:
     base = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     parallel = replace(CONFIG.parallel, device="cuda", copy=copy)
     assert (
@@ -161,7 +161,7 @@ def test_each_copy_has_gpus_of_its_own(visible: str | None, copy: int, expected:
     )
 
 
-def test_the_only_copy_sees_what_the_server_sees() -> None:
+def test_a_single_copy_sees_all_gpus_of_the_server() -> None:
     config = replace(CONFIG, parallel=replace(CONFIG.parallel, device="cuda"))
     assert "CUDA_VISIBLE_DEVICES" not in launch.engine_environment({}, config, PATHS)
     env = launch.engine_environment({"CUDA_VISIBLE_DEVICES": "7,6,5"}, config, PATHS)
@@ -180,19 +180,19 @@ def test_the_only_copy_sees_what_the_server_sees() -> None:
         ("7,6", 2, "max", 2, ("7", "6")),
     ],
 )
-def test_each_worker_of_a_handler_has_gpus_of_its_own(
+def test_each_handler_worker_has_its_own_gpus(
     visible: str | None, num_gpus: int, degree: int | str, workers: int, expected: tuple[str, ...]
 ) -> None:
     assert launch.worker_gpus(visible, num_gpus, degree, workers) == expected
 
 
-def test_copies_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_copies_have_their_own_folders(tmp_path: Path) -> None:
     paths = RuntimePaths(tmp_path)
     assert [each.folder for each in paths.copies(1)] == [tmp_path]
     assert [each.folder for each in paths.copies(2)] == [tmp_path / "copy1", tmp_path / "copy2"]
 
 
-def test_what_an_engine_left_is_removed_for_its_successor(tmp_path: Path) -> None:
+def test_files_of_the_previous_engine_are_removed_before_a_restart(tmp_path: Path) -> None:
     paths = RuntimePaths(tmp_path)
     paths.engine_config.write_text("{}")
     paths.new_board(2)
@@ -208,7 +208,7 @@ def test_what_an_engine_left_is_removed_for_its_successor(tmp_path: Path) -> Non
     assert set(tmp_path.iterdir()) == {paths.engine_config, paths.status}
 
 
-def test_the_configuration_of_a_copy_has_its_number_and_a_trace_of_its_own() -> None:
+def test_each_copy_has_its_own_number_and_step_trace() -> None:
     config = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_trace="/t/steps.jsonl"))
     of_copy = config_of_copy(config, 2)
     assert isinstance(of_copy, MpiEngineConfig)

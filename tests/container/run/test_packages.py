@@ -1,4 +1,4 @@
-"""When the packages of a requirements.txt are installed again: pip is replaced, and only noted."""
+"""When the packages of a requirements.txt are reinstalled. pip is faked: installs are only recorded."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lmi_server.config import UserHandler
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The interpreters for which packages were installed."""
-    found: list[Path] = []
+    """Interpreters for which packages were installed."""
+    pythons: list[Path] = []
 
     def install(python: Path, requirements: Path, wheels: Path, environ: Mapping[str, str]) -> None:
-        found.append(python)
+        pythons.append(python)
 
     monkeypatch.setattr(packages, "_create", Path.mkdir)
     monkeypatch.setattr(packages, "_install", install)
-    return found
+    return pythons
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -38,7 +38,7 @@ def start(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requirements", "named"),
+    ("requirements", "changed_file"),
     [
         ("numpy==1.0", "requirements.txt"),
         ("numpy==1.0", "requirements/a.whl"),
@@ -54,8 +54,8 @@ def start(folder: Path) -> None:
         ("wheels/a.whl", "wheels/a.whl"),
     ],
 )
-def test_packages_are_installed_again_when_a_file_that_is_named_changes(
-    requirements: str, named: str, installed: list[Path], tmp_path: Path
+def test_packages_are_reinstalled_when_a_referenced_file_changes(
+    requirements: str, changed_file: str, installed: list[Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "folder"
     files = {
@@ -72,13 +72,13 @@ def test_packages_are_installed_again_when_a_file_that_is_named_changes(
     }
     write(folder, files)
     start(folder)
-    # As pip does, and a handler that is changed.
+    # Build files that pip writes, and an edited handler, do not trigger a reinstall.
     write(
         folder,
         {"mine/mine.egg-info/SOURCES.txt": "", "mine/build/lib/mine.py": "", "model.py": "handle = None"},
     )
     start(folder)
     assert len(installed) == 1
-    write(folder, {named: files[named] + "\nb"})
+    write(folder, {changed_file: files[changed_file] + "\nb"})
     start(folder)
     assert len(set(installed)) == 2

@@ -1,4 +1,4 @@
-"""The folder of one run."""
+"""The runtime folder of one `lmi serve`."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from pathlib import Path
 from container.run.runtime_folder import remove_stale, runtime_folder
 
 
-def age(folder: Path) -> None:
+def make_old(folder: Path) -> None:
     an_hour_ago = time.time() - 3600
     os.utime(folder, (an_hour_ago, an_hour_ago))
 
 
-def test_it_is_private_and_goes_with_the_run(tmp_path: Path) -> None:
+def test_the_folder_is_private_and_removed_at_exit(tmp_path: Path) -> None:
     with runtime_folder(tmp_path) as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         (folder / "engine.json").write_text("{}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_its_address_fits_into_a_unix_socket() -> None:
+def test_the_engine_address_fits_into_a_unix_socket() -> None:
     with runtime_folder() as folder:
         assert len(os.fsencode(folder / "engine.sock")) < 108
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_run(tmp_path: Path) -> None:
     dead = tmp_path / "lmi-dead"
     dead.mkdir()
     (dead / "lock").touch()
     (dead / "sm_segment").write_bytes(b"x")
-    age(dead)
+    make_old(dead)
     with runtime_folder(tmp_path) as folder:
         assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_folders_of_living_runs_young_ones_and_foreign_ones_stay(tmp_path: Path) -> None:
-    with runtime_folder(tmp_path) as living:
-        age(living)
+def test_folders_in_use_new_folders_and_foreign_folders_are_kept(tmp_path: Path) -> None:
+    with runtime_folder(tmp_path) as in_use:
+        make_old(in_use)
         (tmp_path / "lmi-young").mkdir()
         (tmp_path / "lmi-young" / "lock").touch()
         (tmp_path / "lmi-without-lock").mkdir()
-        age(tmp_path / "lmi-without-lock")
+        make_old(tmp_path / "lmi-without-lock")
         remove_stale(tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} == {living.name, "lmi-young", "lmi-without-lock"}
+        assert {path.name for path in tmp_path.iterdir()} == {in_use.name, "lmi-young", "lmi-without-lock"}
