@@ -1,4 +1,4 @@
-"""Which engine serves a file: contract of `engine`, `batch_size`, `option.rolling_batch` and `option.async_mode`."""
+"""Choice of the engine from `engine`, `batch_size`, `option.rolling_batch` and `option.async_mode`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ ROLLING = [
 
 @pytest.mark.parametrize("engine", ["Python", "Rolling"])
 @pytest.mark.parametrize("lines", ROLLING)
-def test_files_of_todays_lmi_mean_rolling_batching_and_one_note_says_so(
-    tmp_path: Path, engine: str, lines: str
-) -> None:
+def test_rolling_options_select_engine_mpi_with_one_note(tmp_path: Path, engine: str, lines: str) -> None:
     loaded = load_text(tmp_path, f"engine={engine}\n{lines}\nbatch_size=1\n")
     assert loaded.config.engine == "MPI"
     [note] = [note for note in loaded.notes if "selects rolling batching" in note]
@@ -53,7 +51,7 @@ def test_files_of_todays_lmi_mean_rolling_batching_and_one_note_says_so(
         "engine=Python\nbatch_size=1\n",
     ],
 )
-def test_engine_python_without_a_rolling_key_is_dynamic_batching(tmp_path: Path, text: str) -> None:
+def test_engine_python_without_a_rolling_key_uses_dynamic_batching(tmp_path: Path, text: str) -> None:
     loaded = load_text(tmp_path, text)
     assert loaded.config.engine == "Python"
     assert engine_source(loaded) == f"{tmp_path / 'serving.properties'}:1"
@@ -61,18 +59,18 @@ def test_engine_python_without_a_rolling_key_is_dynamic_batching(tmp_path: Path,
 
 
 @pytest.mark.parametrize("lines", ["option.rolling_batch=auto", "", "option.async_mode=true"])
-def test_engine_mpi_is_rolling_batching_and_needs_no_note(tmp_path: Path, lines: str) -> None:
+def test_engine_mpi_uses_rolling_batching_without_a_note(tmp_path: Path, lines: str) -> None:
     loaded = load_text(tmp_path, f"engine=MPI\n{lines}\n")
     assert loaded.config.engine == "MPI"
     assert loaded.notes == ()
 
 
-def test_a_back_end_that_is_not_here_is_noted_under_engine_mpi_too(tmp_path: Path) -> None:
+def test_an_unavailable_rolling_backend_is_noted_with_engine_mpi(tmp_path: Path) -> None:
     [note] = load_text(tmp_path, "engine=MPI\noption.rolling_batch=vllm\n").notes
     assert "engine=MPI with option.rolling_batch=vllm selects rolling batching" in note
 
 
-def test_engine_rolling_alone_is_rolling_batching(tmp_path: Path) -> None:
+def test_engine_rolling_alone_selects_rolling_batching(tmp_path: Path) -> None:
     loaded = load_text(tmp_path, "engine=Rolling\n")
     assert loaded.config.engine == "MPI"
     assert ":1: engine=Rolling selects rolling batching" in loaded.notes[0]
@@ -90,7 +88,7 @@ def test_engine_rolling_alone_is_rolling_batching(tmp_path: Path) -> None:
         ("option.async_mode=true\n", "MPI", "inferred from option.async_mode=true"),
     ],
 )
-def test_the_engine_is_inferred_where_no_key_says_it(
+def test_the_engine_is_inferred_when_it_is_not_set(
     tmp_path: Path, text: str, engine: str, source: str
 ) -> None:
     loaded = load_text(tmp_path, text)
@@ -111,7 +109,7 @@ def test_the_engine_is_inferred_where_no_key_says_it(
     ],
 )
 @pytest.mark.parametrize("with_engine", [True, False])
-def test_dynamic_and_rolling_keys_together_are_an_error_that_names_both(
+def test_combining_dynamic_and_rolling_keys_raises_an_error_naming_both(
     tmp_path: Path, dynamic: str, rolling: str, with_engine: bool
 ) -> None:
     engine = "engine=Python\n" if with_engine and "engine" not in rolling else "\n"
@@ -134,16 +132,18 @@ def test_dynamic_and_rolling_keys_together_are_an_error_that_names_both(
         ({}, "MPI"),
     ],
 )
-def test_the_environment_alone_says_it_too(tmp_path: Path, environ: dict[str, str], engine: str) -> None:
+def test_the_engine_can_be_set_by_the_environment_alone(
+    tmp_path: Path, environ: dict[str, str], engine: str
+) -> None:
     assert load(tmp_path, {"HF_MODEL_ID": "some/model", **environ}).config.engine == engine
 
 
-def test_a_rolling_value_of_the_environment_conflicts_with_the_files_batch_size(tmp_path: Path) -> None:
+def test_rolling_batch_in_the_environment_conflicts_with_batch_size_in_the_file(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which selects rolling batching"):
         load_text(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})
 
 
 @pytest.mark.parametrize("engine", ["MPI", "Python", "Rolling"])
-def test_every_engine_that_a_file_chooses_says_what_it_can_do(tmp_path: Path, engine: str) -> None:
+def test_every_engine_has_capabilities(tmp_path: Path, engine: str) -> None:
     (tmp_path / "serving.properties").write_text(f"engine={engine}\n")
     assert load(tmp_path, {}).config.engine in CAPABILITIES

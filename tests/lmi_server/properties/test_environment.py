@@ -1,4 +1,4 @@
-"""The environment's forms of options and who wins."""
+"""Options from environment variables, and the precedence of sources."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lmi_server.properties.environment import variables_of
 from lmi_server.properties.loader import Loaded, load
 from lmi_server.properties.problems import Problem, PropertiesError
 
-# Strongest first; "" is the file.
-PLACES = {
+# Sources of each option, highest precedence first. "" stands for the file.
+SOURCES = {
     "option.predict_timeout": (
         *("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "", "OPTION_PREDICT_TIMEOUT", "PREDICT_TIMEOUT"),
     ),
@@ -31,28 +31,28 @@ PLACES = {
 
 
 @st.composite
-def scattered(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
-    key = draw(st.sampled_from(sorted(PLACES)))
-    places = draw(st.sets(st.sampled_from(PLACES[key]), min_size=1))
-    return key, {place: draw(st.integers(1, 900)) for place in places}
+def values_by_source(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
+    key = draw(st.sampled_from(sorted(SOURCES)))
+    sources = draw(st.sets(st.sampled_from(SOURCES[key]), min_size=1))
+    return key, {source: draw(st.integers(1, 900)) for source in sources}
 
 
-@given(scattered())
-def test_the_strongest_place_wins(
+@given(values_by_source())
+def test_the_source_with_the_highest_precedence_wins(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[str, dict[str, int]]
 ) -> None:
-    key, given_values = case
-    folder = tmp_path_factory.mktemp("scattered")
-    text = f"{key}={given_values['']}\n" if "" in given_values else "engine=MPI\n"
+    key, numbers = case
+    folder = tmp_path_factory.mktemp("sources")
+    text = f"{key}={numbers['']}\n" if "" in numbers else "engine=MPI\n"
     (folder / "serving.properties").write_text(text)
-    environ = {place: str(value) for place, value in given_values.items() if place}
+    environ = {source: str(number) for source, number in numbers.items() if source}
     loaded = load(folder, environ)
-    winner = next(place for place in PLACES[key] if place in given_values)
+    winner = next(source for source in SOURCES[key] if source in numbers)
     value = next(value for value in loaded.values if value.key == key)
-    assert value.value == str(given_values[winner])
+    assert value.value == str(numbers[winner])
     assert value.source == (f"environment variable {winner}" if winner else f"{folder}/serving.properties:1")
-    losing = {place for place in given_values if place and given_values[place] != given_values[winner]}
-    assert all(any(place in note for note in loaded.notes) for place in losing)
+    overridden = {source for source in numbers if source and numbers[source] != numbers[winner]}
+    assert all(any(source in note for note in loaded.notes) for source in overridden)
 
 
 def load_with(folder: Path, environ: dict[str, str], text: str = "engine=MPI\n") -> Loaded:
@@ -64,14 +64,14 @@ def config_with(folder: Path, environ: dict[str, str]) -> LmiConfig:
     return load_with(folder, environ, "").config
 
 
-def the_problem(folder: Path, environ: dict[str, str]) -> Problem:
+def single_problem(folder: Path, environ: dict[str, str]) -> Problem:
     with pytest.raises(PropertiesError) as caught:
         load_with(folder, environ, "")
     [problem] = caught.value.problems
     return problem
 
 
-def test_options_are_lower_cased_and_named_specially(tmp_path: Path) -> None:
+def test_option_variables_map_to_option_names(tmp_path: Path) -> None:
     config = config_with(
         tmp_path, {"OPTION_MODEL_ID": "a/b", "OPTION_DTYPE": "bf16", "OPTION_ENGINE": "Python"}
     )
@@ -80,7 +80,7 @@ def test_options_are_lower_cased_and_named_specially(tmp_path: Path) -> None:
     assert "option.entryPoint=djl_python.huggingface" in note
 
 
-def test_hugging_face_and_tgi_names_work(tmp_path: Path) -> None:
+def test_hugging_face_and_tgi_variables_are_supported(tmp_path: Path) -> None:
     environ = {"HF_MODEL_ID": "a/b", "HF_REVISION": "v1", "HF_MODEL_TRUST_REMOTE_CODE": "true"}
     environ |= {"MAX_BATCH_PREFILL_TOKENS": "77", "CUDA_MEMORY_FRACTION": "0.5", "ENABLE_CUDA_GRAPHS": "true"}
     config = config_with(tmp_path, environ)
@@ -93,7 +93,7 @@ def test_hugging_face_and_tgi_names_work(tmp_path: Path) -> None:
     assert config.options.gpu_memory_utilization == 0.5
 
 
-def test_sagemaker_payload_is_in_megabytes_and_bytes_come_first(tmp_path: Path) -> None:
+def test_sagemaker_max_request_size_overrides_the_payload_limit_in_megabytes(tmp_path: Path) -> None:
     environ = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
     assert config_with(tmp_path, environ).server.max_request_size == 6 * 1024 * 1024
     environ["SAGEMAKER_MAX_REQUEST_SIZE"] = "1000"
@@ -113,43 +113,43 @@ def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
         ("OPTION_JOB_QUEUE_SIZE", "SERVING_JOB_QUEUE_SIZE"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_variable_and_the_nearest(
+def test_an_unknown_variable_is_refused_with_the_nearest_name(
     tmp_path: Path, variable: str, nearest: str
 ) -> None:
-    problem = the_problem(tmp_path, {variable: "1"})
+    problem = single_problem(tmp_path, {variable: "1"})
     assert problem.source.variable == variable
     assert problem.nearest == nearest
     assert f"environment variable {variable}" in str(problem)
 
 
 @pytest.mark.parametrize("variable", ["OPTION_BLOCK_SIZE", "PREDICT_TIMEOUT", "SAGEMAKER_MAX_PAYLOAD_IN_MB"])
-def test_a_bad_value_names_its_variable(tmp_path: Path, variable: str) -> None:
-    problem = the_problem(tmp_path, {variable: "many"})
+def test_an_invalid_value_is_reported_with_its_variable(tmp_path: Path, variable: str) -> None:
+    problem = single_problem(tmp_path, {variable: "many"})
     assert (problem.source.variable, problem.value) == (variable, "many")
 
 
-def test_a_bad_line_stays_bad_where_sagemaker_overrides_it(tmp_path: Path) -> None:
+def test_an_invalid_line_is_refused_even_if_sagemaker_overrides_it(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"serving\.properties:1: option\.predict_timeout=soon"):
         load_with(tmp_path, {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "60"}, "option.predict_timeout=soon\n")
 
 
-def test_workers_are_copies_of_the_model(tmp_path: Path) -> None:
+def test_sagemaker_num_model_workers_sets_min_and_max_workers(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("")
     options = load(tmp_path, {"SAGEMAKER_NUM_MODEL_WORKERS": "2"}).config.options
     assert (options.min_workers, options.max_workers) == (2, 2)
 
 
 class TestLoadModels:
-    def test_gives_engine_and_folder(self, tmp_path: Path) -> None:
+    def test_sets_engine_and_model_id(self, tmp_path: Path) -> None:
         config = load(tmp_path, {"SERVING_LOAD_MODELS": "test::Python=/some/model"}).config
         assert (config.engine, config.source.model_id) == ("Python", "/some/model")
 
-    def test_the_served_folder_itself_needs_no_model_id(self, tmp_path: Path) -> None:
+    def test_the_served_folder_needs_no_model_id(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         config = load(tmp_path, {"SERVING_LOAD_MODELS": f"test::MPI={tmp_path}"}).config
         assert (config.engine, config.source.model_id) == ("MPI", None)
 
-    def test_the_file_wins(self, tmp_path: Path) -> None:
+    def test_the_file_takes_precedence(self, tmp_path: Path) -> None:
         loaded = load_with(
             tmp_path, {"SERVING_LOAD_MODELS": "test::Python=/x"}, "engine=MPI\noption.model_id=/y\n"
         )
@@ -157,10 +157,10 @@ class TestLoadModels:
 
     @pytest.mark.parametrize("text", ["NONE", "a::MPI=/x,b::MPI=/y"])
     def test_anything_but_one_model_is_refused(self, tmp_path: Path, text: str) -> None:
-        assert "exactly one" in the_problem(tmp_path, {"SERVING_LOAD_MODELS": text}).reason
+        assert "exactly one" in single_problem(tmp_path, {"SERVING_LOAD_MODELS": text}).reason
 
 
-def test_variables_of_other_programs_are_let_alone(tmp_path: Path) -> None:
+def test_variables_of_other_programs_are_ignored(tmp_path: Path) -> None:
     kubernetes = {
         "SERVING_SERVICE_HOST": "10.0.0.1",
         "SERVING_SERVICE_PORT_HTTP": "80",
@@ -176,7 +176,7 @@ def test_variables_of_other_programs_are_let_alone(tmp_path: Path) -> None:
     assert (loaded.notes, loaded.warnings) == ((), ())
 
 
-def test_djls_own_variables_are_not_called_misspelt(tmp_path: Path) -> None:
+def test_djl_variables_are_known(tmp_path: Path) -> None:
     environ = {"HF_MODEL_ID": "some/model", "SERVING_OPTS": "-Xmx1g"}
     [note] = load(tmp_path, environ).notes
     assert "SERVING_OPTS: not used" in note
@@ -187,11 +187,11 @@ def test_djls_own_variables_are_not_called_misspelt(tmp_path: Path) -> None:
     )
 
 
-def test_serving_port_is_told_what_to_write_instead(tmp_path: Path) -> None:
-    assert "SAGEMAKER_BIND_TO_PORT" in the_problem(tmp_path, {"SERVING_PORT": "9000"}).reason
+def test_serving_port_is_refused_with_its_replacement(tmp_path: Path) -> None:
+    assert "SAGEMAKER_BIND_TO_PORT" in single_problem(tmp_path, {"SERVING_PORT": "9000"}).reason
 
 
-def test_variables_of_a_key_are_listed_strongest_first() -> None:
+def test_variables_of_a_key_are_listed_by_precedence() -> None:
     assert variables_of("option.predict_timeout") == (
         *("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "OPTION_PREDICT_TIMEOUT", "PREDICT_TIMEOUT"),
     )

@@ -1,4 +1,4 @@
-"""Every folder in properties_examples is valid, and the AWS ones are what was published."""
+"""Every folder in properties_examples is valid, and the AWS files equal the published ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ option.trust_remote_code = true
 PAGED = ROLLING.replace(b"False", b"True")
 
 
-def test_the_readme_has_a_row_for_each_folder_and_denies_no_architecture() -> None:
+def test_the_readme_has_a_row_for_each_folder_and_calls_no_architecture_unknown() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert sorted(rows) == [folder.name for folder in FOLDERS]
@@ -62,13 +62,13 @@ def test_the_aws_files_are_byte_for_byte_as_published(name: str, content: bytes)
     ("name", "content"),
     [("smollm2-dynamic", DYNAMIC), ("smollm2-rolling", ROLLING), ("smollm2-rolling-paged", PAGED)],
 )
-def test_the_twins_differ_in_location_degree_and_dtype_only(name: str, content: bytes) -> None:
+def test_the_smollm2_variants_differ_only_in_model_degree_and_dtype(name: str, content: bytes) -> None:
     lines = zip(read(name).splitlines(), content.splitlines(), strict=True)
     differing = {ours.split(b"=")[0].strip() for ours, theirs in lines if ours != theirs}
     assert differing == {b"option.model_id", b"option.tensor_parallel_degree", b"option.dtype"}
 
 
-def test_a_rolling_file_comes_to_what_it_says() -> None:
+def test_values_of_a_rolling_file_reach_the_configuration() -> None:
     config = load(EXAMPLES / "aws-post-rolling", {}).config
     assert config.engine == "MPI"
     assert config.source.model_id == "s3://my-bucket/falcon-40b/"

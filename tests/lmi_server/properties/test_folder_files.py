@@ -1,4 +1,4 @@
-"""A handler, requirements or adapters beside a model are not ignored in silence."""
+"""Unused handlers, requirements and adapters next to a model are refused, not ignored silently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_not_used_is_refused_with_the_reason(folder: Path, name: str) -> None:
+def test_an_unused_file_is_refused_with_the_reason(folder: Path, name: str) -> None:
     place(folder, name)
     with pytest.raises(PropertiesError) as caught:
         load(folder, {})
@@ -40,14 +40,14 @@ def test_what_is_not_used_is_refused_with_the_reason(folder: Path, name: str) ->
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(("lenient", "environ"), [(True, {}), (False, {"LMI_LENIENT": "true"})])
-def test_lenient_only_warns(folder: Path, name: str, lenient: bool, environ: dict[str, str]) -> None:
+def test_lenient_mode_only_warns(folder: Path, name: str, lenient: bool, environ: dict[str, str]) -> None:
     place(folder, name)
     [warning] = load(folder, environ, lenient).warnings
     assert FILES[name] in warning
 
 
 @pytest.mark.parametrize("model_id", ["model", "./model", "{absolute}/model"])
-def test_the_models_own_folder_is_looked_at_too(folder: Path, model_id: str) -> None:
+def test_the_model_folder_is_checked_too(folder: Path, model_id: str) -> None:
     place(folder, "model/model.py")
     line = f"option.model_id={model_id.format(absolute=folder)}\n"
     (folder / "serving.properties").write_text(line)
@@ -55,7 +55,7 @@ def test_the_models_own_folder_is_looked_at_too(folder: Path, model_id: str) -> 
         load(folder, {})
 
 
-def test_a_copy_of_the_handler_beside_the_model_is_no_other_code(folder: Path) -> None:
+def test_a_copy_of_the_handler_in_the_model_folder_is_accepted(folder: Path) -> None:
     (folder / "model").mkdir()
     for path in (folder, folder / "model"):
         (path / "model.py").write_text("def handle(inputs): ...\n")
@@ -66,7 +66,7 @@ def test_a_copy_of_the_handler_beside_the_model_is_no_other_code(folder: Path) -
         load(folder, {})
 
 
-def test_one_folder_is_named_once(folder: Path) -> None:
+def test_a_served_folder_that_is_also_the_model_folder_is_checked_once(folder: Path) -> None:
     place(folder, "model.py")
     (folder / "serving.properties").write_text("option.model_id=.\n")
     with pytest.raises(PropertiesError) as caught:
@@ -74,7 +74,7 @@ def test_one_folder_is_named_once(folder: Path) -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_a_folder_without_them_is_fine(folder: Path) -> None:
+def test_other_files_are_accepted(folder: Path) -> None:
     for name in ("modeling_falcon.py", "code/model.py", "model.py.txt"):
         place(folder, name)
     (folder / "adapters").mkdir()

@@ -1,4 +1,4 @@
-"""The grammar of java.util.Properties, and what is said of its surprises."""
+"""The grammar of java.util.Properties, and warnings about its pitfalls."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map("".join))
-def test_reads_what_the_library_reads(text: str) -> None:
-    """The library reads a whole text; what it is given line by line must come to the same."""
+def test_parses_like_javaproperties(text: str) -> None:
+    """`parse` feeds the library line by line. The result must equal that for the whole text."""
     document = parse(text.encode("iso-8859-1"))
     found = [(entry.key, entry.value) for entry in document.entries]
-    numbers = [entry.line for entry in document.entries] + [one.line or 0 for one in document.problems]
+    numbers = [entry.line for entry in document.entries] + [
+        problem.line or 0 for problem in document.problems
+    ]
     assert len(set(numbers)) == len(numbers)
     try:
         elements = list(javaproperties.parse(text))
     except javaproperties.InvalidUEscapeError:
         assert document.problems
     else:
-        expected = [(one.key, one.value) for one in elements if isinstance(one, javaproperties.KeyValue)]
+        expected = [(e.key, e.value) for e in elements if isinstance(e, javaproperties.KeyValue)]
         assert found == expected
         assert all("placeholder" in problem.reason for problem in document.problems)
 
@@ -56,7 +58,7 @@ def test_reads_what_the_library_reads(text: str) -> None:
         ("a:b\rc d\r\n\te\t=\tf \n", [(1, "a", "b"), (2, "c", "d"), (3, "e", "f ")]),
     ],
 )
-def test_reads_what_java_reads(text: str, entries: list[tuple[int, str, str]]) -> None:
+def test_parses_like_java(text: str, entries: list[tuple[int, str, str]]) -> None:
     found = parse(text.encode("iso-8859-1")).entries
     assert [(entry.line, entry.key, entry.value) for entry in found] == entries
 
@@ -64,8 +66,8 @@ def test_reads_what_java_reads(text: str, entries: list[tuple[int, str, str]]) -
 ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 
 
-def written(text: str, is_key: bool) -> str:
-    """A text as one would write it in a file, every odd character escaped."""
+def escaped(text: str, is_key: bool) -> str:
+    """Escape a key or a value for a properties file."""
     out = []
     for position, c in enumerate(text):
         if c in "\\#!=:" or (c == " " and (is_key or position == 0)):
@@ -83,17 +85,15 @@ def written(text: str, is_key: bool) -> str:
     st.sampled_from(["=", ":", " = ", "\t", " :"]),
     st.sampled_from(["\n", "\r\n", "\r"]),
 )
-def test_every_key_and_value_survives_being_written(
-    pairs: list[tuple[str, str]], separator: str, end: str
-) -> None:
-    text = "".join(f"{written(key, True)}{separator}{written(value, False)}{end}" for key, value in pairs)
+def test_escaped_keys_and_values_round_trip(pairs: list[tuple[str, str]], separator: str, end: str) -> None:
+    text = "".join(f"{escaped(key, True)}{separator}{escaped(value, False)}{end}" for key, value in pairs)
     document = parse(text.encode("ascii"))
     assert [(entry.key, entry.value) for entry in document.entries] == pairs
     assert [entry.line for entry in document.entries] == list(range(1, len(pairs) + 1))
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_it_fail(data: bytes) -> None:
+def test_arbitrary_bytes_do_not_raise(data: bytes) -> None:
     document = parse(data)
     assert all(problem.reason for problem in document.problems + document.warnings)
 
@@ -113,20 +113,20 @@ def warnings_of(data: bytes) -> list[tuple[int | None, str]]:
         (b"a=\x93x\x94\n", 1, "control characters"),
     ],
 )
-def test_warns_where_the_format_surprises(data: bytes, line: int, reason: str) -> None:
+def test_warns_about_pitfalls_of_the_format(data: bytes, line: int, reason: str) -> None:
     [(found_line, found)] = warnings_of(data)
     assert found_line == line
     assert reason in found
 
 
-def test_does_not_warn_of_plain_files() -> None:
+def test_does_not_warn_about_plain_files() -> None:
     assert warnings_of(b"# caf\xc3\xa9\nengine = MPI\noption.model_id = s3://a/b#c\nx=caf\xe9\n") == []
 
 
 @pytest.mark.parametrize(
     ("data", "blanks"), [(b"a=1 \n", True), (b"a=1\t\r\n", True), (b"a=1\\ \n", False), (b"a=1\n", False)]
 )
-def test_sees_blanks_at_the_end(data: bytes, blanks: bool) -> None:
+def test_detects_trailing_blanks(data: bytes, blanks: bool) -> None:
     [entry] = parse(data).entries
     assert entry.ends_in_blanks is blanks
 
@@ -138,7 +138,7 @@ def test_sees_blanks_at_the_end(data: bytes, blanks: bool) -> None:
         (b"a=1\nb=\\u12\nc=3\n", "needs four hexadecimal digits"),
     ],
 )
-def test_says_what_is_wrong_with_a_line_and_reads_on(data: bytes, reason: str) -> None:
+def test_reports_an_invalid_line_and_continues(data: bytes, reason: str) -> None:
     document = parse(data, "some/file")
     [problem] = document.problems
     assert (problem.file, problem.line, problem.key) == ("some/file", 2, "b")
@@ -154,6 +154,6 @@ def test_says_what_is_wrong_with_a_line_and_reads_on(data: bytes, reason: str) -
         (b"#" * (MAX_FILE_BYTES + 1), str(MAX_FILE_BYTES)),
     ],
 )
-def test_refuses_what_is_no_properties_file(data: bytes, reason: str) -> None:
+def test_refuses_other_file_formats(data: bytes, reason: str) -> None:
     [problem] = parse(data).problems
     assert reason in problem.reason

@@ -1,4 +1,4 @@
-"""Which file answers requests, judged without running it; and what is refused before anything runs."""
+"""Handlers are detected, or refused, without running any code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmi_server.properties.loader import Loaded, load
 from lmi_server.properties.problems import PropertiesError
 
 HANDLE = "open('ran', 'w')\n\n\ndef handle(inputs):\n    return None\n"
-"""It would leave a file if it were run."""
+"""Creates a file if it is ever run."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def with_properties(folder: Path, *lines: str, **environ: str) -> Loaded:
 def refusal(folder: Path, *lines: str, **environ: str) -> str:
     with pytest.raises(PropertiesError) as caught:
         with_properties(folder, *lines, **environ)
-    assert not Path("ran").exists(), "nothing is run"
+    assert not Path("ran").exists(), "the handler was run"
     return str(caught.value)
 
 
@@ -43,12 +43,12 @@ def handler(folder: Path, *lines: str, **environ: str) -> UserHandler:
     return found.handler
 
 
-def test_model_py_is_found_without_a_word(folder: Path) -> None:
+def test_model_py_is_found_without_configuration(folder: Path) -> None:
     found = load(folder, {}).config.handler
     assert found == UserHandler(str(folder / "model.py"), "handle", {}, "")
 
 
-def test_every_option_is_passed_on_whatever_it_is(folder: Path) -> None:
+def test_all_options_are_passed_to_the_handler(folder: Path) -> None:
     lines = (
         "engine=Python",
         "option.model_id=gpt2",
@@ -68,7 +68,7 @@ def test_all_files_of_a_handlers_model_are_fetched(folder: Path) -> None:
     assert not with_properties(folder, source).config.source.fetch_all_files
 
 
-def test_workers_and_the_function_are_options(folder: Path) -> None:
+def test_workers_and_function_are_configurable(folder: Path) -> None:
     (folder / "model.py").write_text("from x import predict\n")
     found = handler(folder, "minWorkers=2", "maxWorkers=3", "max_idle_time=9", "option.handler=predict")
     assert (found.min_workers, found.max_workers, found.max_idle_seconds) == (2, 3, 9)
@@ -77,7 +77,7 @@ def test_workers_and_the_function_are_options(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["src/serve.py", "src.serve", "./src/serve.py"])
-def test_an_entry_point_is_a_file_or_a_module_of_the_folder(folder: Path, entry: str) -> None:
+def test_an_entry_point_is_a_file_or_a_module_in_the_folder(folder: Path, entry: str) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "serve.py").write_text("import os\n\nif os.name:\n    async def handle(inputs): ...\n")
     (folder / "model.py").unlink()
@@ -95,7 +95,7 @@ def test_an_entry_point_is_a_file_or_a_module_of_the_folder(folder: Path, entry:
         "try:\n    import fast\nexcept ImportError:\n    handle = print",
     ],
 )
-def test_what_supplies_a_handler(folder: Path, code: str) -> None:
+def test_supported_kinds_of_handlers(folder: Path, code: str) -> None:
     (folder / "model.py").write_text(code)
     assert handler(folder).file == str(folder / "model.py")
 
@@ -113,7 +113,7 @@ def test_a_file_without_a_handler_is_refused(folder: Path, code: str, reason: st
     assert reason in refusal(folder, "engine=Python")
 
 
-def test_no_entry_point_leads_out_of_the_folder(folder: Path) -> None:
+def test_an_entry_point_outside_the_folder_is_refused(folder: Path) -> None:
     outside = folder.parent / "outside.py"
     outside.write_text(HANDLE)
     (folder / "linked.py").symlink_to(outside)
@@ -129,7 +129,7 @@ def test_no_entry_point_leads_out_of_the_folder(folder: Path) -> None:
     assert "outside of the folder" in refusal(folder)
 
 
-def test_requirements_must_be_in_the_folder_too(folder: Path) -> None:
+def test_requirements_must_be_in_the_folder(folder: Path) -> None:
     (folder / "requirements.txt").write_text("x\n")
     assert handler(folder).requirements == str(folder / "requirements.txt")
     (folder / "requirements.txt").rename(folder.parent / "elsewhere.txt")
@@ -137,7 +137,7 @@ def test_requirements_must_be_in_the_folder_too(folder: Path) -> None:
     assert "outside of the folder" in refusal(folder)
 
 
-def test_a_handler_runs_under_engine_python(folder: Path) -> None:
+def test_a_handler_requires_engine_python(folder: Path) -> None:
     assert "requires engine=Python" in refusal(folder, "engine=MPI")
     loaded = with_properties(folder, "engine=Python", "option.rolling_batch=auto", "option.async_mode=true")
     assert loaded.config.engine == "Python"
@@ -167,7 +167,7 @@ def test_an_archive_is_not_unpacked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["MPI", "Python"])
-def test_formatters_leave_the_engine_to_the_server(folder: Path, engine: str) -> None:
+def test_formatters_alone_keep_the_configured_engine(folder: Path, engine: str) -> None:
     code = "from djl_python.input_parser import input_formatter\n\n@input_formatter\ndef f(x): ...\n"
     (folder / "model.py").write_text(code)
     loaded = with_properties(folder, f"engine={engine}", "option.dtype=fp32", "option.predict_timeout=9")

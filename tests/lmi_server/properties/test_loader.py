@@ -1,4 +1,4 @@
-"""Files and environments to configurations: what is accepted, what is refused, and in which words."""
+"""Loading of configurations from files and environment variables: accepted values and error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def problems_of(folder: Path, text: str, environ: dict[str, str] | None = None) 
     return caught.value.problems
 
 
-def the_problem(folder: Path, text: str, environ: dict[str, str] | None = None) -> Problem:
+def single_problem(folder: Path, text: str, environ: dict[str, str] | None = None) -> Problem:
     [problem] = problems_of(folder, text, environ)
     return problem
 
@@ -49,7 +49,7 @@ def the_problem(folder: Path, text: str, environ: dict[str, str] | None = None) 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
     tmp_path: Path, key: str, nearest: str
 ) -> None:
-    problem = the_problem(tmp_path, f"# a comment\n{key}=1\n")
+    problem = single_problem(tmp_path, f"# a comment\n{key}=1\n")
     assert (problem.file, problem.line) == (str(tmp_path / "serving.properties"), 2)
     assert (problem.key, problem.value, problem.reason) == (key, "1", "unknown key")
     assert problem.nearest == nearest
@@ -59,7 +59,9 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
     ("lenient", "environ"),
     [(True, {}), (False, {"LMI_LENIENT": "true"}), (False, {"LMI_LENIENT": " True"})],
 )
-def test_lenient_only_warns_of_unknown_keys(tmp_path: Path, lenient: bool, environ: dict[str, str]) -> None:
+def test_lenient_mode_only_warns_about_unknown_keys(
+    tmp_path: Path, lenient: bool, environ: dict[str, str]
+) -> None:
     loaded = load_text(tmp_path, "option.dtpye=fp16\n", environ, lenient=lenient)
     assert loaded.config.options.dtype == "auto"
     [warning] = loaded.warnings
@@ -68,8 +70,8 @@ def test_lenient_only_warns_of_unknown_keys(tmp_path: Path, lenient: bool, envir
 
 
 @pytest.mark.parametrize("value", ["false", "", "1"])
-def test_other_values_of_lmi_lenient_change_nothing(tmp_path: Path, value: str) -> None:
-    assert the_problem(tmp_path, "option.dtpye=fp16\n", {"LMI_LENIENT": value}).reason == "unknown key"
+def test_other_values_of_lmi_lenient_are_ignored(tmp_path: Path, value: str) -> None:
+    assert single_problem(tmp_path, "option.dtpye=fp16\n", {"LMI_LENIENT": value}).reason == "unknown key"
 
 
 @pytest.mark.parametrize(
@@ -97,10 +99,10 @@ def test_other_values_of_lmi_lenient_change_nothing(tmp_path: Path, value: str) 
         ("option.load_format=dumy", "auto, dummy or stream (also safetensors, gguf)"),
     ],
 )
-def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
+def test_an_invalid_value_is_refused_with_line_value_and_accepted_values(
     tmp_path: Path, line: str, accepted: str
 ) -> None:
-    problem = the_problem(tmp_path, f"\n\n{line}\n")
+    problem = single_problem(tmp_path, f"\n\n{line}\n")
     key, _, value = line.partition("=")
     assert (problem.line, problem.key, problem.value) == (3, key, value)
     assert accepted in problem.accepted
@@ -116,8 +118,8 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
         "translator=com.example.X",
     ],
 )
-def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path, line: str) -> None:
-    problem = the_problem(tmp_path, f"{line}\n")
+def test_an_unsupported_key_is_refused_with_the_reason(tmp_path: Path, line: str) -> None:
+    problem = single_problem(tmp_path, f"{line}\n")
     assert problem.reason.startswith("known to LMI but not supported: ")
     assert problem.nearest == ""
 
@@ -133,7 +135,7 @@ def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path,
         "option.cpu_offload_gb=0",
     ],
 )
-def test_a_known_key_whose_value_changes_nothing_is_accepted_with_a_note(tmp_path: Path, line: str) -> None:
+def test_a_key_without_effect_is_accepted_with_a_note(tmp_path: Path, line: str) -> None:
     loaded = load_text(tmp_path, f"{line}\n")
     [note] = loaded.notes
     assert line in note
@@ -149,11 +151,11 @@ def test_a_known_key_whose_value_changes_nothing_is_accepted_with_a_note(tmp_pat
         ("models/" + "a" * 256, "contains a name of more than 255 bytes"),
     ],
 )
-def test_what_can_be_no_path_is_refused(tmp_path: Path, value: str, reason: str) -> None:
-    assert reason in the_problem(tmp_path, f"option.model_id={value}\n").reason
+def test_an_impossible_path_is_refused(tmp_path: Path, value: str, reason: str) -> None:
+    assert reason in single_problem(tmp_path, f"option.model_id={value}\n").reason
 
 
-def test_an_unknown_home_is_no_stack_trace(tmp_path: Path) -> None:
+def test_the_home_of_an_unknown_user_is_not_expanded(tmp_path: Path) -> None:
     source = load_text(tmp_path, "option.model_id=~nobody-of-this-name/model\n").config.source
     assert source.local_path == tmp_path.resolve() / "~nobody-of-this-name" / "model"
 
@@ -167,13 +169,13 @@ def test_all_problems_are_reported_in_order(tmp_path: Path) -> None:
     assert problems[-1].source.variable == "OPTION_NONSENSE"
 
 
-def test_a_placeholder_is_one_problem_that_says_so(tmp_path: Path) -> None:
-    problem = the_problem(tmp_path, "job_queue_size={{size}}\n")
+def test_a_placeholder_is_reported_as_a_single_problem(tmp_path: Path) -> None:
+    problem = single_problem(tmp_path, "job_queue_size={{size}}\n")
     assert "{{size}} is a template placeholder" in problem.reason
-    assert "{{m}}" in the_problem(tmp_path, "", {"OPTION_MODEL_ID": "{{m}}"}).reason
+    assert "{{m}}" in single_problem(tmp_path, "", {"OPTION_MODEL_ID": "{{m}}"}).reason
 
 
-def test_blanks_at_the_end_are_removed_from_typed_values_and_kept_in_text(tmp_path: Path) -> None:
+def test_trailing_blanks_are_removed_from_typed_values_and_kept_in_text(tmp_path: Path) -> None:
     loaded = load_text(tmp_path, "job_queue_size=7 \noption.model_id=/a b \n")
     assert loaded.config.options.job_queue_size == 7
     assert loaded.config.source.model_id == "/a b "
@@ -184,7 +186,7 @@ def test_blanks_at_the_end_are_removed_from_typed_values_and_kept_in_text(tmp_pa
     assert text.endswith("kept, because they may be intended")
 
 
-def test_an_inline_comment_makes_a_bad_value_and_the_warning_says_why(tmp_path: Path) -> None:
+def test_an_inline_comment_makes_the_value_invalid_and_is_warned_about(tmp_path: Path) -> None:
     write(tmp_path, "job_queue_size=7 # few\n")
     with pytest.raises(PropertiesError) as caught:
         load(tmp_path, {})
@@ -196,13 +198,13 @@ def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
     names = ("option.model_id", "option.s3url")
     same = load_text(tmp_path, "".join(f"{name}=s3://bucket/a\n" for name in names))
     assert same.config.source.model_id == "s3://bucket/a"
-    problem = the_problem(tmp_path, f"{names[0]}=s3://bucket/a\n{names[1]}=s3://bucket/b\n")
+    problem = single_problem(tmp_path, f"{names[0]}=s3://bucket/a\n{names[1]}=s3://bucket/b\n")
     assert (problem.line, problem.value) == (2, "s3://bucket/b")
     assert names[0] in problem.reason
 
 
 @pytest.mark.parametrize("name", ["waiting_served_ratio", "max_waiting_tokens", "waiting_steps"])
-def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: str) -> None:
+def test_options_without_effect_under_chunked_prefill_are_noted(tmp_path: Path, name: str) -> None:
     line = f"option.{name}=1\n"
     assert any("no effect unless" in note for note in load_text(tmp_path, line).notes)
     assert not load_text(tmp_path, line + "option.enable_chunked_prefill=false\n").notes
@@ -232,16 +234,16 @@ def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: 
         ),
     ],
 )
-def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, reason: str) -> None:
-    assert reason in the_problem(tmp_path, text).reason
+def test_contradictory_keys_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in single_problem(tmp_path, text).reason
 
 
-def test_equal_back_end_names_are_accepted(tmp_path: Path) -> None:
+def test_backend_names_with_the_same_value_are_accepted(tmp_path: Path) -> None:
     text = "option.tensor_parallel_degree=2\noption.tensor_parallel_size=2\n"
     assert load_text(tmp_path, text).config.options.tensor_parallel_degree == 2
 
 
-def test_values_name_their_source(tmp_path: Path) -> None:
+def test_values_report_their_source(tmp_path: Path) -> None:
     loaded = load_text(tmp_path, "\noption.dtype=float16\n", {"OPTION_BLOCK_SIZE": "16"})
     found = {value.key: (value.value, value.source) for value in loaded.values}
     assert found["option.dtype"] == ("fp16", f"{tmp_path / 'serving.properties'}:2")
@@ -249,7 +251,7 @@ def test_values_name_their_source(tmp_path: Path) -> None:
     assert found["job_queue_size"] == ("1000", "default")
 
 
-def test_a_file_may_be_named_itself(tmp_path: Path) -> None:
+def test_the_path_may_be_the_file_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.properties"
     file.write_text("job_queue_size=3\n")
     loaded = load(file, {})
@@ -257,7 +259,7 @@ def test_a_file_may_be_named_itself(tmp_path: Path) -> None:
     assert loaded.config.source.model_dir == str(tmp_path)
 
 
-def test_a_folder_without_the_file_needs_a_model_from_somewhere(tmp_path: Path) -> None:
+def test_a_folder_without_properties_needs_a_model(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"neither a serving\.properties nor a model"):
         load(tmp_path, {})
     assert load(tmp_path, {"HF_MODEL_ID": "a/b"}).config.source.model_id == "a/b"
@@ -266,13 +268,13 @@ def test_a_folder_without_the_file_needs_a_model_from_somewhere(tmp_path: Path) 
     assert "is not served" in load(tmp_path, {"HF_MODEL_ID": "a/b"}).warnings[0]
 
 
-def test_a_path_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
+def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match="no such file"):
         load(tmp_path / "nowhere", {})
 
 
 @pytest.mark.parametrize("line", ["keystore_pass=hunter2", "option.env=KEY=hunter2", "hf_token=hunter2"])
-def test_what_may_be_a_secret_is_not_printed(tmp_path: Path, line: str) -> None:
+def test_possible_secrets_are_not_printed(tmp_path: Path, line: str) -> None:
     write(tmp_path, f"{line}\n")
     with pytest.raises(PropertiesError) as caught:
         load(tmp_path, {})
@@ -280,29 +282,31 @@ def test_what_may_be_a_secret_is_not_printed(tmp_path: Path, line: str) -> None:
     assert "***" in str(caught.value)
 
 
-def test_load_format_is_the_models_and_safetensors_is_what_auto_reads(tmp_path: Path) -> None:
-    for written, meant in (("dummy", "dummy"), ("safetensors", "auto"), ("gguf", "auto"), ("auto", "auto")):
-        loaded = load_text(tmp_path, f"option.load_format={written}\n")
-        assert loaded.config.source.load_format == meant
+def test_load_formats_safetensors_and_gguf_mean_auto(tmp_path: Path) -> None:
+    for value, expected in (("dummy", "dummy"), ("safetensors", "auto"), ("gguf", "auto"), ("auto", "auto")):
+        loaded = load_text(tmp_path, f"option.load_format={value}\n")
+        assert loaded.config.source.load_format == expected
         assert loaded.notes == ()
     assert load_text(tmp_path, "engine=Python\noption.load_format=auto\n").config.source.load_format == "auto"
 
 
 @pytest.mark.parametrize(
-    ("lines", "bad", "reason"),
+    ("lines", "key", "reason"),
     [
         ("minWorkers=3\nmaxWorkers=2", "maxWorkers", "less than minWorkers=3"),
         ("minWorkers=3\noption.data_parallel_size=2", "option.data_parallel_size", "less than minWorkers=3"),
         ("option.data_parallel_size=3\nmaxWorkers=2", "maxWorkers", "less than option.data_parallel_size=3"),
     ],
 )
-def test_numbers_of_copies_must_agree(tmp_path: Path, lines: str, bad: str, reason: str) -> None:
-    problem = the_problem(tmp_path, f"option.model_id=m\n{lines}\n")
-    assert problem.key == bad
+def test_contradictory_numbers_of_copies_are_refused(
+    tmp_path: Path, lines: str, key: str, reason: str
+) -> None:
+    problem = single_problem(tmp_path, f"option.model_id=m\n{lines}\n")
+    assert problem.key == key
     assert reason in problem.reason
     assert problem.accepted == "at least 3"
 
 
-def test_numbers_of_copies_that_agree(tmp_path: Path) -> None:
+def test_consistent_numbers_of_copies_are_accepted(tmp_path: Path) -> None:
     text = "minWorkers=1\noption.data_parallel_size=2\nmaxWorkers=2\n"
     assert load_text(tmp_path, text).config.options.data_parallel_size == 2

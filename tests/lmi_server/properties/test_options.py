@@ -1,4 +1,4 @@
-"""The table itself: complete, consistent, and the same as the reference page."""
+"""The option table is complete, consistent, and equal to the reference page."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def test_every_field_of_the_configuration_has_exactly_one_option() -> None:
     assert sorted(targets) == sorted(fields_of_config())
 
 
-def test_no_name_stands_twice() -> None:
+def test_option_names_are_unique() -> None:
     assert len(by_name()) == sum(1 + len(option.aliases) for option in OPTIONS)
 
 
 @pytest.mark.parametrize(
     "option", [option for option in OPTIONS if option.example], ids=lambda option: option.name
 )
-@pytest.mark.parametrize("given_as", ["name", "alias"])
-def test_every_example_is_valid_and_reaches_its_field(option: Option, given_as: str, tmp_path: Path) -> None:
-    for name in [option.name] if given_as == "name" else option.aliases:
+@pytest.mark.parametrize("used_name", ["name", "alias"])
+def test_every_example_is_valid_and_reaches_its_field(option: Option, used_name: str, tmp_path: Path) -> None:
+    for name in [option.name] if used_name == "name" else option.aliases:
         engine = "" if option.name == "engine" or option.engine == "any" else f"engine={option.engine}\n"
         file = tmp_path / "serving.properties"
         file.write_text(f"{engine}{name}={option.example}\n")
@@ -50,7 +50,7 @@ def test_every_example_is_valid_and_reaches_its_field(option: Option, given_as: 
         assert value.source.startswith(str(file))
 
 
-def test_every_option_that_works_has_an_example() -> None:
+def test_every_supported_option_has_an_example() -> None:
     assert [option.name for option in OPTIONS if option.status is Status.WORKS and not option.example] == []
 
 
@@ -59,7 +59,7 @@ def test_every_option_that_works_has_an_example() -> None:
     [option for option in OPTIONS if option.status in (Status.REFUSED, Status.NO_EFFECT)],
     ids=lambda o: o.name,
 )
-def test_what_is_not_done_says_why_and_its_neutral_values_are_of_its_kind(option: Option) -> None:
+def test_an_unsupported_option_has_a_reason_and_valid_neutral_values(option: Option) -> None:
     assert option.reason
     assert not option.target
     for value in option.neutral:
@@ -77,6 +77,6 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert page == markdown(), "run: python -m lmi_server.properties.reference > docs/options.md"
 
 
-def test_rows_show_every_option_once() -> None:
+def test_rows_list_every_option_once() -> None:
     assert [row.name for row in rows()] == [option.name for option in OPTIONS]
     assert all(row.accepted and row.help for row in rows())

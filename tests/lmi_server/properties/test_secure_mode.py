@@ -1,4 +1,4 @@
-"""What the platform forbids in SageMaker's secure mode keeps the server from starting."""
+"""SageMaker's secure mode: the server refuses to start when a security control is violated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEMPLATES = "DISALLOW_CHAT_TEMPLATE"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a handler, which is judged without running it."""
+    """A folder with a handler."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "model.py").write_text("def handle(inputs):\n    return None\n")
@@ -32,7 +32,7 @@ def refusal(folder: Path, environ: dict[str, str]) -> str:
     return str(caught.value)
 
 
-def test_forbids_what_its_controls_name(folder: Path) -> None:
+def test_each_security_control_is_enforced(folder: Path) -> None:
     (folder / "requirements.txt").write_text("x\n")
     (folder / "weights").mkdir()
     (folder / "weights" / "model.bin").write_text("x")
@@ -51,7 +51,7 @@ def test_forbids_what_its_controls_name(folder: Path) -> None:
         )
     assert len(refusal(folder, environ(f"DISALLOW_REQUIREMENTS_TXT, {PICKLES}")).splitlines()) == 2
     assert "unknown security control" in refusal(folder, environ("DISALLOW_EVERYTHING"))
-    assert load(folder, {"SAGEMAKER_SECURITY_CONTROLS": PICKLES}), "the mode is off"
+    assert load(folder, {"SAGEMAKER_SECURITY_CONTROLS": PICKLES}), "secure mode is off"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_forbids_what_its_controls_name(folder: Path) -> None:
         ("below/tokenizer_config.json", '{"chat_templat\\u0065": [{"name": "default", "template": "x"}]}'),
     ],
 )
-def test_finds_chat_templates_wherever_a_model_has_them(folder: Path, name: str, text: str) -> None:
+def test_chat_templates_are_found_in_every_location(folder: Path, name: str, text: str) -> None:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(text)
     assert refusal(folder, environ(TEMPLATES)).startswith(f"{folder / name}: forbidden")
@@ -84,12 +84,12 @@ def test_a_tokenizer_without_a_chat_template_is_allowed(folder: Path, name: str,
     assert load(folder, environ(TEMPLATES))
 
 
-def test_finds_pickle_files_whatever_the_case_of_their_names(folder: Path) -> None:
+def test_pickle_files_are_found_regardless_of_case(folder: Path) -> None:
     (folder / "model.BIN").write_text("x")
     assert "model.BIN: forbidden" in refusal(folder, environ(PICKLES))
 
 
-def test_looks_at_untrusted_channels(folder: Path) -> None:
+def test_untrusted_channels_are_checked(folder: Path) -> None:
     channel = folder.parent / "channel"
     variables = environ(PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS=str(channel))
     assert f"value '{channel}': is not a folder" in refusal(folder, variables)
@@ -99,7 +99,7 @@ def test_looks_at_untrusted_channels(folder: Path) -> None:
     assert "model.pkl: forbidden" in refusal(folder, variables)
 
 
-def test_needs_its_controls(folder: Path) -> None:
+def test_secure_mode_requires_security_controls(folder: Path) -> None:
     text = refusal(folder, {"SAGEMAKER_SECURE_MODE": "true"})
     assert "SAGEMAKER_SECURITY_CONTROLS is not set" in text
     assert load(folder, environ(""))

@@ -1,4 +1,4 @@
-"""Keys that vLLM and LMI have and files carry: used, noted, or refused with the reason, never called misspelt."""
+"""Keys of vLLM and LMI are used, noted as without effect, or refused with a reason. None is an unknown key."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ tokenizer tokenizer_mode tokenizer_pool_extra_config tokenizer_pool_size tokeniz
 tokenizer_revision tool_call_parser tool_parser_plugin trust_remote_code use_tqdm_on_load use_v2_block_manager
 video_pruning_rate worker_cls worker_extension_cls worker_use_ray
 """
-"""vLLM's, from 0.5 to 0.11."""
+"""Engine arguments of vLLM 0.5 to 0.11."""
 
 
 def load_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> Loaded:
@@ -86,7 +86,7 @@ def test_every_engine_argument_of_vllm_is_known() -> None:
         "chunked_read_timeout=0.5",
     ],
 )
-def test_what_changes_neither_answers_nor_capacity_is_noted(tmp_path: Path, line: str) -> None:
+def test_keys_without_effect_are_noted(tmp_path: Path, line: str) -> None:
     [note] = load_text(tmp_path, f"{line}\n").notes
     assert line in note
     assert "accepted without effect: " in note
@@ -103,9 +103,7 @@ def test_what_changes_neither_answers_nor_capacity_is_noted(tmp_path: Path, line
         ("option.enable_kv_cache_reuse=true", "use option.enable_prefix_caching"),
     ],
 )
-def test_what_would_change_answers_or_capacity_is_refused_with_the_reason(
-    tmp_path: Path, line: str, reason: str
-) -> None:
+def test_unsupported_keys_are_refused_with_the_reason(tmp_path: Path, line: str, reason: str) -> None:
     with pytest.raises(PropertiesError) as caught:
         load_text(tmp_path, f"{line}\n")
     [problem] = caught.value.problems
@@ -115,9 +113,7 @@ def test_what_would_change_answers_or_capacity_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("value", [str(MAX_TOP_LOGPROBS + 1), "-1"])
-def test_no_more_log_probabilities_are_promised_than_a_request_may_ask_for(
-    tmp_path: Path, value: str
-) -> None:
+def test_max_logprobs_cannot_exceed_the_limit_of_a_request(tmp_path: Path, value: str) -> None:
     with pytest.raises(PropertiesError, match=f"accepted: an integer from 0 to {MAX_TOP_LOGPROBS}"):
         load_text(tmp_path, f"option.max_logprobs={value}\n")
 
@@ -130,12 +126,14 @@ def test_enforce_eager_works(tmp_path: Path) -> None:
     assert load_text(tmp_path, "engine=MPI\n", environ).config.options.enforce_eager is True
 
 
-@pytest.mark.parametrize(("written", "meant"), [("half", "fp16"), ("float", "fp32"), ("bfloat16", "bf16")])
-def test_types_have_vllms_names_too(tmp_path: Path, written: str, meant: str) -> None:
-    assert load_text(tmp_path, f"option.dtype={written}\n").config.options.dtype == meant
+@pytest.mark.parametrize(
+    ("vllm_name", "expected"), [("half", "fp16"), ("float", "fp32"), ("bfloat16", "bf16")]
+)
+def test_vllm_dtype_names_are_supported(tmp_path: Path, vllm_name: str, expected: str) -> None:
+    assert load_text(tmp_path, f"option.dtype={vllm_name}\n").config.options.dtype == expected
 
 
-def test_a_token_of_the_hub_is_not_printed(tmp_path: Path) -> None:
+def test_the_hub_token_is_not_printed(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match="set HF_TOKEN") as caught:
         load_text(tmp_path, "option.hf_token=hunter2\n")
     assert "hunter2" not in str(caught.value)
