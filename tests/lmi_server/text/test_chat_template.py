@@ -1,4 +1,4 @@
-"""Chat templates: what they may use, and that nothing they do is more than the request's own failure."""
+"""Chat templates: supported features, and limits that turn a runaway template into an invalid request."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_renders(source: str, expected: str) -> None:
         "{{ cycler.__init__.__globals__.os.system('true') }}",
     ],
 )
-def test_what_it_refuses_is_the_requests_failure(source: str) -> None:
+def test_errors_in_a_template_are_invalid_requests(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template"):
         render(source)
 
 
-def test_reason_reaches_the_client() -> None:
+def test_the_reason_is_returned_to_the_client() -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
@@ -114,11 +114,11 @@ def test_memory_is_bounded(source: str) -> None:
         "{{ lipsum(n=10**9) }}",
     ],
 )
-def test_what_python_cannot_interrupt_is_refused(source: str) -> None:
+def test_uninterruptible_operations_are_refused(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template refuses them"):
         render(source)
 
 
-def test_the_line_where_a_source_is_no_template_is_named() -> None:
+def test_a_syntax_error_is_reported_with_its_line() -> None:
     with pytest.raises(ValueError, match=r"chat template, line 2: .*endfor"):
         ChatTemplate("x\n{% for a in b %}", {})

@@ -1,4 +1,4 @@
-"""Cleaning up spaces in a text that comes in pieces, against the whole text."""
+"""Incremental clean-up of tokenization spaces, compared with clean-up of the whole text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_pieces_make_the_whole(pieces: list[str]) -> None:
+def test_incremental_clean_up_equals_clean_up_of_the_whole_text(pieces: list[str]) -> None:
     clean_up = CleanUp()
     assert "".join([*map(clean_up.push, pieces), clean_up.flush()]) == cleaned_up("".join(pieces))
 
 
-def test_only_what_may_change_is_held_back() -> None:
+def test_only_text_that_may_change_is_held_back() -> None:
     clean_up = CleanUp()
     assert [clean_up.push(piece) for piece in ("I do", " n", "'t", " know", " .")] == [
         "I do",

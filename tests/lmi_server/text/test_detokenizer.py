@@ -1,4 +1,4 @@
-"""Incremental detokenising against decoding at once."""
+"""Incremental detokenization, compared with decoding all tokens at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCABULARY_SIZE = 350
 
 @pytest.fixture(scope="module")
 def sentencepiece_like() -> TextModel:
-    """Words with a leading mark for a space, and single bytes for all else, as Llama 2 has them."""
+    """A tokenizer like that of Llama 2: words with a leading mark for a space, and bytes for everything else."""
     words = ["<s>", "▁", "▁one", "▁two", "one", "two", ".", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
@@ -34,14 +34,16 @@ def stream(text: TextModel, ids: list[int], prompt: list[int] | None = None) -> 
 
 
 @given(st.text(), st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=40))
-def test_pieces_make_the_whole(text_model: TextModel, text: str, more: list[int]) -> None:
-    """Real text, then tokens that need not be text at all."""
-    ids = [*text_model.encode(text), *more]
+def test_incremental_text_equals_decoding_at_once(
+    text_model: TextModel, text: str, extra_ids: list[int]
+) -> None:
+    """The arbitrary tokens after the text may not form valid UTF-8."""
+    ids = [*text_model.encode(text), *extra_ids]
     assert "".join(stream(text_model, ids)) == text_model.decode(ids)
 
 
 @given(st.text(min_size=1))
-def test_text_comes_back_without_replacement_characters(text_model: TextModel, text: str) -> None:
+def test_text_round_trips_without_replacement_characters(text_model: TextModel, text: str) -> None:
     pieces = stream(text_model, list(text_model.encode(text)))
     assert "".join(pieces) == text
     if "\ufffd" not in text:
@@ -49,7 +51,7 @@ def test_text_comes_back_without_replacement_characters(text_model: TextModel, t
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_a_continuation_goes_on_where_the_prompt_ends(text_model: TextModel, prompt: str, text: str) -> None:
+def test_a_continuation_starts_where_the_prompt_ends(text_model: TextModel, prompt: str, text: str) -> None:
     prompt_ids, ids = list(text_model.encode(prompt)), list(text_model.encode(text))
     assert "".join(stream(text_model, ids, prompt_ids)) == text
 
@@ -60,12 +62,12 @@ def token_id(text: TextModel, piece: str) -> int:
     return number
 
 
-def test_a_character_comes_out_with_its_last_token(text_model: TextModel) -> None:
+def test_a_character_is_returned_with_its_last_token(text_model: TextModel) -> None:
     ids = [token_id(text_model, piece) for piece in ("ð", "Ł", "ĺ", "Ģ")]
     assert stream(text_model, ids) == ["", "", "", "😀", ""]
 
 
-def test_special_tokens_do_not_show(text_model: TextModel) -> None:
+def test_special_tokens_are_skipped(text_model: TextModel) -> None:
     ids = [1, *text_model.encode("one"), 2, *text_model.encode(" two"), 0]
     assert "".join(stream(text_model, ids)) == "one two"
 
@@ -74,7 +76,7 @@ WORDS = st.lists(st.sampled_from(["▁one", "▁two", "one", "two", ".", "<s>"])
 
 
 @given(WORDS, st.text(alphabet="é你😀", max_size=4), WORDS)
-def test_sentencepiece_pieces_make_the_whole(
+def test_incremental_text_equals_decoding_at_once_with_sentencepiece(
     sentencepiece_like: TextModel, before: list[str], foreign: str, after: list[str]
 ) -> None:
     middle = [f"<0x{byte:02X}>" for byte in foreign.encode()]
@@ -89,7 +91,9 @@ def test_space_between_prompt_and_continuation_is_kept(sentencepiece_like: TextM
 
 
 @given(st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=60))
-def test_equals_transformers(transformers_tokenizer: object, text_model: TextModel, ids: list[int]) -> None:
+def test_incremental_text_equals_transformers(
+    transformers_tokenizer: object, text_model: TextModel, ids: list[int]
+) -> None:
     whole = transformers_tokenizer.decode(ids, skip_special_tokens=True)  # type: ignore[attr-defined]
     assert "".join(stream(text_model, ids)) == whole
 

@@ -1,4 +1,4 @@
-"""Stop strings over streamed text against looking at the whole text."""
+"""Matching of stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LETTERS = st.text(alphabet="ab", max_size=6)
     st.lists(LETTERS, max_size=12),
     st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
 )
-def test_holds_back_no_more_than_could_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
+def test_only_a_possible_start_of_a_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     text = shown = ""
     for piece in pieces:

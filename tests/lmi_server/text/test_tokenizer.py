@@ -1,4 +1,4 @@
-"""A model folder as text: against transformers on the same files."""
+"""Text models of model folders, compared with transformers on the same files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_special_tokens_and_eos(text_model: TextModel) -> None:
         (None, {"eos_token_id": None}, (2,)),
     ],
 )
-def test_where_eos_ids_come_from(
+def test_sources_of_eos_token_ids(
     generation_config: dict[str, Any] | None,
     config: dict[str, Any] | None,
     expected: tuple[int, ...],
@@ -103,7 +103,7 @@ NAMED = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template
         ({}, {}),
     ],
 )
-def test_where_templates_come_from(files: dict[str, Any], expected: dict[str, str], tmp_path: Path) -> None:
+def test_sources_of_chat_templates(files: dict[str, Any], expected: dict[str, str], tmp_path: Path) -> None:
     for name, data in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(data if isinstance(data, str) else json.dumps(data))
@@ -111,7 +111,7 @@ def test_where_templates_come_from(files: dict[str, Any], expected: dict[str, st
     assert has_chat_template(tmp_path) == ("default" in expected)
 
 
-def test_templates_see_all_named_tokens(tmp_path: Path) -> None:
+def test_templates_can_use_all_named_tokens(tmp_path: Path) -> None:
     build_model_folder(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(
@@ -125,20 +125,20 @@ def test_templates_see_all_named_tokens(tmp_path: Path) -> None:
     assert text.chat_template.render(MESSAGE, 1000) == expected == "<image><|im_end|>False"
 
 
-def test_templates_that_are_not_used_may_be_broken(tmp_path: Path) -> None:
+def test_unused_templates_may_be_invalid(tmp_path: Path) -> None:
     build_model_folder(tmp_path)
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{% broken")
     assert TextModel.from_folder(tmp_path).chat_template is not None
 
 
-def test_no_template(tmp_path: Path) -> None:
+def test_a_folder_without_a_chat_template(tmp_path: Path) -> None:
     build_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     assert TextModel.from_folder(tmp_path).chat_template is None
 
 
-def test_truncation_and_padding_of_a_training_run_are_off(tmp_path: Path) -> None:
+def test_truncation_and_padding_in_tokenizer_json_are_ignored(tmp_path: Path) -> None:
     build_model_folder(tmp_path)
     text = TextModel.from_folder(tmp_path)
     text.tokenizer.enable_truncation(4)
@@ -150,7 +150,7 @@ def test_truncation_and_padding_of_a_training_run_are_off(tmp_path: Path) -> Non
     assert TextModel.from_folder(tmp_path).encode(sentence) == text.encode(sentence)
 
 
-def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         TextModel.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
