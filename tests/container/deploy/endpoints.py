@@ -1,4 +1,4 @@
-"""Endpoints to plan, for these tests."""
+"""Specifications and planned deployments of endpoints for these tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_properties(folder: Path, *lines: str) -> Path:
 
 
 def write_model(folder: Path, *lines: str, num_bytes: int = 16 * GB) -> Path:
-    """A model's folder with a serving.properties; its weights are a hole of this size."""
+    """Write a model folder with a serving.properties and a sparse weights file of this size."""
     write_properties(folder, *lines)
     (folder / "config.json").write_text("{}")
     with (folder / "model.safetensors").open("wb") as file:
@@ -49,12 +49,12 @@ def spec(**changes: Any) -> EndpointSpec:
 
 
 def planned(folder: Path, **changes: Any) -> Deployment:
-    """A deployment of one variant."""
+    """Plan a deployment of one variant."""
     return plan(spec(**changes), [VariantSpec("AllTraffic", folder)])
 
 
 def parameters(deployment: Deployment, method: str) -> dict[str, Any]:
-    """The parameters of the one call of a method."""
+    """Return the parameters of the only call of a method."""
     (call,) = (call for call in deployment.calls if call.method == method)
     return call.parameters
 
@@ -70,12 +70,12 @@ def variables_of(deployment: Deployment) -> dict[str, Any]:
 
 
 def service_model() -> Any:
-    """botocore's own description of SageMaker."""
+    """Return botocore's description of SageMaker."""
     return botocore.session.get_session().get_service_model("sagemaker")
 
 
 def complaints(call: ApiCall, service: Any) -> str:
-    """What botocore says against a call; it checks names, types and required fields."""
+    """Return the validation errors of botocore, which checks names, types and required fields."""
     name = "".join(word.title() for word in call.method.split("_"))
     report: str = ParamValidator().validate(call.parameters, service.operation_model(name).input_shape)
     return str(report.generate_report())

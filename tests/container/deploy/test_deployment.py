@@ -1,4 +1,4 @@
-"""The calls of a deployment."""
+"""The SageMaker API calls of a deployment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_botocore_accepts_every_call(tmp_path: Path) -> None:
         assert [complaints(call, service) for call in deployment.calls] == [""] * 3
 
 
-def test_the_platform_copies_the_prefix_and_the_model_id_is_left_out(tmp_path: Path) -> None:
+def test_with_a_prefix_the_platform_downloads_the_model_and_the_model_id_is_unset(tmp_path: Path) -> None:
     deployment = planned(write_model(tmp_path, "engine=MPI", f"option.model_id={tmp_path}"))
     container = parameters(deployment, "create_model")["PrimaryContainer"]
     assert container["ModelDataSource"]["S3DataSource"] == {
@@ -49,7 +49,7 @@ def test_the_platform_copies_the_prefix_and_the_model_id_is_left_out(tmp_path: P
     assert any(f"serving.properties under {MODEL_DATA} takes precedence" in note for note in deployment.notes)
 
 
-def test_without_a_prefix_the_container_fetches_the_model(tmp_path: Path) -> None:
+def test_without_a_prefix_the_container_downloads_the_model(tmp_path: Path) -> None:
     folder = write_properties(tmp_path, "option.model_id=HuggingFaceTB/SmolLM2-135M-Instruct")
     deployment = planned(folder, model_data=None)
     assert variables_of(deployment)["OPTION_MODEL_ID"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -57,7 +57,7 @@ def test_without_a_prefix_the_container_fetches_the_model(tmp_path: Path) -> Non
     assert "ModelDataDownloadTimeoutInSeconds" not in variant_of(deployment)
 
 
-def test_a_model_on_this_disk_needs_a_prefix(tmp_path: Path) -> None:
+def test_a_local_model_needs_a_prefix(tmp_path: Path) -> None:
     with pytest.raises(CannotDeploy, match=rf"cannot read the model folder {tmp_path}; .*--model-data"):
         planned(write_model(tmp_path, "engine=MPI"), model_data=None)
 
@@ -69,13 +69,13 @@ def test_a_handler_needs_a_prefix(tmp_path: Path) -> None:
         planned(tmp_path, model_data=None)
 
 
-def test_gpu_hosts_get_the_driver_that_the_image_needs(tmp_path: Path) -> None:
+def test_gpu_instances_get_the_ami_with_the_required_driver(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "engine=MPI")
     assert variant_of(planned(folder))["InferenceAmiVersion"] == "al2023-ami-sagemaker-inference-gpu-4-1"
     assert "InferenceAmiVersion" not in variant_of(planned(folder, instance=CPU))
 
 
-def test_the_host_image_has_the_cuda_version_of_the_dockerfile_and_botocore_knows_it() -> None:
+def test_the_ami_has_the_cuda_version_of_the_dockerfile() -> None:
     base = re.search(r"nvidia/cuda:(\d+\.\d+)", (REPO_ROOT / "Dockerfile").read_text())
     assert base is not None
     shape = service_model().shape_for("ProductionVariant").members["InferenceAmiVersion"]
@@ -90,18 +90,18 @@ def test_the_host_image_has_the_cuda_version_of_the_dockerfile_and_botocore_know
         ("ml.inf2.xlarge", "this server runs on CPUs and NVIDIA GPUs, not on Inferentia2"),
     ],
 )
-def test_instances_on_which_no_image_runs_are_refused(instance: str, reason: str, tmp_path: Path) -> None:
+def test_unsupported_instances_are_rejected(instance: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(CannotDeploy, match=f"--instance {instance}: {reason}"):
         planned(write_model(tmp_path), instance=hardware.instance(instance))
 
 
-def test_instances_without_a_disk_get_a_volume_for_the_model(tmp_path: Path) -> None:
+def test_instances_without_local_storage_get_a_volume_for_the_model(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "engine=MPI", num_bytes=100 * GB)
     assert "VolumeSizeInGB" not in variant_of(planned(folder))
     assert 100 < variant_of(planned(folder, instance=CPU))["VolumeSizeInGB"] <= 512
 
 
-def test_time_limits_grow_with_the_model(tmp_path: Path) -> None:
+def test_timeouts_grow_with_the_model_size(tmp_path: Path) -> None:
     small = variant_of(planned(write_model(tmp_path / "s", "engine=MPI", num_bytes=GB)))
     large = variant_of(planned(write_model(tmp_path / "l", "engine=MPI", num_bytes=900 * GB)))
     for limit in ("ModelDataDownloadTimeoutInSeconds", "ContainerStartupHealthCheckTimeoutInSeconds"):
@@ -109,14 +109,14 @@ def test_time_limits_grow_with_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_file", [True, False])
-def test_the_platform_waits_as_long_as_the_server_does(in_file: bool, tmp_path: Path) -> None:
+def test_the_health_check_timeout_is_the_model_loading_timeout(in_file: bool, tmp_path: Path) -> None:
     lines = ["option.model_loading_timeout=1500"] if in_file else []
     environment = {} if in_file else {"SAGEMAKER_STARTUP_TIMEOUT": "1500"}
     deployment = planned(write_model(tmp_path, *lines), environment=environment)
     assert variant_of(deployment)["ContainerStartupHealthCheckTimeoutInSeconds"] == 1500
 
 
-def test_a_model_of_unknown_size_gets_the_longest_limits(tmp_path: Path) -> None:
+def test_a_model_of_unknown_size_gets_the_longest_timeouts(tmp_path: Path) -> None:
     deployment = planned(write_properties(tmp_path, "engine=MPI"), model_data="s3://no_such_bucket_here/x/")
     row = variant_of(deployment)
     assert row["ModelDataDownloadTimeoutInSeconds"] == 3600
@@ -124,7 +124,7 @@ def test_a_model_of_unknown_size_gets_the_longest_limits(tmp_path: Path) -> None
     assert any("size of the model is unknown" in note for note in deployment.notes)
 
 
-def test_variants_share_everything_but_their_settings(tmp_path: Path) -> None:
+def test_variants_have_their_own_settings_and_weights(tmp_path: Path) -> None:
     paths = [write_model(tmp_path / name, f"option.max_rolling_batch_size={name}") for name in ("8", "64")]
     variants = [VariantSpec("A", paths[0], 9), VariantSpec("B", paths[1])]
     deployment = plan(spec(), variants)
@@ -136,7 +136,7 @@ def test_variants_share_everything_but_their_settings(tmp_path: Path) -> None:
     assert batches == ["8", "64"]
 
 
-def test_names_change_with_the_content_only(tmp_path: Path) -> None:
+def test_resource_names_change_only_with_their_content(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "option.max_rolling_batch_size=8")
     first, again = planned(folder), planned(folder)
     assert first == again
@@ -149,7 +149,7 @@ def test_names_change_with_the_content_only(tmp_path: Path) -> None:
     assert parameters(changed, "create_endpoint")["EndpointName"] == "chat"
 
 
-def test_names_change_with_a_secret_which_they_do_not_tell(tmp_path: Path) -> None:
+def test_resource_names_change_with_a_secret_without_revealing_it(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     names = []
     for value in ("hf_old", "hf_new", "hf_new"):
@@ -161,34 +161,34 @@ def test_names_change_with_a_secret_which_they_do_not_tell(tmp_path: Path) -> No
     assert set(names[0]).isdisjoint(names[1])
 
 
-def test_an_update_replaces_the_configuration(tmp_path: Path) -> None:
+def test_an_update_calls_update_endpoint(tmp_path: Path) -> None:
     deployment = plan(spec(), [VariantSpec("AllTraffic", write_model(tmp_path))], update=True)
     assert [call.method for call in deployment.calls][-1] == "update_endpoint"
 
 
-def test_secrets_stay_out_of_plans(tmp_path: Path) -> None:
+def test_deployments_do_not_contain_secrets(tmp_path: Path) -> None:
     deployment = planned(write_model(tmp_path), environment={"HF_TOKEN": ShellSecret("HF_TOKEN")})
     assert variables_of(deployment)["HF_TOKEN"] == ShellSecret("HF_TOKEN")
 
 
-def test_the_wait_is_longer_than_all_limits(tmp_path: Path) -> None:
+def test_the_waiter_waits_longer_than_all_timeouts(tmp_path: Path) -> None:
     deployment = planned(write_model(tmp_path))
     row = variant_of(deployment)
     limits = row["ModelDataDownloadTimeoutInSeconds"] + row["ContainerStartupHealthCheckTimeoutInSeconds"]
     assert deployment.waiter["Delay"] * deployment.waiter["MaxAttempts"] > limits
 
 
-def test_problems_of_the_file_are_reported(tmp_path: Path) -> None:
+def test_errors_in_serving_properties_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"option\.paged_attention"):
         planned(write_properties(tmp_path, "option.paged_atention=true"))
 
 
-def test_a_prefix_ends_in_a_slash(tmp_path: Path) -> None:
+def test_a_prefix_must_end_in_a_slash(tmp_path: Path) -> None:
     with pytest.raises(CannotDeploy, match="with a trailing slash"):
         planned(write_model(tmp_path), model_data="s3://bucket/prefix")
 
 
-def test_long_names_and_double_variants_are_refused(tmp_path: Path) -> None:
+def test_long_names_and_repeated_variants_are_rejected(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     with pytest.raises(CannotDeploy, match="at most 63 characters"):
         planned(folder, name="n" * 60)

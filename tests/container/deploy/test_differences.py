@@ -1,4 +1,4 @@
-"""What a deployment would change."""
+"""Differences between a running endpoint and a deployment, as `lmi deploy --diff` prints them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHELL = {"HF_TOKEN": "hf_old"}
 
 
 def endpoint_of(deployment: Deployment, weight: float = 1.0) -> Any:
-    """A client of a platform on which this deployment runs; it adds fields of its own."""
+    """Return a fake SageMaker client on which this deployment runs. The platform adds its own fields."""
     calls = [(call.method, with_secrets(call.parameters, SHELL)) for call in deployment.calls]
     models = {one["ModelName"]: one for method, one in calls if method == "create_model"}
     config = next(one for method, one in calls if method == "create_endpoint_config")
@@ -28,9 +28,9 @@ def endpoint_of(deployment: Deployment, weight: float = 1.0) -> Any:
         {"VariantName": row["VariantName"], "CurrentWeight": weight, "CurrentInstanceCount": 1}
         for row in config["ProductionVariants"]
     ]
-    found = {"EndpointConfigName": config["EndpointConfigName"], "ProductionVariants": summaries}
+    description = {"EndpointConfigName": config["EndpointConfigName"], "ProductionVariants": summaries}
     return SimpleNamespace(
-        describe_endpoint=lambda **_: found,
+        describe_endpoint=lambda **_: description,
         describe_endpoint_config=lambda **_: config,
         describe_model=lambda **names: models[names["ModelName"]],
     )
@@ -44,7 +44,7 @@ def lines(before: Any, after: Deployment, shell: dict[str, str] = SHELL) -> list
     )
 
 
-def test_the_same_deployment_has_no_differences(tmp_path: Path) -> None:
+def test_an_unchanged_deployment_has_no_differences(tmp_path: Path) -> None:
     deployment = planned(write_model(tmp_path, "option.max_rolling_batch_size=8"))
     assert lines(endpoint_of(deployment), deployment) == []
 
@@ -58,28 +58,28 @@ def test_options_are_compared_by_their_effective_values(tmp_path: Path) -> None:
     ]
 
 
-def test_fields_of_variant_and_container_are_compared(tmp_path: Path) -> None:
+def test_variant_and_container_fields_are_compared(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    found = lines(endpoint_of(planned(folder), weight=0.5), planned(folder, instance=CPU, image="other:1"))
+    changes = lines(endpoint_of(planned(folder), weight=0.5), planned(folder, instance=CPU, image="other:1"))
     for line in (
         "  InstanceType: ml.g5.48xlarge -> ml.c7i.4xlarge",
         "  InferenceAmiVersion: al2023-ami-sagemaker-inference-gpu-4-1 -> (not set)",
         "  InitialVariantWeight: 0.5 -> 1",
     ):
-        assert line in found
-    assert any(line.startswith("  Image: ") and line.endswith("-> other:1") for line in found)
+        assert line in changes
+    assert any(line.startswith("  Image: ") and line.endswith("-> other:1") for line in changes)
 
 
-def test_secrets_are_compared_and_not_shown(tmp_path: Path) -> None:
+def test_secrets_are_compared_but_not_shown(tmp_path: Path) -> None:
     deployment = planned(write_model(tmp_path), environment={"HF_TOKEN": ShellSecret("HF_TOKEN")})
     assert lines(endpoint_of(deployment), deployment) == []
-    found = "\n".join(lines(endpoint_of(deployment), deployment, {"HF_TOKEN": "hf_new"}))
-    assert "HF_TOKEN" in found
-    assert "hf_old" not in found
-    assert "hf_new" not in found
+    changes = "\n".join(lines(endpoint_of(deployment), deployment, {"HF_TOKEN": "hf_new"}))
+    assert "HF_TOKEN" in changes
+    assert "hf_old" not in changes
+    assert "hf_new" not in changes
 
 
-def test_variants_that_come_and_go(tmp_path: Path) -> None:
+def test_added_and_removed_variants(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     after = plan(spec(), [VariantSpec("B", folder)])
     assert lines(endpoint_of(planned(folder)), after) == [
@@ -88,7 +88,7 @@ def test_variants_that_come_and_go(tmp_path: Path) -> None:
     ]
 
 
-def test_an_endpoint_that_does_not_exist() -> None:
+def test_a_missing_endpoint_is_an_error() -> None:
     def refuse(**_: str) -> None:
         error = {"Code": "ValidationException", "Message": 'Could not find endpoint "chat".'}
         raise ClientError({"Error": error}, "DescribeEndpoint")

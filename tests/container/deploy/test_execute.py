@@ -1,4 +1,4 @@
-"""A deployment carried out on botocore's Stubber."""
+"""Execution of a deployment with botocore's Stubber."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from container.deploy.variables import ShellSecret, with_secrets
 from tests.container.deploy.endpoints import planned, write_model
 
 SHELL = {"HF_TOKEN": "hf_abc"}
-ANSWERS = {
+RESPONSES = {
     "create_model": {"ModelArn": "arn:aws:sagemaker:us-east-1:123456789012:model/any"},
     "create_endpoint_config": {
         "EndpointConfigArn": "arn:aws:sagemaker:us-east-1:123456789012:endpoint-config/any"
@@ -46,37 +46,37 @@ def deployment(tmp_path: Path) -> Deployment:
 def expect(stub: Stubber, deployment: Deployment, *methods: str) -> None:
     for call in deployment.calls:
         if call.method in methods:
-            stub.add_response(call.method, ANSWERS[call.method], with_secrets(call.parameters, SHELL))
+            stub.add_response(call.method, RESPONSES[call.method], with_secrets(call.parameters, SHELL))
 
 
-def described(stub: Stubber, status: str, config: str = "any", **more: str) -> None:
-    moment = "2026-01-01T00:00:00Z"
-    answer = {
+def expect_describe(stub: Stubber, status: str, config: str = "any", **more: str) -> None:
+    timestamp = "2026-01-01T00:00:00Z"
+    response = {
         "EndpointName": "chat",
         "EndpointStatus": status,
         "EndpointConfigName": config,
         **more,
-        "EndpointArn": ANSWERS["create_endpoint"]["EndpointArn"],
-        "CreationTime": moment,
-        "LastModifiedTime": moment,
+        "EndpointArn": RESPONSES["create_endpoint"]["EndpointArn"],
+        "CreationTime": timestamp,
+        "LastModifiedTime": timestamp,
     }
-    stub.add_response("describe_endpoint", answer, {"EndpointName": "chat"})
+    stub.add_response("describe_endpoint", response, {"EndpointName": "chat"})
 
 
 def test_the_calls_are_made_in_order_with_their_secrets(
     deployment: Deployment, client: Any, stub: Stubber
 ) -> None:
-    expect(stub, deployment, *ANSWERS)
+    expect(stub, deployment, *RESPONSES)
     for _ in ("the waiter", "the comparison"):
-        described(stub, "InService", deployment.config_name)
-    said: list[str] = []
-    execute(deployment, client, SHELL, said.append)
+        expect_describe(stub, "InService", deployment.config_name)
+    messages: list[str] = []
+    execute(deployment, client, SHELL, messages.append)
     stub.assert_no_pending_responses()
-    assert said[-1] == "chat is in service"
-    assert "hf_abc" not in " ".join(said)
+    assert messages[-1] == "chat is in service"
+    assert "hf_abc" not in " ".join(messages)
 
 
-def test_a_refused_call_takes_back_those_before_it(
+def test_a_failed_call_rolls_back_the_previous_calls(
     deployment: Deployment, client: Any, stub: Stubber
 ) -> None:
     expect(stub, deployment, "create_model", "create_endpoint_config")
@@ -89,35 +89,35 @@ def test_a_refused_call_takes_back_those_before_it(
     stub.assert_no_pending_responses()
 
 
-def test_what_cannot_be_taken_back_is_said(deployment: Deployment, client: Any, stub: Stubber) -> None:
+def test_a_failed_rollback_is_reported(deployment: Deployment, client: Any, stub: Stubber) -> None:
     expect(stub, deployment, "create_model")
     stub.add_client_error("create_endpoint_config", "ValidationException", "bad")
     stub.add_client_error("delete_model", "AccessDenied", "may not")
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(CannotDeploy, match=r"create_endpoint_config: .*bad"):
-        execute(deployment, client, SHELL, said.append)
-    assert any(line.startswith("warning: delete_model: ") and "may not" in line for line in said)
+        execute(deployment, client, SHELL, messages.append)
+    assert any(line.startswith("warning: delete_model: ") and "may not" in line for line in messages)
 
 
-def test_a_failed_endpoint_stays_with_its_reason(deployment: Deployment, client: Any, stub: Stubber) -> None:
-    expect(stub, deployment, *ANSWERS)
-    described(stub, "Failed", FailureReason="the container did not pass the ping health check")
+def test_a_failed_endpoint_is_kept_and_its_reason_reported(
+    deployment: Deployment, client: Any, stub: Stubber
+) -> None:
+    expect(stub, deployment, *RESPONSES)
+    expect_describe(stub, "Failed", FailureReason="the container did not pass the ping health check")
     with pytest.raises(CannotDeploy, match="chat is not in service: the container did not pass"):
         execute(deployment, client, SHELL, lambda line: None)
     stub.assert_no_pending_responses()
 
 
-def test_an_endpoint_that_cannot_be_described_is_an_error(
-    deployment: Deployment, client: Any, stub: Stubber
-) -> None:
-    expect(stub, deployment, *ANSWERS)
-    described(stub, "InService")
+def test_a_failed_describe_call_is_an_error(deployment: Deployment, client: Any, stub: Stubber) -> None:
+    expect(stub, deployment, *RESPONSES)
+    expect_describe(stub, "InService")
     stub.add_client_error("describe_endpoint", "AccessDenied", "may not")
     with pytest.raises(CannotDeploy, match=r"describe_endpoint: .*may not"):
         execute(deployment, client, SHELL, lambda line: None)
 
 
-def test_a_missing_secret_stops_before_the_first_call(
+def test_a_missing_secret_is_an_error_before_the_first_call(
     deployment: Deployment, client: Any, stub: Stubber
 ) -> None:
     with pytest.raises(CannotDeploy, match="HF_TOKEN: not set in this shell"):

@@ -1,4 +1,4 @@
-"""The size of a model that is fetched, before and after."""
+"""The size of a remote model, before and after the download."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     huggingface_hub.close_session()
 
 
-def test_a_gguf_file_that_is_named_counts_alone_also_once_it_is_described(
+def test_only_the_selected_gguf_file_counts_before_and_after_the_download(
     hub: HubServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file, _, _ = save_gguf(tmp_path_factory.mktemp("gguf"), "llama", Kind.Q4_0)

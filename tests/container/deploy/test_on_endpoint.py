@@ -1,4 +1,4 @@
-"""Deployments carried out on `lmi endpoint`: by `lmi deploy`'s own calls, and by the program that it prints."""
+"""Deployments to `lmi endpoint`, by `lmi deploy` itself and by the program that it prints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def s3() -> Iterator[FakeS3]:
 
 
 def deployment(folder: Path, size: int, update: bool = False, **more: str) -> Deployment:
-    """Two variants, nine to one; the platform's copy of the model is a folder of this machine. more: variables."""
+    """Plan two variants with weights 9 and 1. The model is a local folder. `more` are environment variables."""
     model = write_model(folder / "model", num_bytes=1000)
     variants = []
     for name, weight, batch in (("A", 9.0, size), ("B", 1.0, 2 * size)):
@@ -88,20 +88,22 @@ def test_an_update_that_is_rolled_back_is_an_error(
     platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
-    broken = {"UNHEALTHY": "the weights are gone"}
-    said: list[str] = []
+    unhealthy = {"UNHEALTHY": "the weights are gone"}
+    messages: list[str] = []
     with pytest.raises(CannotDeploy, match=r"still in service with chat-.*: .*the weights are gone"):
-        execute(deployment(tmp_path, 32, update=True, **broken), platform.sagemaker, SHELL, said.append)
-    assert "chat is in service" not in said
+        execute(
+            deployment(tmp_path, 32, update=True, **unhealthy), platform.sagemaker, SHELL, messages.append
+        )
+    assert "chat is in service" not in messages
     monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
     monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
-    program = as_script(deployment(tmp_path, 64, update=True, **broken))
+    program = as_script(deployment(tmp_path, 64, update=True, **unhealthy))
     with pytest.raises(SystemExit, match=r"not deployed: .*the weights are gone"):
         exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
     assert sorted(batch_sizes(containers)) == ["16", "8"]
 
 
-def test_the_program_creates_the_endpoint(
+def test_the_printed_program_creates_the_endpoint(
     platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
@@ -111,14 +113,14 @@ def test_the_program_creates_the_endpoint(
     assert sorted(batch_sizes(containers)) == ["16", "8"]
 
 
-def test_the_commands_of_the_page_deploy_compare_and_split(
+def test_the_commands_of_the_docs_page(
     platform: EndpointLab,
     containers: FakeContainers,
     s3: FakeS3,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As they stand in docs/deploying.md."""
+    """Run the commands of docs/deploying.md: create, compare, and split the traffic."""
     for folder, size in (("llama-3-8b-config", 32), ("batch-16", 16), ("batch-64", 64)):
         write_properties(tmp_path / folder, "engine=MPI", f"option.max_rolling_batch_size={size}")
     prefix = "my-bucket/models/llama-3-8b"
@@ -132,9 +134,9 @@ def test_the_commands_of_the_page_deploy_compare_and_split(
     monkeypatch.setattr(botocore.waiter.time, "sleep", lambda seconds: sleep(0.05))
 
     def run(command: str) -> str:
-        done = CliRunner().invoke(main, shlex.split(command)[1:])
-        assert done.exit_code == 0, done.output
-        return done.output
+        result = CliRunner().invoke(main, shlex.split(command)[1:])
+        assert result.exit_code == 0, result.output
+        return result.output
 
     create, compare, split = (
         one.text

@@ -29,14 +29,14 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def run(
-    program: str, monkeypatch: pytest.MonkeyPatch, found: dict[str, str]
+    program: str, monkeypatch: pytest.MonkeyPatch, description: dict[str, str]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Run a program with a boto3 that only records. found: how the endpoint is described."""
+    """Run a program with a fake boto3 and return its calls. `description` is the response of `describe_endpoint`."""
     calls: list[tuple[str, dict[str, Any]]] = []
 
     class Client:
         def __getattr__(self, method: str) -> Any:
-            return lambda **parameters: calls.append((method, parameters)) or found
+            return lambda **parameters: calls.append((method, parameters)) or description
 
         def get_waiter(self, name: str) -> Any:
             return SimpleNamespace(wait=lambda **parameters: calls.append((name, parameters)))
@@ -52,9 +52,12 @@ def run(
 def test_the_program_makes_the_same_calls(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = run(as_script(deployment), monkeypatch, {"EndpointConfigName": deployment.config_name})
     expected = [(call.method, with_secrets(call.parameters, SHELL)) for call in deployment.calls]
-    waiting = {"EndpointName": "chat", "WaiterConfig": deployment.waiter}
-    looking = {"EndpointName": "chat"}
-    assert calls == [*expected, ("endpoint_in_service", waiting), ("describe_endpoint", looking)]
+    waiter_parameters = {"EndpointName": "chat", "WaiterConfig": deployment.waiter}
+    assert calls == [
+        *expected,
+        ("endpoint_in_service", waiter_parameters),
+        ("describe_endpoint", {"EndpointName": "chat"}),
+    ]
 
 
 def test_the_program_reads_secrets_from_its_environment(deployment: Deployment) -> None:
@@ -63,13 +66,15 @@ def test_the_program_reads_secrets_from_its_environment(deployment: Deployment) 
     assert SECRET not in program
 
 
-def test_without_secrets_the_program_imports_boto3_only(tmp_path: Path) -> None:
+def test_without_secrets_the_program_imports_only_boto3(tmp_path: Path) -> None:
     program = as_script(planned(write_model(tmp_path)))
     assert "import os" not in program
     compile(program, "deploy.py", "exec")
 
 
-def test_a_note_is_no_code(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotes_in_a_note_cannot_break_the_program(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = as_script(replace(deployment, notes=('a prefix """ + boom + """ \\',)))
     assert run(program, monkeypatch, {"EndpointConfigName": deployment.config_name})
 
@@ -81,5 +86,5 @@ def test_the_program_is_formatted(name: str, deployment: Deployment) -> None:
         pytest.skip("ruff is not installed")
     program = as_script(replace(deployment, endpoint=name))
     command = [ruff, "format", "--isolated", "--stdin-filename", "deploy.py", "-"]
-    done = subprocess.run(command, input=program, capture_output=True, text=True, check=True, cwd=REPO_ROOT)
-    assert done.stdout == program
+    result = subprocess.run(command, input=program, capture_output=True, text=True, check=True, cwd=REPO_ROOT)
+    assert result.stdout == program

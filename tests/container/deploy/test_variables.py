@@ -1,4 +1,4 @@
-"""A serving.properties as variables of a container."""
+"""Translation of a serving.properties into environment variables of a container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.container.deploy.endpoints import write_properties
 from tests.support.paths import REPO_ROOT
 
 WITH_HANDLERS = {path.parent for path in (REPO_ROOT / "properties_examples").glob("*/model.py")}
-"""A handler's files are beside its model, and so is its serving.properties: no variables are needed."""
+"""Excluded: the serving.properties of a handler is deployed with its files, so no variables are needed."""
 EXAMPLES = sorted(
     {path.parent for path in (REPO_ROOT / "properties_examples").glob("*/serving.properties")} - WITH_HANDLERS
 )
@@ -26,7 +26,7 @@ def without_folder(config: LmiConfig) -> LmiConfig:
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
-def test_the_container_reads_from_the_variables_what_the_file_says(folder: Path, tmp_path: Path) -> None:
+def test_the_variables_give_the_same_configuration_as_the_file(folder: Path, tmp_path: Path) -> None:
     found = examine(folder, {})
     assert found.loaded is not None
     assert found.loaded.config.handler is None
@@ -54,20 +54,20 @@ def test_each_key_becomes_the_variable_that_sets_it(
     assert variables.from_file(entries) == expected
 
 
-def test_a_key_without_a_variable_is_refused(tmp_path: Path) -> None:
+def test_a_key_without_a_variable_is_rejected(tmp_path: Path) -> None:
     entries = examine(write_properties(tmp_path, "gpu.minWorkers=1"), {}).entries
     with pytest.raises(CannotDeploy, match=r"line 1: gpu\.minWorkers has no environment variable"):
         variables.from_file(entries)
 
 
-def test_secrets_in_the_file_are_refused_without_their_value(tmp_path: Path) -> None:
+def test_secrets_in_the_file_are_rejected_and_not_quoted(tmp_path: Path) -> None:
     entries = examine(write_properties(tmp_path, "engine=Python", "option.api_key=abc"), {}).entries
-    with pytest.raises(CannotDeploy, match=r"line 2: option\.api_key .* --env OPTION_API_KEY") as refused:
+    with pytest.raises(CannotDeploy, match=r"line 2: option\.api_key .* --env OPTION_API_KEY") as caught:
         variables.from_file(entries)
-    assert "abc" not in str(refused.value)
+    assert "abc" not in str(caught.value)
 
 
-def test_variables_of_the_command_line() -> None:
+def test_variables_from_the_command_line() -> None:
     shell = {"HF_TOKEN": "hf_abc", "HF_HOME": "/tmp/hf"}
     found = variables.from_command_line(["HF_TOKEN", "HF_HOME", "A=b=c", "EMPTY="], shell)
     assert found == {"HF_TOKEN": ShellSecret("HF_TOKEN"), "HF_HOME": "/tmp/hf", "A": "b=c", "EMPTY": ""}
@@ -75,7 +75,7 @@ def test_variables_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"),
+    ("argument", "reason"),
     [
         ("HF_TOKEN=hf_abc", "secrets are not accepted on the command line"),
         ("HF_TOKEN", "not set in this shell"),
@@ -83,30 +83,30 @@ def test_variables_of_the_command_line() -> None:
         ("=2", "not a valid variable name"),
     ],
 )
-def test_bad_variables_of_the_command_line(word: str, reason: str) -> None:
-    with pytest.raises(CannotDeploy, match=reason) as refused:
-        variables.from_command_line([word], {})
-    assert "hf_abc" not in str(refused.value)
+def test_bad_variables_on_the_command_line_are_rejected(argument: str, reason: str) -> None:
+    with pytest.raises(CannotDeploy, match=reason) as caught:
+        variables.from_command_line([argument], {})
+    assert "hf_abc" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DB_PASSWORD", "apikey"]
 )
-def test_secrets_are_known_by_their_names(name: str) -> None:
+def test_secrets_are_recognized_by_name(name: str) -> None:
     assert variables.is_secret(name)
 
 
 @pytest.mark.parametrize("name", ["OPTION_MAX_NUM_BATCHED_TOKENS", "OPTION_TOKENIZER", "KEYSTORE", "HF_HOME"])
-def test_other_names_are_no_secrets(name: str) -> None:
+def test_other_names_are_not_secrets(name: str) -> None:
     assert not variables.is_secret(name)
 
 
-def test_long_values_are_refused() -> None:
+def test_long_values_are_rejected() -> None:
     with pytest.raises(CannotDeploy, match=r"OPTION_X: .* at most 1024 characters \(got 1025\)"):
         variables.require_short({"OPTION_X": "x" * 1025})
 
 
-def test_secrets_are_revealed_only_for_the_call() -> None:
+def test_secrets_are_inserted_from_the_shell() -> None:
     call = {"A": [{"B": ShellSecret("TOKEN")}], "C": "plain"}
     assert variables.with_secrets(call, {"TOKEN": "abc"}) == {"A": [{"B": "abc"}], "C": "plain"}
     with pytest.raises(CannotDeploy, match="TOKEN: not set in this shell"):

@@ -1,4 +1,4 @@
-"""A platform whose containers are small HTTP servers of this process."""
+"""A platform whose containers are small in-process HTTP servers."""
 
 from __future__ import annotations
 

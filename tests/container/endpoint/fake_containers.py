@@ -1,4 +1,4 @@
-"""Containers as small HTTP servers of this process; their environment says how they behave."""
+"""Containers as small in-process HTTP servers. Their environment controls their behavior."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SESSION = "X-Amzn-SageMaker-Session-Id"
 
 
 class FakeContainer(RunningContainer):
-    """Answers with the body that it gets, and remembers the headers of its requests.
+    """A container that echoes request bodies and records request headers.
 
-    FAIL: the status of every answer. UNHEALTHY: the reason why it does not start. HOLD: requests wait for `go`.
-    BREAK: streams end in the middle. STALL: streams wait for `go` after each line. NAME: sent back as a header.
+    Environment variables: FAIL is the status of every response. UNHEALTHY is the reason for a failed start. HOLD makes
+    requests wait for `go`. BREAK cuts streams off. STALL makes streams wait for `go` after each line.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -28,7 +28,7 @@ class FakeContainer(RunningContainer):
         self.headers: list[Mapping[str, str]] = []
         self.go = threading.Event()
         self.arrived = threading.Semaphore(0)
-        """Released by each request that has arrived."""
+        """Released by each request on arrival."""
         self.dead: str | None = None
         self.ended = False
 
@@ -49,15 +49,15 @@ class FakeContainer(RunningContainer):
 
 
 class FakeContainers:
-    """Makes containers and remembers all."""
+    """Factory of fake containers that keeps all of them."""
 
     def __init__(self) -> None:
         self.all: list[FakeContainer] = []
 
     def __call__(self, container: Mapping[str, Any]) -> LocalServer:
-        made = FakeContainer(container.get("Environment", {}))
-        self.all.append(made)
-        return made
+        fake = FakeContainer(container.get("Environment", {}))
+        self.all.append(fake)
+        return fake
 
 
 class _Server(LoopbackServer):
@@ -86,7 +86,7 @@ class _Handler(QuietHandler):
             self._stream(body, broken="BREAK" in environment)
         else:
             session = self.headers.get(SESSION) == "NEW_SESSION"
-            sent = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
+            session_header = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
             self.respond(
                 200,
                 body,
@@ -95,12 +95,12 @@ class _Handler(QuietHandler):
                     "X-Amzn-SageMaker-Custom-Attributes": self.headers.get(
                         "X-Amzn-SageMaker-Custom-Attributes", ""
                     ),
-                    **sent,
+                    **session_header,
                 },
             )
 
     def _stream(self, body: bytes, broken: bool) -> None:
-        """Each line of the body as a chunk."""
+        """Send each line of the body as a chunk."""
         self.send_response(200)
         self.send_header("Content-Type", "application/jsonlines")
         self.send_header("Transfer-Encoding", "chunked")

@@ -1,4 +1,4 @@
-"""The part of S3 that an endpoint needs, in memory: listings of one page, objects, and ranges of them."""
+"""An in-memory S3 with the operations that an endpoint needs: one-page listings, objects, and range reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.loopback import LoopbackServer, QuietHandler
 
 
 class FakeS3(LoopbackServer):
-    """Objects by `bucket/key`."""
+    """A fake S3 server. Objects are stored by `bucket/key`."""
 
     def __init__(self) -> None:
         super().__init__(_Handler)
@@ -25,14 +25,14 @@ class FakeS3(LoopbackServer):
 
 @contextmanager
 def running() -> Iterator[tuple[FakeS3, Any]]:
-    """A server and a client of it."""
+    """Start a server and yield it with a client."""
     with FakeS3() as server:
         client = boto3.client(
             "s3",
             region_name="us-east-1",
             endpoint_url=server.url,
             aws_access_key_id="any",
-            aws_secret_access_key="any",  # noqa: S106 - nobody checks it
+            aws_secret_access_key="any",  # noqa: S106 - not checked
             config=Config(
                 s3={"addressing_style": "path"},
                 retries={"total_max_attempts": 1},
@@ -59,20 +59,20 @@ class _Handler(QuietHandler):
         name = unquote(address.path[1:])
         query = parse_qs(address.query)
         if "list-type" in query:
-            found = {
+            sizes = {
                 key.split("/", 1)[1]: len(data)
                 for key, data in self.server.objects.items()
                 if key.startswith(f"{name}/{query['prefix'][0]}")
             }
             rows = "".join(
                 f'<Contents><Key>{escape(key)}</Key><ETag>"1"</ETag><Size>{size}</Size></Contents>'
-                for key, size in found.items()
+                for key, size in sizes.items()
             )
             text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
             return self.respond(200, text.encode(), {"Content-Type": "application/xml"})
         data = self.server.objects.get(name)
         if data is None:
             return self.respond(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>", {})
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-            data = data[int(asked[1]) : int(asked[2]) + 1]
-        return self.respond(206 if asked else 200, data, {"ETag": '"1"'})
+        if byte_range := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            data = data[int(byte_range[1]) : int(byte_range[2]) + 1]
+        return self.respond(206 if byte_range else 200, data, {"ETag": '"1"'})

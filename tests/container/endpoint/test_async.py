@@ -1,4 +1,4 @@
-"""Asynchronous invocations: S3 in, S3 out."""
+"""Asynchronous invocations with requests and responses in S3."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def deploy(platform: EndpointLab, **variant: Any) -> None:
     platform.deploy({"AsyncInferenceConfig": config}, A=variant)
 
 
-def arrived(server: FakeS3, location: str) -> bytes:
+def wait_object(server: FakeS3, location: str) -> bytes:
     """Wait for an object and return it."""
     name = location.removeprefix("s3://")
     wait_until(lambda: name in server.objects)
     return server.objects[name]
 
 
-def test_the_answer_to_an_object_is_an_object(
+def test_the_response_is_written_to_s3(
     platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
 ) -> None:
     deploy(platform)
@@ -55,17 +55,17 @@ def test_the_answer_to_an_object_is_an_object(
     assert reply["InferenceId"] == "id-1"
     assert reply["OutputLocation"] == "s3://bucket/out/id-1.out"
     assert reply["FailureLocation"] == "s3://bucket/failed/id-1-error.out"
-    assert arrived(s3[0], reply["OutputLocation"]) == b"question"
+    assert wait_object(s3[0], reply["OutputLocation"]) == b"question"
     assert containers.all[0].headers[0]["content-type"] == "text/x-any"
 
 
-def test_a_short_body_needs_no_object(platform: EndpointLab, s3: tuple[FakeS3, Any]) -> None:
+def test_a_short_body_can_be_inline(platform: EndpointLab, s3: tuple[FakeS3, Any]) -> None:
     deploy(platform)
     reply = platform.runtime.invoke_endpoint_async(
         EndpointName=ENDPOINT, Body=b"question", Filename="a.json", S3OutputPathExtension="today"
     )
     assert reply["OutputLocation"] == "s3://bucket/out/today/a.json"
-    assert arrived(s3[0], reply["OutputLocation"]) == b"question"
+    assert wait_object(s3[0], reply["OutputLocation"]) == b"question"
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_a_short_body_needs_no_object(platform: EndpointLab, s3: tuple[FakeS3, A
         ({}, "s3://bucket/none", b"NoSuchKey"),
     ],
 )
-def test_a_failure_is_an_object(
+def test_an_error_is_written_to_the_failure_location(
     environment: dict[str, str], location: str, words: bytes, platform: EndpointLab, s3: tuple[FakeS3, Any]
 ) -> None:
     deploy(platform, environment=environment)
     s3[0].objects["bucket/in"] = b"question"
     reply = platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation=location)
-    assert words in arrived(s3[0], reply["FailureLocation"])
+    assert words in wait_object(s3[0], reply["FailureLocation"])
     assert reply["OutputLocation"].removeprefix("s3://") not in s3[0].objects
 
 
-def test_a_container_gets_no_more_than_its_configured_requests_at_once(
+def test_concurrent_requests_per_container_are_limited(
     platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
 ) -> None:
     deploy(platform, environment={"HOLD": "1"})
@@ -93,10 +93,10 @@ def test_a_container_gets_no_more_than_its_configured_requests_at_once(
     assert containers.all[0].arrived.acquire(timeout=200)
     assert not containers.all[0].arrived.acquire(timeout=0.05)
     containers.all[0].go.set()
-    assert all(arrived(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
+    assert all(wait_object(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
 
 
-def test_wrong_calls_are_validation_errors(platform: EndpointLab) -> None:
+def test_invalid_calls_raise_validation_errors(platform: EndpointLab) -> None:
     deploy(platform)
     api = platform.runtime
     for params, words in (

@@ -1,4 +1,4 @@
-"""Endpoints that a file declares."""
+"""Endpoints declared in a TOML file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_file_declares_models_configurations_endpoints_and_alarms(
         ("[[models]]", "[[models", "endpoint.toml: "),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_place(
+def test_errors_in_the_file_are_reported_with_their_location(
     old: str, new: str, words: str, platform: EndpointLab, tmp_path: Path
 ) -> None:
     assert old in FILE
@@ -85,17 +85,17 @@ def test_a_wrong_file_is_refused_with_its_place(
         declare(read(write(tmp_path, FILE.replace(old, new, 1))), platform.platform)
 
 
-def test_the_command_refuses_a_wrong_file_and_a_used_port(tmp_path: Path) -> None:
+def test_the_command_rejects_a_bad_file_and_a_used_port(tmp_path: Path) -> None:
     folder = ["--folder", str(tmp_path / "state")]
     run = CliRunner().invoke(main, ["endpoint", str(write(tmp_path, "[[model]]")), "--port", "0", *folder])
     assert run.exit_code == 1
     assert "unknown table model; allowed: models," in run.output
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        run = CliRunner().invoke(main, ["endpoint", "--port", str(used.getsockname()[1]), *folder])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        run = CliRunner().invoke(main, ["endpoint", "--port", str(listener.getsockname()[1]), *folder])
     assert run.exit_code == 1
     assert "cannot listen on 127.0.0.1" in run.output
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="No such file"):
         read(tmp_path / "none.toml")

@@ -1,4 +1,4 @@
-"""Figures by variant, and the verdict on two of them."""
+"""Figures by variant, and comparisons of two variants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from container.endpoint.figures import ServedRequest, VariantFigures, table, ver
 def make_figures(
     variant: str, typical: float, count: int, *, errors: int = 0, start: float = 0.0, config: str = "config"
 ) -> VariantFigures:
-    """`count` answers in 100 s, with times around `typical`, and some errors."""
+    """Record `count` responses in 100 s with latencies around `typical`, and some errors."""
     figures = VariantFigures("endpoint", config, variant, shadow=False)
     draw = random.Random(variant)
     for number in range(count):
@@ -21,7 +21,7 @@ def make_figures(
     return figures
 
 
-def test_figures_count_requests_and_errors_and_time_the_answered_ones() -> None:
+def test_figures_count_requests_and_errors_and_time_successful_requests() -> None:
     values = make_figures("A", 1.0, 200, errors=3).values()
     assert (values["requests"], values["errors"], values["dropped"]) == (203, 3, 0)
     assert 0.9 < values["latency"].p50 < 1.1  # type: ignore[attr-defined]
@@ -29,13 +29,13 @@ def test_figures_count_requests_and_errors_and_time_the_answered_ones() -> None:
     assert [row[:6] for row in rows] == [("endpoint", "A (config)", "production", "203", "3", "0")]
 
 
-def test_the_verdict_names_the_faster_variant() -> None:
+def test_a_verdict_names_the_faster_variant() -> None:
     (sentence,) = verdicts([make_figures("A", 1.0, 900), make_figures("B", 0.7, 100)])
     assert sentence.startswith("endpoint, latency p50: B (config) takes")
     assert "less than A (config) (95 % interval" in sentence
 
 
-def test_the_verdict_on_equal_variants_is_no_difference() -> None:
+def test_a_verdict_on_equal_variants_reports_no_difference() -> None:
     (sentence,) = verdicts([make_figures("A", 1.0, 900), make_figures("B", 1.0, 900)])
     assert "no difference larger than" in sentence
 
@@ -45,7 +45,7 @@ def test_few_requests_give_no_verdict() -> None:
     assert "too few rounds" in sentence
 
 
-def test_a_variant_is_compared_with_others_of_its_configuration_and_with_itself_before() -> None:
+def test_variants_are_compared_within_a_configuration_and_across_updates() -> None:
     figures = [
         make_figures(variant, 1.0, 200, config=config) for config in ("one", "two") for variant in ("A", "B")
     ]

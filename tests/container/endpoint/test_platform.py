@@ -1,4 +1,4 @@
-"""The control plane as boto3's `sagemaker` sees it."""
+"""The control plane with the `sagemaker` client of boto3."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SOURCE = {"S3Uri": "s3://bucket/model/", "S3DataType": "S3Prefix", "CompressionT
 
 
 def error_of(call: Any, **params: Any) -> tuple[str, str]:
-    """Code and message of the error that a call raises."""
+    """Return the code and message of the error that a call raises."""
     with pytest.raises(ClientError) as caught:
         call(**params)
     error = caught.value.response["Error"]
     return error["Code"], error["Message"]
 
 
-def test_an_endpoint_from_its_creation_to_its_end(platform: EndpointLab, containers: FakeContainers) -> None:
+def test_the_life_cycle_of_an_endpoint(platform: EndpointLab, containers: FakeContainers) -> None:
     api = platform.sagemaker
     platform.deploy(A={"InitialVariantWeight": 9, "InitialInstanceCount": 2}, B={"InitialVariantWeight": 1})
     api.get_waiter("endpoint_in_service").wait(EndpointName=ENDPOINT, WaiterConfig={"Delay": 1})
@@ -52,7 +52,7 @@ def test_an_endpoint_from_its_creation_to_its_end(platform: EndpointLab, contain
     )
 
 
-def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(platform: EndpointLab) -> None:
+def test_a_container_that_does_not_start_fails_the_endpoint(platform: EndpointLab) -> None:
     reason = platform.deploy(A={"environment": {"UNHEALTHY": "option.dtype: got fp17; allowed: fp16"}})[
         "FailureReason"
     ]
@@ -90,7 +90,7 @@ def test_names_are_unique_and_references_exist(platform: EndpointLab) -> None:
         ({"Environment": {"A-B": "c"}}, "regular expression"),
     ],
 )
-def test_a_model_that_cannot_be_rehearsed_is_refused(
+def test_an_unsupported_model_is_rejected(
     container: dict[str, Any], words: str, platform: EndpointLab
 ) -> None:
     code, message = error_of(platform.sagemaker.create_model, ModelName="m", PrimaryContainer=container)
@@ -110,9 +110,7 @@ def test_a_model_that_cannot_be_rehearsed_is_refused(
         ),
     ],
 )
-def test_a_variant_that_the_platform_would_refuse_is_refused(
-    fields: dict[str, Any], words: str, platform: EndpointLab
-) -> None:
+def test_an_invalid_variant_is_rejected(fields: dict[str, Any], words: str, platform: EndpointLab) -> None:
     platform.configure("one", A={})
     variant = {"VariantName": "A", "ModelName": "one-A", **fields}
     code, message = error_of(
@@ -122,7 +120,7 @@ def test_a_variant_that_the_platform_would_refuse_is_refused(
     assert words in message
 
 
-def test_lists_have_pages_and_filters(platform: EndpointLab) -> None:
+def test_lists_are_paginated_and_filtered(platform: EndpointLab) -> None:
     api = platform.sagemaker
     for number in range(12):
         api.create_model(ModelName=f"m{number:02}", PrimaryContainer={"Image": "lmi"})
@@ -162,13 +160,13 @@ def test_a_container_that_dies_is_replaced(platform: EndpointLab, containers: Fa
     assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read() == b"x"
 
 
-def test_an_operation_that_is_not_rehearsed_says_so(platform: EndpointLab) -> None:
+def test_an_unsupported_operation_is_an_error(platform: EndpointLab) -> None:
     code, message = error_of(platform.sagemaker.list_training_jobs)
     assert code == "UnknownOperationException"
     assert message == "ListTrainingJobs: not supported by lmi endpoint"
 
 
-def test_a_page_of_the_web_does_not_reach_it_under_another_name(platform: EndpointLab) -> None:
+def test_requests_with_a_foreign_host_header_are_rejected(platform: EndpointLab) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=200)
     headers = {"Host": "evil.example:9000", "X-Amz-Target": "SageMaker.ListModels"}
     connection.request("POST", "/", b"{}", headers)

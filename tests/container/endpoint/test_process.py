@@ -1,4 +1,4 @@
-"""Containers as processes, and the folders that they get as models."""
+"""Containers as processes, and their model folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_launcher(folder: Path, **environ: str) -> Launcher:
 
 
 def source(uri: str) -> dict[str, Any]:
-    """A container definition with this model data."""
+    """Return a container definition with this model data."""
     fields = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
     return {"ModelDataSource": {"S3DataSource": fields}}
 
@@ -41,8 +41,8 @@ def start(folder: Path, **environment: str) -> LocalServer:
     return make_launcher(folder).launch("made-up", {"Environment": environment})
 
 
-def test_a_container_gets_its_environment_its_port_and_its_folder(tmp_path: Path) -> None:
-    """And nothing of the variables of this process that would configure it."""
+def test_a_container_gets_its_environment_port_and_model_folder(tmp_path: Path) -> None:
+    """Variables of this process that would configure the container are not inherited."""
     model = tmp_path / "my model"
     model.mkdir()
     (model / "serving.properties").write_text("engine=MPI\n")
@@ -67,7 +67,7 @@ def test_a_container_gets_its_environment_its_port_and_its_folder(tmp_path: Path
     assert "up" in next((tmp_path / "logs").iterdir()).read_text()
 
 
-def test_the_cause_is_the_servers_own_last_line(tmp_path: Path) -> None:
+def test_the_cause_is_the_last_line_of_the_server_log(tmp_path: Path) -> None:
     container = start(tmp_path, EXIT="Error: option.dtype: got fp17")
     with pytest.raises(NotHealthy) as caught:
         container.wait_healthy(200.0, threading.Event())
@@ -75,7 +75,7 @@ def test_the_cause_is_the_servers_own_last_line(tmp_path: Path) -> None:
     stop_all([container])
 
 
-def test_a_container_that_is_not_healthy_in_time_failed(tmp_path: Path) -> None:
+def test_a_container_that_is_not_healthy_in_time_has_failed(tmp_path: Path) -> None:
     container = start(tmp_path, SICK="1")
     wait_until(lambda: "up" in Path(container.log).read_text())
     with pytest.raises(NotHealthy, match=r"/ping did not return 200 within 0.5 s"):
@@ -93,7 +93,7 @@ def test_a_container_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_container_outlives_its_launcher(tmp_path: Path) -> None:
-    """The kernel would end it with the thread that started it."""
+    """The kernel would kill the container with the thread that started it."""
     container = start(tmp_path)
     gc.collect()
     assert container._child.wait(1.0) is None
@@ -101,14 +101,14 @@ def test_a_container_outlives_its_launcher(tmp_path: Path) -> None:
     stop_all([container])
 
 
-def test_an_orderly_end_is_waited_for(tmp_path: Path) -> None:
+def test_a_graceful_exit_is_awaited(tmp_path: Path) -> None:
     container = start(tmp_path)
     container.wait_healthy(200.0, threading.Event())
     stop_all([container], seconds=200.0)
     assert container.death() == "the container ended with exit code 0: up"
 
 
-def test_a_prefix_of_s3_is_copied_once_and_read_only(tmp_path: Path) -> None:
+def test_an_s3_prefix_is_downloaded_once_and_read_only(tmp_path: Path) -> None:
     with fake_s3.running() as (server, client):
         server.objects |= {"bucket/m/serving.properties": b"engine=MPI\n", "bucket/m/code/a.py": b"1\n"}
         server.objects["bucket/other/x"] = b"2"
@@ -130,7 +130,7 @@ def test_a_prefix_of_s3_is_copied_once_and_read_only(tmp_path: Path) -> None:
         ("file:///no/such/folder", "", "there is no folder /no/such/folder"),
     ],
 )
-def test_model_data_that_cannot_be_read_is_refused(uri: str, key: str, words: str, tmp_path: Path) -> None:
+def test_model_data_that_cannot_be_read_is_rejected(uri: str, key: str, words: str, tmp_path: Path) -> None:
     with fake_s3.running() as (server, client):
         server.objects[key] = b""
         data = ModelData(tmp_path / "models", lambda: client)

@@ -1,4 +1,4 @@
-"""Invocations as boto3's `sagemaker-runtime` sees them."""
+"""Invocations with the `sagemaker-runtime` client of boto3."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.waiting import wait_until
 LINES = b'{"token": 1}\n{"token": 2}\n{"token": 3}\n'
 
 
-def parts(reply: Any) -> list[bytes]:
-    """The payloads of a stream's events, read to the end."""
+def payloads(reply: Any) -> list[bytes]:
+    """Read a stream to the end and return the payloads of its events."""
     with closing(reply["Body"]) as events:
         return [event["PayloadPart"]["Bytes"] for event in events]
 
@@ -37,7 +37,7 @@ def served(platform: EndpointLab) -> EndpointLab:
     return platform
 
 
-def test_a_body_and_its_headers_reach_the_container_and_come_back(
+def test_body_and_headers_are_forwarded_in_both_directions(
     served: EndpointLab, containers: FakeContainers
 ) -> None:
     reply = served.runtime.invoke_endpoint(
@@ -61,7 +61,7 @@ def test_a_body_and_its_headers_reach_the_container_and_come_back(
     assert not {"authorization", "x-amz-date", "user-agent"} & set(headers)
 
 
-def test_a_stream_comes_in_events_whose_parts_do_not_end_with_lines(
+def test_a_stream_is_sent_in_events_that_may_split_lines(
     served: EndpointLab, containers: FakeContainers
 ) -> None:
     reply = served.runtime.invoke_endpoint_with_response_stream(
@@ -69,7 +69,7 @@ def test_a_stream_comes_in_events_whose_parts_do_not_end_with_lines(
     )
     assert reply["ContentType"] == "application/jsonlines"
     assert reply["InvokedProductionVariant"] == "AllTraffic"
-    received = parts(reply)
+    received = payloads(reply)
     assert b"".join(received) == LINES
     assert not all(part.endswith(b"\n") for part in received)
     headers = containers.all[0].headers[0]
@@ -79,7 +79,7 @@ def test_a_stream_comes_in_events_whose_parts_do_not_end_with_lines(
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("status", "who"), [(424, "client"), (500, "server")])
-def test_an_error_of_the_container_is_a_model_error(
+def test_a_container_error_raises_model_error(
     streamed: bool, status: int, who: str, platform: EndpointLab
 ) -> None:
     platform.deploy(A={"environment": {"FAIL": str(status)}})
@@ -95,7 +95,7 @@ def test_an_error_of_the_container_is_a_model_error(
     assert platform.figures()["A"]["errors"] == 1
 
 
-def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContainers) -> None:
+def test_a_container_timeout_raises_model_error(containers: FakeContainers) -> None:
     with lab(FakeLauncher(containers), limits=TimeLimits(whole=0.05, stream=0.05)) as platform:
         platform.deploy(A={"environment": {"HOLD": "1"}})
         with pytest.raises(platform.runtime.exceptions.ModelError) as caught:
@@ -106,23 +106,23 @@ def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContai
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words", "expected"),
+    ("behavior", "words", "expected"),
     [
         ("BREAK", "ModelStreamError", LINES),
         ("STALL", "ended early: TimeoutError", b'{"token": 1}\n'),
     ],
 )
-def test_a_stream_that_breaks_or_takes_too_long_ends_with_a_model_stream_error(
-    behaviour: str,
+def test_a_stream_that_breaks_or_times_out_raises_model_stream_error(
+    behavior: str,
     words: str,
     expected: bytes,
     platform: EndpointLab,
     containers: FakeContainers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if behaviour == "STALL":
-        end_the_time_with_the_first_piece(monkeypatch)
-    platform.deploy(A={"environment": {behaviour: "1"}})
+    if behavior == "STALL":
+        time_out_after_the_first_payload(monkeypatch)
+    platform.deploy(A={"environment": {behavior: "1"}})
     reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
     received: list[bytes] = []
     with closing(reply["Body"]) as events, pytest.raises(EventStreamError, match=words):
@@ -132,20 +132,20 @@ def test_a_stream_that_breaks_or_takes_too_long_ends_with_a_model_stream_error(
     assert platform.figures()["A"]["errors"] == 1
 
 
-def end_the_time_with_the_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a busy machine needs until then."""
-    late = 0.0
+def time_out_after_the_first_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advance the clock at the first payload, so that the test does not depend on the speed of the machine."""
+    offset = 0.0
 
-    def framed(data: bytes) -> bytes:
-        nonlocal late
-        late = 1000.0
+    def advance_clock(data: bytes) -> bytes:
+        nonlocal offset
+        offset = 1000.0
         return payload_part(data)
 
-    monkeypatch.setattr(container_call, "payload_part", framed)
-    monkeypatch.setattr(container_call, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late))
+    monkeypatch.setattr(container_call, "payload_part", advance_clock)
+    monkeypatch.setattr(container_call, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + offset))
 
 
-def test_a_client_that_leaves_a_stream_frees_its_container(
+def test_a_client_that_disconnects_from_a_stream_frees_the_container(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"environment": {"STALL": "1"}})
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_a_stream_frees_its_container(
     wait_until(lambda: platform.figures()["A"]["requests"] == 1)
 
 
-def test_wrong_calls_are_validation_errors(served: EndpointLab, containers: FakeContainers) -> None:
+def test_invalid_calls_raise_validation_errors(served: EndpointLab, containers: FakeContainers) -> None:
     api = served.runtime
     for params, words in (
         ({"EndpointName": "another"}, "Endpoint another not found."),
@@ -173,7 +173,7 @@ def test_wrong_calls_are_validation_errors(served: EndpointLab, containers: Fake
     assert containers.all[0].headers == []
 
 
-def test_a_body_over_the_limit_is_refused(served: EndpointLab, containers: FakeContainers) -> None:
+def test_a_body_over_the_limit_is_rejected(served: EndpointLab, containers: FakeContainers) -> None:
     with pytest.raises(ClientError) as caught:
         served.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=bytes(MAX_BODY_BYTES + 1))
     assert caught.value.response["Error"]["Code"] == "413"
@@ -181,20 +181,20 @@ def test_a_body_over_the_limit_is_refused(served: EndpointLab, containers: FakeC
     assert containers.all[0].headers == []
 
 
-def test_a_body_over_the_limit_is_read_to_its_end_however_slowly_it_comes(served: EndpointLab) -> None:
-    """Else its client finds the connection reset, and not the answer."""
+def test_a_slowly_sent_body_over_the_limit_is_read_to_its_end(served: EndpointLab) -> None:
+    """Otherwise the client gets a connection reset instead of the response."""
     connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=200)
     connection.putrequest("POST", f"/endpoints/{ENDPOINT}/invocations")
     connection.putheader("Content-Length", str(MAX_BODY_BYTES + 1))
     connection.endheaders()
-    for piece in (bytes(MAX_BODY_BYTES), b"x"):
+    for chunk in (bytes(MAX_BODY_BYTES), b"x"):
         time.sleep(0.1)
-        connection.send(piece)
+        connection.send(chunk)
     assert connection.getresponse().status == 413
     connection.close()
 
 
-def test_a_session_is_named_to_the_client_and_stays_with_its_container(
+def test_a_session_id_is_returned_and_the_session_is_sticky(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"InitialInstanceCount": 3})
@@ -206,7 +206,7 @@ def test_a_session_is_named_to_the_client_and_stays_with_its_container(
     assert sorted(len(container.headers) for container in containers.all) == [0, 0, 6]
 
 
-def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
+def test_a_shadow_variant_gets_copies_and_its_responses_are_dropped(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={}, shadow={"environment": {"FAIL": "500"}})
@@ -223,7 +223,7 @@ def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
     assert (figures["shadow"]["requests"], figures["shadow"]["errors"]) == (10, 10)
 
 
-def test_figures_are_served(platform: EndpointLab) -> None:
+def test_figures_are_served_over_http(platform: EndpointLab) -> None:
     platform.deploy(A={}, B={})
     for variant in "AAB":
         platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", TargetVariant=variant)
@@ -238,7 +238,7 @@ def test_figures_are_served(platform: EndpointLab) -> None:
     assert "too few rounds" in figures["verdicts"][0]
 
 
-def test_a_slow_shadow_variant_holds_nobody_up_and_loses_copies(
+def test_a_slow_shadow_variant_delays_no_request_and_drops_copies(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={}, shadow={"environment": {"HOLD": "1"}})

@@ -1,4 +1,4 @@
-"""The choice of fleet, variant and container."""
+"""Routing of requests to fleets, variants and containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUESTS = 2000
 
 
 def make_fleet(config: str = "one", **fields: Any) -> Fleet:
-    """A fleet whose variants are given by their fields; its containers run."""
+    """Start a fleet. Each keyword argument is a variant with its fields."""
 
     def variant(name: str) -> dict[str, Any]:
         return {"VariantName": name, "ModelName": "m", "InitialInstanceCount": 1, **fields[name]}
@@ -44,7 +44,7 @@ def test_variants_get_requests_by_their_weights() -> None:
     assert counts["B"] == REQUESTS - counts["A"]
 
 
-def test_a_target_variant_overrides_weights_even_of_0() -> None:
+def test_a_target_variant_overrides_weights_even_zero() -> None:
     traffic = make_traffic(A={}, B={"InitialVariantWeight": 0})
     assert {traffic.lease().variant.name for _ in range(50)} == {"A"}
     assert {traffic.lease("B").variant.name for _ in range(50)} == {"B"}
@@ -52,7 +52,7 @@ def test_a_target_variant_overrides_weights_even_of_0() -> None:
         traffic.lease("C")
 
 
-def test_without_any_weight_a_variant_has_to_be_named() -> None:
+def test_without_any_weight_a_target_variant_is_required() -> None:
     traffic = make_traffic(A={"InitialVariantWeight": 0})
     with pytest.raises(ApiError, match="weight of 0"):
         traffic.lease()
@@ -66,7 +66,7 @@ def test_containers_share_a_variants_requests() -> None:
     assert min(used.values()) > REQUESTS / 4 * 0.8
 
 
-def test_least_outstanding_requests_keeps_containers_even() -> None:
+def test_least_outstanding_requests_balances_containers() -> None:
     routing = {"RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}}
     traffic = make_traffic(A={"InitialInstanceCount": 3, **routing})
     leases = [traffic.lease() for _ in range(9)]
@@ -90,9 +90,9 @@ def test_a_shadow_variant_gets_copies_by_its_share_of_the_production_weight(
 ) -> None:
     traffic = make_traffic(A={}, shadow={"InitialVariantWeight": weight})
     copies = [traffic.lease_shadow() for _ in range(REQUESTS)]
-    found = [copy for copy in copies if copy is not None]
-    assert len(found) / REQUESTS == pytest.approx(share, abs=0.03)
-    assert {copy.variant.name for copy in found} == {"shadow"}
+    sent = [copy for copy in copies if copy is not None]
+    assert len(sent) / REQUESTS == pytest.approx(share, abs=0.03)
+    assert {copy.variant.name for copy in sent} == {"shadow"}
     assert {traffic.lease().variant.name for _ in range(20)} == {"A"}
 
 

@@ -1,4 +1,4 @@
-"""Blue/green updates under load, and their way back."""
+"""Blue/green updates under load, and rollbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALARMS = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": "errors"}]}}
 
 
 def deployment(kind: str, wait: int = 0, **fields: Any) -> dict[str, Any]:
-    """A `DeploymentConfig`."""
+    """Return a `DeploymentConfig`."""
     routing = {"Type": kind, "WaitIntervalInSeconds": wait, **fields}
     return {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": routing}}
 
@@ -35,13 +35,13 @@ def percent(value: int) -> dict[str, Any]:
 
 @contextmanager
 def load(platform: EndpointLab) -> Iterator[Counter[str]]:
-    """Requests by several clients for as long as the block lasts; what became of them is known after it."""
-    over = threading.Event()
+    """Send requests from several clients during the block. The results are complete after the block."""
+    stopped = threading.Event()
     results: Counter[str] = Counter()
     lock = threading.Lock()
 
     def run() -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             try:
                 platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read()
                 result = "ok"
@@ -51,17 +51,17 @@ def load(platform: EndpointLab) -> Iterator[Counter[str]]:
                 results[result] += 1
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        running = [pool.submit(run) for _ in range(CLIENTS)]
+        futures = [pool.submit(run) for _ in range(CLIENTS)]
         try:
             yield results
         finally:
-            over.set()
-    for one in running:
-        one.result()
+            stopped.set()
+    for future in futures:
+        future.result()
 
 
-def wait_for(results: Counter[str], count: int) -> None:
-    """Wait until so many more requests are through."""
+def wait_results(results: Counter[str], count: int) -> None:
+    """Wait until `count` more requests have finished."""
     goal = sum(list(results.values())) + count
     wait_until(lambda: sum(list(results.values())) >= goal)
 
@@ -87,12 +87,11 @@ def test_no_request_fails_during_an_update(
     platform.deploy(A={"InitialInstanceCount": 2})
     platform.configure("two", A={})
     with load(platform) as results:
-        wait_for(results, 50)
+        wait_results(results, 50)
         update(platform, "two", policy)
         described = platform.wait("InService")
-        wait_for(
-            results, 50 + CLIENTS
-        )  # each may have an answer of the old fleet that it has not counted yet
+        # Each client may have a response of the old fleet that is not counted yet.
+        wait_results(results, 50 + CLIENTS)
     assert described["EndpointConfigName"] == "two"
     assert described.get("LastDeploymentConfig", {}) == policy
     assert set(results) == {"ok"}
@@ -100,11 +99,13 @@ def test_no_request_fails_during_an_update(
     assert len(containers.all[2].headers) >= 50
 
 
-def test_the_old_fleet_ends_after_its_requests(platform: EndpointLab, containers: FakeContainers) -> None:
+def test_the_old_fleet_stops_after_its_requests_finish(
+    platform: EndpointLab, containers: FakeContainers
+) -> None:
     platform.deploy(A={"environment": {"HOLD": "1"}})
     platform.configure("two", A={})
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"x")
+        reply = pool.submit(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"x")
         assert containers.all[0].arrived.acquire(timeout=200)
         update(platform, "two", {})
         wait_until(lambda: platform.platform.endpoint(ENDPOINT).fleet.config["EndpointConfigName"] == "two")
@@ -112,12 +113,12 @@ def test_the_old_fleet_ends_after_its_requests(platform: EndpointLab, containers
         assert not containers.all[0].ended
         assert platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"] == "Updating"
         containers.all[0].go.set()
-        assert answer.result()["Body"].read() == b"x"
+        assert reply.result()["Body"].read() == b"x"
     platform.wait("InService")
     assert containers.all[0].ended
 
 
-def test_a_new_fleet_that_does_not_start_changes_nothing(
+def test_an_update_whose_fleet_does_not_start_is_rolled_back(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy()
@@ -125,7 +126,7 @@ def test_a_new_fleet_that_does_not_start_changes_nothing(
     with load(platform) as results:
         update(platform, "two", {})
         described = platform.wait("InService")
-        wait_for(results, 10)
+        wait_results(results, 10)
     assert described["EndpointConfigName"] == "one"
     assert described["FailureReason"].startswith("Rolled back to one: The primary container")
     assert "no such model" in described["FailureReason"]
@@ -133,14 +134,14 @@ def test_a_new_fleet_that_does_not_start_changes_nothing(
     assert [container.ended for container in containers.all] == [False, True]
 
 
-def test_a_bad_version_is_rolled_back_by_its_alarm(platform: EndpointLab, containers: FakeContainers) -> None:
-    """In its canary step of an hour: only its share of the requests fails."""
+def test_an_alarm_rolls_back_a_canary(platform: EndpointLab, containers: FakeContainers) -> None:
+    """Only the canary's share of the requests fails."""
     platform.deploy()
     platform.configure("two", A={"environment": {"FAIL": "500"}})
     with load(platform) as results:
         update(platform, "two", {**deployment("CANARY", wait=3600, CanarySize=percent(10)), **ALARMS})
         described = platform.wait("InService")
-        wait_for(results, 50)
+        wait_results(results, 50)
     assert described["EndpointConfigName"] == "one"
     assert "alarm errors on variant A: 100.0 % of" in described["FailureReason"]
     failed = results.total() - results["ok"]
@@ -148,7 +149,7 @@ def test_a_bad_version_is_rolled_back_by_its_alarm(platform: EndpointLab, contai
     assert [container.ended for container in containers.all] == [False, True]
 
 
-def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) -> None:
+def test_alarm_thresholds_are_configurable(containers: FakeContainers) -> None:
     with lab(FakeLauncher(containers), alarms={"errors": AlarmRule(error_rate=1.0)}) as platform:
         platform.deploy()
         platform.configure("two", A={"environment": {"FAIL": "500"}})
@@ -158,7 +159,7 @@ def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) ->
         assert described["EndpointConfigName"] == "two"
 
 
-def test_weights_are_kept_where_an_update_asks_for_it(platform: EndpointLab) -> None:
+def test_an_update_can_retain_variant_weights(platform: EndpointLab) -> None:
     platform.deploy(A={"InitialVariantWeight": 3}, B={})
     platform.configure("two", A={"InitialInstanceCount": 2}, C={})
     platform.sagemaker.update_endpoint(
@@ -174,7 +175,7 @@ def test_weights_are_kept_where_an_update_asks_for_it(platform: EndpointLab) -> 
     ]
 
 
-def test_only_one_change_at_a_time(platform: EndpointLab, containers: FakeContainers) -> None:
+def test_only_one_update_at_a_time(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy()
     platform.configure("two", A={})
     update(platform, "two", deployment("CANARY", wait=3600, CanarySize=percent(10)))
@@ -207,25 +208,25 @@ def test_the_steps_of_an_update(policy: dict[str, Any], shares: tuple[float, ...
         ({"RollingUpdatePolicy": {}}, "not supported"),
     ],
 )
-def test_a_policy_that_cannot_be_followed_is_refused(policy: dict[str, Any], words: str) -> None:
+def test_an_unsupported_policy_is_rejected(policy: dict[str, Any], words: str) -> None:
     with pytest.raises(ApiError, match=words):
         Rollout.of(policy, 4, {})
 
 
-def requests(seconds: float, *statuses: int) -> list[ServedRequest]:
+def served_requests(seconds: float, *statuses: int) -> list[ServedRequest]:
     return [ServedRequest(0.0, seconds, None, status) for status in statuses]
 
 
 @pytest.mark.parametrize(
     ("rule", "served", "words"),
     [
-        (AlarmRule(), requests(1.0, 200, 424), None),
-        (AlarmRule(), requests(1.0, 200, 503), "50.0 % of 2 requests failed"),
-        (AlarmRule(), requests(1.0, 0), "100.0 % of 1"),
-        (AlarmRule(error_rate=0.5), requests(1.0, 200, 500), None),
-        (AlarmRule(error_rate=0.4, requests=3), requests(1.0, 200, 500), None),
-        (AlarmRule(latency_p90=2.0), requests(3.0, 200), "latency p90 is 3.00 s"),
-        (AlarmRule(latency_p90=2.0), requests(1.0, 500), None),
+        (AlarmRule(), served_requests(1.0, 200, 424), None),
+        (AlarmRule(), served_requests(1.0, 200, 503), "50.0 % of 2 requests failed"),
+        (AlarmRule(), served_requests(1.0, 0), "100.0 % of 1"),
+        (AlarmRule(error_rate=0.5), served_requests(1.0, 200, 500), None),
+        (AlarmRule(error_rate=0.4, requests=3), served_requests(1.0, 200, 500), None),
+        (AlarmRule(latency_p90=2.0), served_requests(3.0, 200), "latency p90 is 3.00 s"),
+        (AlarmRule(latency_p90=2.0), served_requests(1.0, 500), None),
         (AlarmRule(), [], None),
     ],
 )

@@ -1,6 +1,6 @@
-"""A container that starts at once: `tiny_container.py FOLDER`, with its environment as the answer to everything.
+"""A container that starts quickly: `tiny_container.py FOLDER`. Every response contains its environment.
 
-EXIT: it prints this and ends. DEAF: it ignores SIGTERM. SICK: /ping is 503.
+Environment variables: EXIT prints this text and exits. DEAF ignores SIGTERM. SICK returns 503 for /ping.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
-def leave(number: int, frame: object) -> None:
+def on_sigterm(number: int, frame: object) -> None:
     if "DEAF" not in os.environ:
         sys.exit(0)
 
 
 if "EXIT" in os.environ:
     sys.exit(os.environ["EXIT"])
-signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGTERM, on_sigterm)
 print("up", file=sys.stderr, flush=True)
 HTTPServer(("127.0.0.1", int(os.environ["SAGEMAKER_BIND_TO_PORT"])), Handler).serve_forever()
