@@ -1,4 +1,4 @@
-"""Beam search without tensors: what a search comes to alone, and a model that gives candidates."""
+"""Beam search without tensors: a search that runs alone, and a fake model that returns candidates."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _VOCAB = 12
 
 
 def candidates(history: Sequence[int]) -> TokenLogprobs:
-    """A pure function of all tokens so far; among equal ones, which abound, the order is any."""
+    """Return candidates in random order, as a pure function of `history`. Many have equal log-probabilities."""
     numbers = random.Random(zlib.crc32(bytes(history)))
     return tuple((token, -numbers.randrange(1, 9) / 4) for token in numbers.sample(range(_VOCAB), _VOCAB))
 
 
 def search_alone(request: Request, window: int | None = None) -> BeamResult:
-    """What the search comes to when hypotheses are plain lists."""
+    """Run the search alone, with plain lists as hypotheses."""
     search = BeamSearch(request.sampling)
     live = [request.prompt_token_ids]
     while not search.done:
-        going_on = search.advance([candidates(tokens[-(window or len(tokens)) :]) for tokens in live])
-        live = [(*live[parent], token) for parent, token in going_on]
+        continuations = search.advance([candidates(tokens[-(window or len(tokens)) :]) for tokens in live])
+        live = [(*live[parent], token) for parent, token in continuations]
     return search.best()
 
 
@@ -39,13 +39,13 @@ def beam_request(
 
 
 class BeamModel(FakeModel):
-    """Gives candidates along with the next token, from what it finds in its cache."""
+    """Returns candidates along with the next token, computed from the cache contents."""
 
     def sample(self, step: Step) -> list[SampledToken]:
         self.run(step.plan)
-        return [SampledToken(next_token(seen), top=candidates(seen)) for seen in self._found(step.plan)]
+        return [SampledToken(next_token(seen), top=candidates(seen)) for seen in self._histories(step.plan)]
 
-    def _found(self, plan: StepPlan) -> list[list[int]]:
+    def _histories(self, plan: StepPlan) -> list[list[int]]:
         return [
             [self.slots[self._slot(row, position)] for position in self._seen(start + count)]
             for row, start, count, want in zip(

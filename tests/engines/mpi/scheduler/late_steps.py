@@ -1,4 +1,4 @@
-"""The scheduler with one step in flight, over a model without tensors: random requests, and what each must get."""
+"""Random requests against the scheduler with one step in flight, over a model without tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engines.mpi.fakes import NUM_IDS, VOCAB, continue_alone, make_request
 from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, search_alone
 
 Mode = tuple[str, bool, bool, bool, bool]
-"""Admission mode; paged; prefix cache; chunks; sliding window."""
+"""Admission mode, paged attention, prefix caching, chunked prefill, sliding window."""
 
 MODES = [
     (policy, paged, cached, chunked, windowed)
@@ -33,7 +33,7 @@ MODES = [
 
 
 class LateModel(BeamModel):
-    """Remembers by row what it sampled last, and takes that for what the plan does not know."""
+    """Fills in unknown tokens of a plan with the last token sampled for their row."""
 
     def __init__(self, block_size: int, window: int | None = None) -> None:
         super().__init__(block_size, window=window)
@@ -53,7 +53,7 @@ class LateModel(BeamModel):
 
 
 class LateEngine:
-    """The step loop with one step in flight, with a model that computes at once and reports later."""
+    """The step loop with one step in flight. The model computes immediately; its tokens are collected a turn later."""
 
     def __init__(self, scheduler: Scheduler, blocks: BlockManager, window: int | None = None) -> None:
         self.scheduler = scheduler
@@ -61,7 +61,7 @@ class LateEngine:
         self.window = window
         self.got: dict[str, list[RequestOutput]] = {}
         self.computed: list[tuple[str, int, int]] = []
-        """Of every prompt's chunk: the sequence's id, where it starts and its length."""
+        """Prefill chunks: sequence id, first position, number of tokens."""
         self._model = LateModel(blocks.block_size, window)
         self._in_flight: tuple[Step, list[SampledToken]] | None = None
 
@@ -82,25 +82,24 @@ class LateEngine:
             step.sequences, step.plan.starts, step.plan.query_lens, strict=True
         ):
             if start + length >= sequence.max_num_tokens:
-                raise AssertionError(f"{sequence.id}: its last token is computed")
+                raise AssertionError(f"{sequence.id}: the last token of a sequence must not be computed")
         self.computed += [(sequence.id, start, count) for sequence, start, count, _ in step.prefills]
         tokens = self._model.sample(step)
-        if any(
-            sequence.is_beam for sequence in step.sampled
-        ):  # the host chooses, so the step is not left alone
+        if any(sequence.is_beam for sequence in step.sampled):
+            # The host selects the tokens of beams, so this step cannot stay in flight.
             self._collect(now)
-            self._got(self.scheduler.update(step, tokens, now))
+            self._add_outputs(self.scheduler.update(step, tokens, now))
         else:
             self.scheduler.begin(step)
             self._collect(now)
             self._in_flight = (step, tokens)
 
     def _collect(self, now: float) -> None:
-        before, self._in_flight = self._in_flight, None
-        if before is not None:
-            self._got(self.scheduler.finish(*before, now))
+        previous, self._in_flight = self._in_flight, None
+        if previous is not None:
+            self._add_outputs(self.scheduler.finish(*previous, now))
 
-    def _got(self, outputs: list[RequestOutput]) -> None:
+    def _add_outputs(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             self.got.setdefault(output.id, []).append(output)
 
@@ -123,7 +122,7 @@ def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of some episodes."""
+    """Totals of several episodes."""
 
     num_requests: int = 0
     num_wrong: int = 0
@@ -131,7 +130,7 @@ class Outcome:
 
 
 def run_episodes(mode: Mode, count: int, rng: random.Random) -> Outcome:
-    """Each a new engine and 25 requests, some of which are aborted."""
+    """Run episodes, each with a new engine and 25 requests. Some requests are aborted."""
     outcome = Outcome()
     for _ in range(count):
         engine = make_engine(mode, rng)
@@ -139,12 +138,12 @@ def run_episodes(mode: Mode, count: int, rng: random.Random) -> Outcome:
         aborted = _serve(engine, requests, rng)
         outcome.num_requests += len(requests)
         outcome.num_wrong += sum(
-            not _is_right(request, engine.got.get(name, []), name in aborted, engine.window)
+            not _is_correct(request, engine.got.get(name, []), name in aborted, engine.window)
             for name, request in requests.items()
         )
         outcome.num_preemptions += engine.scheduler.num_preemptions
         if engine.blocks.num_used:
-            raise AssertionError(f"all have ended, and {engine.blocks.num_used} blocks are used")
+            raise AssertionError(f"all requests have ended, but {engine.blocks.num_used} blocks are in use")
     return outcome
 
 
@@ -169,7 +168,7 @@ def _requests(engine: LateEngine, rng: random.Random) -> dict[str, Request]:
 
 
 def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random) -> set[str]:
-    """To the end of all; who was aborted."""
+    """Serve all requests to their end. Return the ids of aborted requests."""
     aborted: set[str] = set()
     waiting = list(requests.values())
     now = 0.0
@@ -186,11 +185,11 @@ def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random)
             engine.scheduler.abort(name)
         engine.turn(now)
         if now > 5000:
-            raise AssertionError("it does not come to an end")
+            raise AssertionError("the requests do not finish")
     return aborted
 
 
-def _is_right(request: Request, outputs: list[RequestOutput], aborted: bool, window: int | None) -> bool:
+def _is_correct(request: Request, outputs: list[RequestOutput], aborted: bool, window: int | None) -> bool:
     if request.sampling.num_beams > 1:
         best = search_alone(request, window)
         return aborted or [(one.token_ids, one.finish_reason) for one in outputs] == [
@@ -200,5 +199,5 @@ def _is_right(request: Request, outputs: list[RequestOutput], aborted: bool, win
     got = [token for output in outputs for token in output.token_ids]
     if aborted:
         return got == tokens[: len(got)]
-    ends = [None] * (len(tokens) - 1) + [reason]
-    return got == tokens and [output.finish_reason for output in outputs] == ends
+    finish_reasons = [None] * (len(tokens) - 1) + [reason]
+    return got == tokens and [output.finish_reason for output in outputs] == finish_reasons

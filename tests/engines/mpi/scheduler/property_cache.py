@@ -1,4 +1,4 @@
-"""A KV cache that knows what must stand in it: runs plans, and sees every wrong table, slot and copy."""
+"""A KV cache that runs plans and detects every wrong block table, slot and copy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _POISON = b"\xff" * CELL_BYTES
 
 
 class Violation(Exception):
-    """What must hold does not."""
+    """An invariant is broken."""
 
 
 class Broken(Exception):
-    """A step has failed, as the model may."""
+    """A simulated failure of the model in a step."""
 
 
 class CheckedCache:
-    """Slots of all ranks, and the block tables that plans tell of.
+    """The slots of all ranks, and the block tables that the plans describe.
 
-    What a sequence reads is compared as a whole with what it must have written itself, or somebody with the same
-    tokens before it.
+    Everything that a sequence reads must have been written by the sequence itself, or by another one with the same
+    prefix.
     """
 
     def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
@@ -36,7 +36,7 @@ class CheckedCache:
         """Blocks written in this step."""
 
     def apply(self, plan: StepPlan) -> None:
-        """What a plan changes before its tokens are computed."""
+        """Apply the copies and block-table updates of a plan."""
         self.written.clear()
         memory, size = self._memory, self._page_bytes
         copies = plan.copies
@@ -48,15 +48,17 @@ class CheckedCache:
             row, first, count = updates[at : at + 3]
             table = self._tables.setdefault(row, [])
             if first > len(table) or count < 1:
-                raise Violation(f"row {row}: {count} entries from {first} on, {len(table)} are known")
+                raise Violation(
+                    f"row {row}: update of {count} entries at {first}, but the table has {len(table)}"
+                )
             table[first:] = updates[at + 3 : at + 3 + count]
             at += 3 + count
 
     def compute(self, step: Step, subjects: list[Subject]) -> list[SampledToken]:
-        """Write the step's tokens, then read all that its sequences have.
+        """Write the tokens of the step, then read all tokens of its sequences.
 
         Raises:
-            Broken: one of the subjects breaks it.
+            Broken: the step computes a position that is set to fail.
         """
         plan = step.plan
         rows = list(zip(plan.rows, plan.starts, plan.query_lens, plan.wants, subjects, strict=True))
@@ -78,7 +80,7 @@ class CheckedCache:
         return sampled
 
     def scores(self, step: Step) -> list[list[PromptLogprob]]:
-        """The "log-probability" of a prompt's token is its position."""
+        """Return prompt log-probabilities: that of each token is its position."""
         return [
             [
                 PromptLogprob(float(position))
@@ -100,7 +102,7 @@ class CheckedCache:
                 raise Violation(f"{sequence.id}: wants {want} at {stop} of {subject.num_tokens} tokens")
             wants_scores = sequence.request.sampling.prompt_logprobs is not None and not subject.num_reported
             if bool(want & WANT_PROMPT_LOGPROBS) != wants_scores:
-                raise Violation(f"{sequence.id}: wants {want}, and prompt_logprobs is {wants_scores}")
+                raise Violation(f"{sequence.id}: wants {want}, but prompt_logprobs is {wants_scores}")
             table = self._tables.get(row, [])
             last = (stop - 1) // block_size
             if last >= len(table) or table[: last + 1] != sequence.block_table[: last + 1]:
@@ -110,8 +112,8 @@ class CheckedCache:
             written += table[start // block_size : last + 1]
             data = subject.cells[start * CELL_BYTES : stop * CELL_BYTES]
             if stop > subject.sick_from:
-                good = max(0, subject.sick_from - start)
-                data = data[: good * CELL_BYTES] + _POISON * (count - good)
+                num_finite = max(0, subject.sick_from - start)
+                data = data[: num_finite * CELL_BYTES] + _POISON * (count - num_finite)
             self._put(row, start, data)
         if len(set(written)) != len(written):
             raise Violation(f"two sequences write into one block: {sorted(written)}")
@@ -128,7 +130,7 @@ class CheckedCache:
         return 0 if self._window is None else max(0, position + 1 - self._window.num_tokens)
 
     def _read(self, row: int, start: int, stop: int, subject: Subject) -> bool:
-        """False when there is poison in what its last token reads, as there may be."""
+        """Return False when the last token reads poison, which is allowed from `sick_from` on."""
         first, last = (self._first_seen(position) * CELL_BYTES for position in (start, stop - 1))
         memory, size = self._memory, self._page_bytes
         pages = self._tables[row][: (stop - 1) // self._block_size + 1]

@@ -1,4 +1,4 @@
-"""What must hold of every step that the scheduler plans, whatever it was asked before."""
+"""Invariants of every step that the scheduler plans."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from tests.engines.mpi.scheduler.property_requests import TENANTS, Subject
 
 @dataclass(slots=True)
 class Checks:
-    """Follows one scheduler from its first step to its last."""
+    """Checks the invariants of one scheduler, from its first step to its last."""
 
     combination: Combination
     scheduler: Scheduler
     blocks: BlockManager
     live: dict[str, Subject]
-    """Accepted and not ended, in the order of arrival."""
+    """Accepted requests that have not ended, in the order of arrival."""
     longest_prompt: int
     longest_output: int
     patience: int
-    """Steps within which something new must be computed."""
+    """Number of steps within which a new token must be computed."""
     window: Window | None
     siblings: bool
-    """There may be requests with the same prompt that share its pages."""
+    """Requests with the same prompt may share its pages."""
     served: list[int] = field(default_factory=lambda: [0] * len(TENANTS))
     num_recomputed: int = 0
     num_left_out: int = 0
-    """How often one that could have had its next token was left out."""
+    """How often a step left out a sequence that was ready to decode."""
     _ran: dict[str, Subject] = field(default_factory=dict)
-    """Those that ran when the last step had been planned."""
+    """Subjects that were running after the last step was planned."""
     _batch: list[str] = field(default_factory=list)
-    """Of the static batch that began last, whoever might be in it, in the order in which they join."""
+    """Requests that may still join the current static batch, in the order in which they join."""
     _ordered: bool = True
-    """That order is known."""
+    """Whether the order of `_batch` is known."""
     _most_seqs: int = 0
     _decode_steps: int = 0
     _steps_without_progress: int = 0
     _overtakers: dict[str, set[str]] = field(default_factory=dict)
-    """For each that could have had its next token and was left out: who was served since."""
+    """For each sequence that was ready to decode and was left out: the requests served since then."""
 
     def accepted(self, subject: Subject) -> None:
         self.live[subject.request.id] = subject
@@ -63,7 +63,7 @@ class Checks:
             subject.waits_since = tuple(self.served)
 
     def step(self, step: Step, subjects: list[Subject], settings: SchedulerSettings, preempted: bool) -> None:
-        """A step was planned, and is not computed yet."""
+        """Check a step that is planned but not computed yet."""
         for sequence in self.scheduler.pop_started():
             subject = self.live[sequence.id]
             if subject.sequence is not None:
@@ -74,15 +74,15 @@ class Checks:
         for name in before.keys() - running.keys():
             self.live[name].waits_since = tuple(self.served)
         waiting = [s for name, s in self.live.items() if name not in running and name not in before]
-        came = [subject for name, subject in running.items() if name not in before]
+        admitted = [subject for name, subject in running.items() if name not in before]
         if len(set(step.sequences)) != len(step.sequences):
             raise Violation("a sequence is planned twice")
         if any(not subject.runs for subject in subjects):
-            raise Violation("a sequence is planned that does not run")
-        if came and len(running) > settings.max_num_seqs:
-            raise Violation(f"{len(running)} run, {settings.max_num_seqs} may")
-        prefill = self._check_budget(step, subjects, settings, came)
-        self._check_order(came, waiting, before, settings)
+            raise Violation("a sequence is planned that is not running")
+        if admitted and len(running) > settings.max_num_seqs:
+            raise Violation(f"{len(running)} sequences run; max_num_seqs is {settings.max_num_seqs}")
+        prefill = self._check_budget(step, subjects, settings, admitted)
+        self._check_order(admitted, waiting, before, settings)
         if settings.chunked_prefill:
             self._check_overlay(step, running, settings, prefill)
             idle = (
@@ -99,7 +99,7 @@ class Checks:
         self._ran = running
 
     def computed(self, step: Step, subjects: list[Subject]) -> None:
-        """Count what was computed of those that have not failed."""
+        """Count the tokens of a step that was computed without failure."""
         progress = False
         for subject, start, count in zip(subjects, step.plan.starts, step.plan.query_lens, strict=True):
             stop, ever = start + count, subject.num_ever_computed
@@ -115,61 +115,64 @@ class Checks:
             raise Violation(f"nothing new was computed in {self._steps_without_progress} steps")
 
     def accounting(self, written: set[int]) -> None:
-        """Blocks and sums agree, after a step and its outputs."""
+        """Check that block counts and token counts agree, after a step and its outputs."""
         blocks = self.blocks
         running = [s.sequence for s in self.live.values() if s.runs and s.sequence is not None]
         tables = [sequence.block_table[sequence.num_freed_blocks :] for sequence in running]
         holders = Counter(chain.from_iterable(tables))
         if blocks.num_used != len(holders):
-            raise Violation(f"{blocks.num_used} blocks are said to be used, {len(holders)} are")
+            raise Violation(f"num_used is {blocks.num_used}, but {len(holders)} blocks are in use")
         if blocks.num_free + blocks.num_cached + blocks.num_used != blocks.num_blocks:
             raise Violation(
                 f"free {blocks.num_free} + cached {blocks.num_cached} + used {blocks.num_used}, "
-                f"and there are {blocks.num_blocks}"
+                f"but there are {blocks.num_blocks} blocks"
             )
         shared = [block for block in written if holders[block] > 1]
         if shared:
-            raise Violation(f"blocks {shared} were written by one sequence and belong to another too")
+            raise Violation(f"blocks {shared} were written by one sequence but also belong to another")
         if not self.combination.paged:
             for table in tables:
                 if table != list(range(table[0], table[0] + len(table))):
-                    raise Violation(f"{table} is not one run of blocks")
+                    raise Violation(f"{table} is not a contiguous run of blocks")
         scheduler = self.scheduler
         scheduler.check()
         if scheduler.request_ids() != list(self.live):
-            raise Violation(f"requests {scheduler.request_ids()}, and alive are {list(self.live)}")
+            raise Violation(f"the scheduler has {scheduler.request_ids()}, but alive are {list(self.live)}")
         waiting = [s.num_tokens for s in self.live.values() if not s.runs]
         if (scheduler.num_waiting, scheduler.num_queued_tokens) != (len(waiting), sum(waiting)):
             raise Violation(
-                f"{scheduler.num_waiting} requests of {scheduler.num_queued_tokens} tokens are said to wait, "
-                f"{len(waiting)} of {sum(waiting)} do"
+                f"the scheduler counts {scheduler.num_waiting} waiting requests with "
+                f"{scheduler.num_queued_tokens} tokens, but there are {len(waiting)} with {sum(waiting)}"
             )
         if scheduler.num_running != len(tables):
-            raise Violation(f"{scheduler.num_running} are said to run, {len(tables)} do")
+            raise Violation(f"num_running is {scheduler.num_running}, but {len(tables)} sequences run")
         if self.combination.admission != "max_utilization":
             self._check_promises(tables)
 
     def _check_promises(self, tables: list[list[int]]) -> None:
         if self.scheduler.num_preemptions:
-            raise Violation("somebody was preempted though all was promised")
+            raise Violation("a sequence was preempted although its blocks were reserved")
         if self.combination.prefix_caching or self.siblings:
-            return  # what is shared is promised once
+            return  # shared blocks are reserved once
         worst = sum(
-            min(self._worst(s.request), self._worst(s.request, whole=True) - s.sequence.num_freed_blocks)
+            min(
+                self._worst_case_blocks(s.request),
+                self._worst_case_blocks(s.request, whole=True) - s.sequence.num_freed_blocks,
+            )
             for s in self.live.values()
             if s.runs and s.sequence is not None
         )
         if worst > self.blocks.num_blocks:
-            raise Violation(f"{worst} blocks are promised, there are {self.blocks.num_blocks}")
+            raise Violation(f"{worst} blocks are reserved, but there are {self.blocks.num_blocks}")
 
-    def _worst(self, request: Request, whole: bool = False) -> int:
+    def _worst_case_blocks(self, request: Request, whole: bool = False) -> int:
         most = len(request.prompt_token_ids) + request.sampling.max_new_tokens
         return blocks_needed(most, self.blocks.block_size, None if whole else self.window)
 
     def _check_budget(
-        self, step: Step, subjects: list[Subject], settings: SchedulerSettings, came: list[Subject]
+        self, step: Step, subjects: list[Subject], settings: SchedulerSettings, admitted: list[Subject]
     ) -> int:
-        """Tokens in the step of those that catch up: of prompts, of what is computed again."""
+        """Check the token budgets. Return the number of prefill tokens, including recomputed ones."""
         prefill = 0
         for subject, start, count in zip(subjects, step.plan.starts, step.plan.query_lens, strict=True):
             sequence = subject.sequence
@@ -177,18 +180,20 @@ class Checks:
                 raise Violation(f"{subject.request.id}: {count} tokens from {start} on")
             self._check_window(sequence, start, count)
             self.num_recomputed += max(0, min(start + count, subject.num_ever_computed) - start)
-            if subject in came or not _decodes(subject, start):
+            if subject in admitted or not _decodes(subject, start):
                 prefill += count
         total = step.plan.num_tokens
         if settings.chunked_prefill:
             if total > settings.max_num_batched_tokens:
-                raise Violation(f"{total} tokens in a step, {settings.max_num_batched_tokens} may be")
+                raise Violation(f"{total} tokens in a step, at most {settings.max_num_batched_tokens} may be")
             if prefill > settings.max_prefill_tokens:
-                raise Violation(f"{prefill} prompt tokens in a step, {settings.max_prefill_tokens} may be")
+                raise Violation(
+                    f"{prefill} prefill tokens in a step, at most {settings.max_prefill_tokens} may be"
+                )
         return prefill
 
     def _check_window(self, sequence: Sequence, start: int, count: int) -> None:
-        """A sequence holds the blocks of one window, one page, and the chunk that is computed."""
+        """A sequence holds at most the blocks of one window, one page and the current chunk."""
         if self.window is None:
             return
         held = len(sequence.block_table) - sequence.num_freed_blocks
@@ -198,59 +203,61 @@ class Checks:
 
     def _check_order(
         self,
-        came: list[Subject],
+        admitted: list[Subject],
         waiting: list[Subject],
         before: dict[str, Subject],
         settings: SchedulerSettings,
     ) -> None:
-        """Nobody is admitted before those that come first by the policy."""
+        """No sequence is admitted before one that the policy ranks higher."""
         if self.combination.admission == "static_batch":
-            self._check_batch(came, waiting, bool(before), settings)
+            self._check_batch(admitted, waiting, bool(before), settings)
         elif settings.scheduling_policy == "fair":
-            self._check_fair(came, waiting, settings)
+            self._check_fair(admitted, waiting, settings)
         else:
             rank = _rank(settings)
-            passed = [s.request.id for s in waiting if came and rank(s) < max(map(rank, came))]
-            if passed:
-                raise Violation(f"{[s.request.id for s in came]} were admitted before {passed}")
+            overtaken = [s.request.id for s in waiting if admitted and rank(s) < max(map(rank, admitted))]
+            if overtaken:
+                raise Violation(f"{[s.request.id for s in admitted]} were admitted before {overtaken}")
 
     def _check_batch(
-        self, came: list[Subject], waiting: list[Subject], goes_on: bool, settings: SchedulerSettings
+        self, admitted: list[Subject], waiting: list[Subject], continues: bool, settings: SchedulerSettings
     ) -> None:
-        """Who came is next in the batch that has begun, or, when nobody ran, first of a new one."""
-        names = [s.request.id for s in came]
-        left = [name for name in self._batch if name in self.live]
-        if goes_on:
-            wrong = set(names) - set(left)
+        """Admitted sequences are the next of the current batch or, when none was running, the first of a new one."""
+        names = [s.request.id for s in admitted]
+        remaining = [name for name in self._batch if name in self.live]
+        if continues:
+            wrong = set(names) - set(remaining)
             if self._ordered:
-                wrong |= set(names) ^ set(left[: len(names)])
+                wrong |= set(names) ^ set(remaining[: len(names)])
             if wrong:
-                raise Violation(f"{names} have joined a static batch that had begun, with {left} to come")
-            self._batch = [name for name in left if name not in names]
+                raise Violation(f"{names} joined a static batch that has {remaining} to admit")
+            self._batch = [name for name in remaining if name not in names]
             return
-        chosen = [s.request.id for s in sorted((*came, *waiting), key=_rank(settings))]
+        candidates = [s.request.id for s in sorted((*admitted, *waiting), key=_rank(settings))]
         was_ordered = self._ordered
-        may_go_on = set(names) <= set(left[: len(names)] if was_ordered else left)
+        may_continue = set(names) <= set(remaining[: len(names)] if was_ordered else remaining)
         self._ordered = settings.scheduling_policy != "fair"
         if self._ordered:
-            chosen = chosen[: settings.max_num_seqs]
-        if names and may_go_on:
-            # Whether the old batch goes on or was closed as it had no room, nobody can see.
-            self._ordered = self._ordered and was_ordered and left == chosen
-            chosen += [name for name in left if name not in chosen]
-        elif self._ordered and set(names) != set(chosen[: len(names)]):
-            raise Violation(f"{names} began a static batch, and {chosen} were to")
-        self._batch = [name for name in chosen if name not in names]
+            candidates = candidates[: settings.max_num_seqs]
+        if names and may_continue:
+            # The old batch may continue, or it was closed for lack of room. Both look the same from outside.
+            self._ordered = self._ordered and was_ordered and remaining == candidates
+            candidates += [name for name in remaining if name not in candidates]
+        elif self._ordered and set(names) != set(candidates[: len(names)]):
+            raise Violation(f"{names} began a static batch instead of {candidates}")
+        self._batch = [name for name in candidates if name not in names]
 
-    def _check_fair(self, came: list[Subject], waiting: list[Subject], settings: SchedulerSettings) -> None:
-        """What tenants are served while one waits differs by a few times what one can have in the batch at once: the
-        paper's bound, with room for what a tenant had had before, and for a batch that was filled in one step."""
+    def _check_fair(
+        self, admitted: list[Subject], waiting: list[Subject], settings: SchedulerSettings
+    ) -> None:
+        """While a request waits, the service of two tenants differs by at most a few times the work that a batch can
+        hold: the paper's bound, plus slack for earlier service and for a batch that is filled in one step."""
         self._most_seqs = max(self._most_seqs, settings.max_num_seqs)
         most = max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * self.longest_output * self._most_seqs)
-        for subject in (*came, *waiting[:1]):
+        for subject in (*admitted, *waiting[:1]):
             tenant = subject.request.tenant
             if any(s.request.tenant == tenant and s.order < subject.order for s in waiting):
-                raise Violation(f"{subject.request.id} was admitted before an earlier one of its tenant")
+                raise Violation(f"{subject.request.id} was admitted before an earlier request of its tenant")
             own = TENANTS.index(tenant)
             gains = [now - then for now, then in zip(self.served, subject.waits_since, strict=True)]
             if max(gains) - gains[own] > 4 * most:
@@ -269,15 +276,15 @@ class Checks:
             if name in planned or subject.sequence is None:
                 continue
             if _decodes(subject, subject.sequence.num_computed_tokens):
-                raise Violation(f"{name} could have its next token, and was left out")
+                raise Violation(f"{name} was ready to decode but was left out")
             if prefill < settings.max_prefill_tokens and subject.sequence.sibling is None:
-                raise Violation(f"{name} could catch up, and was left out")
+                raise Violation(f"{name} was ready to prefill but was left out")
 
     def _check_turns(
         self, subjects: list[Subject], running: dict[str, Subject], settings: SchedulerSettings
     ) -> None:
-        """Where the step does not hold all that run, nobody of the same standing is served twice before one that could
-        have been served, and nobody of a lower one at all."""
+        """When a step cannot hold all running sequences, none is served twice while an equal waits for its turn, and
+        none of a lower priority is served."""
         left_out = {
             name: subject
             for name, subject in running.items()
@@ -292,7 +299,7 @@ class Checks:
                     difference = other.request.priority - subject.request.priority
                     if difference > 0:
                         raise Violation(
-                            f"{name} is left out, and {other.request.id} of a lower priority is not"
+                            f"{name} is left out, but {other.request.id} of a lower priority is not"
                         )
                     equals = difference == 0
                 else:
@@ -309,27 +316,29 @@ class Checks:
     def _check_pause(
         self, step: Step, subjects: list[Subject], settings: SchedulerSettings, prefill: int
     ) -> bool:
-        """Whether prompts should have run in this step, which has none."""
+        """Check the step. Return whether prefills were due although the step has none."""
         total, starts = step.plan.num_tokens, step.plan.starts
         if not prefill:
             self._decode_steps += 1
             if total > settings.max_num_batched_tokens:
-                raise Violation(f"{total} tokens in a step, {settings.max_num_batched_tokens} may be")
+                raise Violation(f"{total} tokens in a step, at most {settings.max_num_batched_tokens} may be")
             return self._decode_steps > max(settings.max_waiting_tokens, settings.waiting_steps)
         self._decode_steps = 0
         if prefill != total:
-            raise Violation("prompts and decodes share a step, and chunked prefill is off")
+            raise Violation("prompts and decodes share a step although chunked prefill is off")
         if total > min(settings.max_prefill_tokens, settings.max_num_batched_tokens) and len(subjects) > 1:
             raise Violation(f"{len(subjects)} prompts of {total} tokens share a step")
         for subject, start, count in zip(subjects, starts, step.plan.query_lens, strict=True):
             if start + count != subject.num_tokens:
-                raise Violation(f"{subject.request.id}: a part of a prompt, and chunked prefill is off")
+                raise Violation(
+                    f"{subject.request.id}: a part of a prompt runs although chunked prefill is off"
+                )
         return False
 
     def _check_joining(
         self, waiting: list[Subject], running: dict[str, Subject], settings: SchedulerSettings
     ) -> None:
-        """Place and budget are free: then the next one waits for blocks, or has no reason to wait."""
+        """With a free place and budget, the next sequence may only wait for blocks."""
         heads = [min(waiting, key=_rank(settings))]
         if settings.scheduling_policy == "fair":
             heads = [
@@ -337,19 +346,22 @@ class Checks:
                 for tenant in {s.request.tenant for s in waiting}
             ]
         if all(self._has_room(head, running) for head in heads):
-            raise Violation(f"{heads[0].request.id} waits though place, blocks and budget are free")
+            raise Violation(f"{heads[0].request.id} waits though a place, blocks and budget are free")
 
     def _has_room(self, subject: Subject, running: dict[str, Subject]) -> bool:
-        """Surely. The prefix cache may make more room than is counted here."""
+        """Return whether there is certainly room. The prefix cache may provide more than is counted here."""
         blocks = self.blocks
         if self.combination.admission == "max_utilization":
             needed = -(-subject.num_tokens // blocks.block_size) + 1 + blocks.num_blocks // 100
             if self.window is not None and not self.combination.chunked_prefill:
-                needed += len(running)  # each may have freed a block after prompts were looked at
+                needed += len(running)  # each may have freed a block after admission was decided
             return needed <= blocks.num_free + blocks.num_cached
-        needed = self._worst(subject.request)
+        needed = self._worst_case_blocks(subject.request)
         if self.combination.paged:
-            return needed + sum(self._worst(s.request) for s in running.values()) <= blocks.num_blocks
+            return (
+                needed + sum(self._worst_case_blocks(s.request) for s in running.values())
+                <= blocks.num_blocks
+            )
         used = set(chain.from_iterable(s.sequence.block_table for s in running.values() if s.sequence))
         length = 0
         for block in range(blocks.num_blocks):

@@ -1,4 +1,4 @@
-"""The combinations of options under which the scheduler is checked."""
+"""Combinations of options for the property tests of the scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """Of the options that decide how a scheduler works."""
+    """Values of the options that determine what the scheduler does."""
 
     admission: str
     paged: bool

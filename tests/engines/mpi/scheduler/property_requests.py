@@ -1,4 +1,4 @@
-"""Random requests for the property runs, and what must come of each, whoever shares its steps."""
+"""Random requests for the property tests, with the expected result of each."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ CELL_BYTES = 4
 NEVER = 1 << 30
 TENANTS = ("a", "b", "c")
 _SHORT = 1 << 24
-"""What a cell holds is below: its last byte is 0, so that no cells next to each other read like poison."""
+"""Upper limit of cell values. The last byte of a cell is 0, so adjacent cells never look like poison."""
 
 
 @dataclass(slots=True, eq=False)
 class Subject:
-    """A request, what it must come to, and how far it is. Changed by the run that it is part of."""
+    """A request, its expected result, and its progress so far. Modified by the episode that serves it."""
 
     request: Request
     order: int
-    """Of arrival."""
+    """Position in the order of arrival."""
     tokens: list[int]
-    """Prompt, then the whole output."""
+    """The prompt, then the expected output."""
     reason: FinishReason
     cells: bytes
-    """What stands in its slots: for each position a number that depends on the tenant and all tokens up to it."""
+    """Expected contents of its slots: one number per position, from the tenant and all tokens up to there."""
     sick_from: int = NEVER
-    """What it computes from this position on is not finite."""
+    """First position whose values are not finite."""
     breaks_from: int = NEVER
     """A step that computes this position or a later one fails."""
 
     sequence: Sequence | None = None
-    """Known once it has run."""
+    """Set when the sequence has started."""
     num_reported: int = 0
-    """Tokens of output that its client has."""
+    """Output tokens that the client has received."""
     num_ever_computed: int = 0
     waits_since: tuple[int, ...] = ()
-    """Of each tenant, what it had been served when this one began to wait."""
+    """Service of each tenant when this request began to wait."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -52,17 +52,17 @@ class Subject:
 
     @property
     def num_tokens(self) -> int:
-        """Known so far."""
+        """Tokens known so far."""
         return self.num_prompt_tokens + self.num_reported
 
 
 @dataclass(slots=True)
 class Workload:
-    """Makes subjects: prompts that begin alike, siblings, stop tokens, deadlines, all kinds of faults."""
+    """Creates subjects, with shared prefixes, siblings, stop tokens, deadlines and faults."""
 
     rng: random.Random
     limit: int
-    """Tokens of a prompt and its output, at most."""
+    """Maximum number of tokens of a prompt and its output."""
     longest_output: int
     siblings: bool
     prefixes: list[list[int]] = field(init=False)
@@ -101,7 +101,7 @@ class Workload:
             tenant=tenant,
             same_prompt_as=sibling.request.id if sibling is not None else "",
         )
-        subject = _foresee(request, self.num_made)
+        subject = _make_subject(request, self.num_made)
         if rng.random() < 0.06:
             position = rng.randrange(len(subject.tokens))
             if rng.random() < 0.5:
@@ -111,8 +111,8 @@ class Workload:
         return subject
 
 
-def _foresee(request: Request, order: int) -> Subject:
-    """The outputs of siblings differ: one that read what the other wrote would go wrong."""
+def _make_subject(request: Request, order: int) -> Subject:
+    """Compute the expected result. Siblings have different outputs, so reading the output of the other one shows."""
     value = crc32(request.tenant.encode())
     salt = crc32(request.id.encode())
     cells = []

@@ -1,7 +1,7 @@
-"""Random streams of requests through the scheduler, its policies and its allocators, every step checked.
+"""Random streams of requests through the scheduler, its policies and its allocators. Every step is checked.
 
-`python -m tests.engines.mpi.scheduler.property_steps --steps 100000` runs every combination of the options that decide
-who runs when, and prints a line for each. The pools are small, so that blocks run out all the time.
+`python -m tests.engines.mpi.scheduler.property_steps --steps 100000` runs every combination of the scheduling options
+and prints one line for each. The pools are small, so blocks run out often.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLICIES = ("fcfs", "priority", "fair")
 
 @dataclass(slots=True)
 class Report:
-    """Of one combination."""
+    """Result of one combination."""
 
     combination: Combination
     seed: int
@@ -44,7 +44,7 @@ class Report:
     num_refused: int = 0
     num_failed: int = 0
     num_left_out: int = 0
-    """How often a step did not hold a sequence that could have had its next token."""
+    """How often a step left out a sequence that was ready to decode."""
     violation: str = ""
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Report:
 
 
 class Episode:
-    """One scheduler, from its first request until all have ended."""
+    """One scheduler, from the first request to the end of all requests."""
 
     def __init__(self, combination: Combination, rng: random.Random, report: Report) -> None:
         self._rng = rng
@@ -76,7 +76,7 @@ class Episode:
         if combination.windowed:
             chunk = self._largest_chunk if combination.chunked_prefill else max_model_len
             window = Window(rng.randint(1, 20), chunk)
-            # What leaves the window makes room for what comes.
+            # Blocks that leave the window make room for new tokens.
             limit = max_model_len if window.max_blocks(block_size) <= num_blocks else limit
         self._blocks = make_block_manager(
             num_blocks, block_size, combination.paged, combination.prefix_caching, window
@@ -107,7 +107,7 @@ class Episode:
         for number in range(num_steps):
             if number % 100 == 0:
                 self._wanted_waiting = self._rng.choice((0, 1, 3, 10))
-            self._clients()
+            self._simulate_clients()
             self._step()
         while self._live:
             self._step()
@@ -128,25 +128,25 @@ class Episode:
             waiting_steps=rng.choice((0, 0, 3)),
         )
 
-    def _clients(self) -> None:
+    def _simulate_clients(self) -> None:
         rng = self._rng
         if rng.random() < 0.004:
             self._reconfigure()
         if self._live and rng.random() < 0.02:
             name = rng.choice(list(self._live))
             if not self._scheduler.abort(name) or self._scheduler.abort(name):
-                raise Violation(f"abort of {name}: it is known before, and not after")
+                raise Violation(f"{name}: abort must return True the first time and False the second time")
             del self._live[name]
         while self._scheduler.num_waiting <= self._wanted_waiting and rng.random() < 0.4:
             self._submit()
 
     def _reconfigure(self) -> None:
-        """Other limits; for some steps perhaps another policy or prefill mode than the combination's."""
+        """Change the limits and, sometimes, the policy or the prefill mode until the next change."""
         rng, before = self._rng, self._settings
         self._settings = self._random_settings()
         if rng.random() < 0.3:
             policy, chunked = rng.choice(_POLICIES), rng.random() < 0.5
-            if self._combination.windowed:  # which is for chunks of the largest size at the start
+            if self._combination.windowed:  # the window was sized for the initial prefill mode
                 chunked = self._combination.chunked_prefill
             self._settings = replace(self._settings, scheduling_policy=policy, chunked_prefill=chunked)
         self._scheduler.reconfigure(self._settings)
@@ -156,7 +156,7 @@ class Episode:
         subject = self._workload.make(self._now, self._live)
         request = subject.request
         if self._rng.random() < 0.01:
-            self._submit_what_cannot_be(subject)
+            self._submit_invalid_requests(subject)
         newcomers = [s.num_tokens for s in self._live.values() if s.sequence is None]
         settings = self._settings
         places = max(0, settings.max_num_seqs - (len(self._live) - len(newcomers)))
@@ -168,15 +168,15 @@ class Episode:
             self._scheduler.add(request)
         except Overloaded as refusal:
             if not full:
-                raise Violation(f"refused, and the queue is not full: {refusal}") from refusal
+                raise Violation(f"refused although the queue is not full: {refusal}") from refusal
             self._report.num_refused += 1
             return
         if full:
-            raise Violation(f"{request.id} was accepted though the queue is full")
+            raise Violation(f"{request.id} was accepted although the queue is full")
         self._checks.accepted(subject)
         self._report.num_requests += 1
 
-    def _submit_what_cannot_be(self, subject: Subject) -> None:
+    def _submit_invalid_requests(self, subject: Subject) -> None:
         prompt = subject.request.prompt_token_ids
         too_long = replace(subject.request, id="too long", prompt_token_ids=prompt + (0,) * self._limit)
         for request in (too_long, *(s.request for s in self._live.values())):
@@ -194,28 +194,28 @@ class Episode:
         step = self._scheduler.schedule()
         if step is None:
             if self._live:
-                raise Violation("requests are there, and nothing is computed")
+                raise Violation("there are requests, but nothing is computed")
             return
         subjects = [self._live[sequence.id] for sequence in step.sequences]
         preempted = self._scheduler.num_preemptions > preemptions
         self._checks.step(step, subjects, self._settings, preempted)
         self._cache.apply(step.plan)
         for output in self._compute(step):
-            self._take(output)
+            self._check_output(output)
         self._checks.accounting(self._cache.written)
 
     def _expire(self) -> None:
         due = {name for name, s in self._live.items() if (s.request.deadline or self._now + 1) <= self._now}
         outputs = self._scheduler.expire(self._now)
         if {output.id for output in outputs} != due or len(outputs) != len(due):
-            raise Violation(f"{due} are due, and {outputs} were ended")
+            raise Violation(f"{due} are due, but {outputs} were ended")
         for output in outputs:
             if output.error_kind != DeadlineExceeded.kind:
-                raise Violation(f"{output}: its deadline has passed")
+                raise Violation(f"{output}: expected a deadline error")
             self._finish(output.id)
 
     def _compute(self, step: Step) -> list[RequestOutput]:
-        """As the engine does it: a step that breaks is halved until the culprit is alone."""
+        """Compute a step as the engine does: a step that fails is halved until the failing sequence is alone."""
         subjects = [self._live[sequence.id] for sequence in step.sequences]
         try:
             sampled = self._cache.compute(step, subjects)
@@ -229,21 +229,21 @@ class Episode:
         self._checks.computed(step, subjects)
         return self._scheduler.update(step, sampled, self._now, self._cache.scores(step))
 
-    def _take(self, output: RequestOutput) -> None:
+    def _check_output(self, output: RequestOutput) -> None:
         subject = self._live.get(output.id)
         if subject is None:
-            raise Violation(f"{output} comes after the end")
+            raise Violation(f"{output} comes after the last output of its request")
         if output.error_kind:
             faulty = min(subject.sick_from, subject.breaks_from) < len(subject.tokens)
             if not faulty or output.error_kind != RequestFailed.kind or output.token_ids:
-                raise Violation(f"{output}, and nothing is wrong with the request")
+                raise Violation(f"{output}, but the request has no fault")
             self._report.num_failed += 1
             self._finish(output.id)
             return
         first = subject.num_tokens
         if list(output.token_ids) != subject.tokens[first : first + 1]:
             raise Violation(
-                f"{output} is number {subject.num_reported} of {subject.tokens[subject.num_prompt_tokens :]}"
+                f"{output}: expected token {subject.num_reported} of {subject.tokens[subject.num_prompt_tokens :]}"
             )
         if not subject.num_reported:
             scores = [int(score.logprob) for score in output.prompt_logprobs]
@@ -253,7 +253,8 @@ class Episode:
         subject.num_reported += 1
         last = subject.num_tokens == len(subject.tokens)
         if output.finish_reason is not (subject.reason if last else None):
-            raise Violation(f"{output}: {len(subject.tokens) - subject.num_tokens} tokens were to come")
+            num_missing = len(subject.tokens) - subject.num_tokens
+            raise Violation(f"{output}: wrong finish_reason, {num_missing} tokens are missing")
         if last:
             self._finish(output.id)
 
@@ -263,14 +264,14 @@ class Episode:
     def _end(self) -> None:
         scheduler, blocks, report = self._scheduler, self._blocks, self._report
         if scheduler.has_work or scheduler.schedule() is not None:
-            raise Violation("all have ended, and there is work")
+            raise Violation("all requests have ended, but the scheduler has work")
         if blocks.num_used or blocks.num_free + blocks.num_cached != blocks.num_blocks:
-            raise Violation(f"all have ended, and {blocks.num_used} blocks are used")
+            raise Violation(f"all requests have ended, but {blocks.num_used} blocks are in use")
         exact = not (self._combination.prefix_caching or self._checks.siblings)
-        surely = self._checks.num_recomputed
-        if scheduler.num_recomputed_tokens != surely if exact else scheduler.num_recomputed_tokens < surely:
+        least = self._checks.num_recomputed
+        if scheduler.num_recomputed_tokens != least if exact else scheduler.num_recomputed_tokens < least:
             raise Violation(
-                f"{scheduler.num_recomputed_tokens} tokens are said to be computed again, {surely} were"
+                f"num_recomputed_tokens is {scheduler.num_recomputed_tokens}, but {least} tokens were recomputed"
             )
         report.num_preemptions += scheduler.num_preemptions
         report.num_recomputed_tokens += scheduler.num_recomputed_tokens
@@ -279,13 +280,13 @@ class Episode:
 
 
 def run(combination: Combination, num_steps: int, seed: int) -> Report:
-    """At least so many steps. Stops at the first violation, which the report names."""
+    """Run at least `num_steps` steps. Stop at the first violation, which the report describes."""
     report = Report(combination, seed)
     rng = random.Random(f"{combination} {seed}")
     while report.num_steps < num_steps and not report.violation:
         try:
             Episode(combination, rng, report).run(rng.choice((50, 200, 600)))
-        except Exception as error:  # whatever it is, it was found by these steps
+        except Exception as error:  # any exception counts as a violation
             kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
             report.violation = f"step {report.num_steps}: {kind}{error}"
     return report
@@ -299,18 +300,18 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=10_000, help="of each combination")
-    parser.add_argument("--seed", type=int, default=None, help="else a new one, which is printed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of each combination")
+    parser.add_argument("--seed", type=int, default=None, help="defaults to a random seed, which is printed")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--only", default="", help="combinations whose names contain this")
-    given = parser.parse_args(None if arguments is None else list(arguments))
-    seed = secrets.randbelow(2**31) if given.seed is None else given.seed
-    work = [(one, given.steps, seed) for one in combinations() if given.only in str(one)]
-    print(f"{len(work)} combinations, {given.steps} steps each, seed {seed}", flush=True)
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+    work = [(one, options.steps, seed) for one in combinations() if options.only in str(one)]
+    print(f"{len(work)} combinations, {options.steps} steps each, seed {seed}", flush=True)
     started = time.perf_counter()
     reports = []
-    with ProcessPoolExecutor(given.jobs) as pool:
-        for report in pool.map(_run, work) if given.jobs > 1 else map(_run, work):
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for report in pool.map(_run, work) if options.jobs > 1 else map(_run, work):
             print(report, flush=True)
             reports.append(report)
     seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""A scheduler with its allocator and a model without tensors."""
+"""A scheduler with its block manager and a fake model, for tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ BLOCK_SIZE = 4
 
 
 class Lab:
-    """A scheduler with its allocator and a model."""
-
     def __init__(
         self,
         paged: bool = True,
@@ -46,7 +44,7 @@ class Lab:
         return step, outputs
 
     def run(self) -> dict[str, list[RequestOutput]]:
-        """Step until nothing is left to do."""
+        """Run steps until all requests have ended."""
         outputs: dict[str, list[RequestOutput]] = {}
         while self.scheduler.has_work:
             for output in self.step()[1]:

@@ -1,4 +1,4 @@
-"""Beam search against transformers' own on small models, and against a plain version of it where totals are equal."""
+"""Beam search against transformers on small models, and against a plain implementation where scores are equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
 from tests.support.examples import examples
 
 NextTokens = Callable[[list[tuple[int, ...]]], list[list[float]]]
-"""What follows each of some outputs: the log-probability of every token of the vocabulary."""
+"""Function that returns, for each output so far, the log-probability of every vocabulary token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _likeliest(logprobs: list[float], case: _Case) -> TokenLogprobs:
 
 
 def _run(case: _Case, next_tokens: NextTokens, shuffle: random.Random | None = None) -> BeamResult:
-    """Drive a search as an engine does; checks what it says about the order of the live hypotheses."""
+    """Drive a search as an engine does, and check the order of the live hypotheses."""
     search = case.search()
     live: list[tuple[int, ...]] = [()]
     while not search.done:
@@ -75,7 +75,7 @@ def _run(case: _Case, next_tokens: NextTokens, shuffle: random.Random | None = N
 
 @cache
 def _model(seed: int) -> LlamaForCausalLM:
-    """Random weights, and a bias that makes the first few tokens likelier or not, so that stop tokens do occur."""
+    """Random weights, with a bias on the first few tokens, so that stop tokens occur."""
     numbers = random.Random(seed)
     vocab_size = numbers.randrange(50, 201)
     model = LlamaForCausalLM(
@@ -113,7 +113,7 @@ def _random_case(numbers: random.Random, vocab_size: int) -> _Case:
 
 @torch.inference_mode()
 def _by_transformers(model: LlamaForCausalLM, case: _Case) -> tuple[tuple[int, ...], float]:
-    """Its best hypothesis, and that one's score."""
+    """Return the best hypothesis and its score."""
     prompt = torch.tensor([case.prompt])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about options that are not in use
@@ -164,17 +164,17 @@ def _compare(seed: int) -> BeamResult:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_tokens_and_score_are_those_of_transformers(part: int) -> None:
+def test_tokens_and_score_equal_those_of_transformers(part: int) -> None:
     results = [_compare(seed) for seed in range(25 * part, 25 * (part + 1))]
     ends = [result.finish_reason for result in results]
     assert 4 < ends.count(FinishReason.EOS_TOKEN) < 21, "both ends should be well represented"
 
 
-# Equal totals, few tokens, bans: the same rules without any short cut
+# Equal scores, small vocabularies and banned tokens: against the same rules without short cuts
 
 
-def _plainly(case: _Case, next_tokens: NextTokens, vocab_size: int) -> tuple[tuple[int, ...], float]:
-    """Beam search over the whole vocabulary, hypotheses always in the order of their rank."""
+def _search_plainly(case: _Case, next_tokens: NextTokens, vocab_size: int) -> tuple[tuple[int, ...], float]:
+    """Run beam search over the whole vocabulary, with hypotheses always sorted by rank."""
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     kept: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, case.max_new_tokens + 1):
@@ -210,7 +210,7 @@ _CASES = st.builds(
 
 
 def _toy_model(seed: int, vocab_size: int, banned: float) -> NextTokens:
-    """Log-probabilities are multiples of 1/2, so that equal totals abound; some tokens are ruled out, never all."""
+    """Log-probabilities are multiples of 1/2, so equal scores are common. Some tokens are banned, never all."""
 
     def row(output: tuple[int, ...]) -> list[float]:
         numbers = random.Random(f"{seed} {output}")
@@ -226,12 +226,12 @@ def _toy_model(seed: int, vocab_size: int, banned: float) -> NextTokens:
 
 @examples(300)
 @given(_CASES, st.integers(0, 2**32), st.sampled_from([5, 9, 30]), st.sampled_from([0.0, 0.2, 0.9]))
-def test_the_order_of_hypotheses_and_candidates_changes_nothing(
+def test_the_order_of_hypotheses_and_candidates_does_not_matter(
     case: _Case, seed: int, vocab_size: int, banned: float
 ) -> None:
     model = _toy_model(seed, vocab_size, banned)
     result = _run(case, model, random.Random(seed))
-    assert (result.token_ids, result.score) == _plainly(case, model, vocab_size)
+    assert (result.token_ids, result.score) == _search_plainly(case, model, vocab_size)
 
 
 # Single rules
@@ -249,25 +249,25 @@ def _advance(search: BeamSearch, *candidates: Sequence[tuple[int, float]]) -> li
     return [tuple(one) for one in search.advance([tuple(some) for some in candidates])]
 
 
-def test_a_stop_token_below_the_first_num_beams_is_passed_over() -> None:
+def test_a_stop_token_ranked_below_num_beams_is_ignored() -> None:
     search = _search(2, True, (9,), 10)
     assert _advance(search, [(1, -1.0), (2, -2.0), (9, -3.0), (3, -4.0)]) == [(0, 1), (0, 2)]
-    # Totals: 1 9 -2, 1 4 -2.5, 2 9 -2.5, 1 5 -3. Of equal ones the better parent's comes first, so one has finished.
+    # Totals: [1, 9] -2, [1, 4] -2.5, [2, 9] -2.5, [1, 5] -3. The better parent wins a tie, so only [1, 9] finishes.
     assert _advance(search, [(9, -1.0), (4, -1.5), (5, -2.0)], [(9, -0.5), (6, -7.0)]) == [(0, 4), (0, 5)]
     assert _advance(search, [(9, -3.0)], [(9, -2.0)]) == []
     assert search.best().token_ids == (1, 9)
     assert search.best().finish_reason is FinishReason.EOS_TOKEN
 
 
-def test_the_first_child_stays_in_its_parents_place() -> None:
+def test_the_first_child_keeps_the_position_of_its_parent() -> None:
     search = _search(3, False, (), 10)
     assert _advance(search, [(1, -1.0), (2, -2.0), (3, -3.0)]) == [(0, 1), (0, 2), (0, 3)]
-    # The best two come from the last, the third from the first: only the middle place changes hands.
+    # The last hypothesis has the two best children, the first one the third: only the middle position changes.
     live = _advance(search, [(4, -4.0), (5, -9.0)], [(6, -9.0)], [(7, -0.5), (8, -1.0)])
     assert live == [(0, 4), (2, 8), (2, 7)]
 
 
-def test_fewer_continuations_than_beams_leave_fewer_hypotheses_and_they_grow_again() -> None:
+def test_the_number_of_hypotheses_can_shrink_and_grow_again() -> None:
     search = _search(3, False, (), 3)
     assert _advance(search, [(1, -1.0), (2, -math.inf), (3, -math.inf)]) == [(0, 1)]
     assert _advance(search, [(4, -1.0), (5, -2.0), (6, -3.0)]) == [(0, 4), (0, 5), (0, 6)]
@@ -279,7 +279,7 @@ def test_fewer_continuations_than_beams_leave_fewer_hypotheses_and_they_grow_aga
     assert best.finish_reason is FinishReason.LENGTH
 
 
-def test_a_dead_end_gives_what_has_finished_before() -> None:
+def test_a_dead_end_returns_the_best_finished_hypothesis() -> None:
     search = _search(2, False, (9,), 10)
     _advance(search, [(9, -1.0), (1, -2.0), (2, -3.0)])
     assert _advance(search, [(1, -math.inf)], []) == []
@@ -287,7 +287,7 @@ def test_a_dead_end_gives_what_has_finished_before() -> None:
     assert search.best().token_ids == (9,)
 
 
-def test_a_dead_end_with_nothing_finished_is_an_error() -> None:
+def test_a_dead_end_without_a_finished_hypothesis_raises() -> None:
     search = _search(2, False, (9,), 10)
     with pytest.raises(ValueError, match="no token may follow"):
         search.advance([((1, -math.inf),)])

@@ -1,4 +1,4 @@
-"""Steps planned before the tokens of the step before are known: every request gets what it gets alone."""
+"""Steps planned before the tokens of the previous step are known: outputs equal those of a lone request."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.support.randomness import random_seed
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_tokens_are_those_of_a_lone_request(mode: Mode) -> None:
+def test_tokens_equal_those_of_a_lone_request(mode: Mode) -> None:
     seed = random_seed()
     print(f"seed {seed}")
     outcome = run_episodes(mode, 12, random.Random(seed))
     assert outcome.num_wrong == 0
     if mode[0] == "max_utilization" and not mode[4]:
-        assert outcome.num_preemptions, "nobody was ever preempted: the pools are too large for this test"
+        assert outcome.num_preemptions, "no preemption: the pools are too large for this test"
 
 
 def test_a_stop_token_is_seen_one_step_late() -> None:
-    """The step that ran meanwhile is wasted, and no client hears of it."""
+    """The step in flight meanwhile is wasted, and its output is dropped."""
     blocks = make_block_manager(16, 4, paged=True)
     settings = SchedulerSettings(2, 16, 16, max_waiting=4)
     engine = LateEngine(Scheduler(SchedulerConfig(settings), blocks, 40, NUM_IDS), blocks)
@@ -46,8 +46,8 @@ def test_a_stop_token_is_seen_one_step_late() -> None:
 
 
 @pytest.mark.parametrize("windowed", [False, True])
-def test_a_beam_searchs_prompt_is_computed_once(windowed: bool) -> None:
-    """In chunks, beside a request that decodes, so that its steps are left in flight."""
+def test_the_prompt_of_a_beam_search_is_computed_once(windowed: bool) -> None:
+    """The prompt runs in chunks beside a decode, so its steps stay in flight."""
     window = Window(8, max_chunk=10) if windowed else None
     blocks = make_block_manager(64, 4, paged=True, window=window)
     settings = SchedulerSettings(4, 10, 10, max_waiting=4)

@@ -1,4 +1,4 @@
-"""Every combination of policies against what must hold of every step; and bugs planted to see that they are found."""
+"""Random steps for every combination of options, and planted bugs that the checks must find."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_random_steps(combination: Combination) -> None:
     assert not report.violation, report
 
 
-def test_the_steps_are_such_that_everything_happens() -> None:
+def test_random_steps_cover_refusals_failures_and_preemptions() -> None:
     report = run(Combination("max_utilization", True, True, "fcfs", True), 2000, 1)
     assert not report.violation
     for count in (report.num_refused, report.num_failed, report.num_hit_tokens, report.num_recomputed_tokens):
@@ -105,14 +105,14 @@ def _newcomer_jumps_the_queue(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FirstComeFirstServed, "head", lambda self: max(self, key=lambda one: one.number))
 
 
-def _served_most_comes_first(patch: pytest.MonkeyPatch) -> None:
+def _most_served_tenant_comes_first(patch: pytest.MonkeyPatch) -> None:
     def greedy_head(self: Fair) -> Sequence:
         return min(self, key=lambda one: (-self.weighted_tokens(one.request.tenant), one.number))
 
     patch.setattr(Fair, "head", greedy_head)
 
 
-def _nobody_joins_while_others_run(patch: pytest.MonkeyPatch) -> None:
+def _no_admission_while_others_run(patch: pytest.MonkeyPatch) -> None:
     candidate = StepPlanner._candidate
     patch.setattr(StepPlanner, "_candidate", lambda self: None if self.running else candidate(self))
 
@@ -127,7 +127,7 @@ def _prefix_of_another_tenant(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "_content", without_tenant)
 
 
-def _preempted_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+def _preempted_tokens_are_sent_again(patch: pytest.MonkeyPatch) -> None:
     preempt = StepPlanner._preempt
 
     def start_over(self: StepPlanner, sequence: Sequence) -> None:
@@ -146,11 +146,11 @@ def _copy_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PagedBlocks, "fork", fork_without)
 
 
-def _the_oldest_are_served_alone(patch: pytest.MonkeyPatch) -> None:
+def _only_the_oldest_are_served(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FirstComeFirstServed, "precedence", lambda self, sequence: sequence.number)
 
 
-def _everybody_of_one_priority(patch: pytest.MonkeyPatch) -> None:
+def _priorities_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Priority, "precedence", lambda self, sequence: 0)
 
 
@@ -159,11 +159,11 @@ def _window_too_short(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Window, "first_token", lambda self, position: first_token(self, position + 1))
 
 
-def _what_left_the_window_is_kept(patch: pytest.MonkeyPatch) -> None:
+def _blocks_out_of_window_are_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PagedBlocks, "free_out_of_window", lambda self, sequence: None)
 
 
-def _what_left_the_window_is_cached(patch: pytest.MonkeyPatch) -> None:
+def _blocks_out_of_window_are_cached(patch: pytest.MonkeyPatch) -> None:
     add_full_pages = PrefixCache.add_full_pages
 
     def add_all(self: PrefixCache, sequence: Sequence) -> None:
@@ -185,7 +185,7 @@ _PRIORITY = Combination("max_utilization", True, False, "priority", False)
 
 
 @pytest.mark.parametrize(
-    ("plant", "combination", "said"),
+    ("plant", "combination", "message"),
     [
         (_block_kept_on_abort, _OPTIMISTIC, ""),
         (_block_kept_on_abort, _PAUSE, ""),
@@ -195,35 +195,35 @@ _PRIORITY = Combination("max_utilization", True, False, "priority", False)
         (_end_never_reported, _OPTIMISTIC, "alive are"),
         (_newcomer_jumps_the_queue, _OPTIMISTIC, "were admitted before"),
         (_newcomer_jumps_the_queue, _PAUSE, "were admitted before"),
-        (_served_most_comes_first, _FAIR, "they may differ by"),
-        (_nobody_joins_while_others_run, _OPTIMISTIC, "waits though"),
-        (_nobody_joins_while_others_run, _PAUSE, "waits though"),
+        (_most_served_tenant_comes_first, _FAIR, "they may differ by"),
+        (_no_admission_while_others_run, _OPTIMISTIC, "waits though"),
+        (_no_admission_while_others_run, _PAUSE, "waits though"),
         (_prefix_of_another_tenant, _OPTIMISTIC, "its own tokens"),
-        (_preempted_is_sent_again, _OPTIMISTIC, ""),
+        (_preempted_tokens_are_sent_again, _OPTIMISTIC, ""),
         (_copy_forgotten, _OPTIMISTIC, "its own tokens"),
-        (_the_oldest_are_served_alone, _OPTIMISTIC, "is left out"),
-        (_the_oldest_are_served_alone, _PAUSE, "is left out"),
-        (_everybody_of_one_priority, _PRIORITY, "of a lower priority is not"),
+        (_only_the_oldest_are_served, _OPTIMISTIC, "is left out"),
+        (_only_the_oldest_are_served, _PAUSE, "is left out"),
+        (_priorities_are_ignored, _PRIORITY, "of a lower priority is not"),
         (_deadline_overlooked, _OPTIMISTIC, "are due"),
         (_window_too_short, _WINDOWED, "its own tokens"),
-        (_what_left_the_window_is_kept, _WINDOWED, "of a window and a chunk"),
-        (_what_left_the_window_is_cached, _WINDOWED, ""),
+        (_blocks_out_of_window_are_kept, _WINDOWED, "of a window and a chunk"),
+        (_blocks_out_of_window_are_cached, _WINDOWED, ""),
     ],
 )
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None],
     combination: Combination,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
     report = run(combination, 20_000, 11)
-    assert said in report.violation
+    assert message in report.violation
     assert report.violation
     print(report)
 
 
-def test_the_command_ends_with_1_and_names_the_seed(
+def test_the_command_exits_with_1_and_prints_the_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--steps", "2000", "--seed", "4", "--only", "max_utilization paged fcfs overlay"]

@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one. What holds for every stream of requests: test_scheduler_streams.py."""
+"""The rules of the scheduler, one by one. Random streams of requests are in test_property_steps.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_a_request_joins_the_very_next_step_and_rides_with_the_others(paged: bool) -> None:
+def test_a_new_request_joins_the_next_step_beside_running_requests(paged: bool) -> None:
     lab = Lab(paged)
     lab.scheduler.add(make_request("old", range(5), 10))
     lab.step()
@@ -23,7 +23,7 @@ def test_a_request_joins_the_very_next_step_and_rides_with_the_others(paged: boo
     assert [output.id for output in outputs] == ["old", "new"]
 
 
-def test_a_long_prompt_is_cut_into_chunks_while_others_go_on() -> None:
+def test_a_long_prompt_is_split_into_chunks_while_others_decode() -> None:
     lab = Lab(max_prefill_tokens=8)
     lab.scheduler.add(make_request("old", [1], 10))
     lab.step()
@@ -38,8 +38,8 @@ def test_a_long_prompt_is_cut_into_chunks_while_others_go_on() -> None:
     ]
 
 
-def test_the_last_token_of_a_prompt_counts_as_prompt() -> None:
-    """A chunk of one token is no decode: it takes from the prefill budget like any other."""
+def test_the_last_token_of_a_prompt_counts_as_prefill() -> None:
+    """A chunk of one token is not a decode: it uses the prefill budget like any other chunk."""
     lab = Lab(max_prefill_tokens=8)
     lab.scheduler.add(make_request("nine", range(9), 2))
     lab.step()
@@ -49,7 +49,7 @@ def test_the_last_token_of_a_prompt_counts_as_prompt() -> None:
     assert counts(step) == [1, 7]
 
 
-def test_several_prompts_share_one_budget_in_the_order_of_arrival() -> None:
+def test_prompts_share_the_prefill_budget_in_order_of_arrival() -> None:
     lab = Lab(max_prefill_tokens=8)
     for name, length in (("a", 3), ("b", 4), ("c", 5), ("d", 2)):
         lab.scheduler.add(make_request(name, range(length), 2))
@@ -59,18 +59,18 @@ def test_several_prompts_share_one_budget_in_the_order_of_arrival() -> None:
     assert list(zip(ids(second), counts(second), strict=True)) == [("a", 1), ("b", 1), ("c", 4), ("d", 2)]
 
 
-def test_nobody_overtakes_the_head_of_the_queue() -> None:
+def test_no_request_overtakes_the_head_of_the_queue() -> None:
     lab = Lab(num_blocks=4, max_prefill_tokens=64)
     lab.scheduler.add(make_request("running", range(4), 5))  # 2 of 4 blocks
     lab.step()
-    lab.scheduler.add(make_request("large", range(8), 5))  # 3 blocks: has to wait
-    lab.scheduler.add(make_request("small", range(2), 2))  # 1 block would be free
+    lab.scheduler.add(make_request("large", range(8), 5))  # 3 blocks: must wait
+    lab.scheduler.add(make_request("small", range(2), 2))  # 1 block, which is free
     step, _ = lab.step()
     assert ids(step) == ["running"]
     assert lab.scheduler.num_waiting == 2
 
 
-def test_a_static_batch_takes_what_waits_and_lets_nobody_in_before_its_end() -> None:
+def test_a_static_batch_admits_no_request_before_it_ends() -> None:
     lab = Lab(policy="static_batch", max_num_seqs=3, max_prefill_tokens=8)
     for name, new in (("a", 2), ("b", 6), ("c", 2), ("later", 1)):
         lab.scheduler.add(make_request(name, range(6), new))
@@ -89,7 +89,7 @@ def test_a_static_batch_does_not_wait_to_fill() -> None:
     assert [ids(lab.step()[0]) for _ in range(3)] == [["early"], ["early"], ["newcomer"]]
 
 
-def test_no_more_run_than_there_are_places() -> None:
+def test_at_most_max_num_seqs_requests_run() -> None:
     lab = Lab(max_num_seqs=2, max_prefill_tokens=64)
     for name in "abc":
         lab.scheduler.add(make_request(name, range(3), 2))
@@ -114,7 +114,7 @@ def test_eos_ends_a_request_and_frees_its_blocks(paged: bool) -> None:
     assert lab.blocks.num_free == lab.blocks.num_blocks
 
 
-def test_log_probabilities_are_handed_on() -> None:
+def test_log_probabilities_are_returned() -> None:
     lab = Lab()
     lab.scheduler.add(make_request("a", [1], 1))
     step = lab.scheduler.schedule()
@@ -123,7 +123,7 @@ def test_log_probabilities_are_handed_on() -> None:
     assert output == RequestOutput("a", (5,), (-0.25,), finish_reason=FinishReason.LENGTH)
 
 
-def test_times_are_those_that_the_caller_gives() -> None:
+def test_the_first_token_time_comes_from_the_caller() -> None:
     lab = Lab(max_prefill_tokens=2)
     lab.scheduler.add(make_request("a", range(3), 3))
     (sequence,) = lab.step(now=7.0)[0].sequences
@@ -139,7 +139,7 @@ def test_without_requests_there_is_no_step() -> None:
     assert not lab.scheduler.has_work
 
 
-def test_a_full_queue_refuses_and_says_so() -> None:
+def test_a_full_queue_refuses_requests_and_names_the_option() -> None:
     lab = Lab(max_num_seqs=1, max_waiting=2)
     for name in "abc":  # "a" has a place in the next step
         lab.scheduler.add(make_request(name, max_new_tokens=1))
@@ -151,10 +151,8 @@ def test_a_full_queue_refuses_and_says_so() -> None:
     assert lab.scheduler.request_ids() == ["b", "c", "d"]
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "limit"), [(64, 64), (8, 33)], ids=["the model's length", "the cache's size"]
-)
-def test_a_request_that_can_never_fit_is_refused_with_its_numbers(num_blocks: int, limit: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "limit"), [(64, 64), (8, 33)], ids=["max_model_len", "cache size"])
+def test_a_request_that_can_never_fit_is_refused_with_the_limits(num_blocks: int, limit: int) -> None:
     lab = Lab(num_blocks=num_blocks)
     lab.scheduler.add(make_request("fits", range(10), limit - 10))
     with pytest.raises(InvalidRequest) as refusal:
@@ -166,8 +164,8 @@ def test_a_request_that_can_never_fit_is_refused_with_its_numbers(num_blocks: in
 
 
 @pytest.mark.parametrize("token_id", [NUM_IDS, 2**40, -1])
-def test_a_token_that_the_model_lacks_is_refused_at_the_door(token_id: int) -> None:
-    """As added tokens of a tokenizer that is larger than the model's vocabulary are."""
+def test_a_token_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
+    """A tokenizer with added tokens can be larger than the vocabulary of the model."""
     lab = Lab(prefix_caching=True)
     with pytest.raises(InvalidRequest) as refusal:
         lab.scheduler.add(make_request("a", [5, 6, token_id, *range(9)], 3))
@@ -179,12 +177,12 @@ def test_a_token_that_the_model_lacks_is_refused_at_the_door(token_id: int) -> N
 
 
 @pytest.mark.parametrize(("prompt", "new"), [((), 3), ((1, 2), 0)])
-def test_a_request_without_anything_to_compute_is_refused(prompt: tuple[int, ...], new: int) -> None:
+def test_an_empty_prompt_or_output_is_refused(prompt: tuple[int, ...], new: int) -> None:
     with pytest.raises(InvalidRequest, match="at least one prompt token and max_new_tokens of at least 1"):
         Lab().scheduler.add(make_request("a", prompt, new))
 
 
-def test_an_id_in_use_is_refused_and_may_come_again_later() -> None:
+def test_an_id_in_use_is_refused_and_can_be_reused_later() -> None:
     lab = Lab()
     lab.scheduler.add(make_request("a", [1], 1))
     with pytest.raises(InvalidRequest, match="'a' is in use"):
@@ -196,7 +194,7 @@ def test_an_id_in_use_is_refused_and_may_come_again_later() -> None:
 
 @pytest.mark.parametrize("paged", [True, False])
 @pytest.mark.parametrize("steps", [0, 1, 2, 4], ids=["waiting", "first chunk", "second chunk", "decoding"])
-def test_abort_frees_everything_whenever_it_comes(paged: bool, steps: int) -> None:
+def test_abort_frees_everything_at_any_time(paged: bool, steps: int) -> None:
     lab = Lab(paged, max_prefill_tokens=8)
     lab.scheduler.add(make_request("a", range(20), 10))
     for _ in range(steps):
@@ -208,7 +206,7 @@ def test_abort_frees_everything_whenever_it_comes(paged: bool, steps: int) -> No
     assert lab.scheduler.request_ids() == []
 
 
-def test_an_output_that_is_not_finite_ends_only_its_request() -> None:
+def test_a_non_finite_output_fails_only_its_request() -> None:
     lab = Lab()
     good = make_request("good", range(3), 4)
     for request in (make_request("bad", range(6), 4), good):
@@ -237,8 +235,8 @@ def test_failing_is_idempotent() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_two_halves_are_the_same_tokens_and_nothing_else(count: int) -> None:
-    """The leader halves a step that failed: what the whole did to the ranks' state must not be done again."""
+def test_the_halves_of_a_step_have_its_tokens_without_state_changes(count: int) -> None:
+    """The leader halves a step that failed. Its changes to the state of the ranks must not be applied again."""
     lab = Lab()
     for i in range(count):
         lab.scheduler.add(make_request(str(i), range(i + 1), 2))

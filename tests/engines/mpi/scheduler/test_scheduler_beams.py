@@ -1,4 +1,4 @@
-"""Requests with beam search come to what the search comes to alone, whoever runs beside them, and free everything."""
+"""Beam search in the scheduler: the result equals that of a search that runs alone, and all blocks are freed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _lab(**options: object) -> Lab:
 
 
 def _run(lab: Lab, arrivals: list[Request], aborts: AnySequence[str] = ()) -> dict[str, list[RequestOutput]]:
-    """One request arrives with each step; those in `aborts` are given up two steps later."""
+    """Add one request before each step. Requests in `aborts` are aborted two steps later."""
     outputs: dict[str, list[RequestOutput]] = {}
     arrivals, leaving = arrivals[::-1], []
     for _ in range(2000):
@@ -49,7 +49,7 @@ def _run(lab: Lab, arrivals: list[Request], aborts: AnySequence[str] = ()) -> di
     return outputs
 
 
-def _expect(request: Request, outputs: list[RequestOutput]) -> None:
+def _check_result(request: Request, outputs: list[RequestOutput]) -> None:
     if request.sampling.num_beams == 1:
         tokens, reason = continue_alone(request)
         assert [token for output in outputs for token in output.token_ids] == tokens
@@ -82,16 +82,16 @@ def _random_request(name: str, numbers: random.Random) -> Request:
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
 @pytest.mark.parametrize("cache", ["paged", "prefix", "contiguous"])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_answers_are_those_of_the_search_alone(policy: str, cache: str, chunked: bool) -> None:
+def test_results_equal_those_of_the_search_alone(policy: str, cache: str, chunked: bool) -> None:
     if policy == "max_utilization" and cache == "contiguous":
-        pytest.skip("refused where options are resolved")
+        pytest.skip("refused when options are resolved")
     for seed in range(20):
         numbers = random.Random(seed)
         lab = _lab(
             paged=cache != "contiguous",
             prefix_caching=cache == "prefix",
             policy=policy,
-            num_blocks=numbers.choice([24, 27, 60]),  # The largest request needs 24.
+            num_blocks=numbers.choice([24, 27, 60]),  # the largest request needs 24
             max_num_seqs=numbers.choice([4, 7]),
             max_num_batched_tokens=numbers.choice([13, 100]),
             max_prefill_tokens=13,
@@ -103,16 +103,16 @@ def test_answers_are_those_of_the_search_alone(policy: str, cache: str, chunked:
         for request in requests:
             if request.id in aborts and not (outputs.get(request.id) and outputs[request.id][-1].finished):
                 continue
-            _expect(request, outputs[request.id])
+            _check_result(request, outputs[request.id])
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_step_that_holds_only_some_of_the_beams_changes_nothing(chunked: bool) -> None:
+def test_a_step_with_only_some_of_the_beams_does_not_change_the_result(chunked: bool) -> None:
     lab = _lab(max_num_seqs=6, max_num_batched_tokens=3, max_prefill_tokens=3, chunked_prefill=chunked)
     requests = [beam_request("a", [1, 2, 3], 4, 10), make_request("b", [4, 5, 6], 10)]
     outputs = _run(lab, requests)
     for request in requests:
-        _expect(request, outputs[request.id])
+        _check_result(request, outputs[request.id])
 
 
 def test_prompt_pages_are_computed_once_and_shared() -> None:
@@ -133,10 +133,10 @@ def test_the_largest_request_that_is_accepted_runs(options: dict[str, bool]) -> 
     request = beam_request("a", range(1, 10), 4, 4)
     with pytest.raises(InvalidRequest):
         lab.scheduler.add(beam_request("b", range(1, 10), 4, 5))
-    _expect(request, _run(lab, [request])["a"])
+    _check_result(request, _run(lab, [request])["a"])
 
 
-def test_what_took_another_sequences_place_is_found_in_the_prefix_cache() -> None:
+def test_a_beam_that_was_replaced_by_a_fork_is_found_in_the_prefix_cache() -> None:
     blocks = make_block_manager(32, BLOCK_SIZE, paged=True, prefix_caching=True)
     request = beam_request("a", range(1, 7), 2, 20)
     one, other = Sequence(request), Sequence(request)
@@ -162,7 +162,7 @@ def _compute(blocks: BlockManager, sequence: Sequence, tokens: list[int]) -> Non
     blocks.cache_full_pages(sequence)
 
 
-def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
+def test_a_fork_that_frees_pages_needs_a_reservation() -> None:
     blocks = make_block_manager(32, BLOCK_SIZE, paged=True)
     one, other = (Sequence(beam_request("a", range(1, 7), 2, 20)) for _ in range(2))
     assert blocks.admit(one, reserve=True)
@@ -174,17 +174,17 @@ def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
     blocks.check()
 
 
-def test_beams_are_never_preempted_and_others_are() -> None:
+def test_beams_are_never_preempted_but_other_sequences_are() -> None:
     lab = _lab(policy="max_utilization", num_blocks=12, max_num_seqs=8, max_model_len=40)
     requests = [make_request(f"r{i}", [i + 1, 2, 3], 20) for i in range(3)]
     requests.insert(1, beam_request("a", [9, 8, 7], 2, 12))
     outputs = _run(lab, requests)
     assert lab.scheduler.num_preemptions > 0
     for request in requests:
-        _expect(request, outputs[request.id])
+        _check_result(request, outputs[request.id])
 
 
-def test_all_beams_are_let_in_or_none() -> None:
+def test_beams_are_admitted_together_or_not_at_all() -> None:
     lab = _lab(max_num_seqs=4)
     lab.scheduler.add(make_request("first", max_new_tokens=3))
     lab.scheduler.add(beam_request("a", [1, 2], 4, 4))
@@ -213,7 +213,7 @@ def test_abort_and_deadline_free_all_beams(after: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1, 3])
-def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
+def test_a_failing_beam_ends_only_its_own_request(bad: int) -> None:
     lab = _lab(max_num_seqs=8)
     neighbour = make_request("b", [4, 5, 6], 10)
     lab.scheduler.add(beam_request("a", [1, 2, 3], 4, 20))
@@ -236,11 +236,11 @@ def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
     outputs += lab.scheduler.update(following, lab.model.sample(following), 0.0)
     while lab.scheduler.has_work:
         outputs += lab.step()[1]
-    _expect(neighbour, [output for output in outputs if output.id == "b"])
+    _check_result(neighbour, [output for output in outputs if output.id == "b"])
     assert lab.blocks.num_used == 0
 
 
-def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_computed() -> None:
+def test_a_step_that_fails_for_one_beam_ends_the_whole_request() -> None:
     lab = _lab()
     lab.scheduler.add(beam_request("a", [1, 2, 3], 2, 20))
     lab.step()
@@ -256,7 +256,7 @@ def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_comp
     lab.scheduler.check()
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_a_beam_search_that_can_never_fit_is_refused() -> None:
     lab = _lab(max_num_seqs=4, num_blocks=8, max_model_len=64)
     with pytest.raises(InvalidRequest, match="num_beams=5 needs as many sequences; allowed: at most 4"):
         lab.scheduler.add(beam_request("a", [1], 5, 2))
@@ -267,7 +267,7 @@ def test_what_can_never_fit_is_refused() -> None:
         lab.scheduler.add(beam_request("c", [1], 4, 9))
 
 
-def test_log_probabilities_come_with_the_answer_where_asked_for() -> None:
+def test_log_probabilities_are_returned_when_requested() -> None:
     lab = _lab()
     request = beam_request("a", [1, 2, 3], 3, 6, stop_token_ids=(0,), logprobs=True)
     (output,) = _run(lab, [request])["a"]
@@ -276,7 +276,7 @@ def test_log_probabilities_come_with_the_answer_where_asked_for() -> None:
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
-def test_beams_have_their_turn_where_a_step_does_not_hold_all_that_run(chunked: bool) -> None:
+def test_beams_take_turns_when_a_step_cannot_hold_all_running_sequences(chunked: bool) -> None:
     lab = _lab(max_num_seqs=8, num_blocks=256, chunked_prefill=chunked)
     request = beam_request("beams", [7, 8], 2, 5)
     for name in "abc":

@@ -1,4 +1,4 @@
-"""option.batch_scheduler_policy=max_utilization: who is preempted when blocks run out, and what becomes of it."""
+"""Preemption with option.batch_scheduler_policy=max_utilization; queue limits, deadlines and reconfiguration."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ def _tokens(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def _optimist(**options: int) -> Lab:
+def _optimistic_lab(**options: int) -> Lab:
     return Lab(policy="max_utilization", **options)
 
 
-def test_more_run_at_once_than_the_worst_case_allows() -> None:
+def test_more_requests_run_than_the_worst_case_allows() -> None:
     worst = [make_request(name, range(3), 30) for name in "abc"]
-    careful, optimist = Lab(num_blocks=10), _optimist(num_blocks=10)
-    for lab in (careful, optimist):
+    reserving, optimistic = Lab(num_blocks=10), _optimistic_lab(num_blocks=10)
+    for lab in (reserving, optimistic):
         for request in worst:
             lab.scheduler.add(request)
-    assert ids(careful.step()[0]) == ["a"]
-    assert ids(optimist.step()[0]) == ["a", "b", "c"]
+    assert ids(reserving.step()[0]) == ["a"]
+    assert ids(optimistic.step()[0]) == ["a", "b", "c"]
 
 
-def test_the_last_to_come_is_preempted_and_goes_on_where_it_was() -> None:
-    lab = _optimist(num_blocks=6, max_num_seqs=4)
+def test_the_newest_request_is_preempted_and_resumes_where_it_stopped() -> None:
+    lab = _optimistic_lab(num_blocks=6, max_num_seqs=4)
     requests = [make_request(name, [i, 1], 18) for i, name in enumerate("abc")]
     for request in requests:
         lab.scheduler.add(request)
@@ -44,11 +44,11 @@ def test_the_last_to_come_is_preempted_and_goes_on_where_it_was() -> None:
     assert lab.scheduler.num_preemptions >= 2
     assert lab.scheduler.num_recomputed_tokens > 0
     for request in requests:
-        assert _tokens(outputs[request.id]) == continue_alone(request)[0], "no token twice, none left out"
+        assert _tokens(outputs[request.id]) == continue_alone(request)[0], "no token is repeated or missing"
 
 
-def test_a_preempted_request_waits_before_those_that_came_later() -> None:
-    lab = _optimist(num_blocks=5, max_num_seqs=2)
+def test_a_preempted_request_stays_ahead_of_later_ones() -> None:
+    lab = _optimistic_lab(num_blocks=5, max_num_seqs=2)
     for i, name in enumerate("abcd"):
         lab.scheduler.add(make_request(name, [i] * 7, 12))
     while not lab.scheduler.num_preemptions:
@@ -60,7 +60,7 @@ def test_a_preempted_request_waits_before_those_that_came_later() -> None:
     assert order == ["a", "b", "c", "d"]
 
 
-def test_a_guarantee_is_never_broken() -> None:
+def test_guaranteed_no_evict_never_preempts() -> None:
     lab = Lab(num_blocks=6)
     for i in range(8):
         lab.scheduler.add(make_request(str(i), [i, 1], 10))
@@ -68,31 +68,31 @@ def test_a_guarantee_is_never_broken() -> None:
     assert lab.scheduler.num_preemptions == 0
 
 
-def test_a_request_that_needs_the_whole_cache_runs_alone_to_its_end() -> None:
-    lab = _optimist(num_blocks=4)
+def test_a_request_that_needs_the_whole_cache_finishes() -> None:
+    lab = _optimistic_lab(num_blocks=4)
     request = make_request("whole", range(9), 8)
     lab.scheduler.add(request)
     lab.scheduler.add(make_request("other", range(5), 6))
     assert _tokens(lab.run()["whole"]) == continue_alone(request)[0]
 
 
-def test_what_was_found_in_the_cache_is_not_computed_again() -> None:
-    """With prefix caching a preempted request finds its own full pages, unless somebody else needed them."""
-    lab = _optimist(num_blocks=16, prefix_caching=True)
+def test_pages_found_in_the_cache_are_not_recomputed_after_preemption() -> None:
+    """With prefix caching, a preempted request finds its own full pages unless they were evicted."""
+    lab = _optimistic_lab(num_blocks=16, prefix_caching=True)
     for i, name in enumerate("abc"):
         lab.scheduler.add(make_request(name, [i] * 9, 14))
     lab.run()
-    without = _optimist(num_blocks=16)
+    without = _optimistic_lab(num_blocks=16)
     for i, name in enumerate("abc"):
         without.scheduler.add(make_request(name, [i] * 9, 14))
     without.run()
     assert lab.scheduler.num_preemptions > 0
     assert lab.scheduler.num_recomputed_tokens < without.scheduler.num_recomputed_tokens
-    assert lab.scheduler.num_prefix_hit_tokens == 0, "no prompt began like another's"
+    assert lab.scheduler.num_prefix_hit_tokens == 0, "the prompts have no common prefix"
 
 
-def test_an_abort_in_the_queue_after_a_preemption_leaves_nothing() -> None:
-    lab = _optimist(num_blocks=5, max_num_seqs=2)
+def test_aborting_a_preempted_request_in_the_queue_frees_everything() -> None:
+    lab = _optimistic_lab(num_blocks=5, max_num_seqs=2)
     for i, name in enumerate("ab"):
         lab.scheduler.add(make_request(name, [i] * 7, 12))
     while not lab.scheduler.num_preemptions:
@@ -103,10 +103,10 @@ def test_an_abort_in_the_queue_after_a_preemption_leaves_nothing() -> None:
     assert list(lab.run()) == ["a"]
 
 
-# Bounds of the queue, deadlines, changes while it runs
+# Queue limits, deadlines, reconfiguration
 
 
-def test_queued_tokens_are_bounded() -> None:
+def test_queued_tokens_are_limited() -> None:
     lab = Lab(max_num_seqs=1, max_queued_tokens=20)
     lab.scheduler.add(make_request("running", range(4), 8))
     lab.step()
@@ -119,8 +119,8 @@ def test_queued_tokens_are_bounded() -> None:
     assert lab.scheduler.num_queued_tokens == 3
 
 
-def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
-    """What has a free place does not wait, whatever it comes to; beyond the places both limits count."""
+def test_a_burst_on_an_idle_server_does_not_fill_the_queue() -> None:
+    """Requests with a free place do not count as waiting, whatever their length. Both limits apply to the others."""
     lab = Lab(max_num_seqs=4, max_waiting=2, max_queued_tokens=40)
     for i in range(4):
         lab.scheduler.add(make_request(f"placed {i}", range(30), 2))
@@ -134,8 +134,8 @@ def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
 
 
 def test_preempted_requests_do_not_fill_the_queue() -> None:
-    """They were accepted before, and wait for the places that they had."""
-    lab = _optimist(num_blocks=5, max_num_seqs=2, max_waiting=1, max_queued_tokens=8)
+    """They were accepted before, and wait for the places that they lost."""
+    lab = _optimistic_lab(num_blocks=5, max_num_seqs=2, max_waiting=1, max_queued_tokens=8)
     for i, name in enumerate("ab"):
         lab.scheduler.add(make_request(name, [i] * 7, 12))
     while not lab.scheduler.num_preemptions:
@@ -147,7 +147,7 @@ def test_preempted_requests_do_not_fill_the_queue() -> None:
     assert sorted(lab.run()) == ["a", "b", "c"]
 
 
-def test_deadlines_end_requests_waiting_and_running() -> None:
+def test_deadlines_end_waiting_and_running_requests() -> None:
     lab = Lab(max_num_seqs=2)
     for name, deadline in (("a", 5.0), ("b", 9.0), ("c", 6.0)):
         request = make_request(name, range(3), 20)
@@ -170,7 +170,7 @@ def _fields(request: object) -> dict[str, object]:
     return {name: getattr(request, name) for name in names}
 
 
-def test_limits_change_between_two_steps_and_nobody_is_lost() -> None:
+def test_settings_change_between_steps_without_losing_requests() -> None:
     from dataclasses import replace
 
     lab = Lab(max_num_seqs=4, max_prefill_tokens=64)
@@ -178,10 +178,10 @@ def test_limits_change_between_two_steps_and_nobody_is_lost() -> None:
     outputs: dict[str, list[RequestOutput]] = {}
 
     def step() -> list[str]:
-        made, results = lab.step()
+        planned, results = lab.step()
         for output in results:
             outputs.setdefault(output.id, []).append(output)
-        return ids(made)
+        return ids(planned)
 
     for request in requests:
         lab.scheduler.add(request)
@@ -189,7 +189,7 @@ def test_limits_change_between_two_steps_and_nobody_is_lost() -> None:
     lab.scheduler.reconfigure(
         replace(lab.scheduler.settings, max_num_seqs=1, scheduling_policy="priority", chunked_prefill=False)
     )
-    assert len(step()) == 4, "those that run go on"
+    assert len(step()) == 4, "running requests continue"
     sizes = [len(step()) for _ in range(9)]
     assert sizes[-1] == 1
     lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_seqs=3, scheduling_policy="fair"))
@@ -199,7 +199,7 @@ def test_limits_change_between_two_steps_and_nobody_is_lost() -> None:
         assert _tokens(outputs[request.id]) == continue_alone(request)[0]
 
 
-def test_all_tokens_of_a_step_are_bounded() -> None:
+def test_the_tokens_of_a_step_are_limited() -> None:
     lab = Lab(max_num_seqs=8, max_prefill_tokens=16, max_num_batched_tokens=5)
     for i in range(8):
         lab.scheduler.add(make_request(str(i), [i, 2, 3], 9))

@@ -10,12 +10,12 @@ from tests.engines.mpi.fakes import make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
-def _pausing(**options: Any) -> Lab:
+def _pausing_lab(**options: Any) -> Lab:
     return Lab(chunked_prefill=False, **options)
 
 
 def test_decodes_wait_while_a_prompt_runs() -> None:
-    lab = _pausing(max_prefill_tokens=32, waiting_served_ratio=0.0)
+    lab = _pausing_lab(max_prefill_tokens=32, waiting_served_ratio=0.0)
     lab.scheduler.add(make_request("old", range(4), 20))
     lab.step()
     lab.step()
@@ -25,7 +25,7 @@ def test_decodes_wait_while_a_prompt_runs() -> None:
 
 
 def test_prompts_share_a_step_up_to_the_limit() -> None:
-    lab = _pausing(max_prefill_tokens=8)
+    lab = _pausing_lab(max_prefill_tokens=8)
     for name, length in (("a", 3), ("b", 4), ("c", 5)):
         lab.scheduler.add(make_request(name, range(length), 5))
     assert counts(lab.step()[0]) == [3, 4]
@@ -34,7 +34,7 @@ def test_prompts_share_a_step_up_to_the_limit() -> None:
 
 
 def test_a_prompt_longer_than_the_limit_runs_alone_and_whole() -> None:
-    lab = _pausing(max_prefill_tokens=8)
+    lab = _pausing_lab(max_prefill_tokens=8)
     for name, length in (("short", 3), ("long", 30), ("next", 2)):
         lab.scheduler.add(make_request(name, range(length), 5))
     assert list(zip(ids(first := lab.step()[0]), counts(first), strict=True)) == [("short", 3)]
@@ -42,9 +42,9 @@ def test_a_prompt_longer_than_the_limit_runs_alone_and_whole() -> None:
     assert [("long" in ids(step), counts(step)) for step in seen] == [(True, [30]), (False, [2])]
 
 
-def test_few_waiting_requests_do_not_stop_many_running_ones() -> None:
-    """TGI's waiting_served_ratio and max_waiting_tokens."""
-    lab = _pausing(
+def test_few_waiting_requests_do_not_pause_many_running_ones() -> None:
+    """waiting_served_ratio and max_waiting_tokens work as in TGI."""
+    lab = _pausing_lab(
         num_blocks=200, max_num_seqs=12, max_prefill_tokens=64, waiting_served_ratio=0.3, max_waiting_tokens=6
     )
     for i in range(10):
@@ -60,8 +60,8 @@ def test_few_waiting_requests_do_not_stop_many_running_ones() -> None:
 
 
 @pytest.mark.parametrize("waiting_steps", [0, 3])
-def test_waiting_steps_are_the_least_between_two_pauses(waiting_steps: int) -> None:
-    lab = _pausing(waiting_served_ratio=0.0, waiting_steps=waiting_steps, max_prefill_tokens=64)
+def test_waiting_steps_is_the_minimum_between_two_pauses(waiting_steps: int) -> None:
+    lab = _pausing_lab(waiting_served_ratio=0.0, waiting_steps=waiting_steps, max_prefill_tokens=64)
     lab.scheduler.add(make_request("old", range(3), 40))
     lab.step()
     lab.scheduler.add(make_request("new", range(3), 40))
@@ -69,7 +69,7 @@ def test_waiting_steps_are_the_least_between_two_pauses(waiting_steps: int) -> N
     assert steps == [["old"]] * waiting_steps + [["new"]]
 
 
-def test_nobody_waits_while_nobody_runs() -> None:
-    lab = _pausing(waiting_served_ratio=1000.0, waiting_steps=1000)
+def test_a_request_does_not_wait_on_an_idle_server() -> None:
+    lab = _pausing_lab(waiting_served_ratio=1000.0, waiting_steps=1000)
     lab.scheduler.add(make_request("first", range(3), 2))
     assert ids(lab.step()[0]) == ["first"]

@@ -1,4 +1,4 @@
-"""Pages that several requests share: by the prefix cache, and among those of one prompt."""
+"""Pages shared through the prefix cache, and between requests with the same prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _sibling(request: Request, name: str) -> Request:
     return dataclasses.replace(request, id=name, same_prompt_as=request.id)
 
 
-def test_a_prompt_that_begins_alike_computes_only_the_rest() -> None:
+def test_a_cached_prefix_is_not_computed_again() -> None:
     lab = Lab(prefix_caching=True, max_prefill_tokens=64)
     lab.scheduler.add(make_request("a", range(18), 3))
     lab.run()
@@ -32,7 +32,7 @@ def test_a_prompt_that_begins_alike_computes_only_the_rest() -> None:
     assert [*output.token_ids, *_tokens(lab.run()["b"])] == continue_alone(again)[0]
 
 
-def test_at_least_one_token_is_left_to_be_computed() -> None:
+def test_at_least_one_prompt_token_is_computed() -> None:
     lab = Lab(prefix_caching=True)
     for name in "ab":
         lab.scheduler.add(make_request(name, range(8), 2))
@@ -56,7 +56,7 @@ def test_tenants_share_nothing() -> None:
 
 @pytest.mark.parametrize(("paged", "prefix_caching"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 23])
-def test_answers_to_one_prompt_compute_it_once(paged: bool, prefix_caching: bool, length: int) -> None:
+def test_siblings_compute_their_prompt_once(paged: bool, prefix_caching: bool, length: int) -> None:
     lab = Lab(paged, prefix_caching=prefix_caching, max_prefill_tokens=8, num_blocks=64)
     first = make_request("a", range(length), 6)
     requests = [first, _sibling(first, "b"), _sibling(first, "c")]
@@ -72,21 +72,21 @@ def test_answers_to_one_prompt_compute_it_once(paged: bool, prefix_caching: bool
     for request in requests:
         assert _tokens(outputs[request.id]) == continue_alone(request)[0]
     decodes = 3 * 5
-    assert computed == decodes + length + 2, "the others compute the prompt's last token only"
+    assert computed == decodes + length + 2, "siblings compute only the last token of the prompt"
 
 
-def test_pages_of_one_prompt_are_shared() -> None:
+def test_siblings_share_the_pages_of_their_prompt() -> None:
     lab = Lab(max_prefill_tokens=64)
     first = make_request("a", range(17), 6)
     for request in (first, _sibling(first, "b"), _sibling(first, "c")):
         lab.scheduler.add(request)
     for _ in range(3):
         lab.step()
-    assert lab.blocks.num_used == 4 + 3 * 1, "4 full pages together, and each its own last one"
+    assert lab.blocks.num_used == 4 + 3 * 1, "4 shared full pages, and one last page each"
 
 
 @pytest.mark.parametrize("fate", ["aborted", "ended", "failed"])
-def test_who_loses_its_sibling_computes_the_prompt_alone(fate: str) -> None:
+def test_a_request_that_loses_its_sibling_computes_the_prompt_itself(fate: str) -> None:
     lab = Lab(max_num_seqs=1 if fate == "ended" else 4, max_prefill_tokens=8)
     first = make_request("a", range(20), 2)
     second = _sibling(first, "b")
@@ -102,7 +102,7 @@ def test_who_loses_its_sibling_computes_the_prompt_alone(fate: str) -> None:
     assert _tokens(lab.run()["b"]) == continue_alone(second)[0]
 
 
-def test_another_prompt_or_tenant_is_no_sibling() -> None:
+def test_a_request_with_another_prompt_or_tenant_is_not_a_sibling() -> None:
     lab = Lab(max_prefill_tokens=64)
     first = make_request("a", range(9), 4)
     lab.scheduler.add(first)
@@ -113,7 +113,7 @@ def test_another_prompt_or_tenant_is_no_sibling() -> None:
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_answers_of_one_token_compute_their_prompt_once(paged: bool) -> None:
+def test_siblings_with_one_output_token_compute_their_prompt_once(paged: bool) -> None:
     lab = Lab(paged, max_prefill_tokens=64)
     first = make_request("a", range(18), 1)
     requests = [first, *(_sibling(first, name) for name in "bcd")]

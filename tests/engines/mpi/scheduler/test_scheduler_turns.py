@@ -1,4 +1,4 @@
-"""A step whose token budget is smaller than the running set: who is served, and that nobody stands still."""
+"""Steps with fewer tokens than running sequences: the order of service, without starvation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.engines.mpi.scheduler.scheduler_lab import Lab, ids
 _MODES = pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
 
 
-def _running(budget: int, *requests: dict[str, Any], **options: Any) -> Lab:
-    """All of these are generating, and from now on a step holds only `budget` tokens."""
+def _decoding_lab(budget: int, *requests: dict[str, Any], **options: Any) -> Lab:
+    """Start the requests until all of them decode, then limit steps to `budget` tokens."""
     lab = Lab(max_num_seqs=16, max_prefill_tokens=64, num_blocks=256, **options)
     for number, fields in enumerate(requests):
         lab.scheduler.add(replace(make_request(str(number), [number, 1], 40), **fields))
@@ -35,17 +35,17 @@ def _served(lab: Lab, num_steps: int) -> Counter[str]:
 
 
 @_MODES
-def test_first_come_first_served_takes_turns(chunked: bool) -> None:
-    lab = _running(2, *[{}] * 5, chunked_prefill=chunked)
+def test_fcfs_serves_sequences_in_turn(chunked: bool) -> None:
+    lab = _decoding_lab(2, *[{}] * 5, chunked_prefill=chunked)
     turns = [ids(lab.step()[0]) for _ in range(5)]
     assert turns == [["0", "1"], ["2", "3"], ["4", "0"], ["1", "2"], ["3", "4"]]
     assert _served(lab, 20) == {str(number): 8 for number in range(5)}
 
 
 @_MODES
-def test_priority_serves_the_smallest_value_first_and_equals_in_turn(chunked: bool) -> None:
+def test_priority_serves_the_smallest_value_first_and_equal_values_in_turn(chunked: bool) -> None:
     first, later = {"priority": -1}, {"priority": 3}
-    lab = _running(
+    lab = _decoding_lab(
         2, later, first, later, first, first, chunked_prefill=chunked, scheduling_policy="priority"
     )
     assert _served(lab, 12) == {"1": 8, "3": 8, "4": 8}
@@ -55,16 +55,16 @@ def test_priority_serves_the_smallest_value_first_and_equals_in_turn(chunked: bo
 
 
 @_MODES
-def test_fair_serves_tenants_alike_however_many_they_are(chunked: bool) -> None:
-    many, one = {"tenant": "many"}, {"tenant": "one"}
-    lab = _running(2, *[many] * 6, one, one, chunked_prefill=chunked, scheduling_policy="fair")
+def test_fair_serves_tenants_equally_whatever_their_number_of_requests(chunked: bool) -> None:
+    large, small = {"tenant": "many"}, {"tenant": "one"}
+    lab = _decoding_lab(2, *[large] * 6, small, small, chunked_prefill=chunked, scheduling_policy="fair")
     served = _served(lab, 24)
     assert served["6"] + served["7"] == pytest.approx(24, abs=4)
     assert abs(served["6"] - served["7"]) <= 1
     assert max(served[str(i)] for i in range(6)) - min(served[str(i)] for i in range(6)) <= 1
 
 
-def test_a_prompt_has_its_turn_among_those_that_generate() -> None:
+def test_a_prompt_takes_turns_with_decodes() -> None:
     lab = Lab(max_num_seqs=16, max_prefill_tokens=4)
     for name in "abc":
         lab.scheduler.add(make_request(name, [1], 40))
@@ -77,5 +77,5 @@ def test_a_prompt_has_its_turn_among_those_that_generate() -> None:
     for _ in range(25):
         for output in lab.step()[1]:
             tokens += output.token_ids if output.id == "long" else ()
-    assert tokens == continue_alone(long)[0], "it has ended while the others go on"
+    assert tokens == continue_alone(long)[0], "the long request has ended while the others continue"
     assert lab.scheduler.num_running == 3

@@ -1,4 +1,4 @@
-"""Changes of a running scheduler's settings: what is refused, and why."""
+"""Changes to the settings of a running scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_MODEL_LEN = 256
 
 
 def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS) -> dict[str, str]:
-    """What is refused of changes to an engine that was started with these settings."""
+    """Return the refused changes of an engine that was started with `settings`."""
     with pytest.raises(InvalidSettings) as refusal:
         apply_changes(settings, changes, LargestStep.of(settings, _MAX_MODEL_LEN))
     return refusal.value.refused
@@ -34,7 +34,7 @@ def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS)
         ({"max_num_batched_tokens": 65}, ["given 65", "at most 64", "profiled"]),
     ],
 )
-def test_a_change_that_allows_a_larger_step_than_was_measured_is_refused(
+def test_a_change_that_allows_a_larger_step_than_profiled_is_refused(
     changes: dict[str, Value], words: list[str]
 ) -> None:
     refused = _refused({**changes, "max_waiting": 3})
@@ -43,7 +43,7 @@ def test_a_change_that_allows_a_larger_step_than_was_measured_is_refused(
         assert word in str(refused)
 
 
-def test_what_does_not_enlarge_a_step_may_be_raised() -> None:
+def test_limits_that_do_not_enlarge_a_step_can_be_raised() -> None:
     changes: dict[str, Value] = {
         "max_prefill_tokens": 1000,
         "max_waiting": 1000,
@@ -66,12 +66,12 @@ def test_what_does_not_enlarge_a_step_may_be_raised() -> None:
     [{"chunked_prefill": False}, {"max_num_batched_tokens": 256}],
     ids=["whole prompts", "large chunks"],
 )
-def test_whole_prompts_are_accepted_where_they_were_measured(start: dict[str, Value]) -> None:
+def test_whole_prompts_are_accepted_when_they_were_profiled(start: dict[str, Value]) -> None:
     settings = replace(_SETTINGS, **start)  # type: ignore[arg-type]
-    measured = LargestStep.of(settings, _MAX_MODEL_LEN)
+    profiled_step = LargestStep.of(settings, _MAX_MODEL_LEN)
     for chunked in (True, False):
         changes: dict[str, Value] = {"chunked_prefill": chunked, "max_num_batched_tokens": 256}
-        assert apply_changes(settings, changes, measured).chunked_prefill is chunked
+        assert apply_changes(settings, changes, profiled_step).chunked_prefill is chunked
     assert "256" in _refused({"max_num_batched_tokens": 257}, settings)["max_num_batched_tokens"]
 
 
@@ -88,5 +88,5 @@ def test_whole_prompts_are_accepted_where_they_were_measured(start: dict[str, Va
         ("block_size", 16),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_refused(name: str, value: Value) -> None:
+def test_an_invalid_value_or_name_is_refused(name: str, value: Value) -> None:
     assert _refused({name: value}).keys() == {name}

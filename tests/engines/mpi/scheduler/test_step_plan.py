@@ -1,4 +1,4 @@
-"""Plans cross to the other ranks as bytes and come out the same."""
+"""Step plans and their encoding for the other ranks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _lists(plan: StepPlan) -> list[list[int]]:
 
 
 @given(_plans())
-def test_a_plan_survives_the_wire(plan: StepPlan) -> None:
+def test_a_plan_survives_encoding(plan: StepPlan) -> None:
     copy = StepPlan.decode(plan.encode())
     assert copy.kind is plan.kind
     assert _lists(copy) == _lists(plan)
 
 
 @given(_plans(), st.data())
-def test_parts_are_the_same_tokens_without_changes(plan: StepPlan, data: st.DataObject) -> None:
+def test_parts_of_a_plan_have_its_tokens_without_state_changes(plan: StepPlan, data: st.DataObject) -> None:
     middle = data.draw(st.integers(0, plan.num_sequences))
     parts = plan.part(0, middle), plan.part(middle, plan.num_sequences)
     for part in parts:
@@ -52,7 +52,7 @@ def test_a_plan_without_sequences_is_small(kind: PlanKind) -> None:
     assert len(StepPlan(kind).encode()) == 8 * 4
 
 
-def test_a_step_of_decodes_costs_as_many_bytes_however_long_the_sequences_are() -> None:
+def test_the_size_of_a_decode_plan_does_not_depend_on_sequence_lengths() -> None:
     def size(length: int) -> int:
         rows = list(range(256))
         ones = [1] * 256

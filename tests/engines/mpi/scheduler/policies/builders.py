@@ -1,4 +1,4 @@
-"""Sequences as a policy sees them: no blocks, no engine."""
+"""Sequences for tests of the policies, without blocks or an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_sequence(
 
 
 def admit_head(policy: SchedulingPolicy) -> Sequence:
-    """As the scheduler does it."""
+    """Admit the head of the policy as the scheduler does."""
     sequence = policy.head()
     policy.remove(sequence)
     policy.record_admission(sequence)
@@ -35,7 +35,7 @@ def admit_head(policy: SchedulingPolicy) -> Sequence:
 
 
 def compute(policy: SchedulingPolicy, sequence: Sequence, num_tokens: int) -> None:
-    """One step of a running sequence; at its end it has the next token."""
+    """Compute tokens of a running sequence. It gains its next token when all its tokens are computed."""
     policy.record_computed({sequence: num_tokens})
     sequence.num_computed_tokens += num_tokens
     if sequence.num_computed_tokens == sequence.num_tokens:
@@ -51,7 +51,7 @@ def preempt(policy: SchedulingPolicy, sequence: Sequence) -> None:
 
 
 class Server:
-    """Runs `num_places` sequences at once, a token of each in a step, prompts whole; keeps every tenant's service."""
+    """Runs up to `num_places` sequences: whole prompts, then one token per step. Records the service of each tenant."""
 
     def __init__(self, policy: SchedulingPolicy, num_places: int, seed: int, longest: int = 20) -> None:
         self.policy = policy

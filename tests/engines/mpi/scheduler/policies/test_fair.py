@@ -1,4 +1,4 @@
-"""Fair: against a model that forgets nobody and looks at everything, and what it promises to tenants."""
+"""The fair policy against a naive implementation, and its guarantees to tenants."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.scheduler.policies.builders import Server, admit_head, compute, make_sequence, preempt
 
 
-class _Naive:
-    """The rule, without any structure."""
+class _NaiveFair:
+    """The rule of the fair policy, without data structures. No tenant is forgotten."""
 
     def __init__(self) -> None:
         self.waiting: list[Sequence] = []
@@ -67,34 +67,34 @@ _CALLS = st.lists(
 
 
 @given(calls=_CALLS, num_tenants=st.integers(1, 5))
-def test_any_calls_give_what_the_rule_gives(calls: list[tuple[str, int]], num_tenants: int) -> None:
-    policy, naive = Fair(), _Naive()
+def test_random_calls_match_the_naive_implementation(calls: list[tuple[str, int]], num_tenants: int) -> None:
+    policy, naive = Fair(), _NaiveFair()
     running: list[Sequence] = []
     number = 0
-    for what, choice in calls:
-        if what == "arrive":
+    for action, choice in calls:
+        if action == "arrive":
             sequence = make_sequence(number, f"t{choice % num_tenants}", 0, 1 + choice % 7)
             policy.add(sequence)
             naive.add(sequence)
             number += 1
-        elif what == "admit" and naive.waiting:
+        elif action == "admit" and naive.waiting:
             sequence = admit_head(policy)
             assert sequence is naive.head()
             naive.remove(sequence)
             if not sequence.num_preemptions:
                 naive.charge(sequence.request.tenant, PROMPT_WEIGHT * sequence.num_prompt_tokens)
             running.append(sequence)
-        elif what == "leave" and naive.waiting:
+        elif action == "leave" and naive.waiting:
             sequence = naive.waiting[choice % len(naive.waiting)]
             policy.remove(sequence)
             naive.remove(sequence)
-        elif what == "preempt" and running:
+        elif action == "preempt" and running:
             sequence = policy.victim(iter(running))
             assert sequence is naive.victim(running)
             running.remove(sequence)
             preempt(policy, sequence)
             naive.add(sequence)
-        elif what == "compute" and running:
+        elif action == "compute" and running:
             sequence = running[choice % len(running)]
             count = 1 + choice % (sequence.num_tokens - sequence.num_computed_tokens)
             positions = range(sequence.num_computed_tokens, sequence.num_computed_tokens + count)
@@ -109,12 +109,12 @@ def test_any_calls_give_what_the_rule_gives(calls: list[tuple[str, int]], num_te
 
 @given(seed=st.integers(0, 2**32), num_places=st.integers(1, 6), num_tenants=st.integers(2, 4))
 def test_tenants_that_always_wait_get_equal_service(seed: int, num_places: int, num_tenants: int) -> None:
-    """The paper's theorem 4.4: they differ by at most twice what one of them can have in the batch at once."""
+    """Theorem 4.4 of the paper: service differs by at most twice the work of one tenant that a batch can hold."""
     longest = 20
     server = Server(Fair(), num_places, seed, longest)
     tenants = [f"t{i}" for i in range(num_tenants)]
     for tenant in tenants:
-        for _ in range(30 if tenant == "t0" else 3):  # who asks for more gets no more
+        for _ in range(30 if tenant == "t0" else 3):  # more requests earn no more service
             server.arrive(tenant)
     bound = 2 * max(PROMPT_WEIGHT * longest, OUTPUT_WEIGHT * 2 * longest * num_places)
     for _ in range(300):
@@ -126,8 +126,8 @@ def test_tenants_that_always_wait_get_equal_service(seed: int, num_places: int, 
         assert max(served) - min(served) <= bound
 
 
-def test_a_flood_holds_nobody_up() -> None:
-    """However much one tenant has waiting, another with one request at a time is served as if it had little."""
+def test_a_flood_from_one_tenant_does_not_delay_the_others() -> None:
+    """The wait of a tenant with one request at a time does not depend on another tenant's backlog."""
     num_places = 4
     server = Server(Fair(), num_places, seed=7)
     for _ in range(5000):
@@ -137,14 +137,14 @@ def test_a_flood_holds_nobody_up() -> None:
         while light.is_waiting:
             server.step()
         overtook = [one for one in server.admitted if one.request.tenant == "flood"]
-        assert len(overtook) <= num_places, f"{len(overtook)} of the flood were admitted first"
+        assert len(overtook) <= num_places, f"{len(overtook)} requests of the flood were admitted first"
         while light.num_tokens < light.max_num_tokens:
             server.step()
         server.admitted.clear()
     assert len(server.policy) > 1000
 
 
-def test_idleness_earns_no_credit() -> None:
+def test_an_idle_tenant_earns_no_credit() -> None:
     policy = Fair()
     for number in range(20):
         policy.add(make_sequence(number, "busy", num_prompt_tokens=100))
@@ -156,11 +156,11 @@ def test_idleness_earns_no_credit() -> None:
     assert tenants == ["busy", "newcomer"] * 5
 
 
-def test_having_had_much_is_remembered_while_others_wait() -> None:
+def test_past_service_is_remembered_while_other_tenants_wait() -> None:
     policy = Fair()
     policy.add(make_sequence(0, "large", num_prompt_tokens=1000))
     policy.add(make_sequence(1, "small"))
-    admit_head(policy)  # the large one, which has nothing waiting then
+    admit_head(policy)  # the large request; its tenant now has none waiting
     policy.add(make_sequence(2, "large"))
     for number in range(3, 10):
         policy.add(make_sequence(number, "small", num_prompt_tokens=100))
@@ -168,7 +168,7 @@ def test_having_had_much_is_remembered_while_others_wait() -> None:
     assert tenants == ["small"] * 8 + ["large"]
 
 
-def test_who_has_made_way_is_not_charged_again() -> None:
+def test_a_preempted_sequence_is_not_charged_again() -> None:
     policy = Fair()
     sequence = make_sequence(0, "a", num_prompt_tokens=5)
     policy.add(sequence)
@@ -182,7 +182,7 @@ def test_who_has_made_way_is_not_charged_again() -> None:
     assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + 2 * OUTPUT_WEIGHT
 
 
-def test_what_the_cache_gave_is_not_charged() -> None:
+def test_cached_and_shared_prompt_tokens_are_not_charged() -> None:
     policy = Fair()
     first = make_sequence(0, "a", num_prompt_tokens=10)
     policy.add(first)
@@ -198,7 +198,7 @@ def test_what_the_cache_gave_is_not_charged() -> None:
     assert policy.weighted_tokens("a") == 2 * PROMPT_WEIGHT
 
 
-def test_the_latest_of_the_tenant_with_the_most_is_preempted() -> None:
+def test_the_latest_sequence_of_the_most_served_tenant_is_preempted() -> None:
     policy = Fair()
     costs = {"a": 5, "b": 50, "c": 10}
     running = []
@@ -214,8 +214,8 @@ def test_the_latest_of_the_tenant_with_the_most_is_preempted() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 50])
-def test_tenants_that_are_gone_are_forgotten(at_once: int) -> None:
-    """Each comes once; what is remembered does not grow with how many there were."""
+def test_tenants_without_requests_are_forgotten(at_once: int) -> None:
+    """Each tenant sends one request. Memory does not grow with the number of tenants ever seen."""
     policy = Fair()
     most = 0
     for first in range(0, 5000, at_once):
@@ -227,8 +227,8 @@ def test_tenants_that_are_gone_are_forgotten(at_once: int) -> None:
     assert most <= 4 * at_once + 64
 
 
-def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
-    """One waits all the time with a counter that does not move: the floor stays below everybody else's."""
+def test_the_number_of_remembered_tenants_is_limited() -> None:
+    """The counter of a tenant that waits all the time keeps the floor below the counters of all others."""
     policy = Fair()
     policy.add(make_sequence(0, "stays"))
     for number in range(1, 2 * MAX_IDLE_TENANTS + 500):
@@ -238,5 +238,5 @@ def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
         policy.record_admission(sequence)
     assert len(policy._tenants) <= 2 * MAX_IDLE_TENANTS + 65
     assert policy.weighted_tokens(f"t{2 * MAX_IDLE_TENANTS + 499}") == 2 * MAX_IDLE_TENANTS + 500
-    assert policy.weighted_tokens("t1") == 0, "the least ahead is forgotten first"
+    assert policy.weighted_tokens("t1") == 0, "the tenant least ahead of the floor is forgotten first"
     assert policy.head().id == "r0"

@@ -1,4 +1,4 @@
-"""fcfs and priority: any sequence of calls against a sorted list."""
+"""The fcfs and priority policies: random calls against a sorted list."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_the_head_is_the_first_of_a_sorted_list(
     waiting: list[Sequence] = []
     running: list[Sequence] = []
     number = 0
-    for what, choice in calls:
-        if what == "arrive":
+    for action, choice in calls:
+        if action == "arrive":
             waiting.append(make_sequence(number, priority=choice % 4 - 1))
             policy.add(waiting[-1])
             number += 1
-        elif what == "admit" and waiting:
+        elif action == "admit" and waiting:
             running.append(admit_head(policy))
             waiting.remove(running[-1])
             compute(policy, running[-1], 1)
-        elif what == "leave" and waiting:
+        elif action == "leave" and waiting:
             policy.remove(waiting.pop(choice % len(waiting)))
-        elif what == "preempt" and running:
+        elif action == "preempt" and running:
             victim = policy.victim(iter(running))
             assert victim is max(running, key=lambda one: _key(policy, one))
             running.remove(victim)
@@ -58,7 +58,7 @@ def test_the_head_is_the_first_of_a_sorted_list(
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_who_was_preempted_is_next_again(name: str) -> None:
+def test_preempted_sequences_are_next_again(name: str) -> None:
     policy: SchedulingPolicy = POLICIES[name]()
     for number in range(4):
         policy.add(make_sequence(number))
@@ -69,7 +69,7 @@ def test_who_was_preempted_is_next_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_what_does_not_wait_cannot_leave(name: str) -> None:
+def test_removing_an_unknown_sequence_or_adding_a_number_twice_raises(name: str) -> None:
     policy: SchedulingPolicy = POLICIES[name]()
     policy.add(make_sequence(1))
     with pytest.raises(KeyError, match="r1"):
@@ -80,11 +80,11 @@ def test_what_does_not_wait_cannot_leave(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_who_left_from_the_middle_leaves_no_memory_behind(name: str) -> None:
+def test_sequences_removed_from_the_middle_leave_no_memory_behind(name: str) -> None:
     policy: SchedulingPolicy = POLICIES[name]()
     policy.add(make_sequence(0))
 
-    def come_and_go(first: int, last: int) -> int:
+    def add_and_remove(first: int, last: int) -> int:
         for number in range(first, last):
             sequence = make_sequence(number)
             policy.add(sequence)
@@ -93,8 +93,8 @@ def test_who_left_from_the_middle_leaves_no_memory_behind(name: str) -> None:
 
     tracemalloc.start()
     try:
-        before = come_and_go(1, 500)
-        assert come_and_go(500, 10_000) - before < 20_000, "9,500 entries would be some 700 kB"
+        before = add_and_remove(1, 500)
+        assert add_and_remove(500, 10_000) - before < 20_000, "9,500 entries would be some 700 kB"
     finally:
         tracemalloc.stop()
     assert policy.head().number == 0
