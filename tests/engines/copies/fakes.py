@@ -1,4 +1,4 @@
-"""Engines that do nothing by themselves: a test says what their requests get."""
+"""Fake engines for tests of copies. The test decides the outputs of their requests."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ SERVES = Health(EngineState.READY, "", 0.0)
 
 
 class FakeCopy:
-    """An `Engine` that keeps what it is given."""
+    """An `Engine` that records its requests and aborts."""
 
     def __init__(self) -> None:
         self.state = SERVES
         self.requests: list[Request] = []
-        """All that were submitted."""
+        """All submitted requests."""
         self.aborted: list[str] = []
         self.streams: dict[str, ClientStream[RequestOutput]] = {}
-        """Of the requests that have not ended."""
+        """Streams of the requests in flight."""
         self.settings: SchedulerSettings | None = SchedulerSettings(32, 256, 256, 1000)
         self.refused: dict[str, str] = {}
         self.silent_for: set[str] = set()
-        """Settings with whose changes it does not reply, though it applies them."""
+        """Settings that it applies without a reply."""
         self.before_change: Callable[[], object] = lambda: None
-        """Called when a change of settings arrives, before it is made."""
+        """Called before a change of settings is applied."""
         self.closed = False
 
     def submit(self, *requests: Request) -> ClientStream[RequestOutput]:
-        raise AssertionError("a set of copies brings its own stream")
+        raise AssertionError("ReplicaSet submits with a stream of its own")
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
         self.requests += requests

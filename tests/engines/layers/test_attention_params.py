@@ -1,4 +1,4 @@
-"""One description of how a layer attends: what it asks for, and what each backend makes of it."""
+"""`AttentionParams`: the attention of a layer, as each backend computes it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RULES)
 @torch.inference_mode()
-def test_torch_computes_every_rule(name: str) -> None:
-    """A prompt of 9 tokens, whole; then the same in chunks, the last of one token."""
+def test_torch_attention_applies_every_rule(name: str) -> None:
+    """Compute a prompt of 9 tokens, first whole, then in chunks. The last chunk has one token."""
     generator = fresh_generator()
     spec = replace(PLAIN, **RULES[name])
     sinks = torch.randn(HEADS, generator=generator) if spec.sinks else None
@@ -72,28 +72,28 @@ def test_torch_computes_every_rule(name: str) -> None:
 
 
 def _expected(qkv: torch.Tensor, params: AttentionParams) -> torch.Tensor:
-    """Pair by pair, query by query, in fp64: [num_tokens, heads * head_dim]."""
+    """Compute attention in fp64, one query and head at a time: [num_tokens, heads * head_dim]."""
     spec, num_tokens = params.spec, len(qkv)
     q, k, v = qkv.view(num_tokens, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
     if spec.rotary is not None:
-        q, k = _turned(q, spec.rotary), _turned(k, spec.rotary)
+        q, k = _rotate(q, spec.rotary), _rotate(k, spec.rotary)
     out = torch.zeros(num_tokens, HEADS, DIM, dtype=torch.float64)
     for query in range(num_tokens):
-        seen = torch.arange(max(0, query + 1 - (spec.window or num_tokens)), query + 1)
+        visible = torch.arange(max(0, query + 1 - (spec.window or num_tokens)), query + 1)
         for head in range(HEADS):
-            scores = k[seen, head // 2] @ q[query, head] * spec.scale
+            scores = k[visible, head // 2] @ q[query, head] * spec.scale
             if spec.softcap is not None:
                 scores = spec.softcap * (scores / spec.softcap).tanh()
             if params.alibi_slopes is not None:
-                scores = scores + params.alibi_slopes[head] * (seen - query)
+                scores = scores + params.alibi_slopes[head] * (visible - query)
             weights = scores.exp()
             total = weights.sum() + (0 if params.sinks is None else params.sinks[head].double().exp())
-            out[query, head] = weights @ v[seen, head // 2] / total
+            out[query, head] = weights @ v[visible, head // 2] / total
     return out.flatten(1)
 
 
-def _turned(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """x: [num_tokens, heads, head_dim]."""
+def _rotate(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Apply the rotary embedding in fp64. x: [num_tokens, heads, head_dim]."""
     y = x.clone()
     for i in range(rotary.dim // 2):
         angle = torch.arange(len(x)).double()[:, None] * rotary.theta ** (-2 * i / rotary.dim)
@@ -103,7 +103,7 @@ def _turned(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     return y
 
 
-def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_get_all_score_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     team = shared_team()
     if team is None:
         pytest.skip("native kernels are not built")
@@ -123,7 +123,7 @@ def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch)
     assert calls[2] is TABLES[PARTIAL]
 
 
-def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_kernels_get_all_score_rules_and_the_plan_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     def rope_and_store(qkv: Any, cos_sin: Any, *arguments: Any) -> torch.Tensor:
@@ -132,10 +132,10 @@ def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: 
 
     monkeypatch.setattr(lmi_kernels, "rope_and_store", rope_and_store)
     monkeypatch.setattr(lmi_kernels, "decode_attention", lambda *arguments: calls.append(arguments[3:5]))
-    one = torch.zeros(1, dtype=torch.int64)
-    singles = PagedSequences(one[None], one, one)
+    zero = torch.zeros(1, dtype=torch.int64)
+    decodes = PagedSequences(zero[None], zero, zero)
     plans: Any = {None: "plan of all tokens", 4: "plan of the window"}
-    step = PagedStepAttention(one, one, TABLES, singles, plans)
+    step = PagedStepAttention(zero, zero, TABLES, decodes, plans)
     step.attend(torch.zeros(1, 64), _params(PLAIN), POOL)
     spec = replace(PLAIN, rotary=PARTIAL, scale=1.0, window=4, softcap=30.0)
     step.attend(torch.zeros(1, 64), _params(spec, alibi_slopes=SLOPES, sinks=SLOPES), POOL)

@@ -1,4 +1,4 @@
-"""Each layer over several ranks gives what the whole weight gives on one."""
+"""Sharded layers give the same result as the whole weight on one rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEGREES = [1, 2, 3, 5]
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_embedding_is_split_by_vocabulary(degree: int) -> None:
+def test_embedding_is_sharded_by_vocabulary(degree: int) -> None:
     generator = fresh_generator()
     weight = torch.randn(17, 6, generator=generator)
     ids = torch.cat((torch.randint(0, 17, (20,), generator=generator), torch.arange(17)))
@@ -33,7 +33,7 @@ def test_embedding_is_split_by_vocabulary(degree: int) -> None:
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_head_gives_all_logits_on_rank_0(degree: int) -> None:
+def test_head_gathers_all_logits_on_rank_0(degree: int) -> None:
     generator = fresh_generator()
     weight = torch.randn(17, 6, generator=generator)
     hidden = torch.randn(4, 6, generator=generator)
@@ -50,7 +50,7 @@ def test_head_gives_all_logits_on_rank_0(degree: int) -> None:
 
 @pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_columns_then_rows_are_the_whole_product(degree: int, with_bias: bool) -> None:
+def test_column_and_row_parallel_linears_equal_the_whole_product(degree: int, with_bias: bool) -> None:
     generator = fresh_generator()
     up = torch.randn(11, 6, generator=generator)
     down = torch.randn(6, 11, generator=generator)
@@ -62,7 +62,7 @@ def test_columns_then_rows_are_the_whole_product(degree: int, with_bias: bool) -
         part = split_evenly(11, comm.world_size, comm.rank)
         part_bias = None if up_bias is None else up_bias[part.start : part.stop]
         first = pack(up[part.start : part.stop], part_bias)
-        # The bias of the sum counts once: one rank has it.
+        # Only one rank has the bias of the sum.
         bias = down_bias if comm.rank == 0 else None
         second = pack(down[:, part.start : part.stop], bias)
         return all_reduce(linear(linear(x, first), second), comm)

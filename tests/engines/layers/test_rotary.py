@@ -37,12 +37,12 @@ LONGROPE = {
 }
 
 
-def _assert_equal_bits(head_dim: int, rope: dict[str, Any], trained: int, num_positions: int) -> None:
-    """Compare the table with what transformers computes for a sequence of so many positions."""
+def _assert_equal_bits(head_dim: int, rope: dict[str, Any], trained_length: int, num_positions: int) -> None:
+    """Compare the table with transformers' for a sequence of `num_positions`."""
     positions = torch.tensor([0, 1, 5, 63, 64, 1000, 4095, num_positions - 1, 5]).clamp_(
         max=num_positions - 1
     )
-    rotary = Fields({"rope_parameters": rope, "max_position_embeddings": trained}).rotary(head_dim)
+    rotary = Fields({"rope_parameters": rope, "max_position_embeddings": trained_length}).rotary(head_dim)
     table = rotary_tables([rotary], num_positions, torch.device("cpu"))[rotary]
     assert table.shape == (num_positions, head_dim)
     cos, signed_sin = cosines_and_sines(table, positions)
@@ -51,7 +51,7 @@ def _assert_equal_bits(head_dim: int, rope: dict[str, Any], trained: int, num_po
             hidden_size=head_dim,
             num_attention_heads=1,
             head_dim=head_dim,
-            max_position_embeddings=trained,
+            max_position_embeddings=trained_length,
             rope_parameters=dict(rope),
         )
     )
@@ -79,26 +79,26 @@ def _assert_equal_bits(head_dim: int, rope: dict[str, Any], trained: int, num_po
         | {"factor": 32.0, "original_max_position_embeddings": 256, "mscale": 0.7, "mscale_all_dim": 1.1},
     ],
 )
-def test_tables_have_the_bits_of_transformers(head_dim: int, rope: dict[str, Any]) -> None:
-    _assert_equal_bits(head_dim, rope, trained=8192, num_positions=8192)
+def test_tables_are_bit_identical_to_transformers(head_dim: int, rope: dict[str, Any]) -> None:
+    _assert_equal_bits(head_dim, rope, trained_length=8192, num_positions=8192)
 
 
 @pytest.mark.parametrize("changes", [{}, {"factor": 3.0}, {"attention_factor": 1.3}])
 @pytest.mark.parametrize("num_positions", [100, 4096, 4097, 32768])
-def test_longrope_takes_the_long_factors_when_a_sequence_may_be_longer_than_trained(
+def test_longrope_uses_the_long_factors_if_a_sequence_may_be_longer_than_trained(
     num_positions: int, changes: dict[str, float]
 ) -> None:
     factors = {
         "short_factor": [1.0 + i / 7 for i in range(24)],
         "long_factor": [2.0 + i * i for i in range(24)],
     }
-    _assert_equal_bits(48, LONGROPE | factors | changes, trained=32768, num_positions=num_positions)
+    _assert_equal_bits(48, LONGROPE | factors | changes, trained_length=32768, num_positions=num_positions)
 
 
 def test_dynamic_scaling_depends_on_the_longest_sequence() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     for num_positions in (1000, 2048):
-        _assert_equal_bits(64, rope, trained=2048, num_positions=num_positions)
+        _assert_equal_bits(64, rope, trained_length=2048, num_positions=num_positions)
     fields = {"rope_parameters": rope, "max_position_embeddings": 2048}
     rotary = Fields(fields).rotary(64)
     config = LlamaConfig(
