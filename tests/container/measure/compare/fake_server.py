@@ -1,4 +1,4 @@
-"""Servers of configurations without an engine: scripted ones in this process, with `/metrics`."""
+"""Fake servers for comparisons: scripted HTTP servers in this process, with `/metrics`."""
 
 from __future__ import annotations
 
@@ -23,30 +23,28 @@ def plain_token(prompt: str, position: int) -> int:
 
 @dataclass(slots=True)
 class Behaviour:
-    """How a server behaves."""
-
     token: Token = plain_token
     refuses: Callable[[dict[str, Any]], bool] = lambda body: False
     """Requests that get an error."""
     before_answer: Callable[[FakeServer, int], None] = lambda server, number: None
-    """Called before each answer; requests count from 0 in the order of their arrival."""
+    """Called before each response with the number of the request, in order of arrival from 0."""
     kv: bool = True
     metrics_text: str | None = None
-    """Content of `/metrics` in place of everything else."""
+    """Content of `/metrics`, instead of made-up metrics."""
     input_length: int | None = None
-    """The number of prompt tokens that it reports."""
+    """The number of prompt tokens that the server reports."""
     exit_code: int = 0
 
 
 class FakeServer:
-    """One life of one server."""
+    """A server from start to stop."""
 
     def __init__(self, config: Configuration, behaviour: Behaviour, journal: list[str]) -> None:
         self.start_up_seconds = 1.5
         self.behaviour = behaviour
         self.prompts: list[str] = []
         self.looked = threading.Event()
-        """Set by each look at `/metrics`."""
+        """Set by each read of `/metrics`."""
         self.over = threading.Event()
         self._name = config.name
         self._journal = journal
@@ -88,7 +86,7 @@ class FakeServer:
         return Script(prompt_tokens=behaviour.input_length, token_ids=ids)
 
     def _metrics(self) -> bytes:
-        """Each request was in 4 steps of 3 sequences, and 2 of 10 blocks are held, half full."""
+        """Metrics: 4 steps of 3 sequences per request; 2 of 10 blocks are allocated and half full."""
         self.looked.set()
         if self.behaviour.metrics_text is not None:
             return self.behaviour.metrics_text.encode()
@@ -110,13 +108,13 @@ class FakeServer:
 
 @dataclass(slots=True)
 class FakeServers:
-    """Starts servers, remembers all, and keeps a journal of starts and ends."""
+    """Starts fake servers, and keeps them and a journal of starts and stops."""
 
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
     lives: dict[str, list[FakeServer]] = field(default_factory=dict)
     variables: list[dict[str, str]] = field(default_factory=list)
-    """Of each start."""
+    """Environment variables of each start."""
 
     def __call__(self, config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
         self.variables.append(dict(variables))

@@ -1,4 +1,4 @@
-"""Made-up configurations, rounds and comparisons, with figures that can be computed by hand."""
+"""Made-up configurations, rounds and comparisons. Their figures can be computed by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROVENANCE = Provenance(
 def make_configuration(
     name: str, *, engine: str = "MPI", model: str = "model", **values: str
 ) -> Configuration:
-    """`values`: effective values by key, `option.` left out."""
+    """`values`: effective values by key, without `option.`."""
     return Configuration(
         name=name,
         path=Path("/configs") / name,
@@ -97,16 +97,16 @@ def make_comparison(
     plan: Plan | None = None,
 ) -> Comparison:
     num_rounds = max((result.round for result in rounds), default=1)
-    lives = tuple(
+    stay_results = tuple(
         StayResult((stay.configuration,), stay.rounds, 3.0, 1 << 30)
         for stay in stays([config.name for config in configs], num_rounds)
     )
     plan = plan or Plan(tuple(scenarios), num_rounds, seed=0)
-    return Comparison(tuple(configs), plan, tuple(rounds), lives)
+    return Comparison(tuple(configs), plan, tuple(rounds), stay_results)
 
 
 def compare_speeds(speeds: Mapping[str, Sequence[float]], scenario: Scenario = SCENARIO) -> Comparison:
-    """Configurations by name with their output tokens/s round by round; latencies are 100 over them."""
+    """`speeds`: output tokens/s by configuration and round. Latencies are 100 divided by the speed."""
     rounds = [
         make_round(name, number, make_figures(speed, 100 / speed), scenario=scenario.name)
         for name, values in speeds.items()

@@ -1,4 +1,4 @@
-"""Comparisons put together from recorded rounds of two equal configurations (`aa_rounds.json`)."""
+"""Comparisons made of recorded rounds of two equal configurations (`aa_rounds.json`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.container.measure.compare.made_up import (
 
 NAMES = ("a", "b")
 ROUNDS_FILE = Path(__file__).with_name("aa_rounds.json")
-"""By kind and round, the figures of both configurations by measure.
+"""Figures of both configurations by kind, round and measure.
 
-`rolling` was recorded on a busy machine, whose noise is some 50 % of a round, `dynamic` with far less noise.
+`rolling` was recorded on a busy machine, with noise of some 50 % per round; `dynamic` has far less noise.
 """
 KINDS = ("rolling", "dynamic")
 
@@ -41,12 +41,12 @@ def recorded_rounds(kind: str) -> list[Pair]:
 
 
 def simulate(rounds: list[Pair], speed: float = 1.0) -> Comparison:
-    """A comparison of `a` and `b` that had these rounds, but for `b`, which is made `speed` times as fast."""
-    made = []
+    """Return a comparison of `a` and `b` with these rounds, with `b` made `speed` times as fast."""
+    results = []
     for number, (first, second) in enumerate(rounds, start=1):
-        made.append(make_round("a", number, _figures(first, 1.0)))
-        made.append(make_round("b", number, _figures(second, speed)))
-    return make_comparison([make_configuration(name) for name in NAMES], made)
+        results.append(make_round("a", number, _figures(first, 1.0)))
+        results.append(make_round("b", number, _figures(second, speed)))
+    return make_comparison([make_configuration(name) for name in NAMES], results)
 
 
 def _figures(values: dict[str, float], speed: float) -> Figures:
@@ -59,10 +59,7 @@ def _figures(values: dict[str, float], speed: float) -> Figures:
 
 
 def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> Iterator[Comparison]:
-    """Simulated ones, with rounds drawn from the recorded ones, each at most once in a comparison.
-
-    A coin decides which of a pair is `a`.
-    """
+    """Yield comparisons of recorded rounds, drawn without replacement. Which one of a pair is `a` is random."""
     recorded, rng = recorded_rounds(kind), random.Random(num_rounds)
     for _ in range(count):
         drawn = rng.sample(recorded, num_rounds)
@@ -70,33 +67,35 @@ def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> I
 
 
 def stopped_by_width(kind: str, precision: float, count: int) -> Iterator[Comparison]:
-    """Simulated ones of equal configurations, whose rounds end as `--precision` ends them."""
+    """Yield comparisons of equal configurations that are stopped by `--precision`."""
     recorded, rng = recorded_rounds(kind), random.Random(precision)
     rule = StoppingRule(precision, max_rounds=len(recorded))
     for _ in range(count):
         drawn = [pair[:: rng.choice((1, -1))] for pair in rng.sample(recorded, len(recorded))]
         whole = replace(simulate(drawn), plan=Plan((SCENARIO,), 5, seed=0, stopping=rule))
-        made = (
+        prefixes = (
             replace(whole, rounds=whole.rounds[: 2 * number]) for number in rounds_to_check(5, len(recorded))
         )
-        yield next(one for one in made if reason_to_stop(one, 0.0))
+        yield next(prefix for prefix in prefixes if reason_to_stop(prefix, 0.0))
 
 
 def consecutive(kind: str, num_rounds: int) -> Iterator[Comparison]:
-    """All runs of so many recorded rounds as they followed each other."""
+    """Yield comparisons of `num_rounds` consecutive recorded rounds, starting at each round."""
     recorded = recorded_rounds(kind)
     for start in range(len(recorded) - num_rounds + 1):
         yield simulate(recorded[start : start + num_rounds])
 
 
-def share_different(made: Iterable[Comparison]) -> float:
-    """The share of comparisons that call any measure different."""
-    return statistics.fmean(any(one.differs for one in _ratios(comparison).values()) for comparison in made)
+def share_different(compared: Iterable[Comparison]) -> float:
+    """Return the share of comparisons that report a difference in any measure."""
+    return statistics.fmean(
+        any(one.differs for one in _ratios(comparison).values()) for comparison in compared
+    )
 
 
-def share_found(made: Iterable[Comparison]) -> float:
-    """The share of comparisons that call `b` better in any measure, and worse in none."""
-    return statistics.fmean(_finds_b(_ratios(comparison)) for comparison in made)
+def share_found(compared: Iterable[Comparison]) -> float:
+    """Return the share of comparisons that report `b` as better in some measure and worse in none."""
+    return statistics.fmean(_finds_b(_ratios(comparison)) for comparison in compared)
 
 
 def _finds_b(ratios: dict[Measure, Ratio]) -> bool:
@@ -107,5 +106,5 @@ def _finds_b(ratios: dict[Measure, Ratio]) -> bool:
 
 
 def _ratios(comparison: Comparison) -> dict[Measure, Ratio]:
-    made = {measure: ratio(comparison, "b", "a", SCENARIO.name, measure) for measure in MEASURES}
-    return {measure: one for measure, one in made.items() if one is not None}
+    ratios = {measure: ratio(comparison, "b", "a", SCENARIO.name, measure) for measure in MEASURES}
+    return {measure: one for measure, one in ratios.items() if one is not None}

@@ -1,4 +1,4 @@
-"""The division of a gain: the configurations that are added, and the product of the parts."""
+"""`--attribute`: the configurations that are added, and the parts of the gain."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def rolling(tmp_path: Path, *lines: str, **values: str) -> Configuration:
 
 
 def dynamic(batch_size: str = "4") -> Configuration:
-    made = make_configuration("dynamic", engine="Python")
-    return dataclasses.replace(made, values={**made.values, "batch_size": batch_size})
+    config = make_configuration("dynamic", engine="Python")
+    return dataclasses.replace(config, values={**config.values, "batch_size": batch_size})
 
 
-def test_what_is_missing_between_the_two_is_added_one_change_at_a_time(tmp_path: Path) -> None:
+def test_added_configurations_differ_in_one_change_each(tmp_path: Path) -> None:
     lines = ("option.enable_prefix_caching=true", "option.batch_scheduler_policy=max_utilization")
     configs = (dynamic(), rolling(tmp_path, *lines))
     added, parts = attribution.attribute_gain(configs, tmp_path / "made")
@@ -94,20 +94,20 @@ def test_what_is_missing_between_the_two_is_added_one_change_at_a_time(tmp_path:
     assert attribution.attribute_gain(configs[::-1], tmp_path / "made")[1] == parts, "in either order"
 
 
-def test_what_both_have_is_no_part(tmp_path: Path) -> None:
+def test_options_that_both_have_are_not_a_part(tmp_path: Path) -> None:
     contiguous = rolling(tmp_path, paged_attention="false", batch_scheduler_policy="static_batch")
     added, parts = attribution.attribute_gain((dynamic("32"), contiguous), tmp_path / "made")
     assert added == ()
     assert parts == (Part(attribution.KERNELS, "rolling", "dynamic"),)
 
 
-def test_an_added_configuration_gets_a_name_that_is_free(tmp_path: Path) -> None:
+def test_an_added_configuration_gets_an_unused_name(tmp_path: Path) -> None:
     named = dataclasses.replace(dynamic(), name="static-32")
     added, _ = attribution.attribute_gain((named, rolling(tmp_path)), tmp_path / "made")
     assert [one.name for one in added] == ["contiguous", "rolling static-32", "static-4"]
 
 
-def test_two_of_one_engine_cannot_be_divided(tmp_path: Path) -> None:
+def test_two_configurations_of_one_engine_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=r"--attribute: needs two files.*engine=MPI.*engine=MPI"):
         attribution.attribute_gain((make_configuration("a"), make_configuration("b")), tmp_path)
     running = dataclasses.replace(make_configuration("b"), url="http://127.0.0.1:1")
@@ -126,9 +126,9 @@ def test_the_product_of_the_parts_is_the_whole_gain() -> None:
     assert parts[attribution.SCHEDULING] == pytest.approx((64 * 70 * 61 / 32 / 33 / 31.5) ** (1 / 3))
 
 
-def test_the_report_has_the_parts_as_a_table_and_as_a_sentence() -> None:
-    made = compared()
-    (section,) = attribution.sections(made)
+def test_the_report_lists_the_parts_in_a_table_and_a_sentence() -> None:
+    comparison = compared()
+    (section,) = attribution.sections(comparison)
     speed, latency = section.tables
     assert [row[1] for row in speed.rows] == [
         "paged over dynamic",
@@ -140,9 +140,9 @@ def test_the_report_has_the_parts_as_a_table_and_as_a_sentence() -> None:
     ]
     assert speed.rows[0][2].startswith("8.03x (")
     assert latency.rows[0][2].startswith("0.125x (")
-    (finding,) = attribution.findings(made)
+    (finding,) = attribution.findings(comparison)
     assert "paged has 8.0" in finding.sentence
     assert finding.kind == "open", "three rounds vary too much"
     assert all(part.cause in finding.sentence for part in PARTS)
-    undivided = dataclasses.replace(made, plan=Plan((SCENARIO,), 3, seed=0))
-    assert attribution.findings(undivided) == attribution.sections(undivided) == ()
+    without_parts = dataclasses.replace(comparison, plan=Plan((SCENARIO,), 3, seed=0))
+    assert attribution.findings(without_parts) == attribution.sections(without_parts) == ()

@@ -1,4 +1,4 @@
-"""`--aws-post`: its configs, the post's own figures, and the parts of the gain."""
+"""`--aws-post`: scenarios, configurations, and the comparison with the post's figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPEEDS = {
     STATIC_4: (16.0, 30.0),
     STATIC_32: (50.0, 40.0),
 }
-"""Output tokens/s in scenario 1 and 2, the same in all rounds."""
+"""Output tokens/s in scenarios 1 and 2, the same in all rounds."""
 
 
 def made_up(*names: str) -> Comparison:
@@ -42,14 +42,14 @@ def made_up(*names: str) -> Comparison:
     return make_comparison([make_configuration(name) for name in names], rounds, (ONE, TWO))
 
 
-def test_the_scenarios_are_the_posts() -> None:
+def test_the_scenarios_match_the_post() -> None:
     assert [one.name for one in (ONE, TWO)] == ["scenario 1: 32 in, 128 out", "scenario 2: 256 in, 32 out"]
     assert [one.arrivals.describe(one.workload.num_requests) for one in (ONE, TWO)] == [
         "32 requests by 32 users"
     ] * 2
 
 
-def test_the_configurations_are_the_twins_and_what_is_made_of_them(tmp_path: Path) -> None:
+def test_the_configurations_are_the_examples_and_those_derived_from_them(tmp_path: Path) -> None:
     named = aws_post.named_paths(aws_post.examples_folder(None), tmp_path)
     assert [one.name for one in named] == [DYNAMIC, ROLLING, PAGED, DYNAMIC_32, STATIC_4, STATIC_32]
     assert [one.origin.rpartition("/")[2] for one in named[3:]] == [
@@ -69,7 +69,7 @@ def test_the_configurations_are_the_twins_and_what_is_made_of_them(tmp_path: Pat
     assert configs[PAGED].options.max_rolling_batch_size == 32
 
 
-def test_examples_elsewhere_and_nowhere(tmp_path: Path) -> None:
+def test_the_examples_folder_must_have_the_examples(tmp_path: Path) -> None:
     assert aws_post.examples_folder(REPO_ROOT / "properties_examples") == REPO_ROOT / "properties_examples"
     with pytest.raises(
         BadConfiguration, match=r"smollm2-dynamic/serving\.properties and no smollm2-rolling/"
@@ -77,7 +77,7 @@ def test_examples_elsewhere_and_nowhere(tmp_path: Path) -> None:
         aws_post.examples_folder(tmp_path)
 
 
-def test_beside_the_post_stand_its_values_and_its_ratios() -> None:
+def test_the_tables_show_measured_figures_next_to_the_posts() -> None:
     post = aws_post.section(made_up(*SPEEDS))
     speed_one, latency_one, speed_two, latency_two = post.tables
     assert speed_one.rows == (

@@ -1,4 +1,4 @@
-"""The command line of `lmi compare`: what goes together, and what it says before anything is started."""
+"""The command line of `lmi compare`: options, and errors before any server starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.lmi_server.fakes import build_model_folder
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "PATH: at least two configurations are required, or one with --set (got 0)"),
         (["one"], "(got 1)"),
@@ -57,51 +57,51 @@ from tests.lmi_server.fakes import build_model_folder
         (["one", "two", "--dialect", "latin"], "'lmi', 'openai'"),
     ],
 )
-def test_words_that_do_not_go_together(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(compare, arguments)
-    assert done.exit_code == 2
-    assert said in done.output
+def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(compare, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
 
 
-def test_configurations_that_cannot_be_served_are_all_named_and_nothing_is_started(tmp_path: Path) -> None:
+def test_all_configurations_that_cannot_be_served_are_named_before_any_server_starts(tmp_path: Path) -> None:
     folder = tmp_path / "typo"
     folder.mkdir()
     (folder / "serving.properties").write_text("engine=MPI\nbatch_sise=2\n")
     output = tmp_path / "report.md"
-    done = CliRunner().invoke(compare, [str(folder), str(tmp_path / "none"), "--output", str(output)])
-    assert done.exit_code == 1
-    assert "typo: " in done.output
-    assert "did you mean batch_size?" in done.output
-    assert "none: " in done.output
-    assert "no such file" in done.output
+    result = CliRunner().invoke(compare, [str(folder), str(tmp_path / "none"), "--output", str(output)])
+    assert result.exit_code == 1
+    assert "typo: " in result.output
+    assert "did you mean batch_size?" in result.output
+    assert "none: " in result.output
+    assert "no such file" in result.output
     assert not output.exists()
 
 
-def test_the_posts_examples_may_be_elsewhere_and_a_sentence_says_when_they_are_not(tmp_path: Path) -> None:
-    done = CliRunner().invoke(compare, ["--aws-post", "--examples", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "smollm2-dynamic" in done.output
-    assert "allowed: the folder properties_examples" in done.output
+def test_missing_examples_of_the_post_are_reported(tmp_path: Path) -> None:
+    result = CliRunner().invoke(compare, ["--aws-post", "--examples", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "smollm2-dynamic" in result.output
+    assert "allowed: the folder properties_examples" in result.output
 
 
-def asked_by(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> CompareOptions:
-    """The command line as the command reads it; nothing is run."""
+def read_options(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> CompareOptions:
+    """Return the parsed options, without running a comparison."""
     seen: list[CompareOptions] = []
 
-    def note(asked: CompareOptions, *others: object) -> int:
-        seen.append(asked)
+    def record(options: CompareOptions, *others: object) -> int:
+        seen.append(options)
         return 0
 
-    monkeypatch.setattr(compare_command, "run_comparison", note)
-    done = CliRunner().invoke(compare, [*arguments, "--output", str(folder / "report.md")])
-    assert done.exit_code == 0, done.output
+    monkeypatch.setattr(compare_command, "run_comparison", record)
+    result = CliRunner().invoke(compare, [*arguments, "--output", str(folder / "report.md")])
+    assert result.exit_code == 0, result.output
     return seen[0]
 
 
-def test_by_default_there_are_five_rounds_of_several_waves_of_spread_lengths(
+def test_the_default_is_five_rounds_of_several_waves_with_spread_lengths(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = asked_by(["one", "two"], monkeypatch, tmp_path).plan
+    plan = read_options(["one", "two"], monkeypatch, tmp_path).plan
     assert plan.num_rounds >= 5
     (scenario,) = plan.scenarios
     assert isinstance(scenario.arrivals, Users)
@@ -112,30 +112,32 @@ def test_by_default_there_are_five_rounds_of_several_waves_of_spread_lengths(
         assert len(set(tokens)) > 20
 
 
-def test_a_fixed_load_is_one_option_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_load_of_fixed_lengths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ["--lengths", "fixed", "--output-tokens", "128", "--requests", "32"]
-    (scenario,) = asked_by(["one", "two", *options], monkeypatch, tmp_path).plan.scenarios
+    (scenario,) = read_options(["one", "two", *options], monkeypatch, tmp_path).plan.scenarios
     assert scenario.name == "32 tokens in, 128 out"
     assert scenario.workload == Workload(Fixed(32), Fixed(128), 32)
 
 
-def test_a_precision_and_a_time_are_a_stopping_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert asked_by(["one", "two"], monkeypatch, tmp_path).plan.stopping is None
+def test_precision_and_time_set_a_stopping_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert read_options(["one", "two"], monkeypatch, tmp_path).plan.stopping is None
     options = ["--precision", "2.5%", "--time", "10m", "--max-rounds", "20"]
-    plan = asked_by(["one", "two", *options], monkeypatch, tmp_path).plan
+    plan = read_options(["one", "two", *options], monkeypatch, tmp_path).plan
     assert (plan.stopping, plan.num_rounds) == (StoppingRule(0.025, 20, 600.0), 5)
-    many = asked_by(["one", "two", "--precision", "3 %", "--rounds", "60"], monkeypatch, tmp_path).plan
-    assert many.stopping == StoppingRule(0.03, 60)
+    with_more_rounds = read_options(
+        ["one", "two", "--precision", "3 %", "--rounds", "60"], monkeypatch, tmp_path
+    ).plan
+    assert with_more_rounds.stopping == StoppingRule(0.03, 60)
 
 
-def test_the_posts_scenarios_keep_their_own_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first, second = asked_by(["--aws-post"], monkeypatch, tmp_path).plan.scenarios
+def test_the_posts_scenarios_have_their_own_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, second = read_options(["--aws-post"], monkeypatch, tmp_path).plan.scenarios
     assert first.workload == Workload(Fixed(32), Fixed(128), 32)
     assert second.workload == Workload(Fixed(256), Fixed(32), 32)
     assert (first.arrivals, second.arrivals) == (Users(32), Users(32))
 
 
-def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
+def test_started_servers_do_not_get_the_callers_admin_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environs: list[dict[str, str]] = []
@@ -157,14 +159,13 @@ def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
     assert environ["EXTRA"] == "1"
 
 
-def test_the_report_is_written_with_the_step_traces_of_servers_that_it_starts(
+def test_the_report_is_written_and_the_trace_folder_is_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The folder of the traces is that of the logs, which does not outlive the command."""
     folders = measure_made_up_speeds(monkeypatch)
     options = ["--output", str(tmp_path / "report.md"), "--report", str(tmp_path / "page.html")]
-    done = CliRunner().invoke(compare, ["one", "two", *options])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(compare, ["one", "two", *options])
+    assert result.exit_code == 0, result.output
     assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Comparison of a and b")
     assert "<h1>Comparison of a and b</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert [folder.exists() for folder in folders] == [False]
@@ -176,16 +177,16 @@ def test_results_are_kept_as_json_when_the_report_cannot_be_written(
     measure_made_up_speeds(monkeypatch)
     output = tmp_path / "report.md"
     output.symlink_to(tmp_path / "gone" / "report.md")
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         compare, ["one", "two", "--output", str(output), "--json", str(tmp_path / "results.json")]
     )
-    assert done.exit_code == 1
-    assert f"Error: --output: cannot write {output}: No such file or directory" in done.output
+    assert result.exit_code == 1
+    assert f"Error: --output: cannot write {output}: No such file or directory" in result.output
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rounds"]
 
 
 def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Let the command measure nothing. Return the folders of step traces that its runners are given."""
+    """Replace the measurement with made-up speeds. Return the step trace folders of the runners."""
     folders: list[Path] = []
 
     class Runner:

@@ -1,4 +1,4 @@
-"""Configurations: their names, what they come to on a machine, and in what they differ."""
+"""Configurations: names, effective values on a machine, and differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that looks like a model to who does not load it."""
+    """A folder that looks like a model as long as nothing loads it."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -56,7 +56,7 @@ def write_configuration(folder: Path, *lines: str) -> Path:
     return folder
 
 
-def test_configurations_are_named_after_their_folders_and_numbered_when_that_is_ambiguous(
+def test_configurations_are_named_after_their_folders_with_a_number_if_ambiguous(
     tmp_path: Path,
 ) -> None:
     one, two, three = (write_configuration(tmp_path / name) for name in ("x/paged", "y/paged", "plain"))
@@ -70,17 +70,17 @@ def test_configurations_are_named_after_their_folders_and_numbered_when_that_is_
     )
 
 
-def test_a_number_that_a_folder_has_already_is_left_to_it(tmp_path: Path) -> None:
+def test_a_number_skips_the_name_of_another_folder(tmp_path: Path) -> None:
     paths = [write_configuration(tmp_path / name) for name in ("x/a", "y/a", "a-1")]
     assert names_for([*map(str, paths)]) == ("a-2", "a-3", "a-1")
 
 
 def test_running_servers_are_named_after_host_and_port() -> None:
-    places = ["http://127.0.0.1:8080", "https://models.example/prefix", "http://127.0.0.1:8080"]
-    assert names_for(places) == ("127.0.0.1:8080-1", "models.example", "127.0.0.1:8080-2")
+    urls = ["http://127.0.0.1:8080", "https://models.example/prefix", "http://127.0.0.1:8080"]
+    assert names_for(urls) == ("127.0.0.1:8080-1", "models.example", "127.0.0.1:8080-2")
 
 
-def test_a_running_server_is_described_by_its_metrics() -> None:
+def test_a_running_server_is_read_from_its_metrics() -> None:
     labels = 'model="m",engine="MPI",world_size="2",device="cpu",dtype="fp32",paged_attention="true"'
     text = f"# TYPE lmi_engine_info gauge\nlmi_engine_info{{{labels}}} 1\n"
     with ScriptedServer(lambda number, body: Script(), metrics=text.encode) as server:
@@ -100,20 +100,18 @@ def test_a_running_server_is_described_by_its_metrics() -> None:
         (make_configuration("a", engine="Python", max_rolling_batch_size="32"), None),
     ],
 )
-def test_the_largest_batch_of_a_configuration(config: Configuration, limit: int | None) -> None:
+def test_the_batch_limit_of_a_configuration(config: Configuration, limit: int | None) -> None:
     assert config.batch_limit == limit
 
 
-def test_differences_are_those_of_effective_values_defaults_and_decisions_included(
-    tmp_path: Path, model: Path
-) -> None:
+def test_differences_compare_effective_values_including_defaults(tmp_path: Path, model: Path) -> None:
     common = ("engine=MPI", f"option.model_id={model}", "option.kv_cache_gb=1")
     one = write_configuration(tmp_path / "one", *common)
     two = write_configuration(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
     configs = read_configurations(
         [NamedPath("one", one), NamedPath("two", two)], {}, MACHINE, lambda source: model
     )
-    # fp32 is what the first config's dtype comes to on a CPU: no difference.
+    # The first configuration's dtype resolves to fp32 on a CPU, so it does not differ.
     assert differing_values(configs) == {
         "option.batch_scheduler_policy": ("max_utilization", "guaranteed_no_evict"),
         "option.paged_attention": ("true", "false"),
@@ -123,9 +121,7 @@ def test_differences_are_those_of_effective_values_defaults_and_decisions_includ
     assert not warnings(configs)
 
 
-def test_every_configuration_that_cannot_be_served_is_named_with_its_reason(
-    tmp_path: Path, model: Path
-) -> None:
+def test_the_error_names_every_configuration_that_cannot_be_served(tmp_path: Path, model: Path) -> None:
     good = write_configuration(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
     typo = write_configuration(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
     wide = write_configuration(
@@ -149,7 +145,7 @@ def test_every_configuration_that_cannot_be_served_is_named_with_its_reason(
     assert "good" not in text
 
 
-def test_other_models_and_other_precisions_are_warned_of() -> None:
+def test_different_models_and_dtypes_give_warnings() -> None:
     configs = [make_configuration("a", dtype="fp32"), make_configuration("b", model="other", dtype="bf16")]
     models, dtypes = warnings(configs)
     assert "different models" in models
@@ -157,7 +153,7 @@ def test_other_models_and_other_precisions_are_warned_of() -> None:
     assert "a: fp32, b: bf16" in dtypes
 
 
-def test_a_key_of_one_engine_only_is_empty_in_the_other_configuration() -> None:
+def test_a_key_of_one_engine_is_empty_for_the_other_engine() -> None:
     configs = [
         make_configuration("a", paged_attention="true"),
         make_configuration("b", engine="Python", batch_size="4"),

@@ -1,4 +1,4 @@
-"""Intervals: quantiles as in published tables, coverage, and how often equal configurations are called different."""
+"""Intervals: quantiles from published tables, width, and false and missed differences."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from tests.container.measure.compare.simulated import KINDS, comparisons, share_
         (120, 1.980, 3.373),
     ],
 )
-def test_quantiles_are_those_of_published_tables(
-    freedom: int, five_per_cent: float, one_per_mille: float
-) -> None:
-    """Two-sided, Student's t: Fisher and Yates, Statistical Tables, table III."""
+def test_quantiles_match_published_tables(freedom: int, five_per_cent: float, one_per_mille: float) -> None:
+    """Two-sided quantiles of Student's t: Fisher and Yates, Statistical Tables, table III."""
     assert t_quantile(0.05, freedom) == pytest.approx(five_per_cent, abs=5.1e-4)
     assert t_quantile(0.001, freedom) == pytest.approx(one_per_mille, abs=5.1e-4)
 
 
-def test_an_interval_by_hand() -> None:
+def test_an_interval_matches_a_hand_calculation() -> None:
     found = ratio_of_rounds([1.1, 1.2, 1.1, 1.2], num_shares=1)
     assert found is not None
     centre = math.sqrt(1.1 * 1.2)
@@ -47,7 +45,7 @@ def test_an_interval_by_hand() -> None:
     assert not Ratio(1.1, 0.99, 1.2, 5).differs
 
 
-def test_few_rounds_leave_much_open_and_one_leaves_everything_open() -> None:
+def test_intervals_of_few_rounds_are_wide_and_of_one_round_unbounded() -> None:
     assert ratio_of_rounds([4.0], 1) == Ratio(pytest.approx(4.0), 0.0, math.inf, 1)
     widths = []
     for count in (2, 4, 8, 16):
@@ -55,17 +53,17 @@ def test_few_rounds_leave_much_open_and_one_leaves_everything_open() -> None:
         assert found is not None
         widths.append(found.high / found.low)
     assert widths == sorted(widths, reverse=True)
-    assert widths[0] > 1000  # two rounds: a factor of 30 either way
+    assert widths[0] > 1000  # two rounds: a factor of 30 in each direction
 
 
-def test_rounds_without_a_ratio_are_left_out() -> None:
+def test_rounds_without_a_ratio_are_ignored() -> None:
     assert ratio_of_rounds([math.nan, 0.0, math.inf], 1) is None
     found = ratio_of_rounds([math.nan, 2.0, 2.0], 1)
     assert found is not None
     assert found.count == 2
 
 
-def test_intervals_too_wide_for_a_number_are_unbounded() -> None:
+def test_intervals_beyond_the_range_of_floats_are_unbounded() -> None:
     found = ratio_of_rounds([1e-5, 1e5], num_shares=100)
     assert found is not None
     assert (found.low, found.high) == (0.0, math.inf)
@@ -73,8 +71,8 @@ def test_intervals_too_wide_for_a_number_are_unbounded() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_rounds", [3, 10])
-def test_equal_configurations_are_seldom_called_different(kind: str, num_rounds: int) -> None:
-    """Any measure counts; 5 % is the design. `make verify` does 1,000 comparisons."""
+def test_equal_configurations_are_rarely_reported_as_different(kind: str, num_rounds: int) -> None:
+    """The stated error is 5 % over all measures. `make verify` runs 1,000 comparisons."""
     assert share_different(comparisons(kind, num_rounds, count=100)) <= 0.065
 
 

@@ -1,4 +1,4 @@
-"""Which configurations share a server, and the settings that turn it into each of them."""
+"""Configurations that share a server, and the live settings that switch between them."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def names(servers: tuple[SharedServer, ...]) -> list[tuple[str, list[str]]]:
     return [(server.started_as.name, [one.name for one in server.members]) for server in servers]
 
 
-def test_live_settings_share_a_server_that_starts_with_the_largest_steps() -> None:
+def test_configurations_that_differ_in_live_settings_share_the_largest_ones_server() -> None:
     found = shared_servers([config("a", 4), config("b", 32), config("c", 16, scheduling_policy="fair")])
     assert names(found) == [("b", ["a", "b", "c"])]
     assert found[0].settings("a") == {"max_rolling_batch_size": 4, "scheduling_policy": None}
     assert found[0].settings("c") == {"max_rolling_batch_size": 16, "scheduling_policy": "fair"}
 
 
-def test_other_options_need_servers_of_their_own() -> None:
+def test_other_options_need_a_separate_server() -> None:
     found = shared_servers([config("a"), config("b", 16, kv_cache_dtype="bf16"), config("c", 32)])
     assert names(found) == [("c", ["a", "c"]), ("b", ["b"])]
     assert [server.switches for server in found] == [True, False]
 
 
-def test_a_server_whose_memory_was_measured_for_smaller_steps_is_not_used() -> None:
+def test_a_server_that_profiled_smaller_steps_is_not_shared() -> None:
     found = shared_servers([config("wide", 32, 256), config("long", 8, 1024), config("small", 8, 256)])
     assert names(found) == [("wide", ["wide", "small"]), ("long", ["long"])]
     whole = shared_servers([config("a", 16), config("b", 8, chunked=False)])
     assert [started for started, _ in names(whole)] == ["b", "a"]
 
 
-def test_equal_configurations_running_servers_and_dynamic_ones_do_not_share() -> None:
+def test_equal_dynamic_and_running_configurations_do_not_share_servers() -> None:
     assert names(shared_servers([config("a"), config("again")])) == [("a", ["a"]), ("again", ["again"])]
     running = [dataclasses.replace(config(name, size), url="http://x") for name, size in (("a", 4), ("b", 8))]
     assert len(shared_servers(running)) == 2
@@ -57,22 +57,22 @@ def test_equal_configurations_running_servers_and_dynamic_ones_do_not_share() ->
     assert len(shared_servers(dynamic)) == 2
 
 
-def test_the_same_options_beside_other_code_need_servers_of_their_own(tmp_path: Path) -> None:
-    found = []
+def test_configurations_with_different_code_do_not_share_servers(tmp_path: Path) -> None:
+    configs = []
     for name, code in (("plain", ""), ("one", "x = 1"), ("copy", "x = 1"), ("other", "x = 2")):
         folder = tmp_path / name
         folder.mkdir()
         if code:
             (folder / "model.py").write_text(code)
-        found.append(dataclasses.replace(config(name, size=4 + len(found)), path=folder))
-    assert names(shared_servers(found)) == [
+        configs.append(dataclasses.replace(config(name, size=4 + len(configs)), path=folder))
+    assert names(shared_servers(configs)) == [
         ("plain", ["plain"]),
         ("copy", ["one", "copy"]),
         ("other", ["other"]),
     ]
 
 
-def test_an_open_value_is_sent_as_null_and_words_and_truths_in_their_types() -> None:
+def test_settings_are_sent_in_their_json_types_and_unset_values_as_null() -> None:
     (server,) = shared_servers(
         [
             config("a", max_queued_tokens="(no bound)", waiting_served_ratio="0.3"),
@@ -87,14 +87,14 @@ def test_an_open_value_is_sent_as_null_and_words_and_truths_in_their_types() -> 
     assert server.settings("b")["max_queued_tokens"] == 500
 
 
-def test_each_configuration_is_a_tenant_so_that_none_finds_anothers_prompts_in_the_cache() -> None:
+def test_each_configuration_is_a_tenant_so_that_prefix_caches_are_separate() -> None:
     configs = [config("a b"), config("c")]
     headers = [tenant_headers(configs, one.name) for one in configs]
     assert headers == [{"X-Tenant-Id": "compare-0"}, {"X-Tenant-Id": "compare-1"}]
 
 
 class _Admin(QuietHandler):
-    """Refuses a batch of 99."""
+    """Accepts all settings except a batch size of 99."""
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -105,7 +105,7 @@ class _Admin(QuietHandler):
             self.respond(400, b'{"error": "at most 32; nothing was changed", "code": 400}', {})
 
 
-def test_a_change_that_is_refused_or_not_answered_ends_the_comparison_with_the_reason() -> None:
+def test_refused_and_failed_changes_of_settings_raise_the_reason() -> None:
     with LoopbackServer(_Admin) as server:
         change_settings("a", server.url, "secret", {"max_rolling_batch_size": 8})
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""The order of rounds, and how long a server stays up."""
+"""The order of rounds, and the rounds that one server runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.bench.stays import Stay, stays
 from tests.container.measure.compare.made_up import make_scenario
 
 
-def test_rounds_run_there_and_back_and_neighbours_share_a_server() -> None:
+def test_the_order_of_configurations_reverses_every_round_and_neighbours_share_a_server() -> None:
     assert stays(["A", "B", "C"], 3) == (
         Stay("A", (1,)),
         Stay("B", (1,)),
@@ -32,9 +32,7 @@ def test_two_configurations_run_a_b_b_a_a_b() -> None:
 
 
 @given(st.lists(st.text(), min_size=2, max_size=6, unique=True), st.integers(1, 9))
-def test_each_configuration_runs_each_round_once_and_rounds_come_in_order(
-    configs: list[str], num_rounds: int
-) -> None:
+def test_each_configuration_runs_each_round_once_in_order(configs: list[str], num_rounds: int) -> None:
     found = stays(configs, num_rounds)
     runs = Counter((stay.configuration, number) for stay in found for number in stay.rounds)
     assert runs == Counter({(config, number): 1 for config in configs for number in range(1, num_rounds + 1)})
@@ -43,21 +41,21 @@ def test_each_configuration_runs_each_round_once_and_rounds_come_in_order(
     assert all(before.configuration != after.configuration for before, after in pairwise(found))
 
 
-def test_every_round_and_the_warm_up_have_seeds_of_their_own() -> None:
+def test_every_round_and_warm_up_has_its_own_seed() -> None:
     plan = Plan((), num_rounds=5, seed=7)
     rounds = [plan.round_seed(number) for number in range(1, 6)]
     warm_ups = [plan.warm_up_seed(number) for number in range(1, 6)]
     assert len({*rounds, *warm_ups}) == 10
 
 
-def test_each_pair_of_each_scenario_and_measure_gets_a_share_of_the_error() -> None:
+def test_the_error_is_shared_by_all_pairs_scenarios_and_measures() -> None:
     names = ["a", "b", "c"]
     plan = Plan((make_scenario("one", 8, 4, 2, 2), make_scenario("two", 8, 4, 2, 2)), 5, seed=0)
     assert plan.num_error_shares(names, num_measures=7) == 2 * 2 * 7
     split = dataclasses.replace(plan, parts=(Part("paging", "c", "b"), Part("kernels", "b", "a")))
     assert split.num_error_shares(names, num_measures=7) == 3 * 2 * 7
-    more = dataclasses.replace(split, further_pairs=(("c", "a"), ("a", "c")))
-    assert more.num_error_shares(names, num_measures=1) == 4 * 2
+    with_further_pairs = dataclasses.replace(split, further_pairs=(("c", "a"), ("a", "c")))
+    assert with_further_pairs.num_error_shares(names, num_measures=1) == 4 * 2
     for precision, factor in ((None, 1), (0.03, EARLY_STOP_FACTOR)):
         stopping = dataclasses.replace(plan, stopping=StoppingRule(precision, 50))
         assert stopping.num_error_shares(names, num_measures=7) == 2 * 2 * 7 * factor

@@ -1,4 +1,4 @@
-"""The report: what was run, the verdicts, the figures and their limits."""
+"""The report: verdicts, figures, configurations, provenance and caveats."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.container.measure.compare.made_up import (
 
 
 def row(table: Table, title: str) -> tuple[str, ...]:
-    """The cells behind a row's title."""
-    (found,) = [cells for cells in table.rows if cells[0] == title]
-    return found[1:]
+    """The cells after a row's title."""
+    (match,) = [cells for cells in table.rows if cells[0] == title]
+    return match[1:]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def row(table: Table, title: str) -> tuple[str, ...]:
         *((0.0, "0"), (1.2345e-6, "1.23e-06"), (1.2345e7, "1.23e+07")),
     ],
 )
-def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
+def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_unknown_values_are_a_dash() -> None:
     unknown = [
         format_number(math.nan),
         seconds(math.nan),
@@ -61,32 +61,31 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert set(unknown) == {NO_VALUE}
 
 
-def test_a_ratio_carries_its_interval_where_it_has_one() -> None:
+def test_a_ratio_is_printed_with_its_interval_unless_unbounded() -> None:
     assert times(Ratio(4.0, 3.9, 4.1, 3)) == "4.00x (3.90 to 4.10)"
     assert times(Ratio(4.0, 0.0, math.inf, 1)) == "4.00x"
 
 
-def test_figures_and_ratios_by_hand() -> None:
-    made = compare_speeds({"a": [100.0, 50.0, 10.0], "b": [400.0, 200.0, 40.0]})
-    figures = tables.figures_table(made, SCENARIO.name)
+def test_figures_and_ratios_match_hand_calculations() -> None:
+    comparison = compare_speeds({"a": [100.0, 50.0, 10.0], "b": [400.0, 200.0, 40.0]})
+    figures = tables.figures_table(comparison, SCENARIO.name)
     assert figures.header == ("", "a", "b")
     assert row(figures, "output tokens/s") == ("50.0 (10.0 to 100)", "200 (40.0 to 400)")
     assert row(figures, "latency p90, s") == ("2.00 (1.00 to 10.0)", "0.500 (0.250 to 2.50)")
-    # The median gap of round one, in milliseconds.
     assert row(figures, "gap between tokens p50, ms") == ("1000 (500 to 5000)", "250 (125 to 1250)")
-    ratios = tables.ratios_table(made, SCENARIO.name)
+    ratios = tables.ratios_table(comparison, SCENARIO.name)
     by_measure = {cells[1]: cells[2:] for cells in ratios.rows}
     assert by_measure["output tokens/s"] == (
         "b is faster than a by 300.0 % (95 % interval 300.0 % to 300.0 %)",
         "4.00x (4.00 to 4.00)",
     )
     assert by_measure["latency p90"][1] == "0.250x (0.250 to 0.250)"
-    short = tables.short_table(made)
+    short = tables.short_table(comparison)
     assert short.rows[0][:6] == ("a", SCENARIO.name, "50.0", "1", "2.00", "1")
     assert short.rows[1][:4] == ("b", SCENARIO.name, "200", "4.00x (4.00 to 4.00)")
 
 
-def test_batches_kv_and_tokens_of_the_servers() -> None:
+def test_the_servers_table() -> None:
     configs = [make_configuration("a", max_rolling_batch_size="4"), make_configuration("b", engine="Python")]
     rounds = [
         make_round("a", 1, batches=BatchSizes(10, 2.0), kv=KvUse(4, 1000.0, 100.0, 200.0, 0.1)),
@@ -107,8 +106,8 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
     table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
     assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
     assert row(table, "batch occupancy: mean batch / largest batch") == ("87.5 %", NO_VALUE)
-    nothing = row(table, "wasted tokens: padding, finished rows, recomputed")
-    assert nothing == ("8.8 %", "10.0 %")  # 30 of 200 - 50 + 160 + 30, and 20 of 200
+    wasted = row(table, "wasted tokens: padding, finished rows, recomputed")
+    assert wasted == ("8.8 %", "10.0 %")  # 30 of 200 - 50 + 160 + 30, and 20 of 200
     assert row(table, "preemptions") == ("3", NO_VALUE)
     assert row(table, "tokens recomputed after preemptions") == ("30", NO_VALUE)
     assert row(table, "padding tokens") == (NO_VALUE, "20")
@@ -120,12 +119,12 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
     assert row(table, "first difference at output token") == (NO_VALUE, "3 (round 1, request 2)")
 
 
-def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() -> None:
-    made = compare_speeds({"a": [100.0, 101.0], "b": [400.0, 410.0]})
+def test_the_markdown_describes_the_run_and_the_configurations() -> None:
+    comparison = compare_speeds({"a": [100.0, 101.0], "b": [400.0, 410.0]})
     extra = Section("Extra", "Words.", (Table("", ("x", "y"), (("1", "2"),)),))
-    text = report.make_report(made, PROVENANCE, [extra]).markdown()
+    text = report.make_report(comparison, PROVENANCE, [extra]).markdown()
     assert text.startswith("# Comparison of a and b\n")
-    for needed in (
+    for expected in (
         "medians of 2 rounds",
         "`lmi compare a b`, 2030-01-02 03:04 UTC",
         "2 cores (Abacus 9)",
@@ -137,17 +136,17 @@ def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() 
         "## Extra\n\nWords.\n\n| x | y |\n| --- | ---: |\n| 1 | 2 |",
         "## Limits of these figures",
     ):
-        assert needed in text, needed
+        assert expected in text, expected
     assert "nan" not in text.lower()
 
 
-def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_running() -> None:
+def test_the_report_gives_the_reason_to_stop_and_shared_or_running_servers() -> None:
     configs = [
         make_configuration("a"),
         replace(make_configuration("b"), url="http://b:1", origin="a running server"),
     ]
     plan = Plan((SCENARIO,), 1, seed=0, stopping=StoppingRule(0.03, 50))
-    made = replace(
+    comparison = replace(
         make_comparison(configs, [make_round("a", 1), make_round("b", 1)], plan=plan),
         stopped="the time limit was reached",
         stays=(
@@ -155,7 +154,7 @@ def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_runn
             StayResult(("b",), (1,), None, None),
         ),
     )
-    text = report.make_report(made, PROVENANCE).markdown()
+    text = report.make_report(comparison, PROVENANCE).markdown()
     assert (
         "1 round (the time limit was reached), one server at a time, in the order: a, then with changed settings c"
         in text
@@ -164,26 +163,26 @@ def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_runn
     assert "b: already running" in text
 
 
-def test_differences_stand_in_a_table() -> None:
+def test_differing_options_are_listed_in_a_table() -> None:
     configs = [
         make_configuration("a", paged_attention="true"),
         make_configuration("b", paged_attention="false"),
     ]
-    made = make_comparison(configs, [make_round("a", 1), make_round("b", 1)])
-    text = report.make_report(made, PROVENANCE).markdown()
+    comparison = make_comparison(configs, [make_round("a", 1), make_round("b", 1)])
+    text = report.make_report(comparison, PROVENANCE).markdown()
     assert "| option.paged_attention | true | false |" in text
 
 
-def test_rows_of_which_nothing_is_known_are_left_out() -> None:
+def test_rows_without_any_value_are_omitted() -> None:
     table = tables.servers_table(compare_speeds({"a": [1.0], "b": [1.0]}), SCENARIO.name)
     assert [cells[0] for cells in table.rows] == ["responses with the same tokens as a", "failed requests"]
 
 
-def test_a_bar_in_a_cell_does_not_end_it() -> None:
+def test_a_pipe_in_a_cell_is_escaped() -> None:
     assert Table("t", ("a",), (("x|y\nz",),)).markdown().splitlines()[-1] == "| x\\|y z |"
 
 
-def test_caveats_name_failures_and_the_limits_of_the_client() -> None:
+def test_caveats_list_failures_and_the_limits_of_the_client() -> None:
     configs = [make_configuration("a"), make_configuration("b", engine="Python")]
     rounds = [
         make_round("a", 1, make_figures(100.0)),
@@ -191,23 +190,23 @@ def test_caveats_name_failures_and_the_limits_of_the_client() -> None:
         make_round("b", 1, make_figures(90.0, errors=["gone away"])),
         make_round("b", 2, make_figures(120.0)),
     ]
-    made = make_comparison(configs, rounds)
-    text = "\n".join(caveats(made))
+    comparison = make_comparison(configs, rounds)
+    text = "\n".join(caveats(comparison))
     assert "1 of 2 requests failed: b, 8 tokens in, 4 out, round 1: gone away" in text
     assert "a, 8 tokens in, 4 out, round 2: the client itself computed all the time." in text
     assert "The two mean batch sizes cannot be compared" in text
-    first, *_ = report.make_report(made, PROVENANCE).findings
+    first, *_ = report.make_report(comparison, PROVENANCE).findings
     assert first.kind == "failed"
     assert str(first).startswith("failed requests: 1 of 8 requests failed. ")
 
 
-def test_the_json_is_strict_and_has_every_round() -> None:
-    made = compare_speeds({"a": [100.0, math.nan], "b": [200.0, 300.0]})
+def test_the_json_has_no_nan_and_contains_every_round() -> None:
+    comparison = compare_speeds({"a": [100.0, math.nan], "b": [200.0, 300.0]})
 
     def refuse(constant: str) -> Any:
         raise AssertionError(constant)
 
-    data = json.loads(json.dumps(as_json(report.json_values(made, PROVENANCE))), parse_constant=refuse)
+    data = json.loads(json.dumps(as_json(report.json_values(comparison, PROVENANCE))), parse_constant=refuse)
     assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
         ("a", 1),
         ("a", 2),
@@ -225,6 +224,6 @@ def test_the_json_is_strict_and_has_every_round() -> None:
     assert data["rounds"][0]["requests"] == []
     assert data["configurations"][0]["batch_limit"] is None
     assert data["setting"]["machine"] == PROVENANCE.machine
-    markdown = report.make_report(made, PROVENANCE).markdown()
+    markdown = report.make_report(comparison, PROVENANCE).markdown()
     assert [f"## {one['title']}" for one in data["sections"]] == re.findall(r"^## .*", markdown, re.MULTILINE)
     assert all(one["sentence"] in markdown for one in data["findings"])

@@ -1,4 +1,4 @@
-"""A whole comparison over HTTP with scripted servers: requests, measurements, and how it ends."""
+"""Comparisons over HTTP with scripted servers: requests, measurements, failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     fakes: FakeServers, model: Path, tmp_path: Path, plan: Plan, *names: str, **options: Any
 ) -> tuple[Comparison, str]:
-    """The results and the log."""
+    """Return the comparison and the log."""
     return run_configurations(
         fakes, model, tmp_path, plan, [make_configuration(name) for name in names], **options
     )
@@ -64,19 +64,17 @@ def run_configurations(
     return runner.run(), log.getvalue()
 
 
-def test_configurations_run_one_at_a_time_in_turn_and_all_get_the_same_prompts(
-    model: Path, tmp_path: Path
-) -> None:
+def test_configurations_take_turns_and_get_the_same_prompts(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers()
-    made, log = run(fakes, model, tmp_path, Plan((SHORT, LONG), 2, seed=5), "a", "b")
+    comparison, log = run(fakes, model, tmp_path, Plan((SHORT, LONG), 2, seed=5), "a", "b")
     assert fakes.journal == ["start a", "stop a", "start b", "stop b", "start a", "stop a"]
-    order = [(result.configuration, result.round, result.scenario) for result in made.rounds]
+    order = [(result.configuration, result.round, result.scenario) for result in comparison.rounds]
     assert order == [
         *(("a", 1, "short"), ("a", 1, "long")),
         *(("b", 1, "short"), ("b", 1, "long"), ("b", 2, "short"), ("b", 2, "long")),
         *(("a", 2, "short"), ("a", 2, "long")),
     ]
-    # Each life begins with a warm-up of both scenarios, 2 requests each; then 3 and 2 requests a round.
+    # Each server starts with a warm-up of 2 requests per scenario. A round has 3 and 2 requests.
     first, third = [life.prompts[4:] for life in fakes.lives["a"]]
     (second,) = [life.prompts[4:] for life in fakes.lives["b"]]
     assert sorted(second) == sorted([*first, *third])
@@ -84,27 +82,27 @@ def test_configurations_run_one_at_a_time_in_turn_and_all_get_the_same_prompts(
     warm_ups = {prompt for lives in fakes.lives.values() for life in lives for prompt in life.prompts[:4]}
     assert not warm_ups & set(second)
     assert log.count("ready after 1.5 s") == 3
-    assert log.count(", latency p90 ") == len(made.rounds)
+    assert log.count(", latency p90 ") == len(comparison.rounds)
     assert "a: round 1 of 2, short: 100 %" in log
-    assert [stay.rounds for stay in made.stays] == [(1,), (1, 2), (2,)]
-    assert {stay.start_up_seconds for stay in made.stays} == {1.5}
+    assert [stay.rounds for stay in comparison.stays] == [(1,), (1, 2), (2,)]
+    assert {stay.start_up_seconds for stay in comparison.stays} == {1.5}
 
 
-def test_figures_batches_and_kv_are_those_of_the_round_alone(model: Path, tmp_path: Path) -> None:
-    made, _ = run(FakeServers(), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
-    for result in made.rounds:
+def test_figures_batches_and_counters_exclude_the_warm_up(model: Path, tmp_path: Path) -> None:
+    comparison, _ = run(FakeServers(), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    for result in comparison.rounds:
         assert (result.figures.num_requests, result.figures.num_errors) == (3, 0)
         assert result.figures.output_tokens == 12
         assert result.batches is not None
-        # 4 steps for each of the round's 3 requests; the warm-up's are not in it.
+        # 4 steps for each of the round's 3 requests, without those of the warm-up.
         assert (result.batches.count, result.batches.mean) == (12, 3.0)
         assert result.counters == RoundCounters(preemptions=3)
 
 
-def test_every_request_has_its_times_on_the_rounds_clock(model: Path, tmp_path: Path) -> None:
+def test_request_times_are_relative_to_the_start_of_the_round(model: Path, tmp_path: Path) -> None:
     before = time.monotonic()
-    made, _ = run(FakeServers(), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
-    first, second = made.rounds
+    comparison, _ = run(FakeServers(), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    first, second = comparison.rounds
     assert before <= first.began < first.ended <= second.began < second.ended <= time.monotonic()
     assert len(first.requests) == 3
     for one in first.requests:
@@ -116,17 +114,17 @@ def test_every_request_has_its_times_on_the_rounds_clock(model: Path, tmp_path: 
     assert first.figures.tpot.mean == pytest.approx(times_per_token, rel=1e-9)
 
 
-def test_rounds_go_on_until_the_rule_says_stop(model: Path, tmp_path: Path) -> None:
+def test_rounds_continue_until_the_stopping_rule_is_met(model: Path, tmp_path: Path) -> None:
     plan = Plan((SHORT,), 1, seed=0, stopping=StoppingRule(None, max_rounds=3))
     fakes = FakeServers()
-    made, log = run(fakes, model, tmp_path, plan, "a", "b")
-    assert made.num_rounds == 3
-    assert made.stopped == "the limit of 3 rounds was reached"
+    comparison, log = run(fakes, model, tmp_path, plan, "a", "b")
+    assert comparison.num_rounds == 3
+    assert comparison.stopped == "the limit of 3 rounds was reached"
     assert fakes.journal == [
         *("start a", "stop a", "start b", "stop b", "start a", "stop a", "start b", "stop b"),
     ]
     assert "a: round 1, short" in log
-    over, _ = run(
+    timed_out, _ = run(
         FakeServers(),
         model,
         tmp_path,
@@ -134,10 +132,10 @@ def test_rounds_go_on_until_the_rule_says_stop(model: Path, tmp_path: Path) -> N
         "a",
         "b",
     )
-    assert (over.num_rounds, over.stopped) == (1, "the time limit was reached")
+    assert (timed_out.num_rounds, timed_out.stopped) == (1, "the time limit was reached")
 
 
-def test_configurations_of_one_server_are_switched_and_do_not_find_each_others_prompts(
+def test_configurations_that_share_a_server_use_different_tenants(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes = FakeServers()
@@ -151,40 +149,42 @@ def test_configurations_of_one_server_are_switched_and_do_not_find_each_others_p
     sizes = {"a": "8", "b": "16"}
     configs = [make_configuration(name, max_rolling_batch_size=size) for name, size in sizes.items()]
     configs.insert(1, make_configuration("other", engine="Python"))
-    made, _ = run_configurations(fakes, model, tmp_path, Plan((SHORT,), 2, seed=0), configs)
+    comparison, _ = run_configurations(fakes, model, tmp_path, Plan((SHORT,), 2, seed=0), configs)
     assert fakes.journal == [
         *("start b", "change to a: 8", "change to b: 16", "stop b"),
         *("start other", "stop other"),
         *("start b", "change to b: 16", "change to a: 8", "stop b"),
     ]
-    assert [stay.configurations for stay in made.stays] == [("a", "b"), ("other",), ("b", "a")]
-    assert [stay.rounds for stay in made.stays] == [(1,), (1, 2), (2,)]
+    assert [stay.configurations for stay in comparison.stays] == [("a", "b"), ("other",), ("b", "a")]
+    assert [stay.rounds for stay in comparison.stays] == [(1,), (1, 2), (2,)]
     started = [variables.get("LMI_ADMIN_TOKEN") for variables in fakes.variables]
     assert started == [*tokens, None, *tokens]
     tenants = {one.headers["X-Tenant-Id"] for life in fakes.lives["b"] for one in life.seen}
     assert tenants == {"compare-0", "compare-2"}
 
 
-def test_running_servers_are_measured_and_left_alone(model: Path, tmp_path: Path) -> None:
-    other = FakeServer(make_configuration("running"), Behaviour(), [])
+def test_running_servers_are_measured_but_not_stopped(model: Path, tmp_path: Path) -> None:
+    server = FakeServer(make_configuration("running"), Behaviour(), [])
     configs = [
-        dataclasses.replace(make_configuration(name), url=other.url, path=None, model_folder=None)
+        dataclasses.replace(make_configuration(name), url=server.url, path=None, model_folder=None)
         for name in ("a", "b")
     ]
     tokenizers = dict.fromkeys(("a", "b"), model)
     start = functools.partial(start_server, environ={})
     plan = Plan((SHORT,), 1, seed=0)
-    made = ComparisonRunner(tuple(configs), plan, tokenizers, start, tmp_path, LogLines(io.StringIO())).run()
-    assert [result.figures.num_errors for result in made.rounds] == [0, 0]
-    assert {(stay.start_up_seconds, stay.peak_memory_bytes) for stay in made.stays} == {(None, None)}
-    same = equality(made, "b", "a", "short")
+    comparison = ComparisonRunner(
+        tuple(configs), plan, tokenizers, start, tmp_path, LogLines(io.StringIO())
+    ).run()
+    assert [result.figures.num_errors for result in comparison.rounds] == [0, 0]
+    assert {(stay.start_up_seconds, stay.peak_memory_bytes) for stay in comparison.stays} == {(None, None)}
+    same = equality(comparison, "b", "a", "short")
     assert same is not None
     assert same.num_identical == 3
-    assert not other.over.is_set()
-    other.kill()
+    assert not server.over.is_set()
+    server.kill()
 
 
-def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path) -> None:
+def test_only_rolling_servers_write_step_traces(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers()
     traces = tmp_path / "traces"
     traces.mkdir()
@@ -194,16 +194,14 @@ def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path
 
     fakes.behaviours["a/1"] = Behaviour(before_answer=write_a_trace)
     configs = [make_configuration("a/1", step_trace="(none)"), make_configuration("b", engine="Python")]
-    made, _ = run_configurations(
+    comparison, _ = run_configurations(
         fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), configs, trace_folder=traces
     )
-    assert [one.step_trace for one in made.rounds] == [str(traces / "01-a_1.jsonl"), ""]
+    assert [one.step_trace for one in comparison.rounds] == [str(traces / "01-a_1.jsonl"), ""]
     assert "OPTION_STEP_TRACE" not in fakes.variables[1]
 
 
-def test_the_steps_of_each_server_are_kept_where_the_file_names_one_trace_for_all(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_trace_file_that_all_servers_write_is_kept_per_server(model: Path, tmp_path: Path) -> None:
     own, fakes = tmp_path / "own.jsonl", FakeServers()
 
     def write_own_trace(server: FakeServer, number: int) -> None:
@@ -212,12 +210,12 @@ def test_the_steps_of_each_server_are_kept_where_the_file_names_one_trace_for_al
     fakes.behaviours = dict.fromkeys("ab", Behaviour(before_answer=write_own_trace))
     configs = [make_configuration(name, step_trace=str(own)) for name in ("a", "b")]
     plan = Plan((SHORT,), 1, seed=0)
-    (tmp_path / "01-a.jsonl").write_text("of an earlier comparison")
-    made, _ = run_configurations(fakes, model, tmp_path, plan, configs, trace_folder=tmp_path)
-    assert [Path(one.step_trace).read_text() for one in made.rounds] == ["start a", "start b"]
+    (tmp_path / "01-a.jsonl").write_text("trace of an earlier comparison")
+    comparison, _ = run_configurations(fakes, model, tmp_path, plan, configs, trace_folder=tmp_path)
+    assert [Path(one.step_trace).read_text() for one in comparison.rounds] == ["start a", "start b"]
 
 
-def test_with_several_copies_the_steps_are_those_of_the_first(model: Path, tmp_path: Path) -> None:
+def test_the_step_trace_is_that_of_the_first_copy(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers()
 
     def write_traces(server: FakeServer, number: int) -> None:
@@ -227,96 +225,94 @@ def test_with_several_copies_the_steps_are_those_of_the_first(model: Path, tmp_p
 
     fakes.behaviours["a"] = Behaviour(before_answer=write_traces)
     configs = [make_configuration("a", data_parallel_size="2"), make_configuration("b", engine="Python")]
-    made, _ = run_configurations(
+    comparison, _ = run_configurations(
         fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), configs, trace_folder=tmp_path
     )
-    assert Path(made.rounds[0].step_trace).read_text() == "1"
+    assert Path(comparison.rounds[0].step_trace).read_text() == "1"
 
 
-def test_kv_use_is_looked_at_while_the_round_runs(model: Path, tmp_path: Path) -> None:
-    def wait_for_a_look(config: FakeServer, number: int) -> None:
-        if number == 2:  # the round's first request: the warm-up has two
-            config.looked.clear()
-            assert config.looked.wait(200.0)
+def test_kv_use_is_sampled_during_the_round(model: Path, tmp_path: Path) -> None:
+    def wait_for_a_sample(server: FakeServer, number: int) -> None:
+        if number == 2:  # the first request of the round, after two of the warm-up
+            server.looked.clear()
+            assert server.looked.wait(200.0)
 
-    waiting = Behaviour(before_answer=wait_for_a_look)
+    waiting = Behaviour(before_answer=wait_for_a_sample)
     fakes = FakeServers({"a": waiting, "b": dataclasses.replace(waiting, kv=False)})
-    made, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
-    kv = made.of("a", "short")[0].kv
+    comparison, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    kv = comparison.of("a", "short")[0].kv
     assert kv is not None
     assert (kv.slots_total, kv.mean_allocated, kv.waste) == (160.0, 32.0, 0.5)
-    assert made.of("b", "short")[0].kv is None
+    assert comparison.of("b", "short")[0].kv is None
 
 
-def test_tokens_are_kept_by_request_so_that_configurations_can_be_compared(
-    model: Path, tmp_path: Path
-) -> None:
+def test_tokens_of_configurations_are_compared_by_request(model: Path, tmp_path: Path) -> None:
     def off_by_one_at_the_end(prompt: str, position: int) -> int:
         return plain_token(prompt, position) + (position == 3)
 
     fakes = FakeServers({"b": Behaviour(token=off_by_one_at_the_end)})
-    made, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b", "c")
-    same = equality(made, "c", "a", "short")
+    comparison, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b", "c")
+    same = equality(comparison, "c", "a", "short")
     assert same is not None
     assert (same.num_requests, same.num_identical) == (3, 3)
-    other = equality(made, "b", "a", "short")
+    other = equality(comparison, "b", "a", "short")
     assert other is not None
     assert other.num_identical == 0
     assert other.earliest is not None
     assert other.earliest.position == 3
 
 
-def test_requests_that_fail_are_counted_and_have_no_tokens(model: Path, tmp_path: Path) -> None:
+def test_failed_requests_are_counted_and_have_no_tokens(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers({"b": Behaviour(refuses=lambda body: body["parameters"]["max_new_tokens"] == 4)})
-    made, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
-    (bad,) = made.of("b", "short")
-    assert bad.figures.num_errors == 3
-    assert "no such thing" in bad.figures.errors[0].text
-    assert bad.token_ids == ((), (), ())
-    assert made.num_failed == 3
+    comparison, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    (failed,) = comparison.of("b", "short")
+    assert failed.figures.num_errors == 3
+    assert "no such thing" in failed.figures.errors[0].text
+    assert failed.token_ids == ((), (), ())
+    assert comparison.num_failed == 3
 
 
-def test_answers_that_count_as_failed_are_not_compared(model: Path, tmp_path: Path) -> None:
-    made, _ = run(
+def test_responses_with_a_wrong_prompt_length_count_as_failed(model: Path, tmp_path: Path) -> None:
+    comparison, _ = run(
         FakeServers({"b": Behaviour(input_length=99)}), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b"
     )
-    (bad,) = made.of("b", "short")
-    assert bad.figures.num_errors == 3
-    assert bad.token_ids == ((), (), ())
+    (failed,) = comparison.of("b", "short")
+    assert failed.figures.num_errors == 3
+    assert failed.token_ids == ((), (), ())
 
 
-def test_a_server_without_metrics_ends_the_comparison_and_is_ended(model: Path, tmp_path: Path) -> None:
+def test_a_server_without_metrics_is_killed_and_ends_the_comparison(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers({"a": Behaviour(metrics_text="<html>")})
     with pytest.raises(NoMetrics):
         run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
     assert fakes.journal == ["start a", "kill a"]
 
 
-def test_a_server_that_ends_badly_ends_the_comparison(model: Path, tmp_path: Path) -> None:
+def test_a_server_that_exits_with_an_error_ends_the_comparison(model: Path, tmp_path: Path) -> None:
     fakes = FakeServers({"a": Behaviour(exit_code=1)})
     with pytest.raises(ServerFailed, match="a: the server exited with code 1"):
         run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
     assert fakes.journal == ["start a", "stop a"]
 
 
-def test_a_workload_that_cannot_be_made_starts_no_server(tmp_path: Path) -> None:
+def test_no_server_starts_if_the_workload_cannot_be_built(tmp_path: Path) -> None:
     fakes = FakeServers()
     with pytest.raises(BenchError):
         run(fakes, tmp_path / "nothing", tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
     assert fakes.journal == []
 
 
-def test_a_signal_to_stop_ends_the_server_and_the_comparison_at_once(model: Path, tmp_path: Path) -> None:
-    ended_meanwhile: list[bool] = []
+def test_sigterm_kills_the_server_and_ends_the_comparison_immediately(model: Path, tmp_path: Path) -> None:
+    stopped_in_time: list[bool] = []
 
-    def stop_us(config: FakeServer, number: int) -> None:
+    def send_sigterm(server: FakeServer, number: int) -> None:
         if number == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        ended_meanwhile.append(config.over.wait(200.0))
+        stopped_in_time.append(server.over.wait(200.0))
 
-    fakes = FakeServers({"a": Behaviour(before_answer=stop_us)})
+    fakes = FakeServers({"a": Behaviour(before_answer=send_sigterm)})
     with StopSignals(), pytest.raises(StopRequested):
         run(fakes, model, tmp_path, Plan((SHORT,), 3, seed=0), "a", "b")
     assert fakes.journal == ["start a", "kill a"]
-    assert all(ended_meanwhile)
+    assert all(stopped_in_time)
     wait_until(lambda: not any(thread.name.startswith("load") for thread in threading.enumerate()))

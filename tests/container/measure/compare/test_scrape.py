@@ -1,4 +1,4 @@
-"""What is read off `/metrics`: differences of the batch histogram, use and waste of the KV cache."""
+"""Figures read from `/metrics`: batch sizes, counters, use and waste of the KV cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ lmi_batch_size_sum 18.0
 
 
 def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
-    """Of 10 blocks of 16 slots."""
+    """A snapshot of a KV cache with 10 blocks of 16 slots."""
     values = {
         "blocks_total": 10,
         "blocks_free": 10 - allocated_blocks,
@@ -55,7 +55,7 @@ def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
     )
 
 
-def test_batches_of_a_round_are_the_difference_of_the_histogram() -> None:
+def test_batches_of_a_round_are_the_difference_of_two_histograms() -> None:
     before = MetricsSnapshot({"lmi_batch_size_count": 2.0, "lmi_batch_size_sum": 2.0})
     batches = parse_metrics(_TEXT).batches_since(before)
     assert batches is not None
@@ -65,7 +65,7 @@ def test_batches_of_a_round_are_the_difference_of_the_histogram() -> None:
 @pytest.mark.parametrize(
     "before", [parse_metrics(_TEXT), parse_metrics("")], ids=["no batch ran", "histogram is new"]
 )
-def test_a_histogram_that_did_not_move_or_is_new(before: MetricsSnapshot) -> None:
+def test_an_unchanged_histogram_and_a_new_histogram(before: MetricsSnapshot) -> None:
     batches = parse_metrics(_TEXT).batches_since(before)
     if before.samples:
         assert batches is None
@@ -78,7 +78,7 @@ def test_without_a_histogram_there_are_no_batches() -> None:
     assert parse_metrics("").batches_since(parse_metrics(_TEXT)) is None
 
 
-def test_counters_of_a_round_are_differences_and_none_where_the_server_has_none() -> None:
+def test_counters_of_a_round_are_differences_and_none_if_the_server_lacks_them() -> None:
     before = MetricsSnapshot({"lmi_preemptions_total": 2.0, "lmi_prompt_tokens_total": 100.0})
     after = MetricsSnapshot(
         {
@@ -98,24 +98,24 @@ def test_counters_of_a_round_are_differences_and_none_where_the_server_has_none(
         prefix_hit_tokens=50,
     )
     assert found.prefix_hit_share == 0.25
-    # 150 prompt tokens and 40 others were computed once, 10 a second time.
+    # 150 prompt tokens and 40 generated ones were computed once, 10 were recomputed.
     assert found.wasted_share == 10 / 200
     assert RoundCounters() == MetricsSnapshot({}).counters_since(before)
     assert RoundCounters().wasted_share is None
     assert RoundCounters().prefix_hit_share is None
 
 
-def test_padding_and_ended_rows_are_computed_for_nothing() -> None:
+def test_padding_and_ended_rows_are_waste() -> None:
     found = RoundCounters(prompt_tokens=60, tokens_generated=40, padding_tokens=20, ended_row_tokens=80)
     assert found.wasted_share == 0.5
 
 
-def test_labels_of_the_engine_are_kept() -> None:
+def test_labels_of_the_engine_are_read() -> None:
     found = parse_metrics('lmi_engine_info{engine="MPI",model="m"} 1.0\nlmi_x{engine="other"} 1.0\n')
     assert found.engine_info == {"engine": "MPI", "model": "m"}
 
 
-def test_slots_are_counted_from_blocks_that_are_neither_free_nor_cached() -> None:
+def test_allocated_slots_exclude_free_and_cached_blocks() -> None:
     assert parse_metrics(_TEXT).kv_slots == (3200.0, 8 * 32.0, 64.0)
 
 
@@ -124,12 +124,12 @@ def test_an_engine_without_a_kv_cache_has_no_slots() -> None:
     assert kv_use([parse_metrics("lmi_engine_up 1\n")]) is None
 
 
-def test_idle_means_that_nothing_runs_or_waits() -> None:
+def test_a_server_is_idle_if_no_request_runs_or_waits() -> None:
     assert not parse_metrics(_TEXT).idle
     assert parse_metrics(_TEXT.replace("running 3.0", "running 0.0")).idle
 
 
-def test_use_is_a_mean_and_a_peak_and_waste_is_a_share_of_what_is_allocated() -> None:
+def test_kv_use_has_mean_peak_and_waste_as_a_share_of_allocated_slots() -> None:
     use = kv_use([kv_snapshot(0, 0), kv_snapshot(2, 16), kv_snapshot(4, 8)])
     assert use is not None
     assert use.num_samples == 3
@@ -139,38 +139,38 @@ def test_use_is_a_mean_and_a_peak_and_waste_is_a_share_of_what_is_allocated() ->
     assert math.isclose(use.waste, 24 / 96)
 
 
-def test_nothing_allocated_is_no_waste() -> None:
+def test_without_allocated_slots_there_is_no_waste() -> None:
     use = kv_use([kv_snapshot(0, 0)])
     assert use is not None
     assert use.waste is None
 
 
-def test_text_of_another_kind_is_said_to_be_so() -> None:
+def test_text_in_another_format_is_refused() -> None:
     with pytest.raises(NoMetrics, match="Prometheus"):
         parse_metrics("<html>503 Service Unavailable</html>")
 
 
-def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(NoMetrics, match=r"cannot read http://127\.0\.0\.1:9/metrics"):
         scrape("http://127.0.0.1:9")
 
 
-def test_the_sampler_looks_until_its_end_and_goes_on_after_a_look_that_fails() -> None:
-    looks: list[int] = []
+def test_the_sampler_continues_after_a_failed_sample_and_stops_at_the_end() -> None:
+    calls: list[int] = []
     enough = threading.Event()
 
-    def look() -> MetricsSnapshot:
-        looks.append(len(looks))
-        if len(looks) == 2:
+    def take_snapshot() -> MetricsSnapshot:
+        calls.append(len(calls))
+        if len(calls) == 2:
             raise NoMetrics("busy")
-        if len(looks) == 4:
+        if len(calls) == 4:
             enough.set()
-        return MetricsSnapshot({"look": float(len(looks))})
+        return MetricsSnapshot({"call": float(len(calls))})
 
-    with sampling(look, seconds=0.001) as snapshots:
+    with sampling(take_snapshot, seconds=0.001) as snapshots:
         assert enough.wait(200.0)
-    seen = [int(snapshot.samples["look"]) for snapshot in snapshots]
+    seen = [int(snapshot.samples["call"]) for snapshot in snapshots]
     assert seen[:3] == [1, 3, 4]
-    count = len(looks)
+    count = len(calls)
     assert len(seen) == count - 1
     assert not any(thread.name == "metrics-sampler" for thread in threading.enumerate())

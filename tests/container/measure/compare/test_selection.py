@@ -1,4 +1,4 @@
-"""Which configurations a command line names: grids, files beside running servers, and the post's."""
+"""Configurations selected by a command line: grids, files, running servers, and added configurations."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ PLAN = Plan((SCENARIO,), 5, seed=0)
 
 
 def read(selection: Selection, tmp_path: Path) -> tuple[tuple[Configuration, ...], Plan]:
-    made = tmp_path / "made"
-    made.mkdir()
-    return read_selection(selection, PLAN, made, {}, MACHINE, LogLines(io.StringIO()))
+    copies = tmp_path / "made"
+    copies.mkdir()
+    return read_selection(selection, PLAN, copies, {}, MACHINE, LogLines(io.StringIO()))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A configuration with a model beside its file."""
-    place = tmp_path / "rolling"
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps(CONFIG))
-    (place / "tokenizer.json").write_text("{}")
-    (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    (place / "serving.properties").write_text("engine=MPI\noption.kv_cache_gb=1\n")
-    return place
+    """A configuration with its model in the same folder."""
+    rolling = tmp_path / "rolling"
+    rolling.mkdir()
+    (rolling / "config.json").write_text(json.dumps(CONFIG))
+    (rolling / "tokenizer.json").write_text("{}")
+    (rolling / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (rolling / "serving.properties").write_text("engine=MPI\noption.kv_cache_gb=1\n")
+    return rolling
 
 
-def test_a_grid_has_all_combinations_and_the_first_values_are_the_baseline() -> None:
+def test_a_grid_has_all_combinations_with_the_first_values_as_the_baseline() -> None:
     points = grid(["option.max_rolling_batch_size=8, 16", "option.dtype=fp32,bf16"])
     assert [point_name(point, "file") for point in points] == [
         "max_rolling_batch_size=8 dtype=fp32",
@@ -47,7 +47,7 @@ def test_a_grid_has_all_combinations_and_the_first_values_are_the_baseline() -> 
     ]
 
 
-def test_a_single_point_is_compared_with_the_file_as_it_is() -> None:
+def test_a_single_point_is_compared_with_the_unchanged_file() -> None:
     points = grid(["option.dtype=bf16"])
     assert [point_name(point, "file") for point in points] == ["file", "dtype=bf16"]
 
@@ -64,7 +64,7 @@ def test_the_points_of_a_grid_are_configurations_of_the_same_model(folder: Path,
     assert plan is PLAN
 
 
-def test_faults_of_the_file_and_of_a_value_are_reported_as_such(folder: Path, tmp_path: Path) -> None:
+def test_errors_in_the_file_and_in_a_grid_value_are_reported(folder: Path, tmp_path: Path) -> None:
     (folder / "serving.properties").write_text("engine=MPI\noption.dtipe=fp32\n")
     with pytest.raises(BadConfiguration, match=rf"rolling: {folder}/serving.properties"):
         read(Selection((str(folder),), ("option.max_rolling_batch_size=8,16",)), tmp_path)
@@ -74,23 +74,25 @@ def test_faults_of_the_file_and_of_a_value_are_reported_as_such(folder: Path, tm
         read(Selection((str(folder),), ("option.max_rolling_batch_size=8,none",)), tmp_path)
 
 
-def test_an_option_that_acts_on_no_configuration_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_an_option_without_effect_is_refused(folder: Path, tmp_path: Path) -> None:
     def refusal(*settings: str) -> str:
-        made = tmp_path / settings[0]
-        made.mkdir()
-        with pytest.raises(BadConfiguration) as refused:
-            read(Selection((str(folder),), settings), made)
-        return str(refused.value)
+        folder_of_copies = tmp_path / settings[0]
+        folder_of_copies.mkdir()
+        with pytest.raises(BadConfiguration) as caught:
+            read(Selection((str(folder),), settings), folder_of_copies)
+        return str(caught.value)
 
     assert refusal("option.swap_space=1,2").startswith("--set: option.swap_space has no effect: ")
     (folder / "serving.properties").write_text("engine=Python\n")
-    said = "--set: option.max_rolling_batch_size has no effect: it applies to engine=MPI (got engine=Python)"
-    assert refusal("option.max_rolling_batch_size=8") == said
+    message = (
+        "--set: option.max_rolling_batch_size has no effect: it applies to engine=MPI (got engine=Python)"
+    )
+    assert refusal("option.max_rolling_batch_size=8") == message
     both = ("engine=Python,MPI", "option.max_rolling_batch_size=8,16")
     assert len(read(Selection((str(folder),), both), tmp_path)[0]) == 4
 
 
-def test_files_stand_beside_running_servers(folder: Path, tmp_path: Path) -> None:
+def test_files_can_be_compared_with_running_servers(folder: Path, tmp_path: Path) -> None:
     with ScriptedServer(lambda number, body: Script(), metrics=lambda: b"x 1\n") as server:
         configs, _ = read(Selection((server.url, str(folder))), tmp_path)
     assert [(one.name, one.url) for one in configs] == [(server.url[7:], server.url), ("rolling", "")]
@@ -100,7 +102,7 @@ def test_files_stand_beside_running_servers(folder: Path, tmp_path: Path) -> Non
         tokenizers_for(configs[:1], None)
 
 
-def test_a_gain_is_divided_between_the_two(folder: Path, tmp_path: Path) -> None:
+def test_attribute_adds_configurations_between_the_two(folder: Path, tmp_path: Path) -> None:
     dynamic = tmp_path / "dynamic"
     dynamic.mkdir()
     (dynamic / "serving.properties").write_text(f"engine=Python\nbatch_size=4\noption.model_id={folder}\n")
@@ -113,5 +115,5 @@ def test_a_gain_is_divided_between_the_two(folder: Path, tmp_path: Path) -> None
         "static-4",
     ]
     assert [(part.name, part.base) for part in plan.parts][-1] == ("static-4", "dynamic")
-    # Four with the first, and four others: each part but the last, and all but the kernels.
+    # Four pairs with the first configuration, and four others: all parts except the last, and all except the kernels.
     assert plan.num_error_shares([one.name for one in configs], 1) == 4 + 4

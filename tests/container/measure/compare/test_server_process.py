@@ -1,4 +1,4 @@
-"""A configuration's server as a child process: what is said when it does not come up, and that nothing is left."""
+"""A configuration's server as a child process: start-up errors, stop and kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
 
 
-def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_start_up_failure_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("engine=MPI\noption.tensor_paralel_degree=1\n")
     config = dataclasses.replace(make_configuration("typo"), path=tmp_path)
     log = tmp_path / "server.log"
@@ -27,17 +27,17 @@ def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path
     assert "did you mean option.tensor_parallel_degree?" in text
 
 
-def test_a_server_that_is_killed_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
-    """Its time is over before it begins."""
+def test_a_server_that_is_killed_while_loading_leaves_no_processes(tmp_path: Path) -> None:
+    """The negative timeout expires before loading starts."""
     config = dataclasses.replace(make_configuration("slow"), path=tmp_path, loading_timeout=-60.0)
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
     with pytest.raises(ServerFailed, match=r"slow: the server was not ready within 0 s"):
         ServerProcess.start(config, tmp_path / "server.log", child_environment())
-    wait_until(lambda: processes_with(str(tmp_path)) == [])
+    wait_until(lambda: find_processes(str(tmp_path)) == [])
 
 
-def started(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProcess:
-    """A configuration whose server is `program`, which has said that it is up."""
+def start_program(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProcess:
+    """Start `program` as a server, and wait until it prints "up"."""
     log_path = tmp_path / "server.log"
     log = log_path.open("ab", buffering=0)
     child = Child.start(
@@ -47,7 +47,7 @@ def started(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProce
     return ServerProcess("made-up", child, 1, log, timeouts)
 
 
-_SIGTERM_GIVES = """
+_SIGTERM_HANDLER = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda number, frame: {then})
 print('up', flush=True)
@@ -56,31 +56,33 @@ while True:
 """
 
 
-def test_a_proper_end_is_one_with_exit_code_0(tmp_path: Path) -> None:
-    server = started(tmp_path, _SIGTERM_GIVES.format(then="sys.exit(0)"), StopTimeouts())
+def test_a_server_that_exits_with_code_0_stops_without_error(tmp_path: Path) -> None:
+    server = start_program(tmp_path, _SIGTERM_HANDLER.format(then="sys.exit(0)"), StopTimeouts())
     memory = server.peak_memory()
     assert memory is not None
     assert memory > 1 << 20
     server.stop()
     server.kill()
-    wait_until(lambda: processes_with(str(tmp_path)) == [])
+    wait_until(lambda: find_processes(str(tmp_path)) == [])
 
 
 def test_another_exit_code_is_a_failure(tmp_path: Path) -> None:
-    server = started(tmp_path, _SIGTERM_GIVES.format(then="sys.exit('the last word')"), StopTimeouts())
+    server = start_program(
+        tmp_path, _SIGTERM_HANDLER.format(then="sys.exit('the last word')"), StopTimeouts()
+    )
     with pytest.raises(ServerFailed, match=r"made-up: the server exited with code 1\.(.|\n)*the last word"):
         server.stop()
 
 
-def test_a_server_that_does_not_end_is_killed_and_that_is_a_failure(tmp_path: Path) -> None:
-    server = started(tmp_path, _SIGTERM_GIVES.format(then="None"), StopTimeouts(0.05, 0.05, 0.05))
+def test_a_server_that_ignores_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
+    server = start_program(tmp_path, _SIGTERM_HANDLER.format(then="None"), StopTimeouts(0.05, 0.05, 0.05))
     with pytest.raises(ServerFailed, match=r"did not exit within 0\.05 s of SIGTERM"):
         server.stop()
-    wait_until(lambda: processes_with(str(tmp_path)) == [])
+    wait_until(lambda: find_processes(str(tmp_path)) == [])
 
 
-def processes_with(word: str) -> list[int]:
-    """Living processes with `word` in their command line, this one left out."""
+def find_processes(word: str) -> list[int]:
+    """Return the ids of running processes with `word` in their command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Rounds until intervals are narrow: when that is, and that it makes no more errors than were promised."""
+"""Stopping rules: when a comparison stops, and that stopping early does not raise the error probability."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
 def compared(speeds: Sequence[float], rule: StoppingRule | None, num_rounds: int = 5) -> Comparison:
-    """`b` with these speeds beside `a`, whose speed is always 100."""
-    made = compare_speeds({"a": [100.0] * len(speeds), "b": speeds})
+    """Compare `b` at these speeds with `a` at 100."""
+    comparison = compare_speeds({"a": [100.0] * len(speeds), "b": speeds})
     plan = Plan((SCENARIO,), num_rounds, seed=0, stopping=rule)
-    return dataclasses.replace(made, plan=plan)
+    return dataclasses.replace(comparison, plan=plan)
 
 
 def test_without_a_rule_the_planned_rounds_are_run() -> None:
@@ -33,23 +33,23 @@ def test_without_a_rule_the_planned_rounds_are_run() -> None:
     ]
 
 
-def test_rounds_go_on_until_the_interval_is_narrow() -> None:
+def test_rounds_continue_until_the_interval_is_narrow() -> None:
     rule = StoppingRule(0.05, max_rounds=50)
     assert reason_to_stop(compared(STEADY, rule), 1.0) == (
         "the intervals of tokens/s are at most 2.5 % to each side"
     )
     assert not reason_to_stop(compared([100.0, 120.0, 90.0, 100.5, 99.5], rule), 1.0)
-    assert not reason_to_stop(compared([*STEADY, 100.0], rule), 1.0), "round 6 is none after which one looks"
+    assert not reason_to_stop(compared([*STEADY, 100.0], rule), 1.0), "the width is not checked after round 6"
 
 
-def test_where_the_difference_lies_does_not_matter() -> None:
+def test_the_size_of_the_difference_does_not_matter() -> None:
     rule = StoppingRule(0.01, max_rounds=50)
     twice = [2 * speed for speed in STEADY]
     assert not reason_to_stop(compared(STEADY, rule), 1.0)
     assert not reason_to_stop(compared(twice, rule), 1.0)
 
 
-def test_time_and_the_most_rounds_end_it_too() -> None:
+def test_a_time_limit_and_a_limit_of_rounds_stop_a_comparison() -> None:
     rule = StoppingRule(0.0001, max_rounds=5, max_seconds=60.0)
     assert reason_to_stop(compared(STEADY[:2], rule), 61.0) == "the time limit was reached"
     assert not reason_to_stop(compared([], rule), 61.0), "a comparison has at least one round"
@@ -60,18 +60,18 @@ def test_time_and_the_most_rounds_end_it_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "found"),
+    ("first", "last", "expected"),
     [(5, 50, (5, 7, 10, 14, 20, 28, 40, 50)), (2, 6, (5, 6)), (8, 8, (8,)), (10, 4, (4,))],
 )
-def test_the_width_is_looked_at_after_growing_numbers_of_rounds(
-    first: int, last: int, found: tuple[int, ...]
+def test_the_width_is_checked_after_growing_numbers_of_rounds(
+    first: int, last: int, expected: tuple[int, ...]
 ) -> None:
-    assert rounds_to_check(first, last) == found
+    assert rounds_to_check(first, last) == expected
 
 
 @pytest.mark.parametrize("num_intervals", [1, 7, 35])
-def test_errors_are_no_more_frequent_than_promised_whatever_the_precision(num_intervals: int) -> None:
-    """Normal rounds of noise 1. A mean is independent of the noise seen, so the error follows from it alone."""
+def test_the_error_probability_holds_for_any_precision(num_intervals: int) -> None:
+    """Rounds are normal with noise 1. The mean is independent of the noise, so the noise alone gives the error."""
     error = (1.0 - CONFIDENCE) / num_intervals
     numbers = rounds_to_check(5, 50)
     quantiles = [t_quantile(error / EARLY_STOP_FACTOR, number - 1) for number in numbers]
@@ -82,9 +82,9 @@ def test_errors_are_no_more_frequent_than_promised_whatever_the_precision(num_in
         for noise in runs:
             stop = next(
                 (
-                    place
-                    for place, (number, deviation) in enumerate(zip(numbers, noise, strict=True))
-                    if quantiles[place] * deviation / math.sqrt(number) <= precision
+                    index
+                    for index, (number, deviation) in enumerate(zip(numbers, noise, strict=True))
+                    if quantiles[index] * deviation / math.sqrt(number) <= precision
                 ),
                 len(numbers) - 1,
             )
@@ -93,17 +93,17 @@ def test_errors_are_no_more_frequent_than_promised_whatever_the_precision(num_in
 
 
 @pytest.mark.parametrize(("kind", "precision"), [("rolling", 0.4), ("dynamic", 0.05)])
-def test_recorded_rounds_of_equal_configurations_that_end_early_are_seldom_called_different(
+def test_equal_configurations_that_stop_early_are_rarely_reported_as_different(
     kind: str, precision: float
 ) -> None:
-    """`make verify` does 1,000 comparisons."""
-    made = list(stopped_by_width(kind, precision, count=30))
-    assert len({comparison.num_rounds for comparison in made}) > 1
-    assert share_different(made) <= 0.05
+    """`make verify` runs 1,000 comparisons."""
+    comparisons = list(stopped_by_width(kind, precision, count=30))
+    assert len({comparison.num_rounds for comparison in comparisons}) > 1
+    assert share_different(comparisons) <= 0.05
 
 
 def _noise(numbers: Sequence[int], rng: random.Random) -> list[float]:
-    """Standard deviations of the first so many rounds, whose differences are normal."""
+    """Draw the standard deviations of the first n normal rounds, for each n of `numbers`."""
     squares, freedom, found = 0.0, 0, []
     for number in numbers:
         squares += rng.gammavariate((number - 1 - freedom) / 2, 2.0)

@@ -1,4 +1,4 @@
-"""Medians, ratios of paired rounds, token equality, against figures computed by hand."""
+"""Medians, ratios of paired rounds and token equality, compared with hand calculations."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from tests.container.measure.compare.made_up import (
 NAME = SCENARIO.name
 
 
-def test_a_figure_is_the_median_over_rounds_with_its_ends() -> None:
-    made = compare_speeds({"a": [120.0, 100.0, 110.0], "b": [1.0, 1.0, 1.0]})
-    assert over_rounds(made, "a", NAME, TOKENS_PER_SECOND) == Median(110.0, 100.0, 120.0, 3)
-    assert over_rounds(made, "a", NAME, LATENCY_P90) == Median(100 / 110, 100 / 120, 1.0, 3)
+def test_a_figure_is_the_median_over_rounds_with_the_range() -> None:
+    comparison = compare_speeds({"a": [120.0, 100.0, 110.0], "b": [1.0, 1.0, 1.0]})
+    assert over_rounds(comparison, "a", NAME, TOKENS_PER_SECOND) == Median(110.0, 100.0, 120.0, 3)
+    assert over_rounds(comparison, "a", NAME, LATENCY_P90) == Median(100 / 110, 100 / 120, 1.0, 3)
 
 
-def test_ratios_are_paired_by_round_and_their_geometric_mean_is_taken() -> None:
-    made = compare_speeds({"a": [100.0, 50.0, 10.0], "b": [200.0, 400.0, 40.0]})
-    # Round by round 2, 8, 4. The ratio of the medians would be 4 too, that of the sums 4.
-    speed = ratio(made, "b", "a", NAME, TOKENS_PER_SECOND)
-    latency = ratio(made, "b", "a", NAME, LATENCY_P90)
+def test_a_ratio_is_the_geometric_mean_of_ratios_paired_by_round() -> None:
+    comparison = compare_speeds({"a": [100.0, 50.0, 10.0], "b": [200.0, 400.0, 40.0]})
+    # The ratios of the rounds are 2, 8 and 4.
+    speed = ratio(comparison, "b", "a", NAME, TOKENS_PER_SECOND)
+    latency = ratio(comparison, "b", "a", NAME, LATENCY_P90)
     assert speed is not None
     assert latency is not None
     assert (speed.value, speed.count) == (pytest.approx(4.0), 3)
     assert (latency.low, latency.high) == (pytest.approx(1 / speed.high), pytest.approx(1 / speed.low))
-    # t(0.05 / 7 measures, 2 degrees) is 11.769; the logarithms of 2, 8, 4 have a deviation of log 2.
+    # t(0.05 / 7 measures, 2 degrees of freedom) is 11.769. The standard deviation of log 2, log 8, log 4 is log 2.
     assert speed.high == pytest.approx(4.0 * 2 ** (11.7687 / math.sqrt(3)), rel=1e-3)
 
 
-def test_a_round_without_a_figure_is_left_out() -> None:
-    made = compare_speeds({"a": [100.0, 100.0], "b": [200.0, math.nan]})
-    speed = ratio(made, "b", "a", NAME, TOKENS_PER_SECOND)
+def test_a_round_without_a_figure_is_ignored() -> None:
+    comparison = compare_speeds({"a": [100.0, 100.0], "b": [200.0, math.nan]})
+    speed = ratio(comparison, "b", "a", NAME, TOKENS_PER_SECOND)
     assert speed is not None
     assert (speed.value, speed.count) == (pytest.approx(2.0), 1)
     assert median([math.nan]) is None
@@ -68,7 +68,7 @@ def test_intervals_widen_with_the_number_of_configurations_and_scenarios() -> No
     assert three.low < two.low < two.high < three.high
 
 
-def test_equal_tokens_are_counted_and_the_earliest_difference_named() -> None:
+def test_identical_responses_are_counted_and_the_earliest_difference_is_found() -> None:
     configs = [make_configuration("a"), make_configuration("b")]
     rounds = [
         make_round("a", 1),
@@ -82,7 +82,7 @@ def test_equal_tokens_are_counted_and_the_earliest_difference_named() -> None:
     assert same.earliest == TokenDifference(round=2, request=0, position=1)
 
 
-def test_answers_that_failed_are_not_compared() -> None:
+def test_failed_responses_are_not_compared() -> None:
     rounds = [
         make_round("a", 1),
         make_round("b", 1, make_figures(errors=["gone"]), token_ids=((), TOKENS[1])),
@@ -98,15 +98,17 @@ def test_tokens_of_different_models_or_without_ids_are_not_compared() -> None:
     rounds = [make_round("a", 1), make_round("b", 1)]
     other = [make_configuration("a"), make_configuration("b", model="another")]
     assert equality(make_comparison(other, rounds), "b", "a", NAME) is None
-    silent = [make_round(name, 1, token_ids=((), ())) for name in ("a", "b")]
+    without_ids = [make_round(name, 1, token_ids=((), ())) for name in ("a", "b")]
     assert (
-        equality(make_comparison([make_configuration("a"), make_configuration("b")], silent), "b", "a", NAME)
+        equality(
+            make_comparison([make_configuration("a"), make_configuration("b")], without_ids), "b", "a", NAME
+        )
         is None
     )
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_the_first_difference_is_where_the_common_beginning_ends(one: list[int], other: list[int]) -> None:
-    place = first_difference(tuple(one), tuple(other))
-    assert one[:place] == other[:place]
-    assert one[place : place + 1] != other[place : place + 1] or one == other
+def test_the_first_difference_is_the_end_of_the_common_prefix(one: list[int], other: list[int]) -> None:
+    index = first_difference(tuple(one), tuple(other))
+    assert one[:index] == other[:index]
+    assert one[index : index + 1] != other[index : index + 1] or one == other
