@@ -1,4 +1,4 @@
-"""Servers that play scripts, and requests to send to them."""
+"""Scripted servers, and requests for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StartScripted = Callable[..., ScriptedServer]
 
 @pytest.fixture
 def scripted() -> Iterator[StartScripted]:
-    """Start servers: `scripted(planner)`; without a planner all goes well at once."""
+    """Start servers: `scripted(planner)`. Without a planner, all requests succeed immediately."""
     with ExitStack() as stack:
         yield lambda plan=lambda number, body: Script(), **more: stack.enter_context(
             ScriptedServer(plan, **more)
@@ -37,7 +37,7 @@ def tiny_tokenizer(tiny_model: Path) -> Tokenizer:
 
 
 def make_bench_requests(count: int, output_tokens: int = 4, prompt_tokens: int = 3) -> list[BenchRequest]:
-    """Prompts of so many words; the scripted server counts words."""
+    """`prompt_tokens`: words of each prompt, as the scripted server counts words."""
     return [
         BenchRequest(number, " ".join([f"w{number}"] * prompt_tokens), prompt_tokens, output_tokens)
         for number in range(count)

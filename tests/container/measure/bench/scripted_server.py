@@ -1,4 +1,4 @@
-"""A small HTTP server that speaks both dialects and does to each request what its plan says."""
+"""A small HTTP server for both dialects that answers each request by a script."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from typing import Any, Self
 from tests.support.loopback import LoopbackServer, QuietHandler
 
 FIRST_ID = 100
-"""Token k of an answer has the id FIRST_ID + k."""
+"""Token k of a response has the id FIRST_ID + k."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one request gets."""
+    """The response to one request."""
 
     status: int = 200
     body: bytes = b""
-    """The whole answer where the status is not 200."""
+    """The whole body of a response whose status is not 200."""
     first_seconds: float = 0.0
-    """Before the first token."""
+    """Delay before the first token."""
     gap_seconds: float = 0.0
-    """Before each other token."""
+    """Delay before each further token."""
     extra_tokens: int = 0
-    """More (or, below 0, fewer) tokens than were asked for."""
+    """Tokens sent beyond those requested; below 0, tokens missing."""
     prompt_tokens: int | None = None
-    """What the server says it counted, in both dialects."""
+    """The number of prompt tokens that the server reports, in both dialects."""
     usage: bool = True
-    """Whether the counts are told."""
+    """Whether token counts are reported."""
     error_after: int | None = None
-    """An error record after so many tokens, and the end."""
+    """Number of tokens after which an error record ends the stream."""
     break_after: int | None = None
-    """The connection is cut after so many tokens."""
+    """Number of tokens after which the connection is reset."""
     end_after: int | None = None
-    """The stream ends well-formed after so many tokens, without its last record."""
+    """Number of tokens after which the stream ends, well-formed but without its final record."""
     token_ids: tuple[int, ...] = ()
-    """Ids of the tokens, in place of those from FIRST_ID on."""
+    """Ids of the tokens; empty: FIRST_ID and following."""
     raw: bytes | None = None
-    """Sent as the whole stream instead of records."""
+    """The whole stream, sent instead of records."""
     wait_for: threading.Event | None = None
-    """Waited for before the first token."""
+    """Event to wait for before the first token."""
     read: threading.Semaphore | None = None
-    """Waited for after each token: the client has read it."""
+    """Semaphore to acquire after each token, released when the client has read the token."""
     chunked: bool = True
-    """False: the end of the connection is the end of the answer, as HTTP/1.0 has it."""
+    """False: the response ends with the connection, as in HTTP/1.0."""
 
 
 Planner = Callable[[int, dict[str, Any]], Script]
-"""From the request's number, in the order of arrival, and its body."""
+"""(number of the request in order of arrival, body) -> script."""
 
 
 @dataclass(slots=True)
 class SeenRequest:
-    """One request as the server saw it. Filled by the thread that answers it."""
+    """One request as seen by the server. Filled by the thread that answers the request."""
 
     path: str
     body: dict[str, Any]
     connection: tuple[str, int]
-    """The client's address: the same one is the same connection."""
+    """The client's address, which identifies the connection."""
     arrived: float
-    """perf_counter, as all times here."""
+    """From time.perf_counter, like all times here."""
     headers: dict[str, str]
     token_times: list[float] = field(default_factory=list)
-    """When each token was written."""
+    """Time at which each token was written."""
     ended: float = 0.0
 
 
 class ScriptedServer:
-    """Listens on a free port until left."""
+    """Listens on a free port until the context exits."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Handler(QuietHandler):
     def do_GET(self) -> None:
         owner = self.server.owner
         answers = {"/ping": owner.ping, "/metrics": lambda: (200, owner.metrics())}
-        self._whole(*answers.get(self.path, lambda: (404, b""))())
+        self._send_whole(*answers.get(self.path, lambda: (404, b""))())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -135,13 +135,13 @@ class _Handler(QuietHandler):
         plan = self.server.owner.begin(seen)
         try:
             if plan.status != 200:
-                self._whole(plan.status, plan.body)
+                self._send_whole(plan.status, plan.body)
             else:
                 self._stream(plan, seen)
         finally:
             self.server.owner.end()
 
-    def _whole(self, status: int, body: bytes) -> None:
+    def _send_whole(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -154,47 +154,47 @@ class _Handler(QuietHandler):
         else:
             self.send_header("Connection", "close")
         self.end_headers()
-        write = self._chunk if plan.chunked else self.wfile.write
+        write = self._write_chunk if plan.chunked else self.wfile.write
         if plan.wait_for is not None and not plan.wait_for.wait(200):
             return
         if plan.raw is not None:
             write(plan.raw)
         else:
-            speaker = _Lmi(seen.body) if seen.path.endswith("/invocations") else _OpenAi(seen.body)
-            if not self._speak(speaker, plan, seen, write):
+            dialect = _Lmi(seen.body) if seen.path.endswith("/invocations") else _OpenAi(seen.body)
+            if not self._send_records(dialect, plan, seen, write):
                 return
         seen.ended = time.perf_counter()
         if plan.chunked:
             self.wfile.write(b"0\r\n\r\n")
 
-    def _speak(
-        self, speaker: _Lmi | _OpenAi, plan: Script, seen: SeenRequest, write: Callable[[bytes], Any]
+    def _send_records(
+        self, dialect: _Lmi | _OpenAi, plan: Script, seen: SeenRequest, write: Callable[[bytes], Any]
     ) -> bool:
-        """All records of an answer; False when the connection was cut instead."""
-        count = speaker.wanted + plan.extra_tokens
-        for place in range(count):
-            if place == plan.break_after:
-                self._cut()
+        """Write all records of a response. Return False if the connection was reset instead."""
+        count = dialect.num_requested + plan.extra_tokens
+        for position in range(count):
+            if position == plan.break_after:
+                self._reset()
                 return False
-            if place == plan.error_after:
-                write(speaker.error("planned trouble"))
+            if position == plan.error_after:
+                write(dialect.error("planned trouble"))
                 return True
-            if place == plan.end_after:
+            if position == plan.end_after:
                 return True
-            time.sleep(plan.first_seconds if place == 0 else plan.gap_seconds)
+            time.sleep(plan.first_seconds if position == 0 else plan.gap_seconds)
             seen.token_times.append(time.perf_counter())
-            write(speaker.token(place, count, plan))
+            write(dialect.token(position, count, plan))
             if plan.read is not None and not plan.read.acquire(timeout=200):
                 return False
-        write(speaker.end(count, plan))
+        write(dialect.end(count, plan))
         return True
 
-    def _chunk(self, data: bytes) -> None:
+    def _write_chunk(self, data: bytes) -> None:
         if data:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    def _cut(self) -> None:
-        """The connection is reset, not closed in good order."""
+    def _reset(self) -> None:
+        """Reset the connection instead of closing it properly."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
@@ -205,20 +205,20 @@ def _line(record: Any) -> bytes:
 
 
 class _Lmi:
-    """A record for each token, the last one with the text and the details."""
+    """One record per token; the final one has the text and the details."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self.wanted: int = body["parameters"]["max_new_tokens"]
+        self.num_requested: int = body["parameters"]["max_new_tokens"]
 
-    def token(self, place: int, count: int, plan: Script) -> bytes:
+    def token(self, position: int, count: int, plan: Script) -> bytes:
         record: dict[str, Any] = {
             "token": {
-                "id": plan.token_ids[place] if plan.token_ids else FIRST_ID + place,
-                "text": f" t{place}",
+                "id": plan.token_ids[position] if plan.token_ids else FIRST_ID + position,
+                "text": f" t{position}",
                 "log_prob": -0.5,
             }
         }
-        if place == count - 1:
+        if position == count - 1:
             record["generated_text"] = "all of it"
             record["details"] = {"finish_reason": "length", "inputs": "prompt"}
             if plan.usage:
@@ -231,19 +231,19 @@ class _Lmi:
         return b""
 
     def error(self, text: str) -> bytes:
-        return json.dumps({"error": text, "code": 424}).encode()  # LMI writes no end of line
+        return json.dumps({"error": text, "code": 424}).encode()  # LMI writes no newline
 
 
 class _OpenAi:
-    """Pieces of text, then the counts, then [DONE]."""
+    """Pieces of text, then token counts, then [DONE]."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self.wanted: int = body["max_tokens"]
+        self.num_requested: int = body["max_tokens"]
         self._prompt_tokens = len(body["prompt"].split())
 
-    def token(self, place: int, count: int, plan: Script) -> bytes:
+    def token(self, position: int, count: int, plan: Script) -> bytes:
         return self._event(
-            {"choices": [{"index": 0, "text": f" t{place}", "finish_reason": None}], "usage": None}
+            {"choices": [{"index": 0, "text": f" t{position}", "finish_reason": None}], "usage": None}
         )
 
     def end(self, count: int, plan: Script) -> bytes:

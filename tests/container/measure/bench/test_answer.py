@@ -1,4 +1,4 @@
-"""Streams of both dialects, byte by byte, and what makes them bad."""
+"""Response streams of both dialects: parsing and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def feed(dialect: str, data: bytes, cuts: list[int]) -> AnswerReader:
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=30))
-def test_it_does_not_matter_where_the_bytes_are_cut(cuts: list[int]) -> None:
+def test_a_stream_can_be_split_at_any_byte(cuts: list[int]) -> None:
     lmi = feed("lmi", LMI, cuts)
     assert (lmi.token_ids, lmi.output_tokens, lmi.prompt_tokens) == ([7, 8, 9], 3, None)
     assert len(lmi.token_times) == 3
@@ -47,7 +47,7 @@ def test_it_does_not_matter_where_the_bytes_are_cut(cuts: list[int]) -> None:
     assert len(openai.token_times) == 2  # a third token came without text
 
 
-def test_a_token_has_the_time_at_which_its_line_was_complete() -> None:
+def test_a_tokens_time_is_when_its_line_is_complete() -> None:
     first, rest = LMI.split(b"\n", 1)
     answer = AnswerReader(DIALECTS["lmi"])
     answer.feed(first[:10], 1.0)
@@ -56,34 +56,34 @@ def test_a_token_has_the_time_at_which_its_line_was_complete() -> None:
     assert answer.token_times == [2.0, 3.0, 3.0]
 
 
-def test_a_last_record_without_a_token_is_none() -> None:
+def test_a_final_record_without_a_token_is_not_counted() -> None:
     end = b'{"token":{"id":-1,"text":"","log_prob":0.0,"special_token":true},"generated_text":"a"}\n'
     answer = feed("lmi", b'{"token":{"id":7,"text":"a"}}\n' + end, [])
     assert answer.token_ids == [7]
 
 
-def test_ids_in_arrays_are_read() -> None:
+def test_a_token_id_in_an_array_is_read() -> None:
     assert feed("lmi", b'{"token":{"id":[7]},"generated_text":"a"}\n', []).token_ids == [7]
 
 
 BAD = {
-    "lmi error without end of line": ("lmi", FIRST + b'{"error":"it broke","code":424}', "it broke"),
-    "lmi error in the end": (
+    "lmi error without newline": ("lmi", FIRST + b'{"error":"it broke","code":424}', "it broke"),
+    "lmi error in the final record": (
         "lmi",
         b'{"token":{"id":-1},"generated_text":"p","details":{"finish_reason":"error"}}\n',
         "finish_reason 'error'",
     ),
     "lmi error object": ("lmi", b'{"error":{"message":"deep"}}\n', "deep"),
     "openai error": ("openai", b'data: {"error":{"message":"it broke","code":null}}\n\n', "it broke"),
-    "lmi without end": ("lmi", FIRST, "ended before its final record"),
+    "lmi without final record": ("lmi", FIRST, "ended before its final record"),
     "openai without [DONE]": (
         "openai",
         OPENAI.removesuffix(b"data: [DONE]\n\n"),
         "ended before its final record",
     ),
-    "nothing": ("lmi", b"", "ended before its final record"),
-    "more after the end": ("lmi", LMI + LMI, "after the final one"),
-    "server counts otherwise": (
+    "empty stream": ("lmi", b"", "ended before its final record"),
+    "records after the final one": ("lmi", LMI + LMI, "after the final one"),
+    "server counts differently": (
         "lmi",
         LMI.replace(b":3,", b":4,"),
         "received 3 tokens, but the server reports 4",
@@ -101,19 +101,19 @@ BAD = {
 
 
 @pytest.mark.parametrize(("dialect", "data", "text"), BAD.values(), ids=BAD.keys())
-def test_a_bad_answer_says_why(dialect: str, data: bytes, text: str) -> None:
+def test_a_bad_response_is_refused_with_a_reason(dialect: str, data: bytes, text: str) -> None:
     with pytest.raises(BadAnswer, match=text.replace("[", r"\[")):
         feed(dialect, data, [])
 
 
-def test_an_endless_line_is_not_kept() -> None:
+def test_a_too_long_line_is_refused() -> None:
     answer = AnswerReader(DIALECTS["lmi"])
     answer.feed(b"x" * 15 * 1024 * 1024, 0.0)
     with pytest.raises(BadAnswer, match="longer than"):
         answer.feed(b"x" * 2 * 1024 * 1024, 0.0)
 
 
-def test_requests_are_streamed_greedy_and_of_fixed_length() -> None:
+def test_request_bodies_ask_for_greedy_streams_of_fixed_length() -> None:
     request = BenchRequest(0, "a prompt", 2, 17)
     assert json.loads(DIALECTS["lmi"].body(request)) == {
         "inputs": "a prompt",

@@ -1,4 +1,4 @@
-"""When requests are due: distributions of intervals, users, and what a scale does."""
+"""Arrival times of requests: open loop, users, bursts, and scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUESTS = make_bench_requests(4000)
 
 
 def intervals(arrivals: Arrivals, seed: int = 0) -> list[float]:
-    """Seconds between the starts of users."""
+    """Seconds between the starts of consecutive sessions."""
     starts = [session.start for session in arrivals.sessions(REQUESTS, seed)]
     return [later - earlier for earlier, later in pairwise(starts)]
 
@@ -29,12 +29,12 @@ def intervals(arrivals: Arrivals, seed: int = 0) -> list[float]:
     burstiness=st.sampled_from([0.25, 0.5, 1.0, 4.0, 50.0]),
     seed=st.integers(0, 5),
 )
-def test_intervals_have_the_mean_and_the_deviation_of_their_gamma_distribution(
+def test_intervals_have_the_mean_and_deviation_of_a_gamma_distribution(
     rate: float, burstiness: float, seed: int
 ) -> None:
     found = intervals(OpenLoop(rate, burstiness), seed)
     assert min(found) >= 0
-    # Its deviation is the mean over the root of the shape; 4,000 of them estimate both to some per cent.
+    # The standard deviation is the mean divided by the root of the shape. 4,000 intervals estimate both well enough.
     assert statistics.fmean(found) * rate == pytest.approx(1, abs=5 / math.sqrt(burstiness * len(found)))
     assert statistics.stdev(found) * rate == pytest.approx(1 / math.sqrt(burstiness), rel=0.15)
 
@@ -46,17 +46,17 @@ def test_poisson_intervals_are_exponential() -> None:
         assert below == pytest.approx(share, abs=0.02)
 
 
-def test_constant_intervals_are_all_the_same_and_the_first_request_is_due_at_once() -> None:
+def test_constant_intervals_are_equal_and_the_first_request_is_due_immediately() -> None:
     sessions = OpenLoop(4.0, math.inf).sessions(REQUESTS[:5], 0)
     assert [session.start for session in sessions] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert [session.requests for session in sessions] == [(one,) for one in REQUESTS[:5]]
 
 
-def test_the_seed_decides_the_arrivals() -> None:
+def test_arrivals_depend_on_the_seed() -> None:
     assert intervals(OpenLoop(4.0), 1) == intervals(OpenLoop(4.0), 1) != intervals(OpenLoop(4.0), 2)
 
 
-def test_users_share_the_requests_and_join_one_after_the_other() -> None:
+def test_users_share_the_requests_and_a_ramp_starts_them_one_by_one() -> None:
     requests = tuple(make_bench_requests(7))
     at_once = Users(3).sessions(requests, 0)
     assert [session.start for session in at_once] == [0.0] * 3
@@ -81,7 +81,7 @@ def test_users_share_the_requests_and_join_one_after_the_other() -> None:
         ),
     ],
 )
-def test_half_the_scale_is_half_the_users_or_requests_a_second(
+def test_half_the_scale_has_half_the_users_or_requests_per_second(
     arrivals: Arrivals, scaled: Arrivals, text: str
 ) -> None:
     assert arrivals.scaled(0.5) == scaled

@@ -1,4 +1,4 @@
-"""`lmi bench` as it is typed: what it prints, writes and ends with."""
+"""The command line of `lmi bench`: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = ("--users", "2", "--requests", "6", "--input-tokens", "16", "--output-to
 
 
 Invoke = Callable[..., Result]
-"""The fixture `invoke`: `lmi bench` on a server or a URL, with more options."""
+"""Runs `lmi bench` on a server or a URL, with more options."""
 
 
 @pytest.fixture
@@ -37,111 +37,116 @@ def invoke(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 @pytest.fixture
 def silent_address() -> Iterator[str]:
-    """Nothing listens on its port, which is taken, so that nobody else does meanwhile."""
+    """A URL whose port is bound, so that no other process can take it, but refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_a_table_and_exit_code_0(scripted: StartScripted, invoke: Invoke, tiny_model: Path) -> None:
+def test_a_successful_run_prints_a_table_and_exits_with_0(
+    scripted: StartScripted, invoke: Invoke, tiny_model: Path
+) -> None:
     server = scripted()
-    done = invoke(server)
-    assert (done.exit_code, done.exception) == (0, None)
+    result = invoke(server)
+    assert (result.exit_code, result.exception) == (0, None)
     for text in ("p50", "p90", "p99", "to the first token", "between tokens", "whole request"):
-        assert text in done.stdout
-    assert "output tokens/s" in done.stdout
-    assert "0 of 6 requests failed" in done.stdout
-    assert f"tokenizer {tiny_model}" in done.stdout
-    assert "6 requests by 2 users: 100 %" in done.stderr
+        assert text in result.stdout
+    assert "output tokens/s" in result.stdout
+    assert "0 of 6 requests failed" in result.stdout
+    assert f"tokenizer {tiny_model}" in result.stdout
+    assert "6 requests by 2 users: 100 %" in result.stderr
     assert len(server.seen) == 6 + 2  # 2 to warm up
 
 
-def test_json_to_stdout_is_nothing_but_json(
+def test_json_on_stdout_is_the_only_output_there(
     scripted: StartScripted, invoke: Invoke, tiny_model: Path
 ) -> None:
     server = scripted(lambda number, body: Script(prompt_tokens=16))
-    done = invoke(server, "--dialect", "openai", "--json", "-", "--seed", "5", "--warm-up", "0")
-    found = json.loads(done.stdout)
-    assert (found["url"], found["dialect"], found["num_warm_up"]) == (server.url, "openai", 0)
-    assert found["tokenizer"] == str(tiny_model)
-    assert found["load"] == "6 requests by 2 users, 16 tokens in, 3 out"
-    assert found["seed"] == 5
-    figures = found["figures"]
+    result = invoke(server, "--dialect", "openai", "--json", "-", "--seed", "5", "--warm-up", "0")
+    document = json.loads(result.stdout)
+    assert (document["url"], document["dialect"], document["num_warm_up"]) == (server.url, "openai", 0)
+    assert document["tokenizer"] == str(tiny_model)
+    assert document["load"] == "6 requests by 2 users, 16 tokens in, 3 out"
+    assert document["seed"] == 5
+    figures = document["figures"]
     assert (figures["num_requests"], figures["num_errors"], figures["output_tokens"]) == (6, 0, 18)
     assert figures["ttft"].keys() == {"mean", "p50", "p90", "p95", "p99"}
     assert figures["output_tokens_per_second"] == pytest.approx(18 / figures["wall_seconds"])
-    assert found["versions"]["python"]
-    assert "between pieces of text" in done.stderr
+    assert document["versions"]["python"]
+    assert "between pieces of text" in result.stderr
 
 
 def test_json_to_a_file(scripted: StartScripted, invoke: Invoke, tmp_path: Path) -> None:
-    done = invoke(scripted(), "--json", str(tmp_path / "out.json"))
-    assert done.exit_code == 0
+    result = invoke(scripted(), "--json", str(tmp_path / "out.json"))
+    assert result.exit_code == 0
     assert json.loads((tmp_path / "out.json").read_text())["figures"]["num_requests"] == 6
-    assert "whole request" in done.stdout
+    assert "whole request" in result.stdout
 
 
 def test_lengths_can_be_spread(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted()
-    done = invoke(
+    result = invoke(
         server, "--lengths", "spread", "--output-tokens", "20", "--requests", "12", "--warm-up", "0"
     )
-    assert done.exit_code == 0
+    assert result.exit_code == 0
     assert (
         "12 requests by 2 users, 8 to 24 tokens in (uniform), 1 to 80 out (exponential, mean 20)"
-        in done.stdout
+        in result.stdout
     )
     assert len({seen.body["parameters"]["max_new_tokens"] for seen in server.seen}) > 3
 
 
-def test_a_failed_request_is_exit_code_1_and_told(scripted: StartScripted, invoke: Invoke) -> None:
+def test_a_failed_request_is_reported_with_exit_code_1(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted(
         lambda number, body: Script(status=503, body=b'{"error":"queue full"}') if number == 3 else Script()
     )
-    done = invoke(server)
-    assert done.exit_code == 1
-    assert "1 of 6 requests failed" in done.stdout
-    assert "error: 1 x HTTP 503: queue full" in done.stdout
+    result = invoke(server)
+    assert result.exit_code == 1
+    assert "1 of 6 requests failed" in result.stdout
+    assert "error: 1 x HTTP 503: queue full" in result.stdout
 
 
-def test_a_failing_warm_up_ends_it(scripted: StartScripted, invoke: Invoke) -> None:
+def test_a_failed_warm_up_ends_the_benchmark(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted(lambda number, body: Script(status=404, body=b'{"error":"no such path","code":404}'))
-    done = invoke(server, "--dialect", "openai")
-    assert done.exit_code == 1
-    assert "the warm-up failed: HTTP 404: POST /v1/completions: no such path" in done.stderr
-    assert "--dialect" in done.stderr
+    result = invoke(server, "--dialect", "openai")
+    assert result.exit_code == 1
+    assert "the warm-up failed: HTTP 404: POST /v1/completions: no such path" in result.stderr
+    assert "--dialect" in result.stderr
     assert len(server.seen) == 2
 
 
-def test_what_wconfigurations_up_is_not_asked_again(scripted: StartScripted, invoke: Invoke) -> None:
+def test_warm_up_prompts_are_not_measured(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted()
-    invoke(server, "--warm-up", "6")  # as many as are counted: with the same seed they would be the same
+    # As many as are measured: with the same seed the prompts would be the same.
+    invoke(server, "--warm-up", "6")
     assert len({seen.body["inputs"] for seen in server.seen}) == 12
 
 
-def test_where_nothing_listens_is_told(invoke: Invoke, silent_address: str) -> None:
-    done = invoke(silent_address)
-    assert done.exit_code == 1
-    assert f"nothing listens at {silent_address} (Connection refused); --wait SECONDS waits" in done.stderr
+def test_a_refused_connection_is_reported(invoke: Invoke, silent_address: str) -> None:
+    result = invoke(silent_address)
+    assert result.exit_code == 1
+    assert f"nothing listens at {silent_address} (Connection refused); --wait SECONDS waits" in result.stderr
 
 
-def test_a_server_that_is_not_ready_is_told_in_its_own_words(scripted: StartScripted, invoke: Invoke) -> None:
-    said = b'{"status":"Unhealthy","state":"starting","reason":"the model is loading"}'
-    server = scripted(ping=lambda: (503, said))
-    done = invoke(server, "--wait", "0.3")
-    assert done.exit_code == 1
-    assert f"{server.url} is not ready: /ping answers 503, the model is loading after 0.3 s" in done.stderr
+def test_a_server_that_is_not_ready_is_reported_with_its_own_reason(
+    scripted: StartScripted, invoke: Invoke
+) -> None:
+    body = b'{"status":"Unhealthy","state":"starting","reason":"the model is loading"}'
+    server = scripted(ping=lambda: (503, body))
+    result = invoke(server, "--wait", "0.3")
+    assert result.exit_code == 1
+    assert f"{server.url} is not ready: /ping answers 503, the model is loading after 0.3 s" in result.stderr
     assert server.seen == []
 
 
-def test_a_server_that_becomes_ready_is_waited_for(scripted: StartScripted, invoke: Invoke) -> None:
+def test_wait_waits_until_the_server_is_ready(scripted: StartScripted, invoke: Invoke) -> None:
     answers = iter([(503, b"loading"), (200, b"")])
-    done = invoke(scripted(ping=lambda: next(answers)), "--wait", "200")
-    assert done.exit_code == 0
-    assert "/ping answers 503, loading; waiting" in done.stderr
+    result = invoke(scripted(ping=lambda: next(answers)), "--wait", "200")
+    assert result.exit_code == 0
+    assert "/ping answers 503, loading; waiting" in result.stderr
 
 
-def test_a_server_without_ping_is_taken_as_it_is(scripted: StartScripted, invoke: Invoke) -> None:
+def test_a_server_without_ping_counts_as_ready(scripted: StartScripted, invoke: Invoke) -> None:
     assert invoke(scripted(ping=lambda: (404, b""))).exit_code == 0
 
 
@@ -160,25 +165,21 @@ def test_a_server_without_ping_is_taken_as_it_is(scripted: StartScripted, invoke
         (("http://host:1", "--input-tokens", "1", "--requests", "9999"), "different prompts of"),
     ],
 )
-def test_what_is_not_understood_is_exit_code_2(
-    tiny_model: Path, arguments: tuple[str, ...], text: str
-) -> None:
-    done = CliRunner().invoke(bench, ["--tokenizer", str(tiny_model), *arguments])
-    assert done.exit_code == 2
-    assert text in done.stderr
+def test_wrong_arguments_exit_with_2(tiny_model: Path, arguments: tuple[str, ...], text: str) -> None:
+    result = CliRunner().invoke(bench, ["--tokenizer", str(tiny_model), *arguments])
+    assert result.exit_code == 2
+    assert text in result.stderr
 
 
-def test_without_a_tokenizer_it_takes_the_bundled_models_and_says_so(
-    scripted: StartScripted, tmp_path: Path
-) -> None:
+def test_the_tokenizer_defaults_to_that_of_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
     folder = build_model_folder(bundled_folder(tmp_path))
-    done = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
-    assert done.exit_code == 0, done.stderr
-    assert f"tokenizer: {folder}, of the bundled model" in done.stderr
-    assert str(folder) in done.stdout
+    result = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
+    assert result.exit_code == 0, result.stderr
+    assert f"tokenizer: {folder}, of the bundled model" in result.stderr
+    assert str(folder) in result.stdout
 
 
-def test_without_any_tokenizer_it_asks_for_one(scripted: StartScripted, tmp_path: Path) -> None:
-    done = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
-    assert done.exit_code == 2
-    assert "--tokenizer: not given, and the bundled model is not prepared" in done.stderr
+def test_a_tokenizer_is_required_without_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
+    result = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
+    assert result.exit_code == 2
+    assert "--tokenizer: not given, and the bundled model is not prepared" in result.stderr

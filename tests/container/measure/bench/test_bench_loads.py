@@ -1,4 +1,4 @@
-"""`lmi bench` with loads other than users: rates, presets, traces, limits, and the search for the highest rate."""
+"""`lmi bench` with rates, presets, traces, latency limits, and the search for the highest rate."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def run(server: ScriptedServer, model: Path, *options: str) -> Result:
     return CliRunner().invoke(bench, [server.url, "--tokenizer", str(model), *TINY, *options])
 
 
-def test_an_open_loop_with_limits_and_a_line_for_each_request(
+def test_an_open_loop_with_limits_and_a_csv_row_per_request(
     scripted: StartScripted, tiny_model: Path, tmp_path: Path
 ) -> None:
     options = ("--rate", "200", "--arrivals", "constant", "--requests", "6", "--slo", "latency=60s")
-    done = run(scripted(), tiny_model, *options, "--csv", str(tmp_path / "out.csv"))
-    assert done.exit_code == 0, done.output
-    assert "6 requests at 200/s (constant), 16 tokens in, 3 out" in done.stdout
-    assert "100.0 % of all requests within latency 60.0 s" in done.stdout
+    result = run(scripted(), tiny_model, *options, "--csv", str(tmp_path / "out.csv"))
+    assert result.exit_code == 0, result.output
+    assert "6 requests at 200/s (constant), 16 tokens in, 3 out" in result.stdout
+    assert "100.0 % of all requests within latency 60.0 s" in result.stdout
     for text in ("mean", "p95", "TTFT", "ITL", "TPOT"):
-        assert text in done.stdout
-    assert "tokens/s, TTFT p50 " in done.stderr
+        assert text in result.stdout
+    assert "tokens/s, TTFT p50 " in result.stderr
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [float(row["scheduled"]) for row in rows] == pytest.approx([number / 200 for number in range(6)])
     assert {(row["run"], row["prompt_tokens"], row["output_tokens"], row["error"]) for row in rows} == {
@@ -39,21 +39,21 @@ def test_an_open_loop_with_limits_and_a_line_for_each_request(
     assert all(0 < float(row["ttft"]) <= float(row["latency"]) for row in rows)
 
 
-def test_a_preset_is_sent_and_options_beside_it_win(scripted: StartScripted, tiny_model: Path) -> None:
+def test_options_override_the_preset(scripted: StartScripted, tiny_model: Path) -> None:
     server = scripted()
-    done = run(
+    result = run(
         server, tiny_model, "--preset", "databricks", "--scale", "0.02", "--ramp", "100", "--json", "-"
     )
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["load"] == (
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["load"] == (
         "5 requests by 1 users (ramp: 100 new users each second), 16 tokens in (normal, standard deviation 4.1), 3 out"
     )
-    assert found["scenario"]["name"] == "databricks"
+    assert document["scenario"]["name"] == "databricks"
     assert len(server.seen) == 5 + 1
 
 
-def test_a_failed_request_leaves_empty_cells(
+def test_a_failed_request_leaves_empty_csv_cells(
     scripted: StartScripted, tiny_model: Path, tmp_path: Path
 ) -> None:
     server = scripted(lambda number, body: Script(status=503, body=b'{"error":"queue full"}'))
@@ -67,34 +67,32 @@ def test_a_trace_is_replayed(scripted: StartScripted, tiny_model: Path, tmp_path
     line = '{{"timestamp": {}, "input_length": {}, "output_length": 7}}\n'
     (tmp_path / "t.jsonl").write_text(line.format(5000, 20) + line.format(5010, 30))
     server = scripted()
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         bench, [server.url, "--tokenizer", str(tiny_model), "--trace", str(tmp_path / "t.jsonl")]
     )
-    assert done.exit_code == 0, done.output
-    assert "2 requests over 0.01 s, as recorded, 20 to 30 tokens in (recorded, mean 25)" in done.stdout
+    assert result.exit_code == 0, result.output
+    assert "2 requests over 0.01 s, as recorded, 20 to 30 tokens in (recorded, mean 25)" in result.stdout
     assert [seen.body["parameters"]["max_new_tokens"] for seen in server.seen[-2:]] == [7, 7]
 
 
-def test_the_highest_rate_within_limits_is_searched_and_every_run_is_listed(
-    scripted: StartScripted, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_find_rate_lists_every_run(scripted: StartScripted, tiny_model: Path, tmp_path: Path) -> None:
     server = scripted()
     options = ("--find-rate", "--requests", "4", "--slo", "ttft=1ms", "--rate", "2000")
-    done = run(server, tiny_model, *options, "--json", str(tmp_path / "out.json"))
-    assert "within ttft 1.00 ms" in done.stdout
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert len(found["trials"]) <= 12
-    assert found["trials"][0]["rate"] == 2000
-    best = [trial["rate"] for trial in found["trials"] if not trial["too_high"]]
-    assert found["best_rate"] == (max(best) if best else None)
-    assert done.exit_code == (0 if best else 1)
-    assert {trial["figures"]["num_requests"] for trial in found["trials"]} == {4}
-    # Each run has prompts of its own.
+    result = run(server, tiny_model, *options, "--json", str(tmp_path / "out.json"))
+    assert "within ttft 1.00 ms" in result.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert len(document["trials"]) <= 12
+    assert document["trials"][0]["rate"] == 2000
+    best = [trial["rate"] for trial in document["trials"] if not trial["too_high"]]
+    assert document["best_rate"] == (max(best) if best else None)
+    assert result.exit_code == (0 if best else 1)
+    assert {trial["figures"]["num_requests"] for trial in document["trials"]} == {4}
+    # Each run has different prompts.
     assert len({seen.body["inputs"] for seen in server.seen}) == len(server.seen)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--slo", "ttfx=1s"), "did you mean ttft?"),
         (("--users", "2", "--rate", "3"), "--users, --rate: mutually exclusive"),
@@ -105,7 +103,7 @@ def test_the_highest_rate_within_limits_is_searched_and_every_run_is_listed(
         (("--rate", "0"), "--rate"),
     ],
 )
-def test_what_is_not_understood_is_exit_code_2(tiny_model: Path, options: tuple[str, ...], said: str) -> None:
-    done = CliRunner().invoke(bench, ["http://host:1", "--tokenizer", str(tiny_model), *options])
-    assert done.exit_code == 2
-    assert said in done.stderr
+def test_wrong_arguments_exit_with_2(tiny_model: Path, options: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(bench, ["http://host:1", "--tokenizer", str(tiny_model), *options])
+    assert result.exit_code == 2
+    assert message in result.stderr

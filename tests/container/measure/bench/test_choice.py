@@ -1,4 +1,4 @@
-"""Presets, their scale, and the options that win over them."""
+"""Presets, their scale, and options that override them."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ TOKENS = {
 }
 
 
-def chosen(**options: object) -> Scenario:
+def choose(**options: object) -> Scenario:
     return LoadChoice(**options).scenario(DEFAULT)  # type: ignore[arg-type]
 
 
-def test_presets_send_the_token_counts_of_their_names() -> None:
+def test_presets_have_the_documented_token_counts() -> None:
     assert {name: one.workload.describe() for name, one in PRESETS.items()} == TOKENS
     assert PRESETS["databricks"].arrivals == Users(32, ramp=1.0)
     assert PRESETS["anyscale"].arrivals == Burst()
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_can_be_sent_on_a_small_machine(name: str, tiny_tokenizer: Tokenizer) -> None:
-    small = chosen(preset=name, scale=0.05)
+def test_every_preset_can_be_scaled_down(name: str, tiny_tokenizer: Tokenizer) -> None:
+    small = choose(preset=name, scale=0.05)
     requests = make_requests(small.workload, tiny_tokenizer, 0)
     assert len(requests) == small.workload.num_requests <= 50
     assert all(one.prompt_tokens <= 103 and one.output_tokens <= 77 for one in requests)
@@ -54,14 +54,14 @@ def test_every_preset_can_be_sent_on_a_small_machine(name: str, tiny_tokenizer: 
     assert sum(len(session.requests) for session in sessions) == len(requests)
 
 
-def test_a_tenth_of_the_scale_is_a_tenth_of_everything() -> None:
-    assert chosen(preset="databricks", scale=0.1) == Scenario(
+def test_scale_applies_to_users_and_token_counts() -> None:
+    assert choose(preset="databricks", scale=0.1) == Scenario(
         "databricks", Workload(Normal(51, 12.8), Fixed(13), 26), Users(3, ramp=0.1)
     )
-    assert chosen(preset="shared-prefix", scale=0.5).workload == Workload(
+    assert choose(preset="shared-prefix", scale=0.5).workload == Workload(
         Fixed(640), Fixed(32), 64, SharedPrefixes(8, 512)
     )
-    assert chosen(scale=0.25) == Scenario("8 tokens in, 32 out", Workload(Fixed(8), Fixed(32), 32), Users(8))
+    assert choose(scale=0.25) == Scenario("8 tokens in, 32 out", Workload(Fixed(8), Fixed(32), 32), Users(8))
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_tenth_of_the_scale_is_a_tenth_of_everything() -> None:
         ),
     ],
 )
-def test_given_sizes_win(options: dict[str, object], workload: Workload) -> None:
-    assert chosen(**options).workload == workload
+def test_size_options_override_the_preset(options: dict[str, object], workload: Workload) -> None:
+    assert choose(**options).workload == workload
 
 
-def test_shared_prefixes_are_the_same_part_of_shorter_prompts(tiny_tokenizer: Tokenizer) -> None:
-    short = chosen(preset="shared-prefix", input_tokens=160, requests=16).workload
+def test_shared_prefixes_keep_their_share_of_shorter_prompts(tiny_tokenizer: Tokenizer) -> None:
+    short = choose(preset="shared-prefix", input_tokens=160, requests=16).workload
     assert (short.prompts, short.prefixes) == (Fixed(160), SharedPrefixes(8, 128))
     prompts = [one.prompt.split() for one in make_requests(short, tiny_tokenizer, 0)]
     assert len({tuple(words[:20]) for words in prompts}) <= 8
@@ -112,12 +112,12 @@ def test_shared_prefixes_are_the_same_part_of_shorter_prompts(tiny_tokenizer: To
         ({"burst": True}, Burst()),
     ],
 )
-def test_given_arrivals_win(options: dict[str, object], arrivals: Arrivals) -> None:
-    assert chosen(**options).arrivals == arrivals
+def test_arrival_options_override_the_preset(options: dict[str, object], arrivals: Arrivals) -> None:
+    assert choose(**options).arrivals == arrivals
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"users": 4, "rate": 2.0}, "--users, --rate: mutually exclusive"),
         ({"ramp": 4.0, "burst": True}, "--ramp, --burst: mutually exclusive"),
@@ -131,21 +131,21 @@ def test_given_arrivals_win(options: dict[str, object], arrivals: Arrivals) -> N
         ({"preset": "aws-1", "trace": Path("t")}, "--preset, --trace: mutually exclusive"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(BenchError, match=said):
-        chosen(**options)
+def test_conflicting_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        choose(**options)
 
 
-def test_a_share_of_the_requests_is_long() -> None:
+def test_the_given_share_of_requests_is_long() -> None:
     drawn = Counter(ShortAndLong(2, 9, 0.1).draw(5000, random.Random(0)))
     assert drawn.keys() == {2, 9}
     assert drawn[9] / 5000 == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_warm_up_has_the_same_prompts_but_is_short() -> None:
+def test_a_warm_up_has_the_same_prompt_length_but_few_short_requests() -> None:
     warm_up = PRESETS["aws-2"].warm_up()
     assert warm_up.workload == Workload(Fixed(256), Fixed(16), 8)
     assert warm_up.arrivals == Users(8)
-    tiny = chosen(users=1, requests=2, output_tokens=4).warm_up()
+    tiny = choose(users=1, requests=2, output_tokens=4).warm_up()
     assert (tiny.workload, tiny.arrivals) == (Workload(Fixed(32), Fixed(4), 1), Users(1))
-    assert chosen(users=2).warm_up(6).arrivals == Users(2)
+    assert choose(users=2).warm_up(6).arrivals == Users(2)

@@ -1,4 +1,4 @@
-"""Figures against those taken by hand."""
+"""Figures of a run, compared with hand calculations."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def approximately(spread: Spread) -> object:
     return pytest.approx((spread.p50, spread.p90, spread.p99))
 
 
-def test_figures_of_a_run_that_went_well() -> None:
+def test_figures_of_a_run_without_failures() -> None:
     found = figures(RUN, REQUESTS)
     assert (found.num_requests, found.num_errors, found.errors) == (4, 0, ())
     assert (found.output_tokens, found.output_tokens_per_second, found.requests_per_second) == (12, 6.0, 2.0)
-    # From the scheduled time: 0.5, 0.3, 0.1, 0.4; ranks 1.5, 2.7 and 2.97 of the sorted ones.
+    # From the scheduled time: 0.5, 0.3, 0.1, 0.4. The percentiles have ranks 1.5, 2.7 and 2.97 after sorting.
     assert approximately(found.ttft) == (0.35, 0.47, 0.497)
-    # 0.1 0.2, 0.1 0.1, 0.4 0.6, 0.2 0.1 sorted: .1 .1 .1 .1 .2 .2 .4 .6; ranks 3.5, 6.3, 6.93.
+    # 0.1 0.2, 0.1 0.1, 0.4 0.6, 0.2 0.1, sorted: .1 .1 .1 .1 .2 .2 .4 .6. Ranks: 3.5, 6.3, 6.93.
     assert approximately(found.gap) == (0.15, 0.46, 0.586)
-    # 0.9, 0.5, 1.1, 1.0 sorted: 0.5 0.9 1.0 1.1.
+    # 0.9, 0.5, 1.1, 1.0, sorted: 0.5 0.9 1.0 1.1.
     assert approximately(found.latency) == (0.95, 1.07, 1.097)
     assert (found.latency.mean, found.latency.p95) == pytest.approx((0.875, 1.085))
-    # 0.3, 0.2, 1.0 and 0.3 from the first to the last token, over two tokens.
+    # 0.3, 0.2, 1.0 and 0.3 from the first to the last token, divided by two tokens.
     assert approximately(found.tpot) == (0.15, 0.395, 0.4895)
     assert found.client_cpu_share == 0.25
     assert math.isnan(found.goodput)
     assert found.client_limited == ""
 
 
-def test_a_late_send_is_part_of_the_times() -> None:
+def test_latencies_include_a_late_send() -> None:
     late = replace(GOOD[0], scheduled=0.1, sent=0.45)
     found = figures(replace(RUN, outcomes=(late,)), REQUESTS[:1])
     assert (found.ttft.p50, found.latency.p50) == pytest.approx((0.4, 0.8))
@@ -63,7 +63,7 @@ def test_a_late_send_is_part_of_the_times() -> None:
         ({"token_times": ()}, "received no text"),
     ],
 )
-def test_a_failed_request_counts_as_failed_and_nowhere_else(change: dict[str, object], text: str) -> None:
+def test_a_failed_request_counts_only_as_an_error(change: dict[str, object], text: str) -> None:
     bad = replace(GOOD[2], **change)  # type: ignore[arg-type]
     assert failure(bad, REQUESTS[2]).startswith(text)
     found = figures(replace(RUN, outcomes=(*GOOD[:2], bad, GOOD[3])), REQUESTS)
@@ -73,7 +73,7 @@ def test_a_failed_request_counts_as_failed_and_nowhere_else(change: dict[str, ob
     assert approximately(found.latency) == (0.9, 0.98, 0.998)
 
 
-def test_errors_are_counted_by_text_and_bounded() -> None:
+def test_errors_are_counted_by_text_and_rare_ones_summed_up() -> None:
     requests = [BenchRequest(index, "p", 5, 3) for index in range(40)]
     texts = ["often"] * 20 + ["twice"] * 2 + [f"once {number}" for number in range(18)]
     outcomes = tuple(replace(GOOD[0], index=index, error=text) for index, text in enumerate(texts))
@@ -84,7 +84,7 @@ def test_errors_are_counted_by_text_and_bounded() -> None:
     assert len(found.errors) == 10
 
 
-def test_without_a_good_request_there_are_no_times() -> None:
+def test_without_a_successful_request_there_are_no_latencies() -> None:
     outcomes = tuple(replace(one, error="down") for one in GOOD)
     found = figures(replace(RUN, outcomes=outcomes, worst_lag_seconds=1.0), REQUESTS)
     assert (found.output_tokens, found.output_tokens_per_second, found.requests_per_second) == (0, 0.0, 0.0)
@@ -94,7 +94,7 @@ def test_without_a_good_request_there_are_no_times() -> None:
     assert found.client_limited == ""
 
 
-def test_answers_of_one_token_have_no_gaps() -> None:
+def test_responses_of_one_token_have_no_gaps() -> None:
     one = replace(GOOD[0], token_times=(0.5,), output_tokens=1)
     found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)])
     assert math.isnan(found.gap.p50)
@@ -102,7 +102,7 @@ def test_answers_of_one_token_have_no_gaps() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
-def test_mean_and_percentiles_are_numpys(values: list[float]) -> None:
+def test_mean_and_percentiles_match_numpy(values: list[float]) -> None:
     expected = (numpy.mean(values), *numpy.percentile(values, [50, 90, 95, 99]))
     assert astuple(Spread.of(values)) == pytest.approx(expected)
 
@@ -118,18 +118,18 @@ def test_mean_and_percentiles_are_numpys(values: list[float]) -> None:
         (Slo(), 4),
     ],
 )
-def test_goodput_counts_requests_that_keep_all_limits(slo: Slo, num_within: int) -> None:
+def test_goodput_counts_requests_within_all_limits(slo: Slo, num_within: int) -> None:
     found = figures(RUN, REQUESTS, slo)
     assert (found.goodput, found.share_within_slo) == (num_within / 2.0, num_within / 4)
 
 
-def test_failed_requests_keep_no_limit_and_time_outs_are_counted() -> None:
+def test_a_timeout_counts_as_an_error_and_misses_the_limits() -> None:
     late = replace(GOOD[0], error="no complete response within 1 s", timed_out=True)
     found = figures(replace(RUN, outcomes=(late, *GOOD[1:])), REQUESTS, Slo(ttft=9.0))
     assert (found.num_errors, found.num_timeouts, found.share_within_slo) == (1, 1, 0.75)
 
 
-def test_an_answer_of_one_token_keeps_any_limit_per_further_token() -> None:
+def test_a_response_of_one_token_meets_any_tpot_limit() -> None:
     one = replace(GOOD[0], token_times=(0.5,), output_tokens=1)
     found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)], Slo(tpot=0.001))
     assert found.share_within_slo == 1.0
@@ -141,18 +141,18 @@ def limited(**change: float) -> str:
     return found.client_limited
 
 
-def test_a_client_that_computes_nearly_all_the_time_says_so() -> None:
+def test_a_client_that_is_busy_most_of_the_time_is_reported() -> None:
     assert limited(client_cpu_seconds=1.59) == ""
     assert "busy for 80 % of the time" in limited(client_cpu_seconds=1.6)
 
 
-def test_a_client_that_is_late_says_so() -> None:
+def test_a_client_that_sends_late_is_reported() -> None:
     bound = 0.05 * 0.95  # of the median latency
     assert limited(worst_lag_seconds=bound - 0.001) == ""
     assert "up to 48 ms late" in limited(worst_lag_seconds=bound + 0.001)
 
 
-def test_what_a_busy_machine_does_to_anybody_is_not_lateness() -> None:
+def test_small_delays_do_not_count_as_late_for_short_requests() -> None:
     quick = tuple(replace(one, ended=one.scheduled + 0.05) for one in GOOD)
     assert limited(outcomes=quick, worst_lag_seconds=0.019) == ""  # type: ignore[arg-type]
     assert limited(outcomes=quick, worst_lag_seconds=0.021) != ""  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A closed loop of users against a real HTTP server that does what it is told."""
+"""The load client against a scripted HTTP server."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def load(
     timeout: float = 200.0,
 ) -> LoadRun:
     url = server if isinstance(server, str) else server.url
-    speaking = DIALECTS[dialect] if isinstance(dialect, str) else dialect
+    spoken = DIALECTS[dialect] if isinstance(dialect, str) else dialect
     sessions = Users(num_users).sessions(requests, 0)
-    return run_load(url, speaking, sessions, timeout, lambda outcome: None)
+    return run_load(url, spoken, sessions, timeout, lambda outcome: None)
 
 
-class Telling:
-    """A dialect that says when it has read a token: tokens that wait in a socket would be read at the same time."""
+class Reporting:
+    """A dialect that reports each token it reads, so that the server sends the next one only then."""
 
     def __init__(self, dialect: str) -> None:
         self._real = DIALECTS[dialect]
@@ -56,7 +56,7 @@ class Telling:
 
 
 @BOTH
-def test_every_request_gets_its_whole_answer(scripted: StartScripted, dialect: str) -> None:
+def test_every_request_gets_its_whole_response(scripted: StartScripted, dialect: str) -> None:
     server = scripted()
     requests = make_bench_requests(20, output_tokens=5)
     run = load(server, requests, num_users=4, dialect=dialect)
@@ -72,16 +72,16 @@ def test_every_request_gets_its_whole_answer(scripted: StartScripted, dialect: s
 
 
 @BOTH
-def test_times_are_those_at_which_the_server_wrote(scripted: StartScripted, dialect: str) -> None:
-    telling = Telling(dialect)
+def test_measured_times_match_the_times_of_the_server(scripted: StartScripted, dialect: str) -> None:
+    reporting = Reporting(dialect)
     server = scripted(
-        lambda number, body: Script(first_seconds=0.06, gap_seconds=0.02, read=telling.tokens_read)
+        lambda number, body: Script(first_seconds=0.06, gap_seconds=0.02, read=reporting.tokens_read)
     )
     requests = make_bench_requests(3)
     before = time.perf_counter()
-    run = load(server, requests, dialect=telling)
+    run = load(server, requests, dialect=reporting)
     for outcome, seen in zip(run.outcomes, server.seen, strict=True):
-        # The run's clock began at or after `before`, so a written time on it is at most this one.
+        # The run starts at or after `before`, so its clock is at most this time.
         assert outcome.sent <= seen.arrived - before
         assert all(later > earlier for earlier, later in pairwise(outcome.token_times))
         for got, written in zip(outcome.token_times, seen.token_times, strict=True):
@@ -93,7 +93,7 @@ def test_times_are_those_at_which_the_server_wrote(scripted: StartScripted, dial
     assert run.wall_seconds >= 3 * 0.12
 
 
-def test_a_user_sends_its_next_request_when_it_has_the_answer(scripted: StartScripted) -> None:
+def test_a_user_sends_the_next_request_after_the_response(scripted: StartScripted) -> None:
     server = scripted(lambda number, body: Script(gap_seconds=0.002))
     run = load(server, make_bench_requests(12), num_users=3)
     for user in range(3):
@@ -110,13 +110,13 @@ def test_a_user_sends_its_next_request_when_it_has_the_answer(scripted: StartScr
     assert run.worst_lag_seconds >= max(lags)
 
 
-def test_all_users_ask_at_the_same_time_and_never_more_than_they_are(scripted: StartScripted) -> None:
-    together = threading.Event()
+def test_users_send_concurrently_with_one_request_each(scripted: StartScripted) -> None:
+    all_sent = threading.Event()
 
     def plan(number: int, body: object) -> Script:
         if number == 39:
-            together.set()
-        return Script(wait_for=together)  # nobody gets a token before the fortieth has asked
+            all_sent.set()
+        return Script(wait_for=all_sent)  # no response starts before the 40th request
 
     server = scripted(plan)
     run = load(server, make_bench_requests(100, output_tokens=2), num_users=40)
@@ -125,13 +125,13 @@ def test_all_users_ask_at_the_same_time_and_never_more_than_they_are(scripted: S
 
 
 @BOTH
-def test_a_users_connection_is_kept(scripted: StartScripted, dialect: str) -> None:
+def test_a_user_keeps_its_connection(scripted: StartScripted, dialect: str) -> None:
     server = scripted()
     load(server, make_bench_requests(30), num_users=3, dialect=dialect)
     assert len({seen.connection for seen in server.seen}) == 3
 
 
-def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScripted) -> None:
+def test_outcomes_are_reported_in_the_callers_thread(scripted: StartScripted) -> None:
     threads = []
     server = scripted(lambda number, body: Script(status=500) if number % 2 else Script())
     run_load(
@@ -144,7 +144,7 @@ def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScript
     assert threads == [threading.get_ident()] * 6
 
 
-def test_requests_of_an_open_loop_are_sent_when_they_are_due_whatever_became_of_the_others(
+def test_open_loop_requests_are_sent_when_due_without_waiting_for_responses(
     scripted: StartScripted,
 ) -> None:
     third = threading.Event()
@@ -152,7 +152,7 @@ def test_requests_of_an_open_loop_are_sent_when_they_are_due_whatever_became_of_
     def plan(number: int, body: object) -> Script:
         if number == 2:
             third.set()
-        return Script(wait_for=third)  # the first two are answered when the third has come
+        return Script(wait_for=third)  # the first two responses start when the third request arrives
 
     server = scripted(plan)
     sessions = OpenLoop(rate=100.0, burstiness=math.inf).sessions(make_bench_requests(6), 0)
@@ -160,12 +160,12 @@ def test_requests_of_an_open_loop_are_sent_when_they_are_due_whatever_became_of_
     assert [outcome.error for outcome in run.outcomes] == [""] * 6
     assert [outcome.scheduled for outcome in run.outcomes] == [session.start for session in sessions]
     assert all(outcome.sent >= outcome.scheduled for outcome in run.outcomes)
-    # Counted from the time at which it was due, with what the client was late.
+    # Latency counts from the scheduled time, so it includes late sends.
     assert all(one.latency == one.ended - one.scheduled >= one.ended - one.sent for one in run.outcomes)
     assert run.outcomes[0].ttft >= 0.02
 
 
-def test_users_of_a_ramp_join_at_their_times_and_go_on(scripted: StartScripted) -> None:
+def test_users_of_a_ramp_start_at_their_times(scripted: StartScripted) -> None:
     requests = make_bench_requests(6)
     sessions = Users(3, ramp=100.0).sessions(requests, 0)
     run = run_load(scripted().url, DIALECTS["lmi"], sessions, 200.0, lambda outcome: None)
@@ -173,7 +173,7 @@ def test_users_of_a_ramp_join_at_their_times_and_go_on(scripted: StartScripted) 
     assert [one.scheduled for one in run.outcomes[3:]] == [one.ended for one in run.outcomes[:3]]
 
 
-def test_a_burst_beyond_the_clients_threads_is_sent_late_and_says_so(
+def test_a_burst_beyond_the_clients_threads_is_reported_as_late(
     scripted: StartScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_module, "_MAX_THREADS", 2)
@@ -185,20 +185,20 @@ def test_a_burst_beyond_the_clients_threads_is_sent_late_and_says_so(
     assert "the load client sent requests up to" in figures(run, requests).client_limited
 
 
-def test_a_fault_of_the_client_ends_the_run(scripted: StartScripted) -> None:
+def test_an_internal_error_of_the_client_ends_the_run(scripted: StartScripted) -> None:
     class Faulty(Slow):
         def body(self, request: BenchRequest) -> bytes:
             raise ZeroDivisionError
 
     with pytest.raises(RuntimeError, match="internal error in the load client") as caught:
-        load(scripted(), make_bench_requests(3), dialect=Faulty(reading=0.0))
+        load(scripted(), make_bench_requests(3), dialect=Faulty(reading_seconds=0.0))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert not any(thread.name.startswith("user-") for thread in threading.enumerate())
 
 
 BROKEN = {
     "error record": (Script(error_after=2), "planned trouble"),
-    "cut": (Script(break_after=2), "the connection closed before the response was complete"),
+    "connection reset": (Script(break_after=2), "the connection closed before the response was complete"),
     "ended early": (Script(end_after=2), "the stream ended before its final record"),
     "queue full": (
         Script(status=503, body=b'{"error":"queue full","code":503}'),
@@ -208,7 +208,7 @@ BROKEN = {
         Script(status=429, body=b'{"error":{"message":"slow down"}}'),
         "HTTP 429: slow down",
     ),
-    "page": (Script(status=502, body=b"<h1>bad gateway</h1>"), "HTTP 502: <h1>bad gateway</h1>"),
+    "HTML page": (Script(status=502, body=b"<h1>bad gateway</h1>"), "HTTP 502: <h1>bad gateway</h1>"),
     "redirect": (Script(status=302), "HTTP 302: "),
     "nonsense": (Script(raw=b"data: nonsense\n\n"), "not a record of the "),
 }
@@ -216,7 +216,7 @@ BROKEN = {
 
 @BOTH
 @pytest.mark.parametrize(("plan", "text"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_failed_request_says_why_and_the_others_go_on(
+def test_a_failed_request_has_a_reason_and_the_others_continue(
     scripted: StartScripted, dialect: str, plan: Script, text: str
 ) -> None:
     server = scripted(lambda number, body: plan if number == 1 else Script())
@@ -229,7 +229,7 @@ def test_a_failed_request_says_why_and_the_others_go_on(
 
 
 @BOTH
-def test_wrong_counts_are_failures(scripted: StartScripted, dialect: str) -> None:
+def test_requests_with_wrong_token_counts_fail(scripted: StartScripted, dialect: str) -> None:
     plans = [
         Script(),
         Script(extra_tokens=1),
@@ -245,19 +245,19 @@ def test_wrong_counts_are_failures(scripted: StartScripted, dialect: str) -> Non
     assert texts[2].startswith("the server counts 9 prompt tokens, the client 3")
 
 
-def test_an_openai_server_that_does_not_count_cannot_be_trusted(scripted: StartScripted) -> None:
+def test_a_response_without_usage_fails(scripted: StartScripted) -> None:
     requests = make_bench_requests(1)
     run = load(scripted(lambda number, body: Script(usage=False)), requests, dialect="openai")
     assert "does not report how many tokens" in run.outcomes[0].error
 
 
 @BOTH
-def test_an_answer_that_ends_with_its_connection_is_read_as_it_comes(
-    scripted: StartScripted, dialect: str
-) -> None:
-    telling = Telling(dialect)
-    server = scripted(lambda number, body: Script(chunked=False, gap_seconds=0.02, read=telling.tokens_read))
-    run = load(server, make_bench_requests(2), dialect=telling)
+def test_a_response_that_ends_with_the_connection_is_streamed(scripted: StartScripted, dialect: str) -> None:
+    reporting = Reporting(dialect)
+    server = scripted(
+        lambda number, body: Script(chunked=False, gap_seconds=0.02, read=reporting.tokens_read)
+    )
+    run = load(server, make_bench_requests(2), dialect=reporting)
     assert [outcome.error for outcome in run.outcomes] == ["", ""]
     assert run.outcomes[0].token_times[-1] - run.outcomes[0].token_times[0] >= 0.05
 
@@ -269,9 +269,9 @@ def test_an_answer_that_ends_with_its_connection_is_read_as_it_comes(
         Script(first_seconds=0.2, gap_seconds=0.2),
         Script(first_seconds=0.9, gap_seconds=9.0),
     ],
-    ids=["silent", "a little now and then", "silent after a while"],
+    ids=["silent", "slow tokens", "silent after the first token"],
 )
-def test_a_request_has_its_time_as_a_whole(scripted: StartScripted, plan: Script) -> None:
+def test_the_timeout_covers_the_whole_request(scripted: StartScripted, plan: Script) -> None:
     run = load(scripted(lambda number, body: plan), make_bench_requests(1, output_tokens=50), timeout=1.0)
     (outcome,) = run.outcomes
     assert (outcome.error, outcome.timed_out) == ("no complete response within 1 s", True)
@@ -279,34 +279,34 @@ def test_a_request_has_its_time_as_a_whole(scripted: StartScripted, plan: Script
 
 
 class Slow:
-    """LMI's dialect, but reading a record computes for so many seconds."""
+    """The lmi dialect, but reading a record takes `reading_seconds` of CPU time."""
 
-    def __init__(self, reading: float) -> None:
+    def __init__(self, reading_seconds: float) -> None:
         self._real = DIALECTS["lmi"]
-        self._reading = reading
+        self._reading_seconds = reading_seconds
         self.name, self.path, self.pieces_are_tokens = "lmi", "/invocations", True
 
     def body(self, request: BenchRequest) -> bytes:
         return self._real.body(request)
 
     def read(self, line: bytes) -> Record | None:
-        until = time.thread_time() + self._reading
+        until = time.thread_time() + self._reading_seconds
         while time.thread_time() < until:
             pass
         return self._real.read(line)
 
 
-def test_what_the_client_computes_is_measured(scripted: StartScripted) -> None:
+def test_the_clients_cpu_time_is_measured(scripted: StartScripted) -> None:
     requests = make_bench_requests(4, output_tokens=16)
-    run = load(scripted(), requests, num_users=4, dialect=Slow(reading=0.004))
+    run = load(scripted(), requests, num_users=4, dialect=Slow(reading_seconds=0.004))
     assert run.client_cpu_seconds >= 4 * 16 * 0.004
-    # Had it had a processor for itself, that would have been all of the time.
+    # With a CPU of its own, the client would have been busy all the time.
     alone = figures(replace(run, wall_seconds=run.client_cpu_seconds), requests)
     assert "the load client was busy for 100 % of the time" in alone.client_limited
 
 
-def test_a_client_that_waits_for_the_interpreter_is_seen_to_be_late(scripted: StartScripted) -> None:
-    """From the sending of a request on, another thread keeps the interpreter's lock for 0.2 s at a time."""
+def test_waiting_for_the_gil_is_measured_as_lag(scripted: StartScripted) -> None:
+    """After the request is sent, another thread holds the GIL for 0.2 s at a time."""
     over = threading.Event()
     hog = threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)])
     interval = sys.getswitchinterval()

@@ -1,4 +1,4 @@
-"""The search for the highest rate, on servers that are a formula."""
+"""The search for the highest rate, with servers computed by a formula."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REQUESTS = make_bench_requests(80, output_tokens=2)
 
 
 def queue(rate: float, service: float, num_requests: int = 80) -> LoadRun:
-    """Requests at constant intervals to a server that answers one after the other, each in `service` seconds."""
+    """Requests at constant intervals to a server that handles one at a time, in `service` seconds each."""
     outcomes = []
     free = 0.0
     for request in REQUESTS[:num_requests]:
@@ -50,16 +50,16 @@ def test_the_saturation_rate_of_a_queue_is_found(service: float, start: float | 
     trials = search_rate(lambda rate: measure(rate, service), start and start / service)
     best = best_trial(trials)
     assert len(trials) <= 12
-    if start == 0.02:  # twelve runs end before the bisection does
+    if start == 0.02:  # the limit of twelve runs is reached before the bisection ends
         assert best is trials[-1]
         return
     assert best is not None
-    # Requests are taken as piling up when less than 90 % of them are answered.
+    # A rate counts as too high if less than 90 % of its requests complete in time.
     assert 0.9 <= best.rate * service <= 1.12
     assert best.figures.requests_per_second * service <= 1.0 + 1e-9
 
 
-def test_the_first_run_is_all_at_once_and_gives_the_rate_to_start_with() -> None:
+def test_a_first_run_of_all_requests_at_once_gives_the_start_rate() -> None:
     trials = search_rate(lambda rate: measure(rate, 0.5), None)
     assert (trials[0].rate, trials[0].too_high) == (math.inf, "all at once")
     assert trials[1].rate == pytest.approx(2.0)
@@ -67,7 +67,7 @@ def test_the_first_run_is_all_at_once_and_gives_the_rate_to_start_with() -> None
 
 def test_limits_are_found_below_saturation() -> None:
     def busy(rate: float) -> RateTrial:
-        """A server that saturates at 100 requests/s and is slower the busier it is."""
+        """Measure a server that saturates at 100 requests/s and slows down with the load."""
         run = queue(min(rate, 1e6), 1 / (100 - min(rate, 99)) if rate < 99 else 1.0, 80)
         return judge_rate(rate, run, figures(run, REQUESTS, Slo(latency=0.025)), Slo(latency=0.025))
 
@@ -78,7 +78,7 @@ def test_limits_are_found_below_saturation() -> None:
     assert 45 <= best.rate <= 52.5
 
 
-def test_the_search_ends_where_even_single_requests_fail() -> None:
+def test_the_search_ends_when_even_single_requests_fail() -> None:
     def failing(rate: float) -> RateTrial:
         run = queue(rate, 0.1)
         broken = replace(run.outcomes[3], error="it broke")
@@ -96,7 +96,7 @@ def test_the_search_ends_where_even_single_requests_fail() -> None:
     ]  # the last has 0.36 requests in flight
 
 
-def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
+def test_a_server_that_fails_all_requests_ends_the_search_immediately() -> None:
     def dead(rate: float) -> RateTrial:
         run = queue(rate, 0.1)
         outcomes = tuple(replace(one, error="down") for one in run.outcomes)
@@ -118,14 +118,14 @@ def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
         (5.0, 1, "too few requests: all were sent within 0 ms, and one takes 100 ms"),
     ],
 )
-def test_a_rate_is_sustained_when_no_queue_forms_in_a_run_that_would_show_it(
+def test_a_rate_is_sustained_if_no_queue_forms_in_a_long_enough_run(
     rate: float, num_requests: int, too_high: str
 ) -> None:
     run = queue(rate, 0.1, num_requests)
     assert judge_rate(rate, run, figures(run, REQUESTS[:num_requests]), None).too_high == too_high
 
 
-def test_runs_are_listed_with_what_was_wrong() -> None:
+def test_runs_are_listed_with_the_reason_why_a_rate_is_too_high() -> None:
     slo = Slo(latency=0.21)
     trials = tuple(measure(rate, 0.1, slo) for rate in (math.inf, 20.0, 5.0))
     rows = trials_table("a title", trials).rows

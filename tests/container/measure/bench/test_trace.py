@@ -1,4 +1,4 @@
-"""Trace files in the forms in which Mooncake and Azure publish theirs."""
+"""Trace files in the formats of Mooncake and Azure."""
 
 from __future__ import annotations
 
@@ -33,50 +33,48 @@ NEWER_AZURE = """\
 """
 
 
-def trace(folder: Path, text: str, name: str = "trace.jsonl") -> Path:
+def write_trace(folder: Path, text: str, name: str = "trace.jsonl") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8", newline="")
     return path
 
 
-def times_of(scenario: Scenario) -> list[float]:
+def arrival_times(scenario: Scenario) -> list[float]:
     assert isinstance(scenario.arrivals, RecordedArrivals)
     return [round(time, 6) for time in scenario.arrivals.times]
 
 
-def test_mooncakes_lines_are_read_with_the_blocks_that_prompts_share(
-    tmp_path: Path, tiny_tokenizer: Tokenizer
-) -> None:
-    found = read_trace(trace(tmp_path, MOONCAKE))
-    assert (found.name, found.workload.num_requests, times_of(found)) == (
+def test_mooncake_traces_give_prompts_with_shared_prefixes(tmp_path: Path, tiny_tokenizer: Tokenizer) -> None:
+    found = read_trace(write_trace(tmp_path, MOONCAKE))
+    assert (found.name, found.workload.num_requests, arrival_times(found)) == (
         "trace.jsonl",
         3,
         [0.0, 3.053, 3.053],
     )
     first, second, third = make_requests(found.workload, tiny_tokenizer, 0)
-    # A prompt has at least 8 tokens, so that all can differ, and an answer has one.
+    # Prompts have at least 8 tokens, so that all differ. Responses have at least one.
     assert [one.prompt_tokens for one in (first, second, third)] == [1300, 1100, 8]
     assert [one.output_tokens for one in (first, second, third)] == [52, 26, 1]
     ids = [tiny_tokenizer.encode(one.prompt).ids for one in (first, second, third)]
     assert [len(one) for one in ids] == [1300, 1100, 8]
-    # Two whole blocks of 512 tokens are the same, but for the space at which they were joined.
-    common = next(place for place, (one, other) in enumerate(zip(*ids[:2], strict=False)) if one != other)
+    # The prompts share two blocks of 512 tokens, except for the space between the blocks.
+    common = next(index for index, (one, other) in enumerate(zip(*ids[:2], strict=False)) if one != other)
     assert 1000 <= common <= 1028
     assert ids[2][:4] != ids[0][:4]
 
 
-def test_azures_rows_are_read_and_put_in_order(tmp_path: Path) -> None:
-    found = read_trace(trace(tmp_path, AZURE))
-    assert times_of(found) == [0.0, 1.5, 4.314579]
+def test_azure_rows_are_sorted_by_time(tmp_path: Path) -> None:
+    found = read_trace(write_trace(tmp_path, AZURE))
+    assert arrival_times(found) == [0.0, 1.5, 4.314579]
     assert found.workload.prompts.draw(3, None) == [374, 8, 396]  # type: ignore[arg-type]
     assert found.workload.outputs.draw(3, None) == [44, 55, 109]  # type: ignore[arg-type]
-    newer = read_trace(trace(tmp_path, NEWER_AZURE))
-    assert times_of(newer) == [0.0, 1.5]
+    newer = read_trace(write_trace(tmp_path, NEWER_AZURE))
+    assert arrival_times(newer) == [0.0, 1.5]
     assert newer.workload.prompts.draw(2, None) == [2162, 2399]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "has no requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
@@ -93,18 +91,18 @@ def test_azures_rows_are_read_and_put_in_order(tmp_path: Path) -> None:
         ("\xff\xfe\x00", "line 1: not a request"),
     ],
 )
-def test_what_is_no_trace_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(BenchError, match=said):
-        read_trace(trace(tmp_path, text))
+def test_errors_in_a_trace_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        read_trace(write_trace(tmp_path, text))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_missing_trace_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"cannot read .*nothing: No such file"):
         read_trace(tmp_path / "nothing")
 
 
-def test_a_trace_without_generated_tokens_has_answers_of_one(tmp_path: Path) -> None:
-    path = trace(tmp_path, '{"timestamp": 1, "input_length": 3, "output_length": 0}\n' * 2)
+def test_requests_without_generated_tokens_get_one_output_token(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, '{"timestamp": 1, "input_length": 3, "output_length": 0}\n' * 2)
     found = LoadChoice(trace=path).scenario(PRESETS["aws-1"])
     assert found.workload.title == "8 tokens in, 1 out on average"
     assert found.warm_up().workload.outputs == Fixed(1)
@@ -112,10 +110,10 @@ def test_a_trace_without_generated_tokens_has_answers_of_one(tmp_path: Path) -> 
     assert longer.workload.outputs.draw(2, None) == [16, 16]  # type: ignore[arg-type]
 
 
-def test_a_trace_is_scaled_and_cut_like_a_preset(tmp_path: Path) -> None:
-    path = trace(tmp_path, AZURE)
+def test_a_trace_is_scaled_and_shortened_like_a_preset(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, AZURE)
     half = LoadChoice(trace=path, scale=0.5).scenario(PRESETS["aws-1"])
-    assert times_of(half) == [0.0, 3.0, 8.629158]
+    assert arrival_times(half) == [0.0, 3.0, 8.629158]
     assert half.workload.prompts.draw(3, None) == [187, 8, 198]  # type: ignore[arg-type]
     assert half.workload.num_requests == 2
     assert LoadChoice(trace=path, scale=2.0).scenario(PRESETS["aws-1"]).workload.num_requests == 3
