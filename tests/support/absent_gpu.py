@@ -1,4 +1,4 @@
-"""A GPU that is not here, for Triton to compile for."""
+"""A GPU that is not present, as a compilation target for Triton."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from triton.backends.compiler import GPUTarget
 
 
 class AbsentGpu:
-    """A driver that only says what the GPU is."""
+    """A Triton driver that only reports the GPU."""
 
     def __init__(self, capability: int = 90, device: int = 0) -> None:
-        """device: Triton keeps what it compiled by this number."""
+        """device: key of Triton's cache of compiled kernels."""
         self._target = GPUTarget("cuda", capability, 32)
         self._device = device
 

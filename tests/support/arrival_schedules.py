@@ -1,4 +1,4 @@
-"""Greedy tokens of requests that share an engine, in any mode, against those that each has alone."""
+"""Random arrival schedules: requests that share an engine must get the greedy tokens that each gets alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORDERS = ("fcfs", "priority", "fair")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A prompt, and the tokens that follow it."""
+    """A prompt and its greedy continuation."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -23,7 +23,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Tally:
-    """What many schedules came to."""
+    """Totals over many schedules."""
 
     num_schedules: int = 0
     num_requests: int = 0
@@ -38,15 +38,15 @@ class Tally:
 def draw_mode(
     rng: random.Random, longest: int, block_size: int, prefills: Sequence[int] = (1, 3, 16, 37, 64)
 ) -> Mode:
-    """Any of the modes, with limits so tight that prompts are cut and sequences give way.
+    """Draw a mode, with limits so tight that prompts are chunked and sequences preempted.
 
-    prefills: prompt tokens of a step, one of them.
+    prefills: values for the maximum of prompt tokens per step.
     """
     policy = rng.choice(_POLICIES)
     paged = policy == "max_utilization" or rng.random() < 0.6
     prefill = rng.choice(prefills)
-    total = max(prefill, rng.choice((4, 16, 64)))
-    least = -(-longest // block_size) + 1
+    max_tokens = max(prefill, rng.choice((4, 16, 64)))
+    min_blocks = -(-longest // block_size) + 1
     return Mode(
         policy=policy,
         paged=paged,
@@ -55,19 +55,19 @@ def draw_mode(
         chunked_prefill=rng.random() < 0.7,
         max_num_seqs=rng.choice((1, 2, 5, 8, 16)),
         max_prefill_tokens=prefill,
-        max_num_batched_tokens=total,
-        num_blocks=rng.choice((least, 2 * least, 6 * least)),
+        max_num_batched_tokens=max_tokens,
+        num_blocks=rng.choice((min_blocks, 2 * min_blocks, 6 * min_blocks)),
         more={"waiting_served_ratio": rng.choice((0.0, 0.3)), "max_waiting_tokens": rng.choice((2, 20))},
     )
 
 
 def run_schedule(lab: CoreLab, subjects: Sequence[Subject], mode: Mode, seed: int, tally: Tally) -> None:
-    """One schedule of arrivals: some of the subjects, in any order, some twice, some as siblings of one prompt."""
+    """Run a random schedule: some subjects in any order, some twice, some as siblings that share a prompt."""
     rng = random.Random(seed)
-    chosen = [rng.choice(subjects) for _ in range(rng.randint(3, 14))]
+    drawn = [rng.choice(subjects) for _ in range(rng.randint(3, 14))]
     requests: list[Request] = []
     expected: dict[str, tuple[int, ...]] = {}
-    for number, subject in enumerate(chosen):
+    for number, subject in enumerate(drawn):
         count = rng.randint(1, len(subject.tokens))
         request = greedy(
             str(number), subject.prompt, count, priority=rng.randint(0, 2), tenant=rng.choice(("", "a", "b"))
@@ -88,9 +88,9 @@ def run_schedule(lab: CoreLab, subjects: Sequence[Subject], mode: Mode, seed: in
     tally.num_prefix_hit_tokens += running.scheduler.num_prefix_hit_tokens
     for name, want in expected.items():
         got = tuple(tokens[name])
-        equal = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), len(want))
+        num_equal = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), len(want))
         tally.num_requests += 1
         tally.num_tokens += len(want)
-        tally.num_wrong_tokens += len(want) - min(equal, len(got))
+        tally.num_wrong_tokens += len(want) - min(num_equal, len(got))
         if got != want and not tally.first_difference:
-            tally.first_difference = f"seed {seed}, request {name}, token {equal}: {mode}"
+            tally.first_difference = f"seed {seed}, request {name}, token {num_equal}: {mode}"

@@ -1,4 +1,4 @@
-"""Triton's interpreter reads and writes through bare addresses; here it keeps to the tensors that a kernel got."""
+"""Bounds checks for Triton's interpreter, which reads and writes through bare addresses."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ import torch
 from lmi_kernels._triton import INTERPRETED
 
 Extent = tuple[int, int]
-"""First address and the one past the last, in bytes."""
+"""First byte address, and the one past the last."""
 
 
 class OutOfBoundsError(Exception):
-    """A kernel would have touched memory that belongs to none of its tensors."""
+    """A kernel would have accessed memory outside its tensors."""
 
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Accesses outside of the launched kernel's tensors raise, before they happen; masked lanes access nothing. On a
-    GPU nothing is checked.
+    """Check that launched kernels access only their tensors. Masked lanes access nothing. No checks run on a GPU.
 
     Raises:
-        InterpreterError: with the text of an OutOfBoundsError, from the launch.
+        InterpreterError: before an access out of bounds, with the text of an OutOfBoundsError.
     """
     if not INTERPRETED:
         yield
@@ -44,8 +43,8 @@ def bounded_memory() -> Iterator[None]:
     builder = interpreter.InterpreterBuilder
     with ExitStack() as stack:
         stack.enter_context(patch.object(interpreter.GridExecutor, "_init_args_hst", taking_arguments))
-        for name, which in _ACCESSES.items():
-            guarded = _guarded(getattr(builder, name), which, extents)
+        for name, select in _ACCESSES.items():
+            guarded = _guarded(getattr(builder, name), select, extents)
             stack.enter_context(patch.object(builder, name, guarded))
         yield
 
@@ -56,21 +55,21 @@ _ACCESSES: dict[str, Callable[..., tuple[Any, Any]]] = {
     "create_atomic_rmw": lambda _, pointers, __, mask, *___: (pointers, mask),
     "create_atomic_cas": lambda pointers, *_: (pointers, None),
 }
-"""Of each access that the interpreter has, the pointers and the mask among its arguments."""
+"""For each access function of the interpreter, a function that selects pointers and mask from its arguments."""
 
 
 def _guarded(
-    access: Callable[..., Any], which: Callable[..., tuple[Any, Any]], extents: list[Extent]
+    access: Callable[..., Any], select: Callable[..., tuple[Any, Any]], extents: list[Extent]
 ) -> Callable[..., Any]:
     def guarded(self: Any, *arguments: Any) -> Any:
-        _assert_inside(access.__name__, *which(*arguments), extents)
+        _assert_inside(access.__name__, *select(*arguments), extents)
         return access(self, *arguments)
 
     return guarded
 
 
 def _assert_inside(access: str, pointers: Any, mask: Any, extents: list[Extent]) -> None:
-    """An access goes to one tensor; which of them is not told."""
+    """Check that the access stays within a single tensor, whichever it is."""
     addresses = pointers.data
     if mask is not None:
         addresses = addresses[np.broadcast_to(mask.data != 0, addresses.shape)]
@@ -89,7 +88,7 @@ def _extents_of(arguments: tuple[Any, ...]) -> list[Extent]:
 
 
 def _extent(tensor: torch.Tensor) -> Extent:
-    """Strides are never negative in torch."""
+    """The extent of a tensor. Strides are never negative in torch."""
     elements = 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

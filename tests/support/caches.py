@@ -1,4 +1,4 @@
-"""KV caches of both kinds, as tests look into them."""
+"""Access of tests to KV caches of both kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines.native_kv_cache import NativeKvCache
 
 def fill_with_nan(cache: KvCache | NativeKvCache, blocks: Sequence[int]) -> None:
     if isinstance(cache, NativeKvCache):
-        # Of all bits ones, every dtype makes NaN.
+        # All bits set is NaN in every dtype.
         cache.blocks[:, list(blocks)] = 0xFF
         return
     for pool in cache.layers:

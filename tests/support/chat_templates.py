@@ -1,4 +1,4 @@
-"""Chat templates as models are published with them."""
+"""Chat templates of published models."""
 
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system_message = "

@@ -1,4 +1,4 @@
-"""A plain HTTP client that can leave at any moment, and tells how an answer ended."""
+"""A plain HTTP client that can disconnect at any moment and reports how a response ended."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Json = Any
 
 
 class Ending(StrEnum):
-    """How a request ended, as its client saw it."""
+    """How a request ended, as seen by its client."""
 
     COMPLETE = "complete"
     TOLD = "told"
-    """An error status, or an error record as the stream's last."""
+    """The client got an error status, or an error record at the end of the stream."""
     CUT = "cut"
-    """The connection closed without a word."""
+    """The connection closed without an error message."""
     HUNG = "hung"
-    """Nothing came until the client's time was over."""
+    """The client timed out."""
     LEFT = "left"
-    """The client itself went away."""
+    """The client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header names are in lower case."""
     body: str
 
     def json(self) -> Json:
@@ -58,7 +58,7 @@ class Call:
         self._connection.request(method, path, body, dict(headers))
 
     def set_timeout(self, seconds: float) -> None:
-        """From now on, waiting longer than this for the next bytes raises `TimeoutError`."""
+        """From now on, raise `TimeoutError` after waiting longer than this for bytes."""
         if self._connection.sock is not None:
             self._connection.sock.settimeout(max(seconds, 0.001))
 
@@ -74,7 +74,7 @@ class Call:
         return Answer(response.status, headers, response.read().decode())
 
     def lines(self) -> Iterator[str]:
-        """The body's lines as they come, without their ends."""
+        """Yield the lines of the body as they arrive, without line ends."""
         response = self.response()
         while line := response.readline():
             yield line.decode().rstrip("\n")
@@ -95,7 +95,7 @@ class Call:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a client got on `/invocations`, whole or streamed. Filled while the answer comes."""
+    """The response of `/invocations`, complete or streamed. Filled while it arrives."""
 
     ending: Ending = Ending.HUNG
     status: int = 0
@@ -105,21 +105,21 @@ class Outcome:
     error: str = ""
 
     def describe(self) -> str:
-        told = f"{self.finish_reason}{self.error}"
-        return f"{self.ending} status={self.status} tokens={len(self.token_ids)} {told}"
+        reason = f"{self.finish_reason}{self.error}"
+        return f"{self.ending} status={self.status} tokens={len(self.token_ids)} {reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request to `/invocations`, and when its client loses patience."""
+    """One request to `/invocations`, and when its client disconnects."""
 
     inputs: str
     parameters: Mapping[str, Json] = field(default_factory=dict)
     stream: bool = False
     leave_after: float | None = None
-    """Leave after waiting so many seconds for bytes."""
+    """Disconnect after waiting this many seconds for bytes."""
     leave_at_record: int | None = None
-    """Leave a stream when this record, counted from 1, has come and was not the last."""
+    """Disconnect from a stream at this record, counted from 1, unless it is the last."""
 
     def body(self) -> Json:
         return {
@@ -144,7 +144,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Call:
-        """Send a request (bytes as they are, else as JSON); what comes back is the caller's to read."""
+        """Send a request with a body of bytes or JSON. The caller reads the response."""
         call = Call(self.base_url, self.timeout if timeout is None else timeout)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Content-Type": "application/json"} if data is not None else {}
@@ -166,7 +166,7 @@ class Client:
             return call.read()
 
     def ping(self, timeout: float = DEFAULT_TIMEOUT) -> int:
-        """The status of `/ping`; 0 when nobody answers in time."""
+        """The status of `/ping`; 0 without a response in time."""
         with contextlib.suppress(OSError, http.client.HTTPException):
             return self.get("/ping", timeout).status
         return 0
@@ -176,25 +176,25 @@ class Client:
         wait_until(lambda: self.ping() != 200)
 
     def scrape(self) -> Metrics:
-        """One scrape, whether or not the engine answered it in time."""
+        """Scrape once, whether or not the engine answers in time."""
         return parse_metrics(self.get("/metrics").body)
 
     def metrics(self) -> Metrics:
-        """A scrape that the engine answered."""
-        seen = wait_metrics(self, lambda _: True, 200.0)
-        assert seen.answered, "the engine answers no scrape"
-        return seen
+        """Scrape until the engine answers."""
+        metrics = wait_metrics(self, lambda _: True, 200.0)
+        assert metrics.answered, "the engine does not answer scrapes"
+        return metrics
 
     def generate(self, inputs: str, **parameters: Json) -> Outcome:
-        """A whole answer with its tokens; never raises for what the server does."""
+        """Get a complete response. Failures of the server do not raise."""
         return self.outcome(Ask(inputs, parameters))
 
     def stream(self, inputs: str, **parameters: Json) -> Outcome:
-        """A streamed answer, read to its end; never raises for what the server does."""
+        """Read a streamed response to its end. Failures of the server do not raise."""
         return self.outcome(Ask(inputs, parameters, stream=True))
 
     def outcome(self, ask: Ask) -> Outcome:
-        """Ask `/invocations`, perhaps leave early, and say how it ended."""
+        """Send a request to `/invocations`, disconnect early if requested, and return the outcome."""
         outcome = Outcome()
         try:
             with self.call("POST", "/invocations", ask.body()) as call:
@@ -219,7 +219,7 @@ class Client:
                 return
 
     def follow(self, call: Call, outcome: Outcome) -> Iterator[Json]:
-        """Read a jsonlines stream record by record into `outcome`, and pass each record on."""
+        """Read a jsonlines stream into `outcome`, and yield each record."""
         outcome.ending = Ending.CUT
         outcome.status = call.response().status
         for line in call.lines():
@@ -229,12 +229,12 @@ class Client:
 
 
 def read_record(record: Json, outcome: Outcome) -> None:
-    """One jsonlines record: a token, a token with the end of the answer, or an error."""
+    """Read a jsonlines record: a token, a token with the end of the response, or an error."""
     if "error" in record:
         outcome.ending = Ending.TOLD
         outcome.error = f" {record['error']}"
         return
-    if "token" in record and record["token"]["id"] >= 0:  # -1: the end came without a token
+    if "token" in record and record["token"]["id"] >= 0:  # -1: the response ended without a token
         outcome.token_ids.append(record["token"]["id"])
     if record.get("generated_text") is not None:
         outcome.ending = Ending.COMPLETE
@@ -243,7 +243,7 @@ def read_record(record: Json, outcome: Outcome) -> None:
 
 
 def read_whole(answer: Answer, outcome: Outcome) -> None:
-    """A whole answer of `/invocations` with details, or an error status."""
+    """Read a complete response of `/invocations` with details, or an error status."""
     if answer.status != 200:
         outcome.ending = Ending.TOLD if answer.body.strip() else Ending.CUT
         outcome.error = f" {answer.body[:300]}"

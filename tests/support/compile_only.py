@@ -1,4 +1,4 @@
-"""Triton's kernels compiled as their launchers launch them, and not launched."""
+"""Compile Triton kernels as their launchers launch them, without launching them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lmi_kernels import tuning
 def compile_only(
     tables: Sequence[str], num_multiprocessors: int, compiled: Callable[[Any, dict[str, Any]], None]
 ) -> Iterator[None]:
-    """Operations may be called with `meta` tensors inside.
+    """Compile kernels instead of launching them. Operations may be called with `meta` tensors.
 
     Args:
-        tables: whose launch parameters are taken, as `tuning.tables` gives them.
+        tables: names of the tables with launch parameters, in the form that `tuning.tables` returns.
         num_multiprocessors: of the GPU.
-        compiled: is given each launch's kernel, which is compiled, and its keyword arguments.
+        compiled: called for each launch with the compiled kernel and the keyword arguments.
     """
     run = JITFunction.run
 

@@ -1,4 +1,4 @@
-"""The rolling engine in this process, without sockets: one loaded model, any number of schedulers over it."""
+"""The continuous-batching engine in this process, without sockets: one loaded model, any number of schedulers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engines.stopwatch import Stopwatch
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What can be chosen in a properties file, apart from the model."""
+    """Options of the engine, apart from the model."""
 
     policy: str = "max_utilization"
     paged: bool = True
@@ -39,9 +39,9 @@ class Mode:
     max_prefill_tokens: int = 64
     max_num_batched_tokens: int = 64
     num_blocks: int | None = None
-    """None: all that there are."""
+    """None: all blocks of the lab."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Further `SchedulerSettings`."""
+    """Further fields of `SchedulerSettings`."""
 
     def __str__(self) -> str:
         return (
@@ -54,7 +54,7 @@ class Mode:
 
 @dataclass(slots=True)
 class Running:
-    """An engine, and the parts of it that tests look into."""
+    """An engine, and the parts of it that tests inspect."""
 
     core: EngineCore
     scheduler: Scheduler
@@ -63,7 +63,7 @@ class Running:
 
 
 class CoreLab:
-    """Loads the model twice, for paged and for contiguous attention; weights are read once each."""
+    """A model, loaded once for paged and once for contiguous attention when first needed."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class CoreLab:
         dtype: str = "fp32",
         impl: str = "lmi",
     ) -> None:
-        """`folder`: for the status board."""
+        """`folder`: holds the status board."""
         torch.set_num_threads(threads)
         self._board = StatusBoard.create(folder / "status", 1)
         self._num_blocks = num_blocks
@@ -91,7 +91,7 @@ class CoreLab:
         self._runners: dict[bool, LoadedModel] = {}
 
     def start(self, mode: Mode, trace: StepTrace | None = None) -> Running:
-        """A fresh engine over the loaded model. One at a time: they share the cache's memory."""
+        """Start a new engine on the loaded model. Run one at a time: engines share the memory of the cache."""
         runner = self._runner(mode.paged)
         blocks = make_block_manager(
             mode.num_blocks or self._num_blocks,
@@ -140,22 +140,22 @@ def greedy(name: str, prompt: Sequence[int], max_new_tokens: int, **fields: Any)
 def run_all(
     running: Running, requests: Sequence[Request], *, gap: float = 0.0, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Each request's tokens. `gap`: steps between two arrivals, on average (exponential); 0: all at once."""
+    """Return the tokens of each request. `gap`: mean number of steps between arrivals (exponential); 0: all at once."""
     rng = random.Random(seed)
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     waiting = list(requests)
-    due = 0.0
+    next_arrival = 0.0
     step = 0
     while waiting or running.core.has_work:
-        while waiting and due <= step:
+        while waiting and next_arrival <= step:
             running.core.add(waiting.pop(0))
-            due += rng.expovariate(1 / gap) if gap else 0.0
+            next_arrival += rng.expovariate(1 / gap) if gap else 0.0
         for output in running.core.step():
             _take(tokens, output)
         step += 1
     running.blocks.check()
     if running.blocks.num_used:
-        raise AssertionError(f"{running.blocks.num_used} blocks are held by nobody")
+        raise AssertionError(f"{running.blocks.num_used} blocks are still in use")
     return tokens
 
 

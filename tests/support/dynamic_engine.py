@@ -1,4 +1,4 @@
-"""engine=Python as processes, driven through its socket and its status board."""
+"""Processes of engine=Python, driven through their socket and status board."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_dynamic_config(
     max_model_len: int = MAX_MODEL_LEN,
     dtype: str = "fp32",
 ) -> PythonEngineConfig:
-    """One thread on a CPU; times in seconds."""
+    """A configuration with one CPU thread. Times are in seconds."""
     return PythonEngineConfig(
         model=ModelSettings(str(model), "tiny", dtype, max_model_len),
         parallel=ParallelConfig(1, "cpu", 1),
@@ -35,7 +35,7 @@ def make_dynamic_config(
 
 
 class DynamicEngine(EngineProcess):
-    """A dispatcher and its generating process. Not yet ready when made; `destroy` it in any case."""
+    """A dispatcher and its generating process. Call `wait_ready` before use, and `destroy` in any case."""
 
     def _num_heartbeats(self, config: EngineConfig) -> int:
         return 2
@@ -46,7 +46,7 @@ class DynamicEngine(EngineProcess):
         return [*command, "--address", self._address]
 
     def generating_process(self) -> psutil.Process | None:
-        """The living process that generates, if there is one."""
+        """The running process that generates, if there is one."""
         return generating_process(processes.descendants(self._popen.pid))
 
     def ask(
@@ -56,7 +56,7 @@ class DynamicEngine(EngineProcess):
 
 
 def generating_process(among: set[psutil.Process]) -> psutil.Process | None:
-    """The one of these processes that generates, if it is there."""
+    """The process among these that generates, if there is one."""
     for process in among:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
             if "engines.python.worker" in process.cmdline():

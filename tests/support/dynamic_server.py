@@ -1,4 +1,4 @@
-"""Servers of engine=Python: their properties, and what `/metrics` says of their batches."""
+"""Servers with engine=Python: properties, and metrics of batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESTARTS = "lmi_generator_restarts_total"
 
 
 def dynamic_properties(model: Path | str, **options: object) -> str:
-    """A serving.properties of engine=Python; `options` are `option.*` keys but for those of batching."""
+    """A serving.properties for engine=Python. `options`: `option.*` keys, and batching keys without the prefix."""
     lines = {"engine": "Python", "option.model_id": str(model)}
     for name, value in options.items():
         key = name if name in _WITHOUT_PREFIX else f"option.{name}"
@@ -26,7 +26,7 @@ def dynamic_properties(model: Path | str, **options: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How many batches there were, and how many requests in them."""
+    """Number of batches, and of requests in them."""
 
     count: float
     requests: float
@@ -40,5 +40,5 @@ def batches(metrics: Metrics) -> Batches:
 
 
 def generator_of(server: Server) -> psutil.Process | None:
-    """The server's generating process, if it lives."""
+    """The server's generating process, if it is running."""
     return generating_process(server.processes())

@@ -18,22 +18,22 @@ _SECONDS = 240
 
 @dataclass(slots=True)
 class EndpointProcess:
-    """What is known of one."""
+    """State of an `lmi endpoint` process."""
 
     url: str
     exit_code: int | None = None
     output: list[str] = field(default_factory=list)
-    """What it printed, whole when it has ended."""
+    """Printed text. Complete once the process has exited."""
 
 
 @contextmanager
 def running_endpoint(
     state: Path, *arguments: str, until: str = "", cwd: Path = REPO_ROOT
 ) -> Iterator[EndpointProcess]:
-    """Start `lmi endpoint`, wait until it has printed its address and `until`, and end it by SIGTERM.
+    """Start `lmi endpoint`, wait until it prints its address and `until`, and stop it with SIGTERM after the block.
 
     Raises:
-        AssertionError: it ended, or an endpoint of its file failed.
+        AssertionError: the process exited, or an endpoint in its file failed.
     """
     command = [sys.executable, "-m", "container", "endpoint", *arguments, "--port", "0"]
     environment = child_environment({"PYTHONUNBUFFERED": "1"})
@@ -47,13 +47,13 @@ def running_endpoint(
     ) as process:
         try:
             assert process.stdout is not None
-            said = ""
-            while until not in said or (found := re.search(r"endpoint_url=(\S+)\n", said)) is None:
+            printed = ""
+            while until not in printed or (found := re.search(r"endpoint_url=(\S+)\n", printed)) is None:
                 line = process.stdout.readline()
-                assert line, said
-                said += line
+                assert line, printed
+                printed += line
                 assert "Failed" not in line, line
-            endpoint = EndpointProcess(found[1], output=[said])
+            endpoint = EndpointProcess(found[1], output=[printed])
             yield endpoint
             process.send_signal(signal.SIGTERM)
             endpoint.output.append(process.communicate(timeout=_SECONDS)[0])

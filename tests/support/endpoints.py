@@ -1,4 +1,4 @@
-"""`lmi endpoint` in this process, with containers that are not processes: for tests of it and of what boto3 sends."""
+"""`lmi endpoint` in this process with fake containers, for tests of the platform and of boto3 requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOST = "127.0.0.1"
 
 
 class RunningContainer(LocalServer):
-    """A container that runs already, on a port of 127.0.0.1, and stays."""
+    """A container that already runs on a port of 127.0.0.1, and keeps running."""
 
     log = "its log"
 
@@ -41,21 +41,21 @@ class RunningContainer(LocalServer):
         return None
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
-        """It is."""
+        """The container is healthy already."""
 
     def terminate(self) -> None:
-        """It stays."""
+        """The container keeps running."""
 
     def end(self, seconds: float) -> None:
-        """It stays."""
+        """The container keeps running."""
 
 
 Launch = Callable[[Mapping[str, Any]], LocalServer]
-"""Makes a container from its definition."""
+"""Creates a container from its definition."""
 
 
 class FakeLauncher(Launcher):
-    """Containers of another kind than processes."""
+    """Launches containers that are not processes."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -66,7 +66,7 @@ class FakeLauncher(Launcher):
 
 @dataclass(frozen=True, slots=True)
 class EndpointLab:
-    """A platform with its HTTP server, and boto3's clients of it."""
+    """A platform with its HTTP server, and boto3 clients for it."""
 
     platform: Platform
     url: str
@@ -74,10 +74,10 @@ class EndpointLab:
     runtime: Any
 
     def deploy(self, more: Mapping[str, Any] | None = None, **variants: Mapping[str, Any]) -> dict[str, Any]:
-        """Create models, a configuration `one` and an endpoint; returns its description when it serves or has failed.
+        """Create models, a configuration `one` and an endpoint. Return its description once it serves or has failed.
 
-        more: further fields of the configuration. variants: fields of a production variant, and `environment` of its
-        container; its model has its name.
+        more: further fields of the configuration. variants: fields of each production variant, and `environment` for
+        its container.
         """
         self.configure("one", more, **(variants or {VARIANT: {}}))
         self.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
@@ -86,7 +86,7 @@ class EndpointLab:
     def configure(
         self, config: str, more: Mapping[str, Any] | None = None, **variants: Mapping[str, Any]
     ) -> None:
-        """Create models and a configuration; more: further fields of it. A variant named shadow is one."""
+        """Create models and a configuration. more: further fields of it. The variant `shadow` is a shadow variant."""
         rows = []
         for variant, fields in variants.items():
             model = f"{config}-{variant}"
@@ -105,7 +105,7 @@ class EndpointLab:
         )
 
     def wait(self, *statuses: str, name: str = ENDPOINT) -> dict[str, Any]:
-        """Wait until the endpoint has one of these statuses; returns its description."""
+        """Wait until the endpoint has one of these statuses, and return its description."""
         pause = threading.Event()
         for _ in range(10_000):
             described: dict[str, Any] = self.sagemaker.describe_endpoint(EndpointName=name)
@@ -115,12 +115,12 @@ class EndpointLab:
         raise AssertionError(f"still {described['EndpointStatus']}: {described.get('FailureReason')}")
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Of each variant that has any, by name."""
+        """The figures of each variant that has any, by name."""
         return {one.variant: one.values() for one in self.platform.figures()}
 
 
 def client(service: str, url: str) -> Any:
-    """A boto3 client of a service at this address."""
+    """A boto3 client for a service at this address."""
     return boto3.client(
         service,
         region_name="us-east-1",
@@ -132,12 +132,12 @@ def client(service: str, url: str) -> Any:
 
 
 _client = functools.cache(client)
-"""Making a client takes longer than most tests: those of one address are made once."""
+"""Clients are cached by address: creating one takes longer than most tests."""
 
 
 @functools.cache
 def _port() -> int:
-    """The port of all labs of this process, one after the other."""
+    """The port that all labs of this process use in turn."""
     with listen(_HOST, 0) as listener:
         port: int = listener.getsockname()[1]
     return port
@@ -146,7 +146,7 @@ def _port() -> int:
 def _listener() -> socket.socket:
     try:
         return listen(_HOST, _port())
-    except CannotListen:  # another program has it by now
+    except CannotListen:  # another program has taken the port
         return listen(_HOST, 0)
 
 
@@ -158,7 +158,7 @@ def lab(
     limits: TimeLimits | None = None,
     s3: Connect = lambda: None,
 ) -> Iterator[EndpointLab]:
-    """Serve a platform without endpoints for as long as the block lasts."""
+    """Serve a platform without endpoints during the block."""
     reports: list[str] = []
     platform = Platform(launcher, reports.append, alarms)
     runtime = Runtime(limits or TimeLimits())
@@ -176,7 +176,7 @@ def lab(
 
 @contextmanager
 def endpoint_before(port: int, *, deployed: bool = True) -> Iterator[EndpointLab]:
-    """A platform all of whose containers are the server on this port. deployed: with an endpoint `my-endpoint`."""
+    """Serve a platform with the server on this port as every container. deployed: create an endpoint `my-endpoint`."""
     with lab(FakeLauncher(lambda container: RunningContainer(port))) as running:
         if deployed:
             running.deploy()

@@ -1,4 +1,4 @@
-"""The engine of engine=MPI as a process, on a tiny random Llama, driven through its socket and its status board."""
+"""Processes of engine=MPI with a tiny random Llama, driven through their socket and status board."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WAIT_SECONDS = 200.0
 
 
 def save_tiny_llama(folder: Path) -> None:
-    """A random Llama of 6 heads and 3 kv heads, whose greedy output does not repeat itself too soon."""
+    """Save a random Llama with 6 heads and 3 KV heads. Its greedy output does not repeat itself too soon."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -70,7 +70,7 @@ def make_config(
     num_blocks: int = 40,
     **settings: Any,
 ) -> MpiEngineConfig:
-    """Small enough that prompts are cut into chunks and that requests wait: 40 blocks of 8 tokens."""
+    """A configuration so small that prompts are chunked and requests wait: 40 blocks of 8 tokens."""
     bytes_per_token = 2 * 2 * 3 * 8 * 4  # keys and values, layers, kv heads, head dimension, fp32
     return MpiEngineConfig(
         model=ModelSettings(str(model), "tiny", "fp32", MAX_MODEL_LEN),
@@ -88,10 +88,10 @@ def make_config(
 
 
 class EngineProcess:
-    """One running engine, its ranks and what they leave. Not yet ready when made; `destroy` it in any case."""
+    """An engine with its ranks and files. Call `wait_ready` before use, and `destroy` in any case."""
 
     def __init__(self, config: EngineConfig) -> None:
-        # A folder of its own with a short name: the path of a UNIX socket holds 107 characters at most.
+        # A separate folder with a short name: the path of a UNIX socket is limited to 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="lmi-engine-"))
         self._address = f"ipc://{self.folder}/engine.sock"
         self._board = StatusBoard.create(self.folder / "status", self._num_heartbeats(config))
@@ -129,7 +129,7 @@ class EngineProcess:
         return (self.folder / "log").read_text(errors="replace")
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The living ranks by number."""
+        """The running ranks by number."""
         if self._popen.poll() is not None:
             return {}
         found = processes.descendants(self._popen.pid) | {psutil.Process(self._popen.pid)}
@@ -143,7 +143,7 @@ class EngineProcess:
             time.sleep(0.02)
 
     def wait_exit(self, timeout: float) -> int:
-        """The exit code. Raises `subprocess.TimeoutExpired`."""
+        """Return the exit code. Raises `subprocess.TimeoutExpired`."""
         return self._popen.wait(timeout)
 
     def submit(
@@ -160,7 +160,7 @@ class EngineProcess:
         return stats
 
     def drain(self, seconds: float) -> None:
-        """Tell it to end, as the supervisor does: from a connection of its own."""
+        """Tell the engine to drain, over a separate connection as the supervisor does."""
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.connect(self._address)
@@ -169,14 +169,14 @@ class EngineProcess:
         context.term()
 
     def destroy(self) -> None:
-        """End whatever is left and remove the folder. Idempotent."""
+        """Kill all remaining processes and remove the folder. Idempotent."""
         if not self.folder.exists():
             return
-        left = processes.descendants(self._popen.pid)
+        leftover = processes.descendants(self._popen.pid)
         if self._popen.poll() is None:
-            processes.kill([*left, psutil.Process(self._popen.pid)])
+            processes.kill([*leftover, psutil.Process(self._popen.pid)])
             self._popen.wait(60)
-        processes.kill(left)
+        processes.kill(leftover)
         self.client.close()
         self._board.close()
         self._log.close()
@@ -184,15 +184,15 @@ class EngineProcess:
 
 
 def next_output(stream: ClientStream) -> RequestOutput:
-    """Raises TimeoutError when nothing comes."""
+    """Return the next output. Raises TimeoutError if there is none in time."""
     output = stream.next(_WAIT_SECONDS)
     if output is None:
-        raise TimeoutError("the engine gives no output")
+        raise TimeoutError("no output from the engine")
     return output
 
 
 def collect(stream: ClientStream) -> list[RequestOutput]:
-    """All outputs up to the last."""
+    """Return all outputs of a request."""
     outputs = [next_output(stream)]
     while not outputs[-1].finished:
         outputs.append(next_output(stream))

@@ -1,4 +1,4 @@
-"""Comparing what the server generated with what transformers did, token by token."""
+"""Compare the output of the server with that of transformers, token by token."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from tests.support.oracle import Answer
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt's tokens against the oracle's."""
+    """Comparison of one response with the oracle's answer."""
 
     num_equal: int
-    """Leading tokens that are equal."""
+    """Number of leading tokens that are equal."""
     num_expected: int
     difference: str
-    """Empty when tokens, end and text are all equal, else what is not."""
+    """The first difference; empty if tokens, finish reason and text are equal."""
 
 
 def compare(expected: Answer, got: Outcome) -> Comparison:
-    """Strict: the same tokens in the same order, ended by the same cause, and the same text.
+    """Compare strictly: tokens and their order, finish reason and text must be equal.
 
-    The EOS token that ends an answer may or may not be in the server's list; the finish reason tells of it.
+    The server's tokens may include the EOS token that ended the response or not; the finish reason reports it.
     """
     count = len(expected.token_ids)
     ids = tuple(got.token_ids)
-    equal = 0
-    while equal < min(count, len(ids)) and ids[equal] == expected.token_ids[equal]:
-        equal += 1
+    num_equal = 0
+    while num_equal < min(count, len(ids)) and ids[num_equal] == expected.token_ids[num_equal]:
+        num_equal += 1
     finish = "eos_token" if expected.ended else "length"
     if got.ending is not Ending.COMPLETE:
         difference = f"no complete answer: {got.describe()}"
-    elif equal < count:
-        difference = f"token {equal} is {ids[equal : equal + 1]}, expected {expected.token_ids[equal]}"
+    elif num_equal < count:
+        difference = (
+            f"token {num_equal} is {ids[num_equal : num_equal + 1]}, expected {expected.token_ids[num_equal]}"
+        )
     elif len(ids) > count + int(expected.ended):
         difference = f"{len(ids)} tokens, expected {count}"
     elif got.finish_reason != finish:
@@ -42,4 +44,4 @@ def compare(expected: Answer, got: Outcome) -> Comparison:
         difference = f"text is {got.text!r}, expected {expected.output!r}"
     else:
         difference = ""
-    return Comparison(equal, count, difference)
+    return Comparison(num_equal, count, difference)
