@@ -1,4 +1,4 @@
-"""Naive accounting of a pool of blocks: who holds which, what was promised, and what stands in each slot."""
+"""Naive accounting of a pool of blocks: the holders of each block, reservations, and the contents of each slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TENANTS = ("", "ann", "bob")
 
 
 class Violation(Exception):
-    """What an allocator did wrong."""
+    """An error of an allocator."""
 
 
 def require(condition: bool, text: str) -> None:
@@ -21,17 +21,15 @@ def require(condition: bool, text: str) -> None:
 
 @dataclass
 class Accounting:
-    """Who holds what, and what stands where."""
-
     num_blocks: int
     block_size: int
     slots: list[int | None] = field(init=False)
     holders: Counter[int] = field(default_factory=Counter)
-    """Block -> how many sequences hold it."""
+    """Number of sequences that hold each block."""
     tables: dict[Sequence, list[int]] = field(default_factory=dict)
     reserved: set[Sequence] = field(default_factory=set)
     marks: dict[Sequence, list[int]] = field(default_factory=dict)
-    """Of each token of a sequence, waiting or not."""
+    """Expected slot contents of each sequence, running or waiting: one mark per token."""
 
     def __post_init__(self) -> None:
         self.slots = [None] * (self.num_blocks * self.block_size)
@@ -41,7 +39,7 @@ class Accounting:
         return self.num_blocks - len(self.holders)
 
     def due(self, sequence: Sequence) -> int:
-        """Blocks that were promised to it and that it has not."""
+        """Return how many reserved blocks the sequence has not taken yet."""
         if sequence not in self.reserved:
             return 0
         return max(self.pages(sequence.max_num_tokens - 1) - len(self.tables[sequence]), 0)
@@ -57,7 +55,7 @@ class Accounting:
         return table[position // self.block_size] * self.block_size + position % self.block_size
 
     def mark(self, sequence: Sequence) -> None:
-        """Marks for the tokens that the sequence has by now."""
+        """Add marks for the new tokens of the sequence."""
         marks = self.marks.setdefault(sequence, [])
         for token in sequence.token_ids[len(marks) :]:
             before = marks[-1] if marks else -1 - TENANTS.index(sequence.request.tenant)
@@ -80,4 +78,4 @@ class Accounting:
         table, marks = self.tables[sequence], self.marks[sequence]
         for position in range(sequence.num_computed_tokens):
             if self.slots[self.slot(table, position)] != marks[position]:
-                raise Violation(f"{what}: token {position} of {sequence.id} does not stand in its block")
+                raise Violation(f"{what}: token {position} of {sequence.id} is not in its block")

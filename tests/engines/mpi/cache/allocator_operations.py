@@ -1,10 +1,10 @@
-"""Random operations on the allocators, beside accounting that is kept naively.
+"""Random operations on the allocators, checked by naive accounting.
 
     python -m tests.engines.mpi.cache.allocator_operations [--operations 1000000] [--seed 0]
 
-The accounting knows which sequence holds which block, what was promised, and what stands in each slot: a mark of the
-tenant and of all tokens up to that one. So a block handed out twice, a page of another prefix or tenant, a page lost,
-and an answer that the promises do not allow are seen at once. Exit code 1 when something was.
+The accounting records the holders of each block, the reservations, and the contents of each slot: a mark that depends
+on the tenant and on all tokens up to that position. It detects blocks that are allocated twice, pages of another prefix
+or tenant, lost pages, and results that break a reservation. The exit code is 1 when an error was found.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _CALLS_PER_AUDIT = 100
 
 @dataclass(slots=True)
 class Result:
-    """What a run did."""
+    """Counts of a run."""
 
     calls: Counter[str] = field(default_factory=Counter)
-    """How many of each kind."""
+    """Number of calls of each kind."""
     pages_found: int = 0
-    """In the prefix cache."""
+    """Pages found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way of allocating. `reserving`: the share of admissions that reserve."""
+    """A configuration of the allocator. `reserving` is the share of admissions with a reservation."""
 
     name: str
     paged: bool
@@ -78,10 +78,10 @@ def run(
     make: MakeBlockManager = make_block_manager,
     modes: tuple[Mode, ...] = MODES,
 ) -> Result:
-    """At least `num_operations` calls, on one pool after another, in one mode after the other.
+    """Make at least `num_operations` calls. Each pool uses the next mode.
 
     Raises:
-        Violation: with mode, seed and number of the operation.
+        Violation: the message names the mode, the seed and the number of the operation.
     """
     result = Result()
     pool = 0
@@ -111,13 +111,13 @@ class _Operations:
         self.accounting = Accounting(num_blocks, size)
         self.manager = make(num_blocks, size, mode.paged, mode.caching)
         if mode.colliding_keys and isinstance(self.manager, PagedBlocks):
-            colliding(self.manager)
+            make_keys_collide(self.manager)
         self.waiting: list[Sequence] = []
         self.num_sequences = 0
         self.stems = [chance.choices(range(3), k=6 * size) for _ in range(3)]
 
     def run(self, until: int) -> None:
-        """Until there were so many calls, over all pools."""
+        """Run until the number of calls, over all pools, reaches `until`."""
         kinds = (self.admit, self.compute, self.fork, self.release)
         weights = (30, 100, 6, 12)
         next_audit = 0
@@ -131,7 +131,7 @@ class _Operations:
         self.drain()
 
     def new_sequence(self, tenant: str, prompt: list[int]) -> Sequence | None:
-        """None when the pool could never hold it."""
+        """Return a new sequence, or None when the pool could never hold it."""
         limit = self.accounting.num_blocks * self.size + 1
         if len(prompt) >= limit:
             return None
@@ -151,9 +151,9 @@ class _Operations:
             prompt = stem[: chance.randint(0, len(stem))] + chance.choices(range(3), k=chance.randint(1, 4))
             sequence = self.new_sequence(chance.choice(TENANTS), prompt)
         if sequence is not None:
-            self.let_in(sequence)
+            self.try_to_admit(sequence)
 
-    def let_in(self, sequence: Sequence) -> bool:
+    def try_to_admit(self, sequence: Sequence) -> bool:
         accounting, manager = self.accounting, self.manager
         reserve = self.chance.random() < self.mode.reserving
         watermark = 0 if reserve else self.chance.choice((0, 0, 1, 2))
@@ -164,37 +164,45 @@ class _Operations:
         admitted = manager.admit(sequence, reserve, watermark)
         self.calls["admit" if admitted else "refuse"] += 1
         if not admitted:
-            require(not sequence.block_table and not sequence.num_computed_tokens, "a refusal left something")
+            require(
+                not sequence.block_table and not sequence.num_computed_tokens,
+                "a refused admission changed the sequence",
+            )
             if self.mode.paged:
-                require(needed > room, f"{needed} blocks refused though there are {room}")
+                require(needed > room, f"{needed} blocks refused although {room} are available")
             else:
-                require(not self.run_of(worst), f"a run of {worst} blocks refused though there is one")
+                require(
+                    not self.has_free_run(worst), f"a run of {worst} blocks refused although there is one"
+                )
             return False
         table = sequence.block_table
         if self.mode.paged:
             idle = len(set(table) - held)
-            require(needed - len(table) + idle <= room, f"{needed} blocks let in where there are {room}")
+            require(
+                needed - len(table) + idle <= room,
+                f"{needed} blocks admitted although only {room} are available",
+            )
             require(sequence.num_computed_tokens == len(table) * self.size, "a found page is not computed")
             require(sequence.num_computed_tokens < sequence.num_tokens, "no token is left to be computed")
             require(self.mode.caching or not table, "pages were found without a prefix cache")
             logprobs = sequence.request.sampling.prompt_logprobs is not None
-            require(not (table and logprobs), "pages were found for one that wants prompt_logprobs")
+            require(not (table and logprobs), "pages were found for a sequence with prompt_logprobs")
             self.result.pages_found += len(table)
         else:
-            require(held.isdisjoint(table), "a block in use was handed out")
-            require(table == list(range(table[0], table[0] + worst)), "not one run")
+            require(held.isdisjoint(table), "a block in use was allocated")
+            require(table == list(range(table[0], table[0] + worst)), "the blocks are not contiguous")
         if reserve:
             accounting.reserved.add(sequence)
         accounting.set_table(sequence, table)
         accounting.check_content(sequence, "a page from the prefix cache")
         return True
 
-    def run_of(self, count: int) -> bool:
+    def has_free_run(self, count: int) -> bool:
         free = [block not in self.accounting.holders for block in range(self.accounting.num_blocks)]
         return any(all(free[i : i + count]) for i in range(len(free) - count + 1))
 
     def compute(self) -> None:
-        """Some of a sequence's tokens; one that has them all gains a token, or ends."""
+        """Compute tokens of a sequence. When all are computed, it gains a token or ends."""
         sequence = self.choose()
         if sequence is None:
             return
@@ -223,13 +231,13 @@ class _Operations:
         missing = max(accounting.pages(num_tokens) - len(table), 0)
         possible = missing - min(missing, accounting.due(sequence)) <= max(accounting.room, 0)
         extended = self.manager.extend(sequence, num_tokens)
-        self.calls["extend" if extended else "extend in vain"] += 1
-        require(extended == possible, f"extend says {extended} for {missing} more blocks")
+        self.calls["extend" if extended else "extend refused"] += 1
+        require(extended == possible, f"extend returned {extended} for {missing} more blocks")
         fresh = sequence.block_table[len(table) :]
         require(sequence.block_table[: len(table)] == table, "extend changed the table")
-        require(len(fresh) == (missing if extended else 0), "extend gave too many blocks, or too few")
-        require(accounting.holders.keys().isdisjoint(fresh), "a block in use was handed out")
-        require(len(set(fresh)) == len(fresh), "a block was handed out twice at once")
+        require(len(fresh) == (missing if extended else 0), "extend allocated too many or too few blocks")
+        require(accounting.holders.keys().isdisjoint(fresh), "a block in use was allocated")
+        require(len(set(fresh)) == len(fresh), "a block was allocated twice in one call")
         accounting.set_table(sequence, sequence.block_table)
         return extended
 
@@ -239,13 +247,13 @@ class _Operations:
             return
         length = self.chance.randint(2, source.num_tokens)
         child = self.new_sequence(source.request.tenant, source.token_ids[:length])
-        if child is None or not self.let_in(child):
+        if child is None or not self.try_to_admit(child):
             return
         accounting = self.accounting
         for other in self.chance.sample(
             list(accounting.tables), min(len(accounting.tables), self.chance.randint(0, 3))
         ):
-            if other is not child:  # Others take blocks in between.
+            if other is not child:  # other sequences take blocks in between
                 self.extend(other, other.max_num_tokens - 1)
         own = child.num_computed_tokens
         last = min(source.num_computed_tokens, length - 1)
@@ -256,22 +264,24 @@ class _Operations:
         shares = self.mode.paged
         room = accounting.room + min(accounting.due(child), full - own // self.size)
         copies = self.manager.fork(source, child, count)
-        self.calls["fork" if copies is not None else "fork in vain"] += 1
+        self.calls["fork" if copies is not None else "fork refused"] += 1
         if copies is None:
-            require(shares and count % self.size != 0 and room < 1, "a fork was refused though there is room")
-            require(child.block_table == accounting.tables[child], "a refused fork left something")
+            require(
+                shares and count % self.size != 0 and room < 1, "a fork was refused although there is room"
+            )
+            require(child.block_table == accounting.tables[child], "a refused fork changed the sequence")
             return
         table = child.block_table
         if shares:
             require(table[:full] == source.block_table[:full], "full pages are not shared")
-            require(len(table) == accounting.pages(count), "a fork has too many blocks, or too few")
-            require(accounting.holders.keys().isdisjoint(table[full:]), "a block in use was handed out")
+            require(len(table) == accounting.pages(count), "a fork has too many or too few blocks")
+            require(accounting.holders.keys().isdisjoint(table[full:]), "a block in use was allocated")
         else:
-            require(table == accounting.tables[child], "a fork changed a run")
+            require(table == accounting.tables[child], "a fork changed a contiguous table")
         for block, copy in copies:
             for i in range(self.size):
                 accounting.slots[copy * self.size + i] = accounting.slots[block * self.size + i]
-        require(child.num_computed_tokens == count, "a fork has not what it was given")
+        require(child.num_computed_tokens == count, "a fork has the wrong number of computed tokens")
         accounting.set_table(child, table)
         accounting.check_content(child, "a fork")
 
@@ -296,7 +306,8 @@ class _Operations:
         self.manager.release(sequence)
         self.calls["release"] += 1
         require(
-            not sequence.block_table and not sequence.num_computed_tokens, "a released sequence has something"
+            not sequence.block_table and not sequence.num_computed_tokens,
+            "a released sequence still has blocks or tokens",
         )
 
     def choose(self) -> Sequence | None:
@@ -313,7 +324,7 @@ class _Operations:
             free + cached + used == accounting.num_blocks and min(free, cached) >= 0,
             f"{free} free, {cached} cached and {used} used blocks are not all {accounting.num_blocks}",
         )
-        require(accounting.room >= 0, "more is promised than there is")
+        require(accounting.room >= 0, "more blocks are reserved than available")
 
     def audit(self) -> None:
         accounting = self.accounting
@@ -323,24 +334,24 @@ class _Operations:
             require(sequence.block_table == table, f"the table of {sequence.id} was changed")
             accounting.check_content(sequence, "while it runs")
             slots += len(table) * self.size - sequence.num_computed_tokens
-        require(self.manager.num_unfilled_slots == slots, f"{slots} slots are not filled")
+        require(self.manager.num_unfilled_slots == slots, f"num_unfilled_slots is not {slots}")
 
     def drain(self) -> None:
-        """All end; then one sequence gets all blocks."""
+        """End all sequences, then give all blocks to a single one."""
         for sequence in list(self.accounting.tables):
             self.end(sequence)
         self.check_counts()
         self.audit()
         lone = make_sequence("lone", [1] * self.accounting.num_blocks * self.size, 1)
-        require(self.manager.admit(lone, reserve=True), "a block is lost: not all can be had")
-        require(self.manager.extend(lone, lone.num_tokens), "a promise was broken")
+        require(self.manager.admit(lone, reserve=True), "a block is lost: the pool cannot be filled")
+        require(self.manager.extend(lone, lone.num_tokens), "a reservation was broken")
         require(sorted(lone.block_table) == list(range(self.accounting.num_blocks)), "a block is lost")
         self.manager.release(lone)
         self.manager.check()
 
 
-def colliding(manager: PagedBlocks) -> None:
-    """Replace the keys of a prefix cache by ones of 8 values."""
+def make_keys_collide(manager: PagedBlocks) -> None:
+    """Make the keys of the prefix cache collide: only 8 values remain."""
     cache = manager.prefix_cache
     if cache is not None:
         original = cache._make_key
@@ -349,7 +360,7 @@ def colliding(manager: PagedBlocks) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Random operations on the allocators, beside naive accounting."
+        description="Random operations on the allocators, checked by naive accounting."
     )
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)

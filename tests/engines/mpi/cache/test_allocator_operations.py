@@ -1,4 +1,4 @@
-"""Random operations on the allocators find nothing wrong with them, and find what is wrong with broken ones."""
+"""Random operations find no errors in the allocators, but do find the errors of broken ones."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from tests.engines.mpi.cache.allocator_operations import MODES, Mode, main, run
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_the_books_agree_after_every_operation(mode: Mode) -> None:
+def test_accounting_agrees_after_every_operation(mode: Mode) -> None:
     result = run(4000, seed=1, modes=(mode,))
     assert min(result.calls[kind] for kind in ("admit", "refuse", "release")) > 50
     assert result.calls["fork"] > 10
     assert (result.pages_found > 0) == mode.caching
 
 
-class _LosesABlock(PagedBlocks):
-    """A block is not freed with its sequence."""
-
+class _LosesTheLastBlock(PagedBlocks):
     def _drop(self, sequence: Sequence) -> None:
         del sequence.block_table[-1:]
         super()._drop(sequence)
 
 
-class _LosesARunsEnd(ContiguousBlocks):
+class _LosesTheEndOfARun(ContiguousBlocks):
     def release(self, sequence: Sequence) -> None:
         del sequence.block_table[1:]
         super().release(sequence)
@@ -42,25 +40,25 @@ class _FreesTwice(PagedBlocks):
         self._pool.free(table[:1])
 
 
-class _FreesWhatOthersHold(PagedBlocks):
+class _FreesSharedBlocks(PagedBlocks):
     def _drop(self, sequence: Sequence) -> None:
         for block in sequence.block_table:
             self._ref_counts[block] = 1
         super()._drop(sequence)
 
 
-class _KeepsPromisesOfTheGone(PagedBlocks):
+class _KeepsReservationsAfterRelease(PagedBlocks):
     def release(self, sequence: Sequence) -> None:
         self._num_promised += 1 if self._promised.get(sequence) else 0
         super().release(sequence)
 
 
-class _LetsOneTooManyIn(PagedBlocks):
+class _AdmitsOneBlockTooMany(PagedBlocks):
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         return super().admit(sequence, reserve, watermark - 1)
 
 
-class _TakesWhatIsPromised(PagedBlocks):
+class _TakesReservedBlocks(PagedBlocks):
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         promised, self._num_promised = self._num_promised, self._promised[sequence]
         extended = super().extend(sequence, num_tokens)
@@ -68,13 +66,13 @@ class _TakesWhatIsPromised(PagedBlocks):
         return extended
 
 
-class _NoTenants(PrefixCache):
+class _IgnoresTenants(PrefixCache):
     def _content(self, sequence: Sequence, index: int) -> bytes:
         content = super()._content(sequence, index)
         return content[len(sequence.request.tenant.encode()) :] if index == 0 else content
 
 
-class _KeepsBeforeComputed(PrefixCache):
+class _CachesUncomputedPages(PrefixCache):
     def add_full_pages(self, sequence: Sequence) -> None:
         computed = sequence.num_computed_tokens
         reach = len(sequence.block_table) * self._block_size
@@ -86,44 +84,44 @@ class _KeepsBeforeComputed(PrefixCache):
 @pytest.mark.parametrize(
     "broken",
     [
-        _LosesABlock,
-        _LosesARunsEnd,
+        _LosesTheLastBlock,
+        _LosesTheEndOfARun,
         _FreesTwice,
-        _FreesWhatOthersHold,
-        _KeepsPromisesOfTheGone,
-        _LetsOneTooManyIn,
-        _TakesWhatIsPromised,
+        _FreesSharedBlocks,
+        _KeepsReservationsAfterRelease,
+        _AdmitsOneBlockTooMany,
+        _TakesReservedBlocks,
     ],
 )
 def test_a_broken_allocator_is_found(broken: type[PagedBlocks] | type[ContiguousBlocks]) -> None:
     def make(num_blocks: int, block_size: int, paged: bool, prefix_caching: bool) -> BlockManager:
         if not paged:
-            return (broken if broken is _LosesARunsEnd else ContiguousBlocks)(num_blocks, block_size)
-        paged_class = PagedBlocks if broken is _LosesARunsEnd else broken
+            return (broken if broken is _LosesTheEndOfARun else ContiguousBlocks)(num_blocks, block_size)
+        paged_class = PagedBlocks if broken is _LosesTheEndOfARun else broken
         return paged_class(num_blocks, block_size, prefix_caching)
 
     with pytest.raises(Violation):
         run(20000, seed=1, make=make)
 
 
-@pytest.mark.parametrize("broken", [_NoTenants, _KeepsBeforeComputed])
+@pytest.mark.parametrize("broken", [_IgnoresTenants, _CachesUncomputedPages])
 def test_a_broken_prefix_cache_is_found(broken: type[PrefixCache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.mpi.cache.paged_blocks.PrefixCache", broken)
     with pytest.raises(Violation, match=r"page from the prefix cache|IndexError"):
         run(20000, seed=1)
 
 
-def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--operations", "500"]) == 0
     assert capsys.readouterr().out.endswith("no leak, no double free\n")
 
 
-def test_the_command_says_what_is_wrong(
+def test_the_command_prints_the_violation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "tests.engines.mpi.cache.allocator_operations.run",
-        lambda *_: run(4000, make=lambda n, s, *_: _LosesABlock(n, s), modes=MODES[1:2]),
+        lambda *_: run(4000, make=lambda n, s, *_: _LosesTheLastBlock(n, s), modes=MODES[1:2]),
     )
     assert main([]) == 1
     assert "blocks used, sequences hold" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What the two allocators promise, case by case; `test_allocator_operations.py` has the random ones."""
+"""The contiguous and the paged allocator, case by case. Random operations are in test_allocator_operations.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _sequence(name: str, prompt: int, new: int, tenant: str = "") -> Sequence:
 
 
 def _compute(blocks: BlockManager, sequence: Sequence, num_tokens: int | None = None) -> bool:
-    """As far as `num_tokens`, all that it has by default; it gains tokens for that. Keeps what is computed."""
+    """Compute the first `num_tokens` tokens (default: all), adding tokens as needed, and cache the full pages."""
     num_tokens = sequence.num_tokens if num_tokens is None else num_tokens
     sequence.token_ids += range(sequence.num_tokens, num_tokens)
     if not blocks.extend(sequence, num_tokens):
@@ -26,7 +26,7 @@ def _compute(blocks: BlockManager, sequence: Sequence, num_tokens: int | None = 
     return True
 
 
-def test_contiguous_admission_fails_when_the_free_blocks_do_not_lie_together() -> None:
+def test_contiguous_admission_fails_when_the_free_blocks_are_scattered() -> None:
     blocks = make_block_manager(4, 1, paged=False)
     one, two, three, four = (_sequence(name, 1, 1) for name in "abcd")
     for sequence in (one, two, three, four):
@@ -40,7 +40,7 @@ def test_contiguous_admission_fails_when_the_free_blocks_do_not_lie_together() -
     blocks.check()
 
 
-def test_paged_admission_uses_free_blocks_wherever_they_lie() -> None:
+def test_paged_admission_uses_scattered_free_blocks() -> None:
     blocks = make_block_manager(4, 1, paged=True)
     sequences = [_sequence(name, 1, 1) for name in "abcd"]
     for sequence in sequences:
@@ -74,19 +74,19 @@ def test_the_last_token_needs_no_slot(paged: bool, tokens: int, expected: int) -
     assert make_block_manager(8, 4, paged).blocks_needed(tokens) == expected
 
 
-def test_a_reservation_is_refused_when_all_promises_together_could_not_be_kept() -> None:
+def test_a_reservation_is_refused_when_the_total_exceeds_the_pool() -> None:
     blocks = make_block_manager(4, 4, paged=True)
     first = _sequence("first", 1, 12)
     assert blocks.admit(first, reserve=True)
     assert blocks.num_promised == 3
-    assert blocks.num_free == 4, "a promise takes no block"
+    assert blocks.num_free == 4, "a reservation takes no block"
     assert not blocks.admit(_sequence("second", 1, 5), reserve=True)
     assert blocks.admit(_sequence("third", 1, 4), reserve=True)
     assert _compute(blocks, first, 12)
-    assert blocks.num_promised == 1, "the third one's"
+    assert blocks.num_promised == 1, "the block of the third sequence"
 
 
-def test_an_unreserved_sequence_does_not_take_what_is_promised() -> None:
+def test_an_unreserved_sequence_does_not_take_reserved_blocks() -> None:
     blocks = make_block_manager(4, 1, paged=True)
     promised = _sequence("promised", 1, 3)
     assert blocks.admit(promised, reserve=True)
@@ -111,7 +111,7 @@ def test_unreserved_admission_needs_room_for_the_tokens_and_the_watermark() -> N
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_release_takes_back_blocks_and_promises_once(paged: bool) -> None:
+def test_release_frees_blocks_and_reservations_once(paged: bool) -> None:
     blocks = make_block_manager(4, 2, paged, prefix_caching=True)
     sequence = _sequence("a", 5, 2)
     assert blocks.admit(sequence, reserve=True)
@@ -126,7 +126,7 @@ def test_release_takes_back_blocks_and_promises_once(paged: bool) -> None:
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_nobody_is_admitted_twice(paged: bool) -> None:
+def test_admitting_a_sequence_twice_raises(paged: bool) -> None:
     blocks = make_block_manager(4, 2, paged)
     sequence = _sequence("a", 1, 1)
     assert blocks.admit(sequence, reserve=True)
@@ -135,7 +135,7 @@ def test_nobody_is_admitted_twice(paged: bool) -> None:
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_unfilled_slots_are_those_handed_out_and_not_written(paged: bool) -> None:
+def test_unfilled_slots_are_allocated_but_not_written(paged: bool) -> None:
     blocks = make_block_manager(8, 4, paged)
     sequence = _sequence("a", 5, 8)
     assert blocks.admit(sequence, reserve=True)
@@ -147,7 +147,7 @@ def test_unfilled_slots_are_those_handed_out_and_not_written(paged: bool) -> Non
 
 
 def _parent_and_child(blocks: BlockManager, reserve: bool) -> tuple[Sequence, Sequence]:
-    """Ten tokens each, nine of them computed by the parent: two full blocks of four and a token. Room for 14."""
+    """Ten tokens each, of at most 14. The parent has computed nine: two full blocks of four, and one token."""
     parent, child = _sequence("parent", 10, 4), _sequence("child", 10, 4)
     assert blocks.admit(parent, reserve)
     assert blocks.admit(child, reserve)
@@ -182,7 +182,7 @@ def test_a_fork_at_the_end_of_a_block_copies_nothing() -> None:
     blocks.check()
 
 
-def test_what_a_fork_shares_can_be_promised_to_others() -> None:
+def test_blocks_saved_by_a_fork_can_be_reserved_by_others() -> None:
     blocks = make_block_manager(8, 4, paged=True)
     parent, child = _parent_and_child(blocks, reserve=True)
     third = _sequence("third", 1, 8)
@@ -194,7 +194,7 @@ def test_what_a_fork_shares_can_be_promised_to_others() -> None:
     assert blocks.num_free == 0
 
 
-def test_an_unreserved_fork_does_not_copy_into_what_is_promised() -> None:
+def test_an_unreserved_fork_does_not_copy_into_reserved_blocks() -> None:
     blocks = make_block_manager(7, 4, paged=True)
     parent, child = _parent_and_child(blocks, reserve=False)
     assert blocks.admit(_sequence("promised", 1, 16), reserve=True)
@@ -204,7 +204,7 @@ def test_an_unreserved_fork_does_not_copy_into_what_is_promised() -> None:
     assert blocks.fork(parent, child, 8) == []
 
 
-def test_a_fork_takes_over_from_what_the_cache_gave() -> None:
+def test_a_fork_continues_after_pages_from_the_prefix_cache() -> None:
     blocks = make_block_manager(8, 4, paged=True, prefix_caching=True)
     parent = _sequence("parent", 10, 4)
     assert blocks.admit(parent, reserve=True)
@@ -228,7 +228,7 @@ def test_a_contiguous_fork_copies_all_blocks_in_use() -> None:
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_forks_that_make_no_sense_are_refused(paged: bool) -> None:
+def test_invalid_forks_raise(paged: bool) -> None:
     blocks = make_block_manager(16, 4, paged)
     parent, child = _parent_and_child(blocks, reserve=True)
     with pytest.raises(
@@ -251,7 +251,7 @@ def test_forks_that_make_no_sense_are_refused(paged: bool) -> None:
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_the_audit_sees_a_table_that_was_tampered_with(paged: bool) -> None:
+def test_check_detects_a_corrupted_block_table(paged: bool) -> None:
     blocks = make_block_manager(8, 2, paged)
     for name in "ab":
         sequence = _sequence(name, 4, 1)
@@ -262,8 +262,8 @@ def test_the_audit_sees_a_table_that_was_tampered_with(paged: bool) -> None:
         blocks.check()
 
 
-def test_a_reservation_is_for_what_a_window_holds_at_once() -> None:
-    """Windows of 8 tokens and chunks of 4 span at most 4 blocks of 4 tokens; the whole would be 25."""
+def test_a_reservation_covers_only_the_blocks_of_one_window() -> None:
+    """A window of 8 tokens and a chunk of 4 span at most 4 blocks of 4 tokens. The whole sequence has 25."""
     blocks = make_block_manager(9, 4, paged=True, window=Window(8, max_chunk=4))
     first, second = (_sequence(name, 4, 97) for name in "ab")
     assert blocks.blocks_needed(101) == 4
@@ -272,20 +272,20 @@ def test_a_reservation_is_for_what_a_window_holds_at_once() -> None:
     assert blocks.admit(first, reserve=True)
     assert blocks.admit(second, reserve=True)
     assert blocks.num_promised == 8
-    assert not blocks.admit(_sequence("c", 1, 5), reserve=True), "a block is left, and it needs two"
+    assert not blocks.admit(_sequence("c", 1, 5), reserve=True), "one block is left, but two are needed"
     for length in range(4, 101, 4):
         for sequence in (first, second):
             assert _compute(blocks, sequence, length)
             assert blocks.num_used + blocks.num_promised <= 8
-    assert blocks.num_promised == 0, "both have all the blocks that they will ever take"
+    assert blocks.num_promised == 0, "both have all the blocks that they can ever hold"
     for sequence in (first, second):
         blocks.release(sequence)
     assert (blocks.num_free, blocks.num_promised) == (9, 0)
     blocks.check()
 
 
-def test_a_window_that_slides_over_shared_blocks_gets_others_for_them() -> None:
-    """Whoever is the first to leave a shared block does not make it free, and needs another one all the same."""
+def test_a_window_that_leaves_shared_blocks_gets_new_ones() -> None:
+    """The first sequence that leaves a shared block does not free it, but needs a new block nevertheless."""
     blocks = make_block_manager(8, 4, paged=True, prefix_caching=True, window=Window(8, max_chunk=4))
     first, second, third = (_sequence(name, 9, 90) for name in "abc")
     assert blocks.admit(first, reserve=True)
@@ -293,14 +293,14 @@ def test_a_window_that_slides_over_shared_blocks_gets_others_for_them() -> None:
         assert _compute(blocks, first, length)
     assert blocks.admit(second, reserve=True)
     assert second.block_table == first.block_table[:2]
-    assert not blocks.admit(third, reserve=True), "what two share may be two blocks later"
+    assert not blocks.admit(third, reserve=True), "a shared block may become two blocks later"
     for length in range(12, 97, 4):
         assert _compute(blocks, second, length)
     for length in range(12, 97, 4):
         assert _compute(blocks, first, length)
 
 
-def test_beams_reserve_the_whole() -> None:
+def test_beams_reserve_the_whole_sequence() -> None:
     blocks = make_block_manager(9, 4, paged=True, window=Window(8, max_chunk=4))
     beam = _sequence("beam", 4, 97)
     beam.is_beam = True

@@ -1,4 +1,4 @@
-"""The pool against a model that is only a set of free blocks."""
+"""The block pool against a plain set of free blocks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ TestBlockPool = _BlockPoolMachine.TestCase
 TestBlockPool.settings = examples(60, stateful_step_count=30)
 
 
-def test_a_block_freed_twice_at_once_is_refused() -> None:
+def test_freeing_a_block_twice_in_one_call_raises() -> None:
     pool = BlockPool(4)
     pool.allocate(3)
     with pytest.raises(ValueError, match="block 1 is not in use"):

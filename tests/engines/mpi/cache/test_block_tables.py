@@ -1,4 +1,4 @@
-"""What ranks remember of block tables, against a plain dictionary."""
+"""The block tables of the ranks against a plain dictionary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UPDATE = st.tuples(st.integers(0, 40), st.integers(0, 70), st.lists(st.integers
 
 
 @given(st.lists(st.lists(_UPDATE, max_size=6), max_size=6))
-def test_every_entry_is_the_last_that_was_reported(plans: list[list[tuple[int, int, list[int]]]]) -> None:
+def test_every_entry_is_the_latest_update(plans: list[list[tuple[int, int, list[int]]]]) -> None:
     tables = BlockTables()
     expected: dict[tuple[int, int], int] = {}
     for updates in plans:
@@ -26,14 +26,14 @@ def test_every_entry_is_the_last_that_was_reported(plans: list[list[tuple[int, i
         assert {place: int(tables.entries[place]) for place in expected} == expected
 
 
-def test_a_row_that_is_reported_anew_keeps_nothing_of_before() -> None:
+def test_a_new_update_of_a_row_overwrites_the_old_one() -> None:
     tables = BlockTables()
     tables.apply([3, 0, 3, 7, 8, 9])
     tables.apply([3, 0, 2, 5, 6])
     assert tables.entries[3, :2].tolist() == [5, 6]
 
 
-def test_growth_doubles() -> None:
+def test_tables_grow_in_few_steps() -> None:
     tables = BlockTables()
     shapes = set()
     for row in range(300):
@@ -44,12 +44,12 @@ def test_growth_doubles() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 0, 2, 5], [-1, 0, 1, 5], [1, -1, 1, 5], [1, 0, -1]])
-def test_an_update_that_makes_no_sense_is_an_error(numbers: list[int]) -> None:
+def test_an_invalid_update_raises(numbers: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot be applied"):
         BlockTables().apply(numbers)
 
 
 @pytest.mark.parametrize("numbers", [[1], [1, 0]])
-def test_an_update_that_is_cut_short_is_an_error(numbers: list[int]) -> None:
+def test_a_truncated_update_raises(numbers: list[int]) -> None:
     with pytest.raises(ValueError):
         BlockTables().apply(numbers)

@@ -1,4 +1,4 @@
-"""The prefix cache, through the block manager: who finds which pages, and which of them are evicted."""
+"""The prefix cache, through the block manager: look-ups, eviction, key collisions."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def _cache(blocks: PagedBlocks) -> PrefixCache:
 
 
 def _start(blocks: PagedBlocks, prompt: str, tenant: str = "", new: int = 2) -> Sequence:
-    """Admitted, nothing computed yet but what was found. One token a letter."""
+    """Admit a sequence with one token per letter. Only pages from the cache are computed."""
     sequence = make_sequence(prompt, [ord(letter) for letter in prompt], new, tenant)
     assert blocks.admit(sequence, reserve=False)
     blocks.check()
     return sequence
 
 
-def _finish(blocks: PagedBlocks, sequence: Sequence, keep: bool = True) -> Sequence:
-    """All its tokens computed."""
+def _finish(blocks: PagedBlocks, sequence: Sequence, cache: bool = True) -> Sequence:
+    """Compute all tokens of the sequence."""
     assert blocks.extend(sequence, sequence.num_tokens)
     sequence.num_computed_tokens = sequence.num_tokens
-    if keep:
+    if cache:
         blocks.cache_full_pages(sequence)
     blocks.check()
     return sequence
 
 
 def _run(blocks: PagedBlocks, prompt: str, tenant: str = "") -> list[int]:
-    """From start to end; returns its blocks."""
+    """Run a sequence to its end. Return its block table."""
     sequence = _finish(blocks, _start(blocks, prompt, tenant))
     table = sequence.block_table
     blocks.release(sequence)
@@ -53,11 +53,11 @@ def _run(blocks: PagedBlocks, prompt: str, tenant: str = "") -> list[int]:
 
 
 def _num_found(blocks: PagedBlocks, prompt: str, tenant: str = "") -> int:
-    """Pages that would be found now."""
+    """Return the number of pages that a new sequence would find."""
     return len(_cache(blocks).find(make_sequence(prompt, [ord(letter) for letter in prompt], 2, tenant)))
 
 
-def test_a_prompt_finds_the_full_pages_that_it_shares_from_the_start() -> None:
+def test_a_prompt_finds_the_full_pages_of_a_shared_prefix() -> None:
     blocks = _blocks()
     table = _run(blocks, "abcdefghijkl+")
     assert blocks.num_cached == 3
@@ -67,17 +67,17 @@ def test_a_prompt_finds_the_full_pages_that_it_shares_from_the_start() -> None:
     assert second.num_computed_tokens == 8
     assert blocks.num_cached == 1
     assert _num_found(blocks, "-bcdefghijkl+") == 0
-    assert _num_found(blocks, "efghijkl+") == 0, "a page counts only after the same pages"
+    assert _num_found(blocks, "efghijkl+") == 0, "a page matches only after the same prefix"
 
 
 @pytest.mark.parametrize(("prompt", "pages"), [("abcdefgh", 1), ("abcdefghi", 2), ("abcd", 0), ("abc", 0)])
-def test_the_last_token_is_left_to_be_computed(prompt: str, pages: int) -> None:
+def test_the_last_token_is_always_computed(prompt: str, pages: int) -> None:
     blocks = _blocks()
     _run(blocks, "abcdefghijkl+")
     assert _num_found(blocks, prompt) == pages
 
 
-def test_pages_are_found_while_their_sequence_still_runs() -> None:
+def test_pages_are_found_while_their_sequence_is_running() -> None:
     blocks = _blocks()
     first = _finish(blocks, _start(blocks, "abcdefghi"))
     second = _start(blocks, "abcdefghi")
@@ -97,15 +97,15 @@ def test_generated_tokens_are_found_too() -> None:
     assert _num_found(blocks, "abcdefghij") == 2
 
 
-def test_what_was_not_kept_is_not_found() -> None:
+def test_pages_that_were_not_cached_are_not_found() -> None:
     blocks = _blocks()
-    sequence = _finish(blocks, _start(blocks, "abcdefghi"), keep=False)
+    sequence = _finish(blocks, _start(blocks, "abcdefghi"), cache=False)
     assert _num_found(blocks, "abcdefghi") == 0
     blocks.release(sequence)
     assert blocks.num_free == 16
 
 
-def test_what_is_not_computed_yet_is_not_found() -> None:
+def test_pages_that_are_not_computed_yet_are_not_found() -> None:
     blocks = _blocks()
     sequence = _start(blocks, "abcdefghi")
     assert blocks.extend(sequence, 9)
@@ -114,7 +114,7 @@ def test_what_is_not_computed_yet_is_not_found() -> None:
     assert _num_found(blocks, "abcdefghi") == 1
 
 
-def test_no_page_is_found_by_another_tenant() -> None:
+def test_pages_of_another_tenant_are_not_found() -> None:
     blocks = _blocks()
     _run(blocks, "abcdefghi", "ann")
     assert _num_found(blocks, "abcdefghi", "bob") == 0
@@ -122,7 +122,7 @@ def test_no_page_is_found_by_another_tenant() -> None:
     assert _num_found(blocks, "abcdefghi", "ann") == 2
 
 
-def test_one_that_wants_its_prompts_logprobs_computes_it_all_and_others_may_find_it() -> None:
+def test_a_sequence_with_prompt_logprobs_computes_its_whole_prompt() -> None:
     blocks = _blocks()
     _run(blocks, "abcdefghi")
     sequence = make_sequence("a", [ord(letter) for letter in "abcdefghi"], 2, prompt_logprobs=0)
@@ -143,11 +143,11 @@ def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
     assert sequence.block_table == table[:2]
 
 
-def test_the_least_recently_used_pages_are_evicted_and_suffixes_before_prefixes() -> None:
+def test_the_least_recently_used_pages_are_evicted_suffixes_first() -> None:
     blocks = _blocks(8)
     _run(blocks, "AAAABBBB+")
     _run(blocks, "CCCCDDDDEEEE+")
-    blocks.release(_start(blocks, "AAAABBBB+"))  # So these are used once more.
+    blocks.release(_start(blocks, "AAAABBBB+"))  # makes these the most recently used
     assert (blocks.num_free, blocks.num_cached) == (3, 5)
     lone = _start(blocks, "x", new=99)
     for length, found in ((16, 2), (20, 1), (24, 0)):
@@ -168,14 +168,14 @@ def test_pages_in_use_are_not_evicted() -> None:
     assert blocks.admit(make_sequence("x", [1] * 9, 1), reserve=False)
 
 
-def test_found_pages_that_others_hold_need_no_room() -> None:
+def test_found_pages_in_use_need_no_free_blocks() -> None:
     blocks = _blocks(4)
     first = _finish(blocks, _start(blocks, "abcdefghi"))
     assert not blocks.admit(make_sequence("other", [1] * 9, 1), reserve=False)
     assert _start(blocks, "abcdefghi").block_table == first.block_table[:2]
 
 
-def test_found_pages_that_nobody_held_count_against_what_is_promised() -> None:
+def test_found_pages_not_in_use_count_against_reservations() -> None:
     blocks = _blocks(4)
     _run(blocks, "abcdefghi")
     promised = make_sequence("promised", [1], 12)
@@ -185,7 +185,7 @@ def test_found_pages_that_nobody_held_count_against_what_is_promised() -> None:
     assert blocks.admit(make_sequence("again", list(b"abcdefghi"), 1), reserve=False)
 
 
-def test_of_two_who_compute_the_same_page_the_first_ones_is_found() -> None:
+def test_the_first_of_two_copies_of_a_page_is_found() -> None:
     blocks = _blocks()
     first, second = _start(blocks, "abcdefghi+"), _start(blocks, "abcdefghijkl+")
     _finish(blocks, first)
@@ -198,7 +198,7 @@ def test_of_two_who_compute_the_same_page_the_first_ones_is_found() -> None:
     assert blocks.num_cached == 3
 
 
-def test_a_prefix_computed_by_another_is_not_evicted_before_its_suffix() -> None:
+def test_a_prefix_of_another_sequence_is_not_evicted_before_its_suffix() -> None:
     blocks = _blocks(8)
     first, second = _start(blocks, "AAAABBBB"), _start(blocks, "AAAACCCC")
     for sequence in (first, second):
@@ -213,7 +213,7 @@ def test_a_prefix_computed_by_another_is_not_evicted_before_its_suffix() -> None
 
 
 def _evict_first_page(blocks: PagedBlocks, first: str, rest: str) -> Sequence:
-    """A running sequence whose first page has gone from the cache: it was in the block of another that has ended."""
+    """Return a running sequence whose first page, in the block of another sequence, was evicted."""
     other, sequence = _start(blocks, first + "+"), _start(blocks, first + rest + "+", new=9)
     _finish(blocks, other)
     _finish(blocks, sequence)
@@ -223,19 +223,19 @@ def _evict_first_page(blocks: PagedBlocks, first: str, rest: str) -> Sequence:
     return sequence
 
 
-def test_what_follows_an_evicted_page_is_not_found_until_that_is_computed_again() -> None:
+def test_pages_after_an_evicted_page_are_not_found_until_it_is_recomputed() -> None:
     blocks = _blocks()
     sequence = _evict_first_page(blocks, "abcd", "efghijkl")
     assert _num_found(blocks, "abcdefghijkl+") == 0
     table = _run(blocks, "abcdefghijkl+")
     assert not set(table) & set(sequence.block_table)
-    assert _num_found(blocks, "abcdefghijkl+") == 3, "the pages that were computed again replace the others"
+    assert _num_found(blocks, "abcdefghijkl+") == 3, "the recomputed pages replace the others"
     blocks.release(sequence)
     blocks.check()
     assert _num_found(blocks, "abcdefghijkl+") == 3
 
 
-def test_a_sequence_whose_last_page_has_gone_adds_none_that_nobody_could_find() -> None:
+def test_pages_after_an_evicted_page_are_not_added_to_the_cache() -> None:
     blocks = _blocks()
     sequence = _evict_first_page(blocks, "abcd", "")
     sequence.token_ids += range(4)
@@ -244,9 +244,9 @@ def test_a_sequence_whose_last_page_has_gone_adds_none_that_nobody_could_find() 
     assert blocks.num_cached == 0
 
 
-def test_a_fork_offers_what_its_source_had_not_yet() -> None:
+def test_a_fork_caches_pages_that_its_source_had_not_cached() -> None:
     blocks = _blocks()
-    source = _finish(blocks, _start(blocks, "abcdefghijkl+"), keep=False)
+    source = _finish(blocks, _start(blocks, "abcdefghijkl+"), cache=False)
     source.num_computed_tokens = 5
     blocks.cache_full_pages(source)
     source.num_computed_tokens = 13
@@ -260,7 +260,7 @@ def test_a_fork_offers_what_its_source_had_not_yet() -> None:
     assert _num_found(blocks, "abcdefghijkl+") == 3
 
 
-def test_a_fork_of_less_than_what_is_kept_goes_on_from_there() -> None:
+def test_a_fork_of_fewer_tokens_than_are_cached_branches_off_there() -> None:
     blocks = _blocks()
     source = _finish(blocks, _start(blocks, "abcdefghijkl+"))
     child = _start(blocks, "-", new=20)
@@ -275,18 +275,18 @@ def _letters(letters: str) -> list[int]:
     return [ord(letter) for letter in letters]
 
 
-def test_while_the_head_of_the_queue_waits_only_news_of_the_cache_is_looked_up(
+def test_a_waiting_head_of_the_queue_looks_up_only_new_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A look-up costs as much as the prompt is long, and is repeated in every step."""
+    """A full look-up takes time proportional to the prompt length, and is repeated in every step."""
     lab = Lab(num_blocks=14, max_prefill_tokens=64, prefix_caching=True, policy="max_utilization")
     lab.scheduler.add(make_request("first", range(30), 1))
     lab.run()
-    looks: list[int] = []
+    lookups: list[int] = []
     content = PrefixCache._content
 
     def count(self: PrefixCache, sequence: Sequence, index: int) -> bytes:
-        looks.extend([index] * (sequence.id == "head"))
+        lookups.extend([index] * (sequence.id == "head"))
         return content(self, sequence, index)
 
     monkeypatch.setattr(PrefixCache, "_content", count)
@@ -294,17 +294,17 @@ def test_while_the_head_of_the_queue_waits_only_news_of_the_cache_is_looked_up(
     lab.step()
     lab.scheduler.add(make_request("head", range(40), 1))
     lab.step()
-    assert looks == list(range(8)), "seven pages are there, and the next one is not"
+    assert lookups == list(range(8)), "seven pages are cached, the next one is not"
     for _ in range(5):
-        looks.clear()
+        lookups.clear()
         lab.step()
         lab.blocks.check()
         assert lab.scheduler.num_waiting == 1
-        assert len(looks) <= 1
+        assert len(lookups) <= 1
     assert lab.run().keys() == {"running", "head"}
 
 
-def test_a_repeated_look_up_follows_the_pages_that_come_and_go() -> None:
+def test_a_repeated_lookup_sees_new_and_evicted_pages() -> None:
     blocks = _blocks(8)
     _run(blocks, "AAAABBBB+")
     waiting = make_sequence("w", _letters("AAAABBBBCCCC+"), 2)
@@ -321,7 +321,7 @@ def test_a_repeated_look_up_follows_the_pages_that_come_and_go() -> None:
     assert find(waiting) == []
 
 
-def test_keys_that_collide_find_no_wrong_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colliding_keys_find_no_wrong_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefixCache, "_make_key", lambda self, parent_key, content: b"1")
     blocks = _blocks()
     _run(blocks, "abcdefghijkl+")
@@ -333,7 +333,7 @@ def test_keys_that_collide_find_no_wrong_page(monkeypatch: pytest.MonkeyPatch) -
 def test_equal_keys_of_different_prefixes_do_not_mix_up_their_suffixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The key of a suffix depends on its prefix's key only: comparing tokens and keys would not be enough."""
+    """The key of a suffix depends only on the key of its prefix, so comparing tokens and keys would not suffice."""
     monkeypatch.setattr(PrefixCache, "_make_key", lambda self, parent_key, content: parent_key + b"1")
     blocks = _blocks()
     _evict_first_page(blocks, "AAAA", "SSSS")
@@ -342,23 +342,23 @@ def test_equal_keys_of_different_prefixes_do_not_mix_up_their_suffixes(
 
 
 @pytest.mark.parametrize(
-    ("before", "then", "prompt", "pages"),
+    ("first", "second", "prompt", "pages"),
     [
         ("ZZZZ+", "AAAABBBBCCCC+", "AAAACCCC+", 1),
         ("AAAAZZZZ+", "AAAABBBBCCCC+", "AAAAZZZZCCCC+", 2),
     ],
 )
-def test_nothing_is_chained_past_a_page_that_collided(
-    before: str, then: str, prompt: str, pages: int, monkeypatch: pytest.MonkeyPatch
+def test_no_page_is_cached_after_a_colliding_page(
+    first: str, second: str, prompt: str, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pages BBBB and ZZZZ have one key, any other has its own."""
+    """The pages BBBB and ZZZZ have the same key; all other keys differ."""
     collide = [_content(letter * 4) for letter in "BZ"]
     monkeypatch.setattr(
         PrefixCache, "_make_key", lambda self, parent_key, content: b"" if content in collide else content
     )
     blocks = _blocks()
-    _run(blocks, before)
-    _run(blocks, then)
+    _run(blocks, first)
+    _run(blocks, second)
     assert _num_found(blocks, prompt) == pages
 
 
@@ -366,13 +366,13 @@ def _content(letters: str) -> bytes:
     return array("i", [ord(letter) for letter in letters]).tobytes()
 
 
-def test_a_secret_makes_keys_differ_between_processes() -> None:
+def test_keys_differ_between_processes() -> None:
     keys = [_cache(_blocks())._make_key(b"", b"abcd") for _ in range(2)]
     assert keys[0] != keys[1]
     assert [len(key) for key in keys] == [16, 16]
 
 
-def test_a_step_that_fills_no_page_touches_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fills_no_page_computes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = _blocks()
     sequence = _finish(blocks, _start(blocks, "abcdefghi", new=8))
     monkeypatch.setattr(PrefixCache, "_make_key", None)
