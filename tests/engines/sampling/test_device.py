@@ -1,4 +1,4 @@
-"""`DeviceSampler`: a table of what is asked, and a batch of rows of it."""
+"""`DeviceSampler`: a table of sampling parameters on the device, and batches of its rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def admit(sampler: DeviceSampler, table_rows: Sequence[int], params: Sequence[Sa
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "changes",
     [
         {},
         {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 2**64 - 1},
@@ -48,12 +48,12 @@ def admit(sampler: DeviceSampler, table_rows: Sequence[int], params: Sequence[Sa
     ],
     ids=str,
 )
-def test_what_the_device_does(asked: dict[str, Any]) -> None:
-    assert device_samples(replace(GREEDY, **asked))
+def test_parameters_that_the_device_samples(changes: dict[str, Any]) -> None:
+    assert device_samples(replace(GREEDY, **changes))
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "changes",
     [
         {"typical_p": 0.5, "temperature": 1.0},
         {"logit_bias": ((1, 1.0),)},
@@ -65,29 +65,29 @@ def test_what_the_device_does(asked: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_what_it_leaves_to_the_sampler(asked: dict[str, Any]) -> None:
-    assert not device_samples(replace(GREEDY, **asked))
+def test_parameters_that_need_the_host_sampler(changes: dict[str, Any]) -> None:
+    assert not device_samples(replace(GREEDY, **changes))
 
 
-def test_each_row_gets_what_its_own_request_asks_for() -> None:
+def test_each_row_uses_its_own_parameters() -> None:
     sampler = DeviceSampler(VOCAB, 8, CPU)
     logits = torch.randn(60, VOCAB, generator=fresh_generator())
     largest = logits.argmax(-1).tolist()
-    asked = [GREEDY, replace(DRAWN, top_k=1), replace(DRAWN, top_p=1e-9), replace(DRAWN, min_p=1.0), DRAWN]
-    admit(sampler, [5, 0, 7, 2, 3], asked)
+    params = [GREEDY, replace(DRAWN, top_k=1), replace(DRAWN, top_p=1e-9), replace(DRAWN, min_p=1.0), DRAWN]
+    admit(sampler, [5, 0, 7, 2, 3], params)
     positions = list(range(60))
     for row in (5, 0, 7, 2):
         assert sample(sampler, logits, [row] * 60, positions)[0] == largest
     drawn, _ = sample(sampler, logits, [3] * 60, positions)
     assert sum(a != b for a, b in zip(drawn, largest, strict=True)) > 25
     admit(sampler, [3], [replace(DRAWN, top_k=2)])
-    of_two, _ = sample(sampler, logits, [3] * 60, positions)
+    top_two, _ = sample(sampler, logits, [3] * 60, positions)
     best = logits.topk(2).indices.tolist()
-    assert all(token in pair for token, pair in zip(of_two, best, strict=True))
-    assert {pair.index(token) for token, pair in zip(of_two, best, strict=True)} == {0, 1}
+    assert all(token in pair for token, pair in zip(top_two, best, strict=True))
+    assert {pair.index(token) for token, pair in zip(top_two, best, strict=True)} == {0, 1}
 
 
-def test_draws_go_by_seed_and_position_and_nothing_else() -> None:
+def test_draws_depend_only_on_seed_and_position() -> None:
     logits = torch.zeros(1, VOCAB)
     sampler = DeviceSampler(VOCAB, 4, CPU)
     seeds = (0, 1, 2**63 + 5, 2**64 - 1)
@@ -95,17 +95,20 @@ def test_draws_go_by_seed_and_position_and_nothing_else() -> None:
     rows = [row for row in range(4) for _ in range(20)]
     positions = list(range(20)) * 4
     together, _ = sample(sampler, logits.expand(80, -1), rows, positions)
-    alone = [sample(sampler, logits, [row], [at])[0][0] for row, at in zip(rows, positions, strict=True)]
+    alone = [
+        sample(sampler, logits, [row], [position])[0][0]
+        for row, position in zip(rows, positions, strict=True)
+    ]
     assert together == alone
     by_seed = [together[20 * row : 20 * row + 20] for row in range(4)]
     assert len({tuple(tokens) for tokens in by_seed}) == 4
     assert all(len(set(tokens)) > 5 for tokens in by_seed)
-    elsewhere = DeviceSampler(VOCAB, 9, CPU)
-    admit(elsewhere, [8], [replace(DRAWN, seed=seeds[2])])
-    assert sample(elsewhere, logits.expand(20, -1), [8] * 20, positions[:20])[0] == by_seed[2]
+    other_sampler = DeviceSampler(VOCAB, 9, CPU)
+    admit(other_sampler, [8], [replace(DRAWN, seed=seeds[2])])
+    assert sample(other_sampler, logits.expand(20, -1), [8] * 20, positions[:20])[0] == by_seed[2]
 
 
-def test_of_equal_logits_a_tiny_nucleus_is_the_greedy_choice() -> None:
+def test_with_equal_logits_a_tiny_top_p_selects_the_greedy_token() -> None:
     logits = torch.zeros(50, VOCAB)
     logits[:, 7] = logits[:, 9] = logits[:, 30] = 2.0
     sampler = DeviceSampler(VOCAB, 1, CPU)
@@ -113,7 +116,7 @@ def test_of_equal_logits_a_tiny_nucleus_is_the_greedy_choice() -> None:
     assert sample(sampler, logits, [0] * 50, list(range(50)))[0] == [7] * 50
 
 
-def test_padding_is_greedy_and_rows_that_are_not_finite_are_told() -> None:
+def test_padding_is_greedy_and_non_finite_rows_are_reported() -> None:
     logits = torch.randn(5, VOCAB, generator=fresh_generator())
     logits[1, 3], logits[2, 4], logits[3] = torch.nan, torch.inf, -torch.inf
     sampler = DeviceSampler(VOCAB, 2, CPU)
@@ -133,7 +136,7 @@ PENALIZED = (
 
 
 class Sequences:
-    """Some that are sampled together, in rows of one sampler; the oracle is the host's own steps."""
+    """Sequences in the table of one sampler. The host's sampling steps are the oracle."""
 
     def __init__(self) -> None:
         self._generator = fresh_generator()
@@ -141,76 +144,76 @@ class Sequences:
         self.rows = [self.make(f"s{i}", each) for i, each in enumerate(PENALIZED)]
 
     def make(self, name: str, params: SamplingParams) -> SamplingRow:
-        # One id is none of the vocabulary, as those of an image may be.
+        # One id is outside the vocabulary, as image tokens may be.
         prompt = [VOCAB + 3, *integers(self._generator, 0, VOCAB, 12)]
         return SamplingRow(name, params, prompt, len(prompt))
 
-    def tell(self, places: Sequence[int], num_unknown: int) -> None:
-        told = [
+    def admit(self, table_rows: Sequence[int], num_unknown: int) -> None:
+        rows = [
             row._replace(token_ids=[*row.token_ids[: len(row.token_ids) - num_unknown], *[-1] * num_unknown])
             for row in self.rows
         ]
-        self.sampler.admit(places, told)
+        self.sampler.admit(table_rows, rows)
 
-    def sample(self, places: Sequence[int], num_unknown: int = 0) -> list[int]:
-        """The tokens, which are right, of all sequences, in these rows of the table; a row of padding goes along.
+    def sample(self, table_rows: Sequence[int], num_unknown: int = 0) -> list[int]:
+        """Sample a token for each sequence and one padding row, check them against the oracle and return them.
 
-        num_unknown: so many of the last tokens the sampler is not told.
+        num_unknown: number of newest tokens that `admit` passes as -1, as for steps still in flight.
         """
-        self.tell(places, num_unknown)
-        # Close to each other, so that penalties decide.
+        self.admit(table_rows, num_unknown)
+        # The logits are close to each other, so penalties decide.
         logits = torch.randn(len(self.rows) + 1, VOCAB, generator=self._generator)
-        at = torch.tensor([*places, 6])
-        tokens, finite, logprobs = self.sampler.sample(logits, at, torch.arange(len(at)))
+        rows = torch.tensor([*table_rows, 6])
+        tokens, finite, logprobs = self.sampler.sample(logits, rows, torch.arange(len(rows)))
         assert bool(finite.all())
         expected = apply([penalties], logits[:-1], self.rows).argmax(-1).tolist()
         assert tokens.tolist() == [*expected, int(logits[-1].argmax())]
         own = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        asked = torch.tensor([*(row.params.logprobs for row in self.rows), False])
-        torch.testing.assert_close(logprobs, own.where(asked, 0.0), rtol=1e-5, atol=1e-5)
+        with_logprobs = torch.tensor([*(row.params.logprobs for row in self.rows), False])
+        torch.testing.assert_close(logprobs, own.where(with_logprobs, 0.0), rtol=1e-5, atol=1e-5)
         return expected
 
-    def go_on(self, places: Sequence[int], num_unknown: int = 0) -> None:
-        for row, token in zip(self.rows, self.sample(places, num_unknown), strict=True):
+    def sample_and_append(self, table_rows: Sequence[int], num_unknown: int = 0) -> None:
+        for row, token in zip(self.rows, self.sample(table_rows, num_unknown), strict=True):
             row.token_ids.append(token)  # type: ignore[attr-defined]
 
 
-def test_penalties_and_log_probabilities_of_tokens_that_nobody_has_seen() -> None:
+def test_penalties_and_logprobs_while_tokens_are_in_flight() -> None:
     sequences = Sequences()
     for step in range(25):
-        sequences.go_on([4, 0, 5, 2], num_unknown=min(step, 2))
+        sequences.sample_and_append([4, 0, 5, 2], num_unknown=min(step, 2))
 
 
-def test_a_step_can_be_computed_again() -> None:
+def test_a_step_can_be_recomputed() -> None:
     sequences = Sequences()
     for _ in range(4):
         for _ in range(3):
             sequences.sample([4, 0, 5, 2])
-        sequences.go_on([4, 0, 5, 2])
-        sequences.go_on([4, 0, 5, 2], num_unknown=1)
+        sequences.sample_and_append([4, 0, 5, 2])
+        sequences.sample_and_append([4, 0, 5, 2], num_unknown=1)
 
 
-def test_rows_change_hands() -> None:
+def test_table_rows_are_reused() -> None:
     sequences = Sequences()
-    # Some swap rows, some come back to a row that was another's, one waits while others go on.
-    for places in ([0, 1, 2, 3], [1, 0, 2, 5], [1, 0, 3, 5], [0, 1, 2, 3]):
-        sequences.go_on(places)
-        sequences.go_on(places, num_unknown=1)
-    # Another request with the same parameters, by chance just one token longer.
+    # Sequences swap rows, move to free rows and return to rows that others have used.
+    for table_rows in ([0, 1, 2, 3], [1, 0, 2, 5], [1, 0, 3, 5], [0, 1, 2, 3]):
+        sequences.sample_and_append(table_rows)
+        sequences.sample_and_append(table_rows, num_unknown=1)
+    # Replace the first sequence by another one with the same parameters and the same length.
     first = sequences.rows[0]
     other = sequences.make("other", first.params)
     sequences.rows[0] = other._replace(token_ids=[*other.token_ids, *[7] * (len(first.token_ids) - 13)])
     assert len(sequences.rows[0].token_ids) == len(first.token_ids)
-    sequences.go_on([0, 1, 2, 3])
-    sequences.go_on([0, 1, 2, 3], num_unknown=1)
-    # What is asked for no more, in a row where it was.
+    sequences.sample_and_append([0, 1, 2, 3])
+    sequences.sample_and_append([0, 1, 2, 3], num_unknown=1)
+    # A sequence without penalties, in a row that had penalties.
     sequences.rows[0] = sequences.make("plain", GREEDY)
-    sequences.go_on([0, 1, 2, 3])
+    sequences.sample_and_append([0, 1, 2, 3])
 
 
-def test_a_choice_that_is_no_sequences() -> None:
+def test_forget_discards_samples_that_gave_no_token() -> None:
     sequences = Sequences()
-    sequences.go_on([0, 1, 2, 3])
+    sequences.sample_and_append([0, 1, 2, 3])
     for _ in range(3):
         logits = torch.zeros(2, VOCAB)
         logits[:, 5] = 1000.0
@@ -218,10 +221,10 @@ def test_a_choice_that_is_no_sequences() -> None:
         sequences.sampler.forget([3, 1])
     sequences.rows = [sequences.rows[i] for i in (1, 3)]
     for _ in range(8):
-        sequences.go_on([1, 3])
+        sequences.sample_and_append([1, 3])
 
 
-def test_of_the_host_and_with_log_probabilities() -> None:
+def test_host_rows_and_rows_with_logprobs() -> None:
     sampler = DeviceSampler(VOCAB, 4, CPU)
     both = replace(GREEDY, logprobs=True, top_logprobs=2)
     admit(sampler, [3, 0, 1, 2], [GREEDY, both, replace(GREEDY, logprobs=True), replace(GREEDY, num_beams=2)])

@@ -1,4 +1,4 @@
-"""Log-probabilities that are reported, and the continuations of beams."""
+"""Reported log-probabilities, and the candidates of beam search."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _sample(logits: torch.Tensor, *params: SamplingParams) -> list[SampledToken]
     return Sampler(logits.shape[-1], CPU).sample(logits, rows)
 
 
-def test_logprobs_are_those_of_the_model() -> None:
+def test_logprobs_ignore_sampling_parameters() -> None:
     logits = torch.randn(5, VOCAB, generator=fresh_generator()) * 4
     sampled = _sample(
         logits,
@@ -45,13 +45,13 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert [s.logprob is not None for s in sampled] == [True, False, True, False, False]
     assert [len(s.top) for s in sampled] == [0, 0, 0, 0, 2]
     for i in (0, 2):
-        wanted = float(logits[i].double().log_softmax(-1)[sampled[i].token_id])
-        assert sampled[i].logprob == pytest.approx(wanted, abs=1e-5)
+        expected = float(logits[i].double().log_softmax(-1)[sampled[i].token_id])
+        assert sampled[i].logprob == pytest.approx(expected, abs=1e-5)
 
 
 @examples(30)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), SEEDS, st.booleans())
-def test_top_logprobs_are_the_largest_in_order(counts: list[int], seed: int, coarse: bool) -> None:
+def test_top_logprobs_are_the_largest_in_descending_order(counts: list[int], seed: int, coarse: bool) -> None:
     logits = torch.randn(len(counts), VOCAB, generator=generator_from(seed)) * 2
     logits = logits.round() if coarse else logits
     sampled = _sample(logits, *[replace(STEERED, top_logprobs=count) for count in counts])
@@ -69,14 +69,14 @@ def test_logprobs_of_half_precision_are_computed_in_fp32() -> None:
     assert sampled.top == ((sampled.token_id, sampled.logprob),)
 
 
-def test_tokens_that_are_ruled_out_are_not_reported() -> None:
+def test_masked_tokens_are_not_reported() -> None:
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, [7, 50, 60]] = torch.tensor([1.0, 2.0, 1.0])
     (sampled,) = _sample(logits, SamplingParams(1, top_logprobs=5))
     assert [token for token, _ in sampled.top] == [50, 7, 60]
 
 
-def test_as_many_as_the_vocabulary() -> None:
+def test_likeliest_returns_at_most_the_vocabulary() -> None:
     values = torch.tensor([[3.0, 1.0, 1.0, 2.0]])
     for count in (4, 5, 9):
         assert likeliest(values, [count]) == [((0, 3.0), (3, 2.0), (1, 1.0), (2, 1.0))]
@@ -99,13 +99,13 @@ beams = st.builds(
 
 @examples(30)
 @given(st.lists(beams, min_size=1, max_size=5), SEEDS)
-def test_continuations_of_beams_are_those_of_transformers(params: list[SamplingParams], seed: int) -> None:
-    """Its beam search lets processors work on log-probabilities and takes the best, without making them sum to 1."""
+def test_beam_candidates_equal_transformers(params: list[SamplingParams], seed: int) -> None:
+    """transformers' beam search applies processors to log-probabilities and does not renormalise them."""
     generator = generator_from(seed)
     logits = torch.randn(len(params) + 1, VOCAB, generator=generator) * 4
     rows = [SamplingRow(f"r{i}", p, integers(generator, 0, 8, 9), 5) for i, p in enumerate(params)]
-    company = SamplingRow("company", replace(STEERED, top_logprobs=9), [1, 2], 1)
-    sampled = Sampler(VOCAB, CPU).sample(logits, [*rows, company])
+    other = SamplingRow("other", replace(STEERED, top_logprobs=9), [1, 2], 1)
+    sampled = Sampler(VOCAB, CPU).sample(logits, [*rows, other])
     for row, own, token in zip(rows, logits, sampled, strict=False):
         theirs = processed(own, row)
         count = row.params.num_beams + max(row.params.num_beams, len(row.params.stop_token_ids))

@@ -1,4 +1,4 @@
-"""A seed gives the same tokens whatever else is asked for, and wherever it is sampled."""
+"""A seed gives the same tokens on the device and on the host, and with any options that do not affect tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.seeds import generator_from, integers
 
 CPU = torch.device("cpu")
 ROWS = 24
-ASKED: tuple[dict[str, Any], ...] = (
+CHANGES: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.6},
     {"temperature": 1.7},
@@ -30,21 +30,21 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 0.8, "presence_penalty": -0.5, "frequency_penalty": -0.1, "top_k": 50},
     {"temperature": 0.0, "frequency_penalty": 1.5},
 )
-MORE: tuple[dict[str, Any], ...] = (
+HOST_OPTIONS: tuple[dict[str, Any], ...] = (
     {"logprobs": True, "top_logprobs": 3},
     {"logit_bias": ((3, 0.0),)},
     {"min_new_tokens": 1},
     {"bad_words": ((1, 2, 3, 4, 5),)},
     {"prompt_logprobs": 2},
 )
-"""What changes no token of these sequences, and needs the host's sampler."""
+"""Options that need the host's sampler and change no token of these sequences."""
 
 
-def case(asked: dict[str, Any], vocab: int, kind: str) -> tuple[torch.Tensor, list[SamplingRow]]:
-    """Sequences with three tokens of output; kind: `smooth` or `ties` (many equal logits, as 16 bits make them)."""
-    generator = generator_from(len(str(asked)) + vocab)
+def make_case(changes: dict[str, Any], vocab: int, kind: str) -> tuple[torch.Tensor, list[SamplingRow]]:
+    """Make sequences with three output tokens. kind: `smooth` or `ties` (many equal logits, as in 16 bits)."""
+    generator = generator_from(len(str(changes)) + vocab)
     logits = torch.randn(ROWS, vocab, generator=generator) * 3
-    params = SamplingParams(99, **({"temperature": 1.0} | asked))
+    params = SamplingParams(99, **({"temperature": 1.0} | changes))
     rows = []
     for i in range(ROWS):
         tokens = integers(generator, 0, vocab, 12 + i)
@@ -71,19 +71,19 @@ def on_the_host(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["smooth", "ties"])
 @pytest.mark.parametrize("vocab", [97, 5000])
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_device_and_host_draw_the_same_tokens(asked: dict[str, Any], vocab: int, kind: str) -> None:
-    logits, rows = case(asked, vocab, kind)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_device_and_host_draw_the_same_tokens(changes: dict[str, Any], vocab: int, kind: str) -> None:
+    logits, rows = make_case(changes, vocab, kind)
     expected = on_the_device(logits, rows)
     assert on_the_host(logits, rows) == expected
-    for more in MORE:
-        others = [row._replace(params=replace(row.params, **more)) for row in rows]
+    for options in HOST_OPTIONS:
+        others = [row._replace(params=replace(row.params, **options)) for row in rows]
         assert not any(device_samples(row.params) for row in others)
         assert on_the_host(logits, others) == expected
 
 
-def test_seeds_and_positions_matter() -> None:
-    logits, rows = case({}, 5000, "smooth")
+def test_other_seeds_and_positions_give_other_tokens() -> None:
+    logits, rows = make_case({}, 5000, "smooth")
     expected = on_the_device(logits, rows)
     other_seeds = [row._replace(params=replace(row.params, seed=i)) for i, row in enumerate(rows)]
     later = [row._replace(token_ids=[*row.token_ids, 1]) for row in rows]

@@ -57,7 +57,7 @@ def _rows(drawn: list[tuple[SamplingParams, list[int]]]) -> list[SamplingRow]:
 
 
 def _row(name: str, p: SamplingParams, *tokens: int) -> SamplingRow:
-    """All of the tokens are the prompt's."""
+    """Make a row whose tokens are all prompt tokens."""
     return SamplingRow(name, p, tokens, len(tokens))
 
 
@@ -65,14 +65,14 @@ def _logits(num_rows: int, seed: int, vocab_size: int = VOCAB) -> torch.Tensor:
     return torch.randn(num_rows, vocab_size, generator=generator_from(seed)) * 4
 
 
-def _alone(logits: torch.Tensor, row: SamplingRow) -> SampledToken:
+def _sample_alone(logits: torch.Tensor, row: SamplingRow) -> SampledToken:
     (sampled,) = Sampler(logits.shape[-1], CPU).sample(logits[None], [row])
     return sampled
 
 
 @examples(50)
 @given(rows, SEEDS, st.booleans())
-def test_a_row_gets_in_any_batch_what_it_gets_alone(
+def test_a_row_is_sampled_the_same_alone_and_in_any_batch(
     drawn: list[tuple[SamplingParams, list[int]]], seed: int, coarse: bool
 ) -> None:
     logits, batch = _logits(len(drawn), seed), _rows(drawn)
@@ -80,16 +80,14 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone(
     before = logits.clone()
     together = Sampler(VOCAB, CPU).sample(logits, batch)
     assert torch.equal(logits, before)
-    assert together == [_alone(logits[i], row) for i, row in enumerate(batch)]
+    assert together == [_sample_alone(logits[i], row) for i, row in enumerate(batch)]
     backwards = Sampler(VOCAB, CPU).sample(logits.flip(0), batch[::-1])
     assert together == backwards[::-1]
 
 
 @examples(50)
 @given(rows, SEEDS)
-def test_tokens_are_those_that_transformers_allows(
-    drawn: list[tuple[SamplingParams, list[int]]], seed: int
-) -> None:
+def test_tokens_are_allowed_by_transformers(drawn: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
     logits, batch = _logits(len(drawn), seed), _rows(drawn)
     for i, (row, sampled) in enumerate(zip(batch, Sampler(VOCAB, CPU).sample(logits, batch), strict=True)):
         scores = processed(logits[i], row)
@@ -103,7 +101,7 @@ def test_tokens_are_those_that_transformers_allows(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_greedy_is_argmax(dtype: torch.dtype) -> None:
     logits = torch.randn(9, 49152, generator=fresh_generator()).to(dtype)
-    logits[3, 7:40_000:101] = 50.0  # equal ones: the lowest id
+    logits[3, 7:40_000:101] = 50.0  # ties: the lowest id wins
     batch = [_row(f"r{i}", SamplingParams(1), 1, 2) for i in range(9)]
     sampled = Sampler(49152, CPU).sample(logits, batch)
     assert [s.token_id for s in sampled] == logits.argmax(-1).tolist()
@@ -113,7 +111,7 @@ def test_greedy_is_argmax(dtype: torch.dtype) -> None:
     assert mixed[:8] == sampled[:8]
 
 
-def test_greedy_ignores_what_only_sampling_uses() -> None:
+def test_greedy_ignores_sampling_parameters() -> None:
     logits = _logits(2, 0)
     odd = SamplingParams(1, top_k=3, top_p=0.1, min_p=0.5, typical_p=0.1, seed=5)
     both = Sampler(VOCAB, CPU).sample(
@@ -123,7 +121,7 @@ def test_greedy_ignores_what_only_sampling_uses() -> None:
 
 
 def _chi_square(counts: Counter[int], probabilities: torch.Tensor, draws: int) -> tuple[float, int]:
-    """The statistic and its degrees of freedom; tokens expected fewer than 5 times are taken together."""
+    """Return the statistic and its degrees of freedom. Tokens expected fewer than 5 times share a cell."""
     expected = probabilities * draws
     rare = [i for i in range(len(expected)) if 0 < float(expected[i]) < 5]
     cells = [(counts[i], float(expected[i])) for i in range(len(expected)) if float(expected[i]) >= 5]
@@ -147,16 +145,16 @@ def _chi_square(counts: Counter[int], probabilities: torch.Tensor, draws: int) -
         {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.5},
     ],
 )
-@pytest.mark.parametrize("by", ["seed", "position"])
-def test_frequencies_are_the_probabilities(changes: dict[str, Any], by: str) -> None:
-    vocab_size, draws = 13, (12_000 if FULL else 4_000) if by == "seed" else 2_000
+@pytest.mark.parametrize("varied", ["seed", "position"])
+def test_tokens_are_drawn_with_their_probabilities(changes: dict[str, Any], varied: str) -> None:
+    vocab_size, draws = 13, (12_000 if FULL else 4_000) if varied == "seed" else 2_000
     logits = torch.randn(vocab_size, generator=generator_from(11)) * 1.5
     p = SamplingParams(1, **({"temperature": 1.0, "stop_token_ids": (0,)} | changes))
     seen, num_prompt = [3, 5, 3], 2
-    if by == "seed":
+    if varied == "seed":
         batch = [SamplingRow(f"r{i}", replace(p, seed=i), seen, num_prompt) for i in range(draws)]
     else:
-        # One stream, ever longer prompts: the same three tokens again and again, so that penalties stay the same.
+        # One seed and growing prompts that repeat the same three tokens, so that penalties stay the same.
         prompts = [seen * (i + 1) for i in range(draws)]
         batch = [SamplingRow(f"r{i}", replace(p, seed=99), x, len(x) - 1) for i, x in enumerate(prompts)]
     sampled: list[SampledToken] = []
@@ -168,13 +166,13 @@ def test_frequencies_are_the_probabilities(changes: dict[str, Any], by: str) -> 
     probabilities = processed(logits, SamplingRow("x", p, seen, num_prompt)).double().softmax(-1)
     assert all(float(probabilities[token]) > 0 for token in counts)
     statistic, freedom = _chi_square(counts, probabilities, draws)
-    # Seeds are fixed, so nothing fails by chance; five deviations leave room for any honest stream.
+    # Seeds are fixed, so the test never fails by chance. Any correct generator stays within five deviations.
     assert statistic < freedom + 5 * math.sqrt(2 * freedom) + 1
 
 
 @pytest.mark.parametrize("place", ["first", "last", "between"])
-def test_tokens_without_probability_are_never_drawn(place: str) -> None:
-    logits = torch.full((VOCAB,), -2000.0)  # exp underflows to 0, and yet the logits are finite
+def test_tokens_of_probability_zero_are_never_drawn(place: str) -> None:
+    logits = torch.full((VOCAB,), -2000.0)  # exp underflows to 0 although the logits are finite
     likely = {"first": [99, 100], "last": [0, 1], "between": [0, 50, 100]}[place]
     logits[likely] = 1.0
     batch = [_row(f"r{i}", SamplingParams(1, temperature=1.0, seed=i), i) for i in range(4000)]
@@ -184,7 +182,7 @@ def test_tokens_without_probability_are_never_drawn(place: str) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_logits_that_are_not_finite_concern_their_row_only(bad: float, temperature: float) -> None:
+def test_non_finite_logits_affect_only_their_row(bad: float, temperature: float) -> None:
     logits = _logits(5, 3)
     p = SamplingParams(1, temperature=temperature, top_k=20, top_p=0.9, repetition_penalty=1.2, logprobs=True)
     batch = [_row(f"r{i}", replace(p, seed=i, typical_p=0.9, top_logprobs=i), i, 2 * i) for i in range(5)]
@@ -203,7 +201,7 @@ def test_logits_that_are_not_finite_concern_their_row_only(bad: float, temperatu
             ]
 
 
-def test_a_bad_word_does_not_hide_what_is_not_finite() -> None:
+def test_bad_words_do_not_hide_non_finite_logits() -> None:
     logits = _logits(2, 3)
     logits[:, 7] = math.nan
     banned = SamplingParams(1, bad_words=((7,),))
@@ -211,23 +209,23 @@ def test_a_bad_word_does_not_hide_what_is_not_finite() -> None:
     assert [s.finite for s in sampled] == [False, False]
 
 
-def test_a_batch_is_looked_at_anew_when_its_requests_change() -> None:
+def test_the_plan_is_renewed_when_parameters_change() -> None:
     logits, sampler = _logits(2, 3), Sampler(VOCAB, CPU)
     greedy = SamplingParams(1)
     for p in (greedy, replace(greedy, top_logprobs=2), greedy, replace(greedy, temperature=1.0, seed=1)):
         batch = [_row("a", greedy, 1), _row("b", p, 1)]
-        assert sampler.sample(logits, batch) == [_alone(logits[i], row) for i, row in enumerate(batch)]
+        assert sampler.sample(logits, batch) == [_sample_alone(logits[i], row) for i, row in enumerate(batch)]
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "top_p": 0.9, "typical_p": 0.9}]
 )
-def test_tokens_ruled_out_by_the_model_are_no_failure(changes: dict[str, Any]) -> None:
+def test_masked_tokens_are_no_error_while_one_token_remains(changes: dict[str, Any]) -> None:
     logits = _logits(4, 3)
     logits[:, 10:] = -math.inf
     logits[1] = -math.inf
     logits[2, 1:] = -math.inf
-    # Of the last row the client rules out what the model has left.
+    # The last request bans the tokens that the model has not masked.
     bans = {"bad_words": tuple((i,) for i in range(10))}
     changed = [_row(f"r{i}", SamplingParams(1, **changes), 1) for i in range(3)]
     banned = _row("banned", SamplingParams(1, **changes, **bans), 1)
@@ -240,11 +238,11 @@ def test_tokens_ruled_out_by_the_model_are_no_failure(changes: dict[str, Any]) -
 @pytest.mark.parametrize(
     "changes", [{"temperature": 1e-300}, {"temperature": 1e-40}, {"temperature": 1.0, "top_p": 1e-300}]
 )
-def test_extreme_values_choose_the_most_likely_token(changes: dict[str, float]) -> None:
+def test_extreme_parameters_select_the_most_likely_token(changes: dict[str, float]) -> None:
     logits = _logits(1, 8)
     for seed in range(20):
         row = _row("r", SamplingParams(1, seed=seed, **changes), 1)
-        assert _alone(logits[0], row).token_id == int(logits.argmax())
+        assert _sample_alone(logits[0], row).token_id == int(logits.argmax())
 
 
 @pytest.mark.parametrize(
@@ -256,10 +254,10 @@ def test_penalties_follow_the_sequence_as_it_grows(changes: dict[str, Any]) -> N
     p = SamplingParams(40, **changes)
     tokens = {name: integers(generator, 0, VOCAB, 6) for name in "abc"}
     for step in range(25):
-        # Sequences come and go between steps, as the scheduler likes, and some come back with several tokens more.
+        # Sequences leave and rejoin the batch between steps. One returns with several new tokens.
         names = ["a", "b", "c"] if step % 3 else ["c", "a"]
         logits = torch.randn(len(names), VOCAB, generator=generator)
-        logits[:, :5] += 9.0  # few are likely, so that all of them are penalised soon, more or less
+        logits[:, :5] += 9.0  # few likely tokens, so that all of them are penalised soon
         batch = [SamplingRow(name, p, tokens[name], 6) for name in names]
         for i, (row, sampled) in enumerate(zip(batch, sampler.sample(logits, batch), strict=True)):
             assert sampled.token_id == int(processed(logits[i], row).argmax())
@@ -268,7 +266,7 @@ def test_penalties_follow_the_sequence_as_it_grows(changes: dict[str, Any]) -> N
             tokens["b"] += [0, 0, 0, 0, 1]
 
 
-def test_a_forgotten_sequence_starts_anew() -> None:
+def test_forget_discards_the_state_of_a_sequence() -> None:
     sampler = Sampler(VOCAB, CPU)
     logits = torch.zeros(1, VOCAB)
     logits[0, 7], logits[0, 8] = 2.0, 1.5
@@ -279,10 +277,10 @@ def test_a_forgotten_sequence_starts_anew() -> None:
     assert sampler.sample(logits, [_row("a", p, 9)])[0].token_id == 7
 
 
-# Bits: the same in every batch, in every process
+# Batch invariance: bit-identical results in any batch and any process
 
 
-_VARIETY: tuple[dict[str, Any], ...] = (
+_VARIED_PARAMS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1.0, "logprobs": True},
     {"temperature": 0.7, "top_p": 0.9, "top_logprobs": 5},
@@ -301,48 +299,50 @@ _VARIETY: tuple[dict[str, Any], ...] = (
 )
 
 
-def _variety(num_rows: int, vocab_size: int) -> tuple[torch.Tensor, list[SamplingRow]]:
+def _varied_batch(num_rows: int, vocab_size: int) -> tuple[torch.Tensor, list[SamplingRow]]:
     generator = generator_from(7)
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 3
     batch = []
     for i in range(num_rows):
-        p = SamplingParams(9, **({"seed": i // 2, "stop_token_ids": (9,)} | _VARIETY[i % len(_VARIETY)]))
+        p = SamplingParams(
+            9, **({"seed": i // 2, "stop_token_ids": (9,)} | _VARIED_PARAMS[i % len(_VARIED_PARAMS)])
+        )
         batch.append(SamplingRow(f"r{i}", p, integers(generator, 0, vocab_size, 5 + i % 7), 4))
     return logits, batch
 
 
 @pytest.mark.parametrize("vocab_size", [2999, 4096])
-def test_bits_do_not_depend_on_the_company(vocab_size: int) -> None:
-    logits, batch = _variety(40, vocab_size)
-    alone = [_alone(logits[i], row) for i, row in enumerate(batch)]
+def test_results_are_bit_identical_in_any_batch(vocab_size: int) -> None:
+    logits, batch = _varied_batch(40, vocab_size)
+    alone = [_sample_alone(logits[i], row) for i, row in enumerate(batch)]
     generator = generator_from(3)
     for size in (2, 3, 7, 16, 33, 40):
-        chosen = torch.randperm(40, generator=generator)[:size].tolist()
-        sampled = Sampler(vocab_size, CPU).sample(logits[chosen], [batch[i] for i in chosen])
-        assert sampled == [alone[i] for i in chosen]
+        indices = torch.randperm(40, generator=generator)[:size].tolist()
+        sampled = Sampler(vocab_size, CPU).sample(logits[indices], [batch[i] for i in indices])
+        assert sampled == [alone[i] for i in indices]
 
 
-_IN_A_FRESH_PROCESS = """
+_SAMPLE_IN_NEW_PROCESS = """
 import json, torch
 from engines.sampling.sampler import Sampler
-from tests.engines.sampling.test_sampler import _variety
+from tests.engines.sampling.test_sampler import _varied_batch
 torch.set_num_threads(2)
-logits, batch = _variety(27, 2999)
+logits, batch = _varied_batch(27, 2999)
 print(json.dumps(Sampler(2999, torch.device("cpu")).sample(logits, batch)))
 """
 
 
 @pytest.mark.long
-def test_bits_do_not_depend_on_the_process() -> None:
-    """Nor on the number of its threads."""
-    done = subprocess.run(
-        [sys.executable, "-c", _IN_A_FRESH_PROCESS],
+def test_results_are_bit_identical_in_another_process() -> None:
+    """The other process runs two threads."""
+    process = subprocess.run(
+        [sys.executable, "-c", _SAMPLE_IN_NEW_PROCESS],
         cwd=REPO_ROOT,
         env=child_environment(),
         capture_output=True,
         text=True,
         check=True,
     )
-    logits, batch = _variety(27, 2999)
-    here = [_alone(logits[i], row) for i, row in enumerate(batch)]
-    assert json.loads(done.stdout) == json.loads(json.dumps(here))
+    logits, batch = _varied_batch(27, 2999)
+    expected = [_sample_alone(logits[i], row) for i, row in enumerate(batch)]
+    assert json.loads(process.stdout) == json.loads(json.dumps(expected))

@@ -1,4 +1,4 @@
-"""Each sampling step alone, and all of them: against transformers' logits processors of the same names, row by row."""
+"""Each sampling step, and all steps together, against transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHANGES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "logit_bias": st.dictionaries(st.integers(0, 49), st.floats(-100, 100), min_size=1, max_size=9).map(
         lambda biases: {"logit_bias": tuple(biases.items())}
     ),
-    # Few ids, so that what stands before the last token often stands at the end of the sequence.
+    # Few ids, so that sequences often end with the beginning of a bad word.
     "bad_words": st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=1).map(
         lambda words: {"bad_words": tuple(words)}
     ),
@@ -55,7 +55,7 @@ CHANGES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 
 
 def _logits(num_rows: int, vocab_size: int, seed: int, kind: str) -> torch.Tensor:
-    """kind: `smooth`, `ties` (many equal logits) or `holes` (half of them ruled out by -inf)."""
+    """kind: `smooth`, `ties` (many equal logits) or `holes` (half of them -inf)."""
     generator = generator_from(seed)
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 3
     if kind == "ties":
@@ -67,7 +67,7 @@ def _logits(num_rows: int, vocab_size: int, seed: int, kind: str) -> torch.Tenso
 
 
 def _row(name: str, params: SamplingParams, seed: int) -> SamplingRow:
-    """A sequence of a few token ids that come again and again, some of them in its prompt only."""
+    """Make a sequence that repeats few token ids, some of them only in the prompt."""
     generator = generator_from(seed)
     length, num_prompt = integers(generator, 1, 30, 1)[0], integers(generator, 1, 12, 1)[0]
     tokens = integers(generator, 0, 50 if seed % 2 else 4, length + num_prompt)
@@ -75,13 +75,13 @@ def _row(name: str, params: SamplingParams, seed: int) -> SamplingRow:
 
 
 @st.composite
-def _rows_asking(draw: st.DrawFn, names: list[str], share: int) -> list[SamplingRow]:
-    """Rows of which each asks for each step, or not: about one in `share`."""
+def _draw_rows(draw: st.DrawFn, names: list[str], one_in: int) -> list[SamplingRow]:
+    """Draw rows. About one in `one_in` of them uses each of the steps `names`."""
     rows = []
     for i in range(draw(st.integers(1, 6))):
         changes: dict[str, Any] = {"temperature": draw(st.sampled_from([0.0, 1.0]))}
         for name in names:
-            if draw(st.integers(1, share)) == 1:
+            if draw(st.integers(1, one_in)) == 1:
                 changes |= draw(CHANGES[name])
         rows.append(_row(f"r{i}", replace(OFF, **changes), draw(SEEDS)))
     return rows
@@ -91,28 +91,30 @@ def _rows_asking(draw: st.DrawFn, names: list[str], share: int) -> list[Sampling
 @pytest.mark.parametrize("kind", ["smooth", "ties", "holes"])
 @examples(8)
 @given(st.data(), VOCAB_SIZES, SEEDS)
-def test_a_step_is_transformers_processor(
+def test_a_step_equals_transformers_processor(
     name: str, kind: str, data: st.DataObject, vocab_size: int, seed: int
 ) -> None:
-    rows = data.draw(_rows_asking([name], 2))
+    rows = data.draw(_draw_rows([name], 2))
     logits = _logits(len(rows), vocab_size, seed, kind)
     (step,) = {stage.step for row in rows for stage in stages(row)} or {truncate}
     assert step is not None
     ours = apply([step], logits, rows)
     for i, row in enumerate(rows):
-        asked = list(stages(row))
-        if not asked:
+        row_stages = list(stages(row))
+        if not row_stages:
             assert torch.equal(ours[i], logits[i])
             continue
-        (stage,) = asked
+        (stage,) = row_stages
         theirs = call(stage.processor, logits[i], row.token_ids)
         assert deviation(ours[i], theirs, stage.edge(logits[i])) <= CLOSE
 
 
 @examples(40)
-@given(_rows_asking(list(CHANGES), 1), VOCAB_SIZES, SEEDS)
-def test_steps_of_one_row_follow_each_other(rows: list[SamplingRow], vocab_size: int, seed: int) -> None:
-    """Each step on what transformers made of the step before it."""
+@given(_draw_rows(list(CHANGES), 1), VOCAB_SIZES, SEEDS)
+def test_each_step_equals_transformers_after_the_steps_before_it(
+    rows: list[SamplingRow], vocab_size: int, seed: int
+) -> None:
+    """Give each step the result of transformers for the step before it."""
     row, scores = rows[0], _logits(1, vocab_size, seed, "smooth")[0]
     for stage in stages(row):
         theirs = call(stage.processor, scores, row.token_ids)
@@ -123,8 +125,8 @@ def test_steps_of_one_row_follow_each_other(rows: list[SamplingRow], vocab_size:
 
 
 @examples(50)
-@given(_rows_asking(list(CHANGES), 3), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "holes"]))
-def test_all_steps_are_transformers_list_of_processors(
+@given(_draw_rows(list(CHANGES), 3), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "holes"]))
+def test_all_steps_together_equal_transformers_processors(
     rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
 ) -> None:
     logits = _logits(len(rows), vocab_size, seed, kind)
@@ -132,12 +134,12 @@ def test_all_steps_are_transformers_list_of_processors(
     assume(clear)
     ours = heated(apply(ALL_STEPS, logits, rows), rows)
     for i in clear:
-        nowhere = torch.zeros(vocab_size, dtype=torch.bool)
-        assert deviation(ours[i], processed(logits[i], rows[i]), nowhere) <= CLOSE
+        no_edge = torch.zeros(vocab_size, dtype=torch.bool)
+        assert deviation(ours[i], processed(logits[i], rows[i]), no_edge) <= CLOSE
 
 
 @examples(40)
-@given(_rows_asking(list(CHANGES), 2), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "ties", "holes"]))
+@given(_draw_rows(list(CHANGES), 2), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "ties", "holes"]))
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
 ) -> None:
@@ -147,12 +149,12 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
         assert torch.equal(together[i], apply(ALL_STEPS, logits[i : i + 1], [row])[0])
 
 
-def test_rows_that_ask_for_nothing_keep_their_logits() -> None:
+def test_rows_without_options_keep_their_logits() -> None:
     logits = _logits(3, 53, 0, "holes")
     rows = [_row(f"r{i}", OFF, i) for i in range(3)]
     assert torch.equal(apply(ALL_STEPS, logits, rows), logits)
-    asking = _row("asking", replace(OFF, top_p=0.5, temperature=0.7, typical_p=0.5, min_p=0.1, top_k=9), 5)
-    assert torch.equal(apply(ALL_STEPS, logits, [rows[0], asking, rows[2]])[::2], logits[::2])
+    other = _row("other", replace(OFF, top_p=0.5, temperature=0.7, typical_p=0.5, min_p=0.1, top_k=9), 5)
+    assert torch.equal(apply(ALL_STEPS, logits, [rows[0], other, rows[2]])[::2], logits[::2])
 
 
 def test_greedy_rows_and_beams_are_not_truncated() -> None:
@@ -162,14 +164,14 @@ def test_greedy_rows_and_beams_are_not_truncated() -> None:
     assert torch.equal(apply(ALL_STEPS, logits, rows), logits)
 
 
-def test_presence_and_frequency_go_by_the_output_alone() -> None:
+def test_presence_and_frequency_penalties_count_only_output_tokens() -> None:
     params = replace(OFF, presence_penalty=0.5, frequency_penalty=0.25)
     rows = [SamplingRow("r", params, [3, 3, 4, 5, 5, 5], num_prompt_tokens=2)]
     out = apply(ALL_STEPS, torch.zeros(1, 8), rows)[0]
     assert out.tolist() == [0.0, 0.0, 0.0, 0.0, -0.75, -1.25, 0.0, 0.0]
 
 
-def test_ids_outside_the_vocabulary_are_passed_over() -> None:
+def test_ids_outside_the_vocabulary_are_ignored() -> None:
     params = replace(
         OFF,
         repetition_penalty=2.0,
@@ -185,7 +187,7 @@ def test_ids_outside_the_vocabulary_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("p", [1e-300, 1e-46, 1e-9])
-def test_a_tiny_top_p_is_the_greedy_choice(p: float) -> None:
+def test_a_tiny_top_p_selects_the_greedy_token(p: float) -> None:
     for kind in ("smooth", "ties"):
         logits = _logits(1, 500, 0, kind)
         out = apply([truncate], logits, [_row("r", replace(OFF, top_p=p), 0)])[0]
@@ -194,7 +196,7 @@ def test_a_tiny_top_p_is_the_greedy_choice(p: float) -> None:
 
 @examples(40)
 @given(st.floats(0.01, 0.99), VOCAB_SIZES, SEEDS)
-def test_top_p_with_ties_keeps_a_smallest_sufficient_set(p: float, vocab_size: int, seed: int) -> None:
+def test_top_p_with_ties_keeps_the_smallest_sufficient_set(p: float, vocab_size: int, seed: int) -> None:
     logits = _logits(1, vocab_size, seed, "ties")
     out = apply([truncate], logits, [_row("r", replace(OFF, top_p=p), 0)])[0]
     probabilities, kept = logits[0].double().softmax(-1), out > -math.inf
@@ -202,15 +204,15 @@ def test_top_p_with_ties_keeps_a_smallest_sufficient_set(p: float, vocab_size: i
     assert mass >= p - CLOSE
     assert mass - least < p + CLOSE
     assert least >= float(probabilities[~kept].max()) - 1e-9
-    # Of equal ones those with the lowest ids.
+    # Among equal logits, those with the lowest ids are kept.
     equal = (logits[0] == out[kept].min()).nonzero()[:, 0]
     assert kept[equal].tolist() == sorted(kept[equal].tolist(), reverse=True)
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "typical_p"])
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.3, 1.0, 20.0])
-def test_sets_of_any_size_are_found(name: str, spread: float) -> None:
-    """Sets that go beyond the tokens that are looked at first, and such that do not, in one batch."""
+def test_truncation_keeps_sets_of_any_size(name: str, spread: float) -> None:
+    """One batch has sets within and beyond the likeliest tokens, which are sorted first."""
     vocab_size, size = 5000, 0.97
     logits = torch.randn(4, vocab_size, generator=generator_from(1)) * spread
     logits[1] *= 30
@@ -225,8 +227,8 @@ def test_sets_of_any_size_are_found(name: str, spread: float) -> None:
 
 @pytest.mark.parametrize("changes", [{"top_k": 3}, {"min_p": 1.0}, {"typical_p": 0.2}])
 @pytest.mark.parametrize("vocab_size", [5, 1000])
-def test_equals_stay_together(changes: dict[str, Any], vocab_size: int) -> None:
-    """As in transformers; only top_p chooses among them."""
+def test_equal_logits_are_kept_or_removed_together(changes: dict[str, Any], vocab_size: int) -> None:
+    """As in transformers. Only top_p distinguishes between equal logits."""
     logits = torch.full((2, vocab_size), 1.5)
     logits[1, 4] = -50.0
     rows = [_row("a", replace(OFF, **changes), 0), _row("b", replace(OFF, **changes), 1)]
