@@ -1,4 +1,4 @@
-"""What the device can do at most: shares are of these, measured in the same process."""
+"""Measure the ceilings of the device. Shares are relative to ceilings measured in the same process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.gpu.timing import Timing, synchronize, time_calls, time_graph
 
 
 def measure(context: Context) -> Ceilings:
-    """Copies and matrix products; a few seconds."""
+    """Measure copies and matrix products. Takes a few seconds."""
     copied, copy = time_copy(context)
     context.results.figure(
         "ceiling: copy bandwidth", copied / copy.median / 1e12, "TB/s", "bytes read and written"
@@ -22,7 +22,7 @@ def measure(context: Context) -> Ceilings:
 
 
 def time_copy(context: Context) -> tuple[float, Timing]:
-    """Bytes moved, and in what time: half of them read."""
+    """Return the bytes moved, half of them reads, and the time."""
     source = context.random(context.size(1 << 31, 1 << 16))
     target = torch.empty_like(source)
     timing = time_calls([lambda: target.copy_(source)], context.device)
@@ -30,7 +30,7 @@ def time_copy(context: Context) -> tuple[float, Timing]:
 
 
 def time_matmul(context: Context) -> tuple[float, Timing]:
-    """Operations, and in what time."""
+    """Return the number of operations and the time."""
     size = context.size(8192, 64)
     a, b = context.random(size, size), context.random(size, size)
     out = torch.empty_like(a)
@@ -45,7 +45,7 @@ def time_read(context: Context) -> tuple[float, Timing]:
 
 
 def time_node(context: Context) -> Timing:
-    """Seconds that a kernel with nothing to do takes in a graph."""
+    """Time a kernel with nothing to do in a graph."""
     number = torch.zeros(32, device=context.device)
     return time_graph([lambda: number.add_(1.0)] * context.size(1000, 5), context.device)
 
@@ -59,7 +59,7 @@ def time_to_device(context: Context) -> tuple[float, Timing]:
 
 
 def time_round_trip(context: Context) -> Timing:
-    """256 numbers there and back, by pinned memory, and waited for: what a step cannot hide that needs its tokens."""
+    """Time 256 numbers to the device and back through pinned memory. A step that needs its tokens cannot hide this."""
     pinned = context.device.type == "cuda"
     there = torch.zeros(256, dtype=torch.int32, pin_memory=pinned)
     back = torch.empty(256, dtype=torch.int32, pin_memory=pinned)

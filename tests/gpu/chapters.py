@@ -1,5 +1,5 @@
-"""Chapters of the GPU check: each part in a process of its own, which is ended when its time is over; what it has
-measured by then is in the results already."""
+"""Run chapters of the GPU check. Each part is a process of its own, which is killed when its time is over. Its results
+so far are kept."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.gpu.records import Records, read
 from tests.gpu.report import write_page
 
 _LEAST_SECONDS = 15.0
-"""With less a part is not started."""
+"""A part is not started with less time."""
 _TO_END = 3.0
-"""Seconds between asking a process to end and ending it."""
+"""Seconds between SIGTERM and SIGKILL."""
 _MOST_LOG_BYTES = 12_000_000
 _GROWING = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""As `container.run.launch` sets it."""
+"""The setting of `container.run.launch`."""
 NO_GPU = 2
 
 
@@ -41,7 +41,7 @@ class Check:
     records: Records = field(init=False)
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    """Parts that did not end as they should."""
+    """Parts that failed or were stopped."""
     _log_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -49,11 +49,11 @@ class Check:
 
     @property
     def patience(self) -> float:
-        """Times the limits. A smoke run shows that parts end, not how soon: an interpreter is slow."""
+        """Factor on all time limits. A smoke run shows that parts finish, not how fast: the interpreter is slow."""
         return 5.0 if self.smoke else 1.0
 
     def say(self, who: str, line: str) -> None:
-        """To the log, and to whoever watches."""
+        """Write a line to the log and to stdout."""
         text = f"{time.strftime('%H:%M:%S')} {who:16} {line.rstrip()}"
         with self._log_lock:
             print(text, flush=True)
@@ -64,8 +64,8 @@ class Check:
 
 
 def run_chapters(numbers: Sequence[int], out: Path, cache: Path | None, smoke: bool = False) -> int:
-    """0: all is as it should be; 1: something is not; 2: there is no GPU that computes."""
-    # Beside the results, where what a later call on the same machine finds is not sent anywhere.
+    """Return 0 if all parts passed, 1 if some failed, 2 if there is no working GPU."""
+    # Next to the results, not among them: later calls on this machine find the kernels, but they are not sent anywhere.
     kernels = CompileCache(Path("build/gpu-kernels").absolute())
     check = Check(out, kernels, smoke, _environment(kernels.folder))
 
@@ -90,7 +90,7 @@ def run_chapters(numbers: Sequence[int], out: Path, cache: Path | None, smoke: b
 
 
 def _run_chapter(check: Check, number: int) -> bool:
-    """False: the first part, which looks at the device, says that there is none."""
+    """Run a chapter. Return False if its first part, which checks the device, fails."""
     chapter, ends = CHAPTERS[number], time.monotonic() + CHAPTER_SECONDS * check.patience
     check.say("chapter", f"{number}: {chapter.title}")
     for stage in chapter.stages:
@@ -109,7 +109,7 @@ def _run_chapter(check: Check, number: int) -> bool:
 
 
 def run_stage(check: Check, parts: Sequence[str], ends: float) -> dict[str, int | None]:
-    """The parts' exit codes; None: there was no time for it, or it had to be ended."""
+    """Run parts concurrently. Return their exit codes; None: no time was left for the part, or it was killed."""
     codes: dict[str, int | None] = {}
     threads = [
         threading.Thread(
@@ -138,7 +138,7 @@ def _run_part(check: Check, part: str, ends: float, beside: int) -> int | None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # A group of its own: what it has started ends with it.
+        # A process group of its own: child processes are killed with it.
         start_new_session=True,
     )
     check.running.add(process)
@@ -182,7 +182,7 @@ def _stopped(check: Check, part: str, why: str) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """It and all that it has started."""
+    """Stop the process and its children, with SIGTERM and then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -196,7 +196,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    """What it has left behind, which may hold the GPU, or the pipe that is read here."""
+    """Kill child processes that are left. They may hold the GPU, or the pipe that is read here."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -208,7 +208,7 @@ def _environment(kernels: Path) -> dict[str, str]:
         **base,
         "TRITON_CACHE_DIR": str(kernels),
         "PYTHONUNBUFFERED": "1",
-        # Nothing is fetched, and nothing waits for a network to say that it is not there.
+        # Nothing is downloaded, and nothing waits for network timeouts.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

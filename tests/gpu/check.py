@@ -1,10 +1,11 @@
-"""`python -m tests.gpu.check`: what shows on a GPU that the engine is right, and how fast it is.
+"""`python -m tests.gpu.check`: check the engine's results on a GPU, and measure its speed.
 
-`--plan` prints the chapters, their parts and time limits; `--chapter N` runs one (none: all, one after the other),
-`--part NAME` one part in this process. Results go to `--out`, line by line; `tests.gpu.report` makes the page of them.
+`--plan` prints the chapters, their parts and time limits. `--chapter N` runs one chapter (default: all, one after the
+other), and `--part NAME` runs one part in this process. Results are appended to a file in the folder `--out`.
+`tests.gpu.report` makes a page of them.
 
-Needs torch, triton, transformers, numpy and safetensors, and the folders `.` and `kernels` on PYTHONPATH. With
-`--smoke` it goes through the code with tiny shapes, on a CPU too (TRITON_INTERPRET=1): its figures mean nothing.
+Requires torch, triton, transformers, numpy and safetensors, and the folders `.` and `kernels` on PYTHONPATH. `--smoke`
+runs the code with tiny shapes, also on a CPU (TRITON_INTERPRET=1). Its figures mean nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triton's cache of compiled kernels, between machines: what a launch needs of it, in a few small archives."""
+"""Transfer Triton's cache of compiled kernels between machines: pack the files that launches need in small archives."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _KEPT = (".json", ".cubin", ".so")
-"""Of what the compiler leaves; the rest is its way there, which is larger and read by nobody."""
+"""Suffixes of the compiler's files to keep. The intermediate representations are larger and never read again."""
 ARCHIVE = "triton-cache-{}.tar.gz"
 MOST_ARCHIVES = 3
 ARCHIVE_BYTES = 14_000_000
 _PIECE_BYTES = 4 * ARCHIVE_BYTES
-"""Of files before they are compressed: machine code shrinks to a fourth and less."""
+"""Size of an archive's files before compression: machine code shrinks to a quarter or less."""
 
 
 class CompileCache:
@@ -23,11 +23,11 @@ class CompileCache:
         self._packed: set[str] = set()
 
     def __len__(self) -> int:
-        """Kernels and launchers."""
+        """Return the number of kernels and launchers."""
         return sum(1 for _ in self.folder.iterdir())
 
     def unpack(self, source: Path) -> int:
-        """Take what `source` holds, an archive or a folder of them; returns how many archives could be read."""
+        """Unpack `source`, an archive or a folder of archives. Return how many archives could be read."""
         archives = sorted(source.glob(ARCHIVE.format("*"))) if source.is_dir() else [source]
         count = 0
         for archive in archives:
@@ -41,8 +41,9 @@ class CompileCache:
         return count
 
     def pack(self, out: Path) -> list[Path]:
-        """All of it as archives in `out`, at most `MOST_ARCHIVES` of `ARCHIVE_BYTES`, in place of those that are there;
-        none where there is nothing new. What is oldest and does not fit is left out: it is compiled again."""
+        """Write the cache to `out` as at most `MOST_ARCHIVES` archives of `ARCHIVE_BYTES`, over those already there.
+        Return their paths, or nothing if no kernel is new. The oldest kernels are left out if they do not fit, and are
+        compiled again."""
         folders = [path for path in self.folder.iterdir() if path.is_dir()]
         if {path.name for path in folders} <= self._packed:
             return []
@@ -67,7 +68,7 @@ class CompileCache:
         return made
 
     def _name_places(self) -> None:
-        """A group of files says where they are: here."""
+        """Rewrite the absolute paths in Triton's group files to this folder."""
         for group in self.folder.glob("*/__grp__*.json"):
             names = json.loads(group.read_text(encoding="utf-8"))["child_paths"]
             places = {name: str(group.parent / name) for name in names}

@@ -1,4 +1,4 @@
-"""What every part of the GPU check is given."""
+"""Context of a part of the GPU check: device, results, time limit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Context:
     results: Results
     device: torch.device
     smoke: bool
-    """Tiny shapes; figures mean nothing."""
+    """True: shapes are tiny, and figures mean nothing."""
     folder: Path
-    """For scratch files."""
+    """Folder for scratch files."""
     out: Path
-    """Where the results go."""
+    """Folder of the results."""
     deadline: Deadline
-    """When the part will be ended."""
+    """Time limit of the part."""
 
     def has(self, seconds: float, name: str) -> bool:
-        """Whether there is so much time left; where there is not, the results say that `name` was not measured."""
+        """Return whether this much time is left. If not, record that `name` was not measured."""
         if self.smoke or self.deadline.left > seconds:
             return True
         self.results.missing(name, f"{self.deadline.left:.0f} s were left, it takes {seconds:.0f}")
@@ -38,7 +38,7 @@ class Context:
         return tiny if self.smoke else real
 
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
-        """Normal numbers, fresh ones; bf16 is fp16 where the interpreter computes, which has no bf16 products."""
+        """Return new normal random numbers. On a CPU bf16 becomes fp16: the interpreter has no bf16 products."""
         out = torch.empty(shape, dtype=self.dtype(dtype), device=self.device)
         return out.normal_(0.0, scale)
 

@@ -1,4 +1,4 @@
-"""The rolling engine in this process, without sockets, on a GPU or, in Triton's interpreter, on a CPU."""
+"""Run the rolling engine in this process without sockets, on a GPU or on a CPU with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine is sized for at its start."""
+    """Sizes for which the engine allocates memory when it starts."""
 
     max_num_seqs: int
     max_model_len: int
     max_step_tokens: int
     cache_tokens: int | None
-    """None: the cache is what `utilization` of the device's memory leaves."""
+    """None: the cache gets what is left of `utilization` of the device's memory."""
     block_size: int = BLOCK_SIZE
 
 
 class TotalStopwatch(Stopwatch):
-    """Keeps what steps took, over all of them."""
+    """Stopwatch that also adds up the times of all steps."""
 
     def __init__(self) -> None:
         super().__init__(time.perf_counter)
@@ -66,7 +66,7 @@ class Running:
 
 
 class Engine:
-    """One loaded model, any number of schedulers over it, one at a time."""
+    """One loaded model with any number of schedulers, used one at a time."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Engine:
         max_step_tokens: int | None = None,
         num_blocks: int | None = None,
     ) -> Running:
-        """A fresh scheduler; limits that are not given are those of the start."""
+        """Return a new scheduler. Limits default to those of the engine."""
         limits = self.limits
         tokens = max_step_tokens or limits.max_step_tokens
         blocks = make_block_manager(
@@ -133,13 +133,13 @@ class Engine:
         return Running(core, scheduler, blocks)
 
     def fill_cache(self) -> None:
-        """Random keys and values everywhere: work on zeros is faster than on anything real."""
+        """Fill the cache with random keys and values: kernels are faster on zeros than on real data."""
         for pool in self.runner.cache.layers:
             pool.normal_()
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
-        """Steps launch kernel by kernel, as if no graph had been captured."""
+        """Launch steps kernel by kernel, as if no graph had been captured."""
         steps = self.runner.steps
         graphs = steps._graphs
         steps._graphs = DecodeGraphs(steps._decode, self.device)
@@ -150,7 +150,7 @@ class Engine:
 
 
 def free(device: torch.device) -> None:
-    """Give back what nobody holds any more, captured graphs and their memory included."""
+    """Free unreferenced memory, captured graphs and their memory included."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -159,18 +159,18 @@ def free(device: torch.device) -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a set of requests got."""
+    """Results of a set of requests."""
 
     tokens: dict[str, list[int]]
     logprobs: dict[str, list[float]] = field(default_factory=dict)
-    """Of requests that asked."""
+    """Log-probabilities of the requests that want them."""
     seconds: float = 0.0
-    """From the first arrival to the last token."""
+    """Time from the first arrival to the last token."""
     steps: int = 0
     latencies: list[float] = field(default_factory=list)
     """Seconds from each request's arrival to its end."""
     done: bool = True
-    """False: time was over before all had ended."""
+    """False: the deadline passed before all requests had finished."""
 
     @property
     def num_tokens(self) -> int:
@@ -189,10 +189,10 @@ def run_requests(
     users: int | None = None,
     deadline: Deadline | None = None,
 ) -> Outcome:
-    """All requests. users: so many at a time, the next one when one has ended; None: all at once.
+    """Run all requests. users: number of concurrent requests, the next starts when one finishes; None: all at once.
 
     Raises:
-        AssertionError: a request failed, or blocks are held when all have ended.
+        AssertionError: a request failed, or blocks are still in use at the end.
     """
     outcome = Outcome({request.id: [] for request in requests})
     waiting = list(reversed(requests))
@@ -227,7 +227,7 @@ def run_requests(
 
 
 def greedy(name: str, prompt: Sequence[int], max_new_tokens: int) -> Request:
-    """Ends by its length alone."""
+    """Return a greedy request that ends only at `max_new_tokens`."""
     return Request(name, tuple(prompt), SamplingParams(max_new_tokens), time.monotonic())
 
 

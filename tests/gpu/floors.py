@@ -1,8 +1,8 @@
-"""The least time that work can take: max(bytes / copy bandwidth, operations / matmul rate), for attention and for the
-matrix products each, one after the other.
+"""Floors: the least time that work can take. It is max(bytes / copy bandwidth, operations / matmul rate) of attention,
+plus the same of the matrix products.
 
-Bytes: weights read once (embeddings are a lookup) and the keys and values of every sequence. Operations: two for each
-weight and token, and four for each query element and key."""
+Bytes: weights, read once (embeddings are a lookup), and the keys and values of every sequence. Operations: two per
+weight and token, and four per query element and key."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from engines.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Measured in this process."""
+    """Ceilings of the device, measured in this process."""
 
     copy: float
-    """Bytes a second, read and written."""
+    """Bytes per second, read and written."""
     matmul: float
-    """Operations a second, bf16 on random data."""
+    """Operations per second, bf16 on random data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Work of one kind, in which the device is held up by memory or by arithmetic."""
+    """Work of one kind, bound by memory or by arithmetic."""
 
     bytes: float
     operations: float
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Seconds."""
+        """Return the least seconds."""
         return max(self.bytes / ceilings.copy, self.operations / ceilings.matmul)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step's. One phase needs the other's results: neither can hide behind it."""
+    """Work of a step. Each phase needs the results of the other, so they cannot overlap."""
 
     attention: Phase
     products: Phase
@@ -46,17 +46,17 @@ class Work:
         return self.attention.operations + self.products.operations
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Seconds."""
+        """Return the least seconds."""
         return self.attention.floor(ceilings) + self.products.floor(ceilings)
 
 
 def decode_work(config: ModelConfig, num_seqs: int, context: int, element: int = 2) -> Work:
-    """A step of one token for each sequence; context: keys of all sequences together."""
+    """Return the work of a step with one token per sequence. context: number of keys of all sequences."""
     return mixed_work(config, num_seqs, context, 0, element)
 
 
 def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int, element: int = 2) -> Work:
-    """A step of one token for each sequence, and a chunk of one more, the first of its prompt, without logits."""
+    """Return the work of a step with one token per sequence, and the first chunk of another prompt, without logits."""
     tokens = num_seqs + chunk
     weights = _layers(config, _touched_experts(config, tokens)) + _head(config)
     computed = 2 * _layers(config, _chosen_experts(config)) * tokens + 2 * _head(config) * num_seqs
@@ -68,7 +68,7 @@ def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int, ele
 
 
 def prefill_work(config: ModelConfig, num_tokens: int, element: int = 2) -> Work:
-    """A prompt alone, computed at once; logits of its last token."""
+    """Return the work of a whole prompt in one step, with logits of its last token."""
     weights = _layers(config, _touched_experts(config, num_tokens)) + _head(config)
     computed = 2 * _layers(config, _chosen_experts(config)) * num_tokens + 2 * _head(config)
     pairs = num_tokens * (num_tokens + 1) / 2
@@ -76,7 +76,7 @@ def prefill_work(config: ModelConfig, num_tokens: int, element: int = 2) -> Work
 
 
 def product_work(num_rows: int, outputs: int, inputs: int, element: int = 2) -> Phase:
-    """A matrix product of so many rows: weights, rows and results, each once."""
+    """Return the work of a matrix product. Weights, inputs and outputs are each moved once."""
     moved = outputs * inputs + num_rows * (outputs + inputs)
     return Phase(element * moved, 2.0 * num_rows * outputs * inputs)
 
@@ -84,8 +84,8 @@ def product_work(num_rows: int, outputs: int, inputs: int, element: int = 2) -> 
 def trace_floor(
     config: ModelConfig, prompts: Sequence[int], outputs: Sequence[int], ceilings: Ceilings
 ) -> float:
-    """Seconds of a trace that is all there at once and runs as one batch: prompts at the matmul rate, one after the
-    other, then steps of all sequences that are not done."""
+    """Return the least seconds of a trace whose requests arrive at once and run as one batch: prompts at the matmul
+    rate, one after the other, then decode steps of all sequences that are not finished."""
     layers = 2 * _layers(config, _chosen_experts(config))
     computed = sum(layers * n + _attention(config, n * (n + 1) / 2) for n in prompts)
     seconds = computed / ceilings.matmul
@@ -96,17 +96,17 @@ def trace_floor(
 
 
 def causal_attention_operations(num_heads: int, head_dim: int, num_tokens: int) -> float:
-    """Of one layer and one sequence; the masked half not counted."""
+    """Return the operations of one layer and one sequence, without the masked half."""
     return 4 * num_heads * head_dim * num_tokens * num_tokens / 2
 
 
 def _attention(config: ModelConfig, pairs: float) -> float:
-    """pairs: of query and key, over all sequences; of all layers."""
+    """Return the operations of all layers. pairs: pairs of query and key, over all sequences."""
     return 4.0 * pairs * config.num_heads * config.head_dim * config.num_layers
 
 
 def _layers(config: ModelConfig, experts: float) -> float:
-    """Weights of all layers, each with so many of its experts (1 where there are none)."""
+    """Return the number of weights of all layers, each with this many experts (1 for a dense model)."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     attention = (heads + 2 * config.num_kv_heads * config.head_dim) * hidden + heads * hidden
     mlp = (3 if config.gated_mlp else 2) * hidden * config.intermediate_size
@@ -122,7 +122,7 @@ def _chosen_experts(config: ModelConfig) -> float:
 
 
 def _touched_experts(config: ModelConfig, num_tokens: int) -> float:
-    """Of a layer, by at least one of the tokens; random weights choose evenly."""
+    """Return the mean number of a layer's experts that tokens choose. Random weights choose uniformly."""
     if config.experts is None:
         return 1
     count, chosen = config.experts.num_experts, config.experts.top_k

@@ -1,4 +1,4 @@
-"""Sequences that all generate, for as long as one looks."""
+"""Sequences that are all decoding, for measurements of any length."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.gpu.engine import Engine, Running, greedy, random_prompts
 
 
 class Generating:
-    """Steps of decodes alone."""
+    """Steps with decodes only."""
 
     def __init__(self, running: Running, lengths: dict[str, int]) -> None:
-        """lengths: of the prompts, by request."""
+        """lengths: length of each request's prompt."""
         self._running = running
         self._lengths = lengths
         self._begun: set[str] = set()
@@ -28,13 +28,13 @@ class Generating:
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a sequence, those of the prompt included."""
+        """Mean number of tokens of a sequence, its prompt included."""
         return sum(self._lengths.values()) / len(self._lengths)
 
 
 @contextmanager
 def generating(engine: Engine, batch: int, prompt_len: int) -> Iterator[Generating]:
-    """All prompts are computed before the first of the steps that are looked at."""
+    """Start the sequences. All prompts are computed before the caller's first step."""
     running = engine.start()
     lengths: dict[str, int] = {}
     for i, prompt in enumerate(random_prompts(engine.config.vocab_size, (prompt_len,) * batch, 4)):

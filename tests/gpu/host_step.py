@@ -1,19 +1,20 @@
-"""`python -m tests.gpu.host_step`: what the host does in a step of the GPU path, in microseconds by phase, on any CPU.
+"""`python -m tests.gpu.host_step`: measure the host's work in a step of the GPU path, by phase, on any CPU.
 
-The engine is the real one, from a client's message to the message that brings its tokens: front, leader, step loop,
-scheduler, cache books, the GPU path's own preparations and choices. Only the device is left out: kernels and graphs
-are not launched, and every token is the same. So launches (a graph's some 10 us, an eager step's many) come on top.
+The engine is the real one, from a client's message to the message with its tokens: front, leader, step loop, scheduler,
+block manager, and the GPU path's own preparation and decisions. Only the device is left out: kernels and graphs are not
+launched, and every token is the same. Real launches take additional time (some 10 us for a graph, more for an eager
+step).
 
-Times are the processor's own for this thread; figures are medians over steps, then over repeats, with the least and the
-largest repeat. Each repeat is a process of its own. Other processes still take their share of caches and cores: on a
-busy machine the least repeat says the most, and only trees measured in turn can be compared.
+Times are microseconds of this thread's CPU time. Figures are medians over steps, then over repeats, with the smallest
+and the largest repeat. Each repeat is a process of its own. Other processes still compete for caches and cores: on a
+busy machine the smallest repeat is the most reliable, and only trees measured in turn are comparable.
 
     python -m tests.gpu.host_step                      # 256, 64 and 1 sequences, and 256 with arrivals
-    python -m tests.gpu.host_step --against ../before  # a copy of the repository: each in turn, side by side
-    python -m tests.gpu.host_step --profile arrivals   # what Python spends it on
+    python -m tests.gpu.host_step --against ../before  # compare with another copy of the repository, in turn
+    python -m tests.gpu.host_step --profile arrivals   # profile the Python functions
 
-To compare, copy the repository (`cp -r`, without .venv) before you change it. This file measures both: it takes
-`engines` and `lmi_kernels` from each, and needs only what it names of them.
+To compare, copy the repository (`cp -r`, without .venv) before you change it. This file measures both copies: it
+imports `engines` and `lmi_kernels` from each, and requires only the names that it uses.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _TOKEN = 7
 _SAMPLING = SamplingParams(1, temperature=0.8, top_p=0.95, stop_token_ids=(128_001, 128_008, 128_009))
 _INFO = EngineInfo("host", "MPI", 1, "none", "bf16", 0, 0, _BLOCK_SIZE, 0, _MAX_MODEL_LEN, True)
 _NOT_OURS = "client"
-"""The phase that is not counted."""
+"""Phase of the client's work, which is not counted."""
 
 Step = dict[str, float]
 """Microseconds by phase."""
@@ -76,15 +77,16 @@ Step = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests of random tokens."""
+    """Requests with random prompts."""
 
     running: int
-    """So many at a time: when one ends the next one comes."""
+    """Concurrent requests: when one finishes the next one starts."""
     outputs: tuple[int, int]
-    """Tokens that a request generates: at least, at most."""
+    """Smallest and largest number of tokens that a request generates."""
     requests: int
     decodes_only: bool
-    """Only steps of all sequences with one token each are counted; else all in which more than half of them run."""
+    """True: count only steps in which all sequences run with one token each. False: count all steps in which more than
+    half of the sequences run."""
     prompts: tuple[int, int] = (450, 550)
 
 
@@ -98,7 +100,7 @@ TINY = Load(3, (4, 6), 5, False, (5, 20))
 
 
 class Phases:
-    """Time by phase, of a phase within another only in the inner one."""
+    """Time by phase. Time of a nested phase counts only for the inner one."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
@@ -106,7 +108,7 @@ class Phases:
         self._since = time.thread_time_ns()
 
     def take(self) -> Step:
-        """Since the last call."""
+        """Return the times since the last call."""
         self._charge()
         times, self._times = self._times, {}
         times.pop(_NOT_OURS, None)
@@ -123,7 +125,7 @@ class Phases:
             self._stack.pop()
 
     def watch(self, owner: object, method: str, name: str) -> None:
-        """From now on this object's method is a phase."""
+        """Time all calls of this object's method as a phase."""
         call: Callable[..., Any] = getattr(owner, method)
 
         def timed(*arguments: Any) -> Any:
@@ -145,7 +147,7 @@ class Phases:
 
 
 class _NoGraphs:
-    """In place of `DecodeGraphs`: there is one for every size, and none computes."""
+    """Replacement of `DecodeGraphs` with graphs for all sizes that compute nothing."""
 
     def __init__(self, outputs: DecodeOutputs, largest: int) -> None:
         self._outputs = outputs
@@ -170,7 +172,7 @@ class _TimedTokens:
 
 
 class HostSteps(GpuSteps):
-    """The GPU path without a GPU: what kernels would compute is there already."""
+    """The GPU path without a GPU: the results of the kernels are constants."""
 
     def __init__(self, num_seqs: int, num_blocks: int, phases: Phases) -> None:
         device = torch.device("cpu")
@@ -207,7 +209,7 @@ class HostSteps(GpuSteps):
 
 
 class _Client(Front):
-    """A front with its client on the same thread, which has its turn whenever the engine looks for messages."""
+    """Front with its client on the same thread. The client runs whenever the engine polls for messages."""
 
     def __init__(self, address: str, load: Load, steps: HostSteps, phases: Phases) -> None:
         super().__init__(address)
@@ -266,7 +268,7 @@ def _requests(load: Load) -> Iterator[Request]:
 
 
 def measure(load: Load, folder: Path) -> list[Step]:
-    """Serve the load to its end. Returns the steps that count."""
+    """Serve the whole load. Return the steps that count."""
     phases = Phases()
     num_blocks = load.running * _MAX_MODEL_LEN // _BLOCK_SIZE
     steps = HostSteps(load.running, num_blocks, phases)
@@ -301,11 +303,11 @@ def measure(load: Load, folder: Path) -> list[Step]:
 
 
 def _launch_nothing(*_: object) -> None:
-    """In place of a kernel."""
+    """Replacement of a kernel launch."""
 
 
 def medians(steps: Sequence[Step]) -> Step:
-    """By phase, and of the whole as `all`; a phase that most steps do not have is its mean."""
+    """Return the medians by phase, and of whole steps as `all`. For a phase that most steps lack, use its mean."""
     found: Step = {}
     for phase in sorted({phase for step in steps for phase in step}):
         values = [step.get(phase, 0.0) for step in steps]
@@ -325,7 +327,7 @@ def _measure_here(name: str) -> Step:
 
 
 def _measure_there(tree: Path, name: str) -> Step:
-    """In a process of its own, with the engine of another copy of the repository."""
+    """Measure one repeat in a process of its own, with the engine of the repository copy `tree`."""
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'kernels'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", __file__, "--json", name]
     done = subprocess.run(command, env=environment, cwd=tree, stdout=subprocess.PIPE, check=True)
@@ -334,7 +336,7 @@ def _measure_there(tree: Path, name: str) -> Step:
 
 
 def _print(name: str, columns: Sequence[Sequence[Step]]) -> None:
-    """columns: of each tree, its repeats."""
+    """Print a table. columns: the repeats of each tree."""
     print(f"\n{name}: us a step")
     for phase in dict.fromkeys(phase for repeats in columns for step in repeats for phase in step):
         cells = []
@@ -372,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
     here = Path(__file__).parents[2]
     trees = [here] if arguments.against is None else [arguments.against.resolve(), here]
     for name in arguments.loads:
-        # In turn, so that all see the same of what else the machine does.
+        # In turn, so that other load on the machine affects all trees alike.
         repeats = [[_measure_there(tree, name) for tree in trees] for _ in range(arguments.repeats)]
         _print(name, list(zip(*repeats, strict=True)))
     return 0

@@ -19,7 +19,7 @@ class Heads:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token in 16 bits, one layer."""
+        """Bytes of a token's keys and values in one layer, in 16 bits."""
         return 4 * self.keys_values * self.dim
 
 
@@ -37,7 +37,7 @@ class PagedKv:
 def make_kv(
     context: Context, heads: Heads, seq_lens: Sequence[int], block_size: int, seed: int = 0
 ) -> PagedKv:
-    """Sequences of these lengths, each with pages of its own that lie anywhere in the pool."""
+    """Make sequences of these lengths. Each has its own pages, scattered over the pool."""
     device = context.device
     counts = [-(-length // block_size) for length in seq_lens]
     pages = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)).int()
@@ -51,7 +51,7 @@ def make_kv(
 
 
 def keys_values(kv: PagedKv, sequence: int) -> torch.Tensor:
-    """[2, kv heads, keys, head dim], fp64: of one sequence, gathered."""
+    """Gather the keys and values of one sequence -> [2, kv heads, keys, head dim], fp64."""
     seq_len = int(kv.sequences.seq_lens[sequence])
     two, heads, _, block_size, dim = kv.pool.shape
     table = kv.sequences.block_tables[int(kv.sequences.table_rows[sequence])].long()
@@ -60,13 +60,13 @@ def keys_values(kv: PagedKv, sequence: int) -> torch.Tensor:
 
 
 def dense_attention(q: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """In fp64, of one sequence's last tokens.
+    """Compute attention of one sequence's last tokens in fp64.
 
     Args:
         q: [num_tokens, num_heads, head_dim].
         own: [2, kv heads, keys, head dim], fp64.
 
-    Returns: as q, fp64.
+    Returns: the shape of q, fp64.
     """
     num_tokens, num_heads, dim = q.shape
     _, kv_heads, num_keys, _ = own.shape
@@ -82,6 +82,6 @@ def dense_attention(q: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected||; NaN counts as infinite."""
+    """Return ||found - expected|| / ||expected||. NaN counts as infinite."""
     error = float((found.double() - expected).norm() / expected.norm())
     return error if error == error else float("inf")

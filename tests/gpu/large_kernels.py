@@ -1,5 +1,5 @@
-"""Kernels at the sizes of use, against fp64 on the same device: long contexts, page offsets beyond 32 bits, Mixtral's
-experts, vocabularies. Each gives the relative error that it found and the one that is allowed."""
+"""Compare kernels at production sizes with fp64 on the same device: long contexts, page offsets beyond 32 bits,
+Mixtral's experts, vocabularies. Each comparison returns the relative error and the allowed one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.kernels.references.choose_tokens import choose_tokens_reference
 from tests.kernels.references.penalties import example_penalties
 
 _ALLOWED = 1e-2
-"""Of 16-bit operands with sums in fp32: a few roundings of 2^-9."""
+"""Allowed error with 16-bit operands and sums in fp32: a few roundings of 2^-9."""
 
 
 def decode(context: Context) -> tuple[float, float]:
-    """Long and short sequences together, cut among programs."""
+    """Decode attention of long and short sequences, split over programs."""
     lens = context.size((40_000, 1, 17, 20_001, 4096), (40, 1))
     heads = context.size(LLAMA, Heads(4, 1, 32))
     kv = make_kv(context, heads, lens, 16)
@@ -34,13 +34,13 @@ def decode(context: Context) -> tuple[float, float]:
 
 
 def prefill(context: Context) -> tuple[float, float]:
-    """A chunk with a past, after one without."""
+    """Prefill attention of a first chunk and of a later chunk."""
     past, chunk = context.size((5000, 3001), (20, 21))
     return _chunks(context, context.size(LLAMA, Heads(4, 1, 32)), (chunk, past + chunk), (chunk, chunk))
 
 
 def prefill_narrow(context: Context) -> tuple[float, float]:
-    """Falcon-40B's heads: 16 queries a key."""
+    """Prefill attention with Falcon-40B's heads: 16 query heads per KV head."""
     past, chunk = context.size((1000, 1025), (9, 7))
     return _chunks(
         context, context.size(Heads(32, 2, 64), Heads(16, 1, 64)), (chunk, past + chunk), (chunk, chunk)
@@ -48,11 +48,11 @@ def prefill_narrow(context: Context) -> tuple[float, float]:
 
 
 def huge_pool(context: Context) -> tuple[float, float]:
-    """Pages whose offsets do not fit 32 bits: written by `rope_and_store`, read by all attention kernels."""
+    """Pages with offsets beyond 32 bits: written by `rope_and_store`, read by all attention kernels."""
     heads, block_size = Heads(4, 1, 128), 16
     first_far = 2**31 // (block_size * heads.dim)
     num_blocks = first_far + 64
-    # On a CPU the operating system gives memory as it is written, and nearly all of this is not.
+    # On a CPU only memory that is written is allocated, and nearly all of the pool is not written.
     pool = torch.empty(
         2, 1, num_blocks, block_size, heads.dim, dtype=context.dtype(torch.bfloat16), device=context.device
     )
@@ -79,7 +79,7 @@ def huge_pool(context: Context) -> tuple[float, float]:
 
 
 def experts(context: Context) -> tuple[float, float]:
-    """Mixtral-8x7B's, a step of decodes and a chunk."""
+    """Mixtral-8x7B's experts in decode steps and a prefill chunk."""
     hidden, middle, count = context.size((4096, 14336, 8), (32, 48, 3))
     gate_up = context.random(count, 2 * middle, hidden, scale=hidden**-0.5)
     down = context.random(count, hidden, middle, scale=middle**-0.5)
@@ -93,7 +93,7 @@ def experts(context: Context) -> tuple[float, float]:
 
 
 def choices(context: Context) -> tuple[float, float]:
-    """Greedy and drawn tokens over Llama-3's vocabulary: the share that differs."""
+    """Greedy and sampled tokens with Llama-3's vocabulary. The error is the share of tokens that differ."""
     rows, vocab = context.size((64, 128_256), (4, 300))
     generator = torch.Generator().manual_seed(1)
     logits = (3 * torch.randn(rows, vocab, generator=generator)).to(context.dtype(torch.bfloat16))
@@ -113,7 +113,7 @@ def choices(context: Context) -> tuple[float, float]:
 
 
 def decode_once(q: torch.Tensor, kv: PagedKv) -> torch.Tensor:
-    """q: [num_seqs, num_heads, head_dim]."""
+    """Plan and run decode attention. q: [num_seqs, num_heads, head_dim]."""
     rules = ScoreRules(q.shape[-1] ** -0.5)
     plan = lmi_kernels.plan_decode(kv.sequences, kv.pool.shape[1], kv.pool.shape[4], rules)
     out = torch.full_like(q, torch.nan)
@@ -146,8 +146,8 @@ def _chunks(
 def _experts(
     x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """fp64, one expert after the other."""
-    # Stable: of equal logits, which bf16 has many of, the first counts.
+    """Compute in fp64, one expert after the other."""
+    # Stable: of equal logits, which are common in bf16, the first wins.
     chosen = logits.double().sort(dim=-1, descending=True, stable=True).indices[:, :2]
     shares = torch.softmax(logits.double().gather(1, chosen), dim=-1)
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)

@@ -1,4 +1,4 @@
-"""Logits of the engine's own model runner, without a scheduler."""
+"""Compute logits with the engine's own model runner, without a scheduler."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.gpu.engine import Engine
 from tests.support.plans import PlanMaker
 
 _BY_THE_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
-"""What no device chooses, so that logits come back."""
+"""Parameters that only the host can sample with, so that steps return logits."""
 
 
 def last_logits(engine: Engine, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[num_prompts, vocab_size], behind each prompt: all but its last token as one chunk, then that one in a step with
-    those of all others, which is a decode."""
+    """Return the logits after each prompt, [num_prompts, vocab_size]. All tokens of a prompt but the last are prefilled
+    in chunks. The last tokens of all prompts are computed together in a decode step."""
     maker = PlanMaker(engine.limits.block_size)
     used = 0
     for row, prompt in enumerate(prompts):
@@ -36,7 +36,7 @@ def last_logits(engine: Engine, prompts: Sequence[Sequence[int]]) -> torch.Tenso
 
 
 def step(engine: Engine, plan: StepPlan):  # type: ignore[no-untyped-def]
-    """One step, whose tokens the host would choose."""
+    """Run one step with tokens that the host would sample."""
     runner = engine.runner
     runner.steps.update(plan)
     rows = [SamplingRow(f"row {i}", _BY_THE_HOST, [0], 1) for i in range(plan.num_sampled)]

@@ -1,5 +1,6 @@
-"""`python -m tests.gpu.one_kernel NAME DTYPE`: one operation's Triton kernel against its reference, on the GPU, in a
-process of its own: an access out of bounds ends all of a process's work on the device. Prints how many examples."""
+"""`python -m tests.gpu.one_kernel NAME DTYPE`: check one operation's Triton kernel against its reference on the GPU, in
+a process of its own, because an access out of bounds breaks all further work of a process on the device. Prints the
+number of examples."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ _LONGEST = (
     "experts",
     "choose_tokens",
 )
-"""Of which there is most to compile."""
+"""Operations with the most code to compile."""
 
 
 def operations() -> list[str]:
-    """All of them; those that take longest first, so that nobody waits for one of them at the end."""
+    """Return all operations, the longest first, so that none of these is the last to finish."""
     names = [check.name for check in all_checks()]
     return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
 
@@ -40,8 +41,8 @@ def command(name: str, dtype: str, *more: str) -> list[str]:
 
 
 def run_in_process(arguments: Sequence[str], seconds: float) -> tuple[bool, str]:
-    """Whether it ended well, and its last words."""
-    # Not a pipe, which what it has started may hold open when it is ended.
+    """Return whether the process succeeded, and the last line of its output."""
+    # Not a pipe: child processes may hold a pipe open after the process is killed.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         try:
             code = subprocess.run(

@@ -1,4 +1,4 @@
-"""One part of the GPU check, in this process."""
+"""Run one part of the GPU check in this process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.gpu.timing import Deadline
 
 
 def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
-    """The exit code: 0 when all is as it should be, else `SOME_FAILED`; 2: there is no GPU. Raises what the part cannot
-    catch."""
+    """Return the exit code: 0 if all checks passed, else `SOME_FAILED`; 2 if there is no GPU. Errors that the part does
+    not catch are raised."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""transformers on the same weights, on the same device."""
+"""Run transformers on the same weights and the same device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 _SCALE = 0.05
-"""Standard deviation of weights: logits differ clearly, and no activation grows without bounds."""
+"""Standard deviation of the weights: logits differ clearly, and activations stay bounded."""
 
 
 def save(config: dict[str, Any], folder: Path, device: torch.device) -> None:
-    """A checkpoint of random weights that bf16 holds exactly, norms and biases random too."""
+    """Save a checkpoint of random weights that bf16 represents exactly. Norms and biases are random too."""
     shape = {
         name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
     }
@@ -34,14 +34,14 @@ def save(config: dict[str, Any], folder: Path, device: torch.device) -> None:
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     if getattr(model.config, "num_local_experts", None):
-        # Expert by expert: the grouped product is not for all dtypes and shapes.
+        # Expert by expert: the grouped product does not support all dtypes and shapes.
         model.set_experts_implementation("eager")
     return model.to(device).eval()
 
 
 @torch.inference_mode()
 def logits(model: Any, prompt: Sequence[int]) -> torch.Tensor:
-    """[vocab_size], behind the prompt."""
+    """Return the logits after the prompt, [vocab_size]."""
     ids = torch.tensor([list(prompt)], device=model.device)
     found: torch.Tensor = model(ids).logits[0, -1]
     return found
@@ -49,7 +49,7 @@ def logits(model: Any, prompt: Sequence[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """Greedy tokens, whatever they are, with transformers' own cache."""
+    """Generate `count` greedy tokens with transformers' own cache. No token ends the sequence."""
     tokens: list[int] = []
     ids, past = torch.tensor([list(prompt)], device=model.device), None
     for _ in range(count):

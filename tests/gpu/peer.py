@@ -1,9 +1,8 @@
-"""`python -m tests.gpu.peer MODEL FILE`: transformers' continuous batching (`generate_batch`), on the same shapes,
-weights and requests as ours, in a process of its own: nothing of ours depends on what it imports or sets. FILE is JSON
-(`Findings`), written again after each run.
+"""`python -m tests.gpu.peer MODEL FILE`: run transformers' continuous batching (`generate_batch`) on the same shapes,
+weights and requests as our engine. It has a process of its own, so that its imports and settings do not affect our
+engine. FILE is JSON (`Findings`), rewritten after each run.
 
-`generate_batch` gives all requests one output length; its manager, which it is made of, takes one for each, and is what
-runs here.
+`generate_batch` gives all requests the same output length. This module uses its manager, which takes one per request.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from tests.gpu.traces import Trace, tiny, w6
 
 _CPU_PAGE = 32
 PARTS = (256, 128, 64, 32)
-"""Requests of the run: as many as it may be expected to end in time."""
+"""Numbers of requests. The run uses the largest that is expected to finish in time."""
 _PILOT_SECONDS = 20.0
 _SECONDS = 75.0
-"""For the run itself, at most."""
+"""Time limit of the run itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What can be chosen; the best on a short run is what is compared with."""
+    """Options of the peer. Those that are fastest in a short run are used for the comparison."""
 
     name: str
     attention: str
@@ -49,11 +48,11 @@ FLAGS = (
     Flags("sdpa, asynchronous", "sdpa", False, True),
     Flags("sdpa, CUDA graphs, asynchronous", "sdpa", True, True),
 )
-"""With sdpa it chooses a flash kernel itself where one is installed."""
+"""With sdpa transformers uses a flash kernel if one is installed."""
 
 
 def load(config: dict[str, Any], device: torch.device) -> Any:
-    """The model with the random weights that the engine makes for the same names."""
+    """Return the model with the random weights that the engine makes for the same parameter names."""
     shape = {
         name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
     }
@@ -70,10 +69,10 @@ def load(config: dict[str, Any], device: torch.device) -> Any:
 
 
 def run(model: Any, trace: Trace, flags: Flags, deadline: Deadline) -> PeerRun:
-    """All requests at once, greedy, to their lengths; warm-up is not counted.
+    """Run all requests at once, greedily and to their full lengths. Warm-up is not timed.
 
     Raises:
-        RuntimeError: it stopped, or a request failed.
+        RuntimeError: transformers stopped, or a request failed.
     """
     model.set_attn_implementation(flags.attention)
     most = max(trace.outputs)
@@ -87,7 +86,7 @@ def run(model: Any, trace: Trace, flags: Flags, deadline: Deadline) -> PeerRun:
     generation = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=-1, pad_token_id=0)
     lengths: dict[str, int] = {}
     tokens = 0
-    # The context that `generate_batch` opens.
+    # The context manager that `generate_batch` uses.
     with model.continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=batching, block=True, timeout=30, warmup=True
     ) as manager:
@@ -114,7 +113,7 @@ def run(model: Any, trace: Trace, flags: Flags, deadline: Deadline) -> PeerRun:
 
 
 def _sizes(model: Any, trace: Trace) -> dict[str, int]:
-    """On a GPU it sizes its cache and its steps itself, from what is free."""
+    """Return sizes for a CPU. On a GPU transformers sizes its cache and its steps by the free memory."""
     if model.device.type == "cuda":
         return {}
     longest = -(-trace.longest // _CPU_PAGE) + 1
@@ -124,7 +123,7 @@ def _sizes(model: Any, trace: Trace) -> dict[str, int]:
 
 
 def compare(name: str, file: Path, seconds: float, smoke: bool) -> None:
-    """The best flags by a short run of each, then as much of the trace as time allows."""
+    """Select the best flags by a short run of each, then run as much of the trace as time allows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config, deadline, findings = real(name, smoke), Deadline(seconds), Findings()
     trace = tiny(config["vocab_size"]) if smoke else w6()

@@ -1,4 +1,4 @@
-"""What the peer's process says of its runs. Imports nothing of the peer's."""
+"""Results of the peer's process. Does not import the peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PeerRun:
     num_tokens: int
     seconds: float
     done: bool
-    """False: time was over; tokens are those of the requests that had ended."""
+    """False: the deadline passed. Only tokens of finished requests are counted."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -22,13 +22,13 @@ class PeerRun:
 @dataclass(slots=True)
 class Findings:
     pilots: dict[str, float] = field(default_factory=dict)
-    """Tokens/s of a short run with each of the flags."""
+    """Tokens/s of a short run, by flags."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Of flags with which it does not run."""
+    """Errors of failed short runs, by flags."""
     flags: str = ""
-    """With which it ran."""
+    """Flags of the run itself."""
     num_requests: int = 0
-    """0: it did not come to that."""
+    """Requests of the run itself; 0: it did not start."""
     run: PeerRun | None = None
 
     @classmethod

@@ -1,5 +1,5 @@
-"""What the GPU check is made of: parts, each a process with a time limit of its own, in chapters that fit a short loan
-of a machine. What is worth most comes first."""
+"""Plan of the GPU check: parts, each a process with its own time limit, in chapters that fit a short loan of a machine.
+The most important chapters come first."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 CHAPTER_SECONDS = 480
-"""No chapter takes longer: a part gets what is left of it, at most its own limit."""
+"""Time limit of a chapter. A part gets the time that is left, at most its own limit."""
 
 SOME_FAILED = 3
-"""Exit code of a part that ran to its end, and has seen what is not as it should be. Python's own, 1, is for errors."""
+"""Exit code of a part that ran to its end with failed checks. 1 is Python's own exit code for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     title: str
     module: str
-    """In `tests.gpu.parts`."""
+    """Module in `tests.gpu.parts`."""
     seconds: int
-    """After which it is ended. What it has measured by then is kept."""
+    """Time limit. A part that exceeds it is killed, and its results so far are kept."""
     arguments: tuple[str, ...] = ()
-    """Of its `run`."""
+    """Arguments of the module's `run`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
     title: str
     stages: tuple[tuple[str, ...], ...]
-    """Parts of one stage run at once. What measures times is alone in its stage."""
+    """Parts of one stage run concurrently. A part that measures times is alone in its stage."""
 
     @property
     def seconds(self) -> int:
-        """At most, when every part takes all of its time."""
+        """Duration if every part takes all of its time."""
         return sum(max(PARTS[part].seconds for part in stage) for stage in self.stages)
 
 
@@ -110,7 +110,7 @@ CHAPTERS: dict[int, Chapter] = {
 
 
 def describe() -> Iterator[str]:
-    """Every chapter with its parts and their limits."""
+    """Describe every chapter with its parts and their limits."""
     for number, chapter in CHAPTERS.items():
         yield f"chapter {number}: {chapter.title}; at most {chapter.seconds} s of {CHAPTER_SECONDS}"
         for stage in chapter.stages:

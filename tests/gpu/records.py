@@ -1,5 +1,5 @@
-"""`results.jsonl`: what parts of the GPU check have seen, a line each, whole after every line. Parts that run at once
-write the same file."""
+"""`results.jsonl`: the results of the GPU check, one record per line. The file is valid after every line. Concurrent
+parts append to the same file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 FILE = "results.jsonl"
 Run = dict[str, Any]
-"""One part's lines together: its head, `entries`, `seconds`, `finished`, and `stopped`, the reason if it was."""
+"""All records of one part: its head, `entries`, `seconds`, `finished`, and `stopped`, the reason if it was stopped."""
 
 
 class Records:
@@ -21,9 +21,9 @@ class Records:
         self.file = folder / FILE
 
     def write(self, part: str, kind: str, **values: Any) -> None:
-        """kind: `begin`, `entry`, `end`, or `stopped` by somebody else."""
+        """Append a record. kind: `begin`, `entry`, `end`, or `stopped`, which another process writes."""
         line = json.dumps({"part": part, "kind": kind, "at": time.time(), **values}) + "\n"
-        # One write to a file that is opened to append to: lines of several processes do not mix.
+        # A single write to a file opened with O_APPEND: lines of several processes are not interleaved.
         handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(handle, line.encode())
@@ -32,7 +32,7 @@ class Records:
 
 
 def read(files: Iterable[Path]) -> list[Run]:
-    """The last run of each part, files being in order of time. A line that was cut short is left out."""
+    """Return the last run of each part. The files must be in chronological order. Truncated lines are ignored."""
     runs: dict[str, Run] = {}
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():

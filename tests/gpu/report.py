@@ -1,5 +1,5 @@
-"""`python -m tests.gpu.report [FOLDER...] > docs/gpu-results.md`: what `tests.gpu.check` has seen, as a page. Of a part
-that was run several times the last run counts. What no folder tells of was not run, and the page says so."""
+"""`python -m tests.gpu.report [FOLDER...] > docs/gpu-results.md`: make a page of the results of `tests.gpu.check`. If a
+part ran several times, its last run counts. Parts without results are listed as not run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _UNCOVERED = (
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page.
+    """Return the page.
 
     Raises:
-        ValueError: results are of a smoke run, or of a part that does not exist.
+        ValueError: results come from a smoke run, or from a part that does not exist.
     """
     by_part: dict[str, Run] = {}
     for run in runs:
@@ -93,7 +93,7 @@ def _targets(by_part: Mapping[str, Run]) -> Iterator[str]:
             state = "not measured" if target.part in by_part else NOT_RUN
             yield f"| {target.title} | {target.words} | {state} | |"
             continue
-        # Of several the one that is farthest from good.
+        # Of several measurements show the worst.
         worst = (max if target.at_most else min)(found, key=lambda entry: entry["share"])
         verdict = "PASS" if worst["passed"] else "**FAIL**"
         title = (
@@ -134,7 +134,7 @@ def _cell(text: str) -> str:
 
 
 def write_page(out: Path) -> None:
-    """`results.md` beside the results; of a smoke run, which has no figures, none."""
+    """Write `results.md` next to the results. A smoke run has no figures, so it gets no page."""
     try:
         page = render(read([out / FILE]))
     except (OSError, ValueError):

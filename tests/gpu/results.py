@@ -1,4 +1,4 @@
-"""What a part of the GPU check has seen; every entry is written down at once."""
+"""Results of a part of the GPU check. Every entry is written immediately."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "mpi4py"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that was seen."""
+    """One result."""
 
     name: str
     passed: bool | None
-    """None: nothing was asked of it."""
+    """None: there is no requirement."""
     value: float | None = None
     unit: str = ""
     low: float | None = None
     high: float | None = None
-    """Of the repeats, in the same unit."""
+    """`low` and `high`: range over the repeats, in the same unit."""
     share: float | None = None
-    """Of what `of` names; as the target counts it."""
+    """Ratio to the quantity that `of` names. It is compared with the target."""
     of: str = ""
     target: str = ""
     """A key of `TARGETS`."""
@@ -40,7 +40,7 @@ class Entry:
 
 
 class Results:
-    """Prints as it goes."""
+    """Entries of a part. Prints each of them."""
 
     def __init__(self, part: str, device: torch.device, smoke: bool, records: Records | None = None) -> None:
         self.smoke = smoke
@@ -60,15 +60,15 @@ class Results:
         return [entry for entry in self.entries if entry.passed is False]
 
     def check(self, name: str, passed: bool, note: str = "") -> None:
-        """Right or wrong."""
+        """Add a check that passed or failed."""
         self._add(Entry(name, passed, note=note))
 
     def missing(self, name: str, why: str) -> None:
-        """What could not be measured, through no fault of ours."""
+        """Add a note that something could not be measured. This is not a failure."""
         self._add(Entry(name, None, note=why))
 
     def figure(self, name: str, value: float, unit: str, note: str = "") -> None:
-        """A number that nothing is asked of."""
+        """Add a number without a requirement."""
         self._add(Entry(name, None, value, unit, note=note))
 
     def time(
@@ -81,7 +81,7 @@ class Results:
         target: str = "",
         note: str = "",
     ) -> None:
-        """A time in milliseconds, and what share of its ceiling or floor was reached."""
+        """Add a time in milliseconds, and its share of a ceiling or floor."""
         scale = 1e3
         self._add(
             Entry(
@@ -101,7 +101,7 @@ class Results:
     def share(
         self, name: str, value: float, unit: str, share: float, of: str, target: str = "", note: str = ""
     ) -> None:
-        """A number and what share of its ceiling, floor or peer it is."""
+        """Add a number and its ratio to a ceiling, floor or peer."""
         self._add(
             Entry(
                 name, self._passed(share, target), value, unit, share=share, of=of, target=target, note=note
@@ -110,8 +110,8 @@ class Results:
 
     @contextmanager
     def guard(self, name: str, ours: bool = True) -> Iterator[None]:
-        """What goes wrong inside is one failed entry (or, where it is not ours, a missing one): the rest of the part
-        still runs."""
+        """Turn an exception inside into one failed entry, or, if it is not ours, into a missing one. The rest of the
+        part still runs."""
         try:
             yield
         except Exception as error:
@@ -121,11 +121,11 @@ class Results:
             self._add(Entry(name, False if ours else None, note=note))
 
     def finish(self) -> None:
-        """All of the part was run."""
+        """Record that the part ran to its end."""
         self._write("end")
 
     def _passed(self, share: float | None, target: str) -> bool | None:
-        """Nothing is asked of a smoke run's figures."""
+        """Compare with the target. Figures of a smoke run have no requirements."""
         if not target or share is None or self.smoke:
             return None
         return TARGETS[target].met_by(share)

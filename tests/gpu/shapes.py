@@ -1,4 +1,4 @@
-"""Real models' config.json, and small ones of the same kinds; weights are random: config.json is all there is."""
+"""config.json of real models, and of small ones of the same architectures. No weights are needed: they are random."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FEW_LAYERS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
-"""Heads, their dimension and how many share a KV head as in the real ones; SmolLM2 is itself."""
+"""Head dimensions and query heads per KV head are those of the real models. SmolLM2 is not reduced."""
 
 _SMALL = {"vocab_size": 97, "num_hidden_layers": 1, "max_position_embeddings": 256, "dtype": "float32"}
 _SMALL_LLAMA = _SMALL | {
@@ -53,21 +53,21 @@ _TINY: dict[str, dict[str, Any]] = {
     "falcon-40b": _SMALL | {"hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2},
     "mixtral-8x7b": _SMALL_LLAMA | {"num_local_experts": 3, "intermediate_size": 30},
 }
-"""For trying the code out where there is no GPU."""
+"""Changes for smoke runs."""
 
 
 def real(name: str, smoke: bool) -> dict[str, Any]:
-    """The published shape; in a smoke run a tiny one of its kind."""
+    """Return the published config; in a smoke run a tiny one of the same architecture."""
     return PUBLISHED[name] | (_TINY[name] if smoke else {})
 
 
 def reduced(name: str, smoke: bool) -> dict[str, Any]:
-    """One of its kind with few layers; in a smoke run a tiny one."""
+    """Return a config of the same architecture with few layers; in a smoke run a tiny one."""
     return PUBLISHED[name] | (_TINY if smoke else _FEW_LAYERS)[name]
 
 
 def write(config: dict[str, Any], folder: Path) -> Path:
-    """`folder` with config.json alone."""
+    """Write config.json to `folder`. Return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""Launch parameters by climbing: one parameter is changed at a time, and what is faster stays, until nothing is."""
+"""Search launch parameters by hill climbing: change one parameter at a time, and keep changes that are faster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.gpu.kv import relative_error
 from tests.gpu.timing import Call, Deadline, time_graph
 
 _BETTER = 0.99
-"""Less than this share of the time counts as faster: the rest is noise."""
+"""A time below this share of the best counts as faster. Smaller differences are noise."""
 _SAME = 2e-2
-"""Relative error between two ways to compute the same in 16 bits."""
+"""Allowed relative error between two ways to compute the same result in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Subject:
     operation: str
     key: str
     space: Mapping[str, Sequence[int]]
-    """By parameter, the values to be tried; parameters that are not named stay."""
+    """Values to try, by parameter. Other parameters are not changed."""
     make: Callable[[], list[list[Call]]]
-    """Groups of calls; the geometric mean of the groups' times is what is made small."""
+    """Returns groups of calls. The search minimises the geometric mean of the groups' times."""
     fits: Callable[[tuning.Parameters], bool] = lambda parameters: True
-    """Whether the kernel takes them."""
+    """Whether the kernel supports the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,17 @@ class Found:
     parameters: tuning.Parameters
     before: float
     after: float
-    """Seconds."""
+    """Seconds, like `before`."""
     tried: int
     wrong: tuple[str, ...] = ()
-    """Parameters with which the kernel computes something else: an error of its own, or of the compiler."""
+    """Parameters with wrong results, because of an error in the kernel or in the compiler."""
 
 
 def climb(subject: Subject, device: torch.device, deadline: Deadline, repeats: int) -> Found:
-    """
+    """Search the fastest parameters, starting with those in use.
+
     Raises:
-        RuntimeError: what is in use now cannot be launched.
+        RuntimeError: the kernel cannot be launched with the parameters in use.
     """
     groups = subject.make()
     best = dict(tuning.parameters(subject.operation, subject.key, device))
@@ -77,8 +78,8 @@ def climb(subject: Subject, device: torch.device, deadline: Deadline, repeats: i
 
 @contextmanager
 def override(subject: Subject, parameters: tuning.Parameters, device: torch.device) -> Iterator[None]:
-    """Launchers take these parameters of the device inside."""
-    # The one place that all of them ask, directly or by a name that they have imported.
+    """Launch kernels with these parameters inside the context."""
+    # All launchers read this table, directly or through an imported function.
     table = tuning._table(tuning.tables(device)[0]).setdefault(subject.operation, {})
     before = table.get(subject.key)
     table[subject.key] = parameters
@@ -99,7 +100,7 @@ def _try(
     right: object,
     repeats: int,
 ) -> float:
-    """Seconds; infinite where they cannot be launched, NaN where they compute something else."""
+    """Return the seconds; infinity if the kernel cannot be launched, NaN if its result is wrong."""
     with override(subject, parameters, device):
         try:
             found = groups[0][0]()
@@ -114,7 +115,7 @@ def _try(
                 return math.nan
             return _seconds(groups, device, repeats)
         except Exception as error:
-            # Too much shared memory, or what the compiler does not take: another way is tried.
+            # Too much shared memory, or parameters that the compiler rejects: the search goes on.
             print(f"    {subject.operation}, {subject.key}: {parameters}: {type(error).__name__}", flush=True)
             return math.inf
 

@@ -1,4 +1,4 @@
-"""What the measurements on a GPU have to reach, each as a share of something that the same process has measured."""
+"""Targets of the measurements on a GPU, each relative to another measurement in the same process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Target:
     threshold: float
     at_most: bool = False
     times: bool = False
-    """A ratio to a peer or another way, not a share of a limit."""
+    """True: a ratio to a peer or another configuration, not a share of a limit."""
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""Chapters of the GPU check: they fit their time, a part that does not is ended, and nothing that was seen is lost."""
+"""Chapters of the GPU check fit their time limit, kill parts that exceed theirs, and lose no results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(tmp_path: Path) -> Check:
 
 
 def _instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Parts are this script."""
+    """Run this script in place of parts."""
 
     def command(check: Check, part: str, seconds: float) -> list[str]:
         return [sys.executable, "-c", script.format(out=str(check.out), part=part)]
@@ -92,7 +92,7 @@ def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(
     monkeypatch.setattr(chapters, "_TO_END", 1.0)
     child, seconds = check.out / "child", 4.0
     child.touch()
-    while not child.read_text():  # a busy machine may need longer to begin
+    while not child.read_text():  # on a busy machine the child may start later
         assert run_stage(check, ["steps"], time.monotonic() + seconds) == {"steps": None}
         seconds *= 2
     wait_until(lambda: _is_over(int(child.read_text())))  # a killed process is gone a moment later
@@ -110,7 +110,7 @@ def _is_over(process: int) -> bool:
 
 
 def test_parts_of_a_stage_run_at_once(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for the other."""
+    """Each part waits for the other."""
     _instead(monkeypatch, _MEETS)
     assert run_stage(check, ["steps", "idle"], time.monotonic() + 100) == {"steps": 0, "idle": 0}
 
@@ -133,7 +133,7 @@ def test_without_time_a_part_is_not_started(check: Check) -> None:
 
 
 def _kernel(cache: Path, name: str) -> None:
-    """As Triton leaves them."""
+    """Write the files that Triton leaves for a kernel."""
     folder = cache / name
     folder.mkdir(parents=True)
     for file in ("k.json", "k.cubin", "k.ptx", "k.ttir"):

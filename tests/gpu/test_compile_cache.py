@@ -1,4 +1,4 @@
-"""Kernels that were compiled elsewhere and brought here are not compiled again, though not all of their files came."""
+"""Kernels unpacked from another machine's cache are not compiled again, although archives leave out some files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_kernels_that_were_brought_are_not_compiled_again(tmp_path: Path) -> Non
     assert _compile(here.folder) == "[False]"
     (archive,) = here.pack(out)
     assert archive.stat().st_size < 100_000
-    # Where they were compiled, they are gone.
+    # The kernels no longer exist where they were compiled.
     here.folder.rename(tmp_path / "elsewhere")
     assert there.unpack(archive) == 1
     assert _compile(there.folder) == "[True]"

@@ -1,4 +1,4 @@
-"""Floors and limits against numbers that were worked out by hand, and the traces that they are for."""
+"""Check floors and limits, and the traces that they apply to, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_decode_step_at_1024_keys(name: str, num_seqs: int, milliseconds: floa
 
 
 def test_kernels_at_the_ceilings_reach_the_floor(tmp_path: Path) -> None:
-    """Attention waits for memory, then products for arithmetic: 256 sequences of Llama-3-8B at 1,024 keys."""
+    """256 sequences of Llama-3-8B at 1,024 keys: attention is bound by memory, products by arithmetic."""
     work = decode_work(config_of("llama-3-8b", tmp_path), 256, 1024 * 256)
     perfect = work.attention.bytes / H200.copy + work.products.operations / H200.matmul
     assert work.floor(H200) == perfect
@@ -82,7 +82,7 @@ def test_w3_is_drawn_again_and_not_cut() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shapes_are_known_to_transformers(name: str, tmp_path: Path) -> None:
-    """What our readers of config.json take for granted, so does transformers."""
+    """Our readers of config.json and transformers must use the same defaults."""
     from transformers import AutoConfig
 
     folder = write(PUBLISHED[name], tmp_path)

@@ -1,4 +1,4 @@
-"""The measurement of the host's part of a step: it serves its load, and every microsecond is in one phase."""
+"""Check the measurement of the host's work in a step: the whole load is served, and time counts in one phase only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PHASES = {
 
 def test_a_load_is_served_to_its_end(tmp_path: Path) -> None:
     steps = measure(TINY, tmp_path)
-    # The last tokens of the last request come alone; every other step is one of more than half.
+    # At the end the last request may run alone. All other steps have more than half of the sequences, and count.
     assert len(steps) >= TINY.outputs[0]
     assert set(medians(steps)) >= {*_PHASES, "all", "all, mean"}
     assert all(value >= 0 for step in steps for value in step.values())
@@ -43,11 +43,11 @@ class _Work:
         self.inner()
 
     def inner(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def test_time_within_an_inner_phase_is_not_the_outer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that goes on by a microsecond at each look."""
+    """The clock advances by one microsecond per reading."""
     clock = itertools.count(0, 1000)
     monkeypatch.setattr(host_step.time, "thread_time_ns", lambda: next(clock))
     phases = Phases()
@@ -55,7 +55,7 @@ def test_time_within_an_inner_phase_is_not_the_outer_ones(monkeypatch: pytest.Mo
     work.outer()
     with phases.phase("client"):
         work.inner()
-    # Looks: into outer 1; into, out of inner twice; out of outer; then into client, inner, out of both; the take's.
+    # Readings: enter outer, enter and leave inner twice, leave outer, enter client and inner, leave both, take.
     assert phases.take() == {"loop": 3.0, "outer": 3.0, "inner": 3.0}
 
 

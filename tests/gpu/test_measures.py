@@ -1,4 +1,4 @@
-"""The measuring tools themselves, and what the machine with the GPU need not have."""
+"""Test the measuring tools, and that they do not import packages that the machine with the GPU may lack."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ importlib.import_module("tests.gpu.parts.engine")
 
 
 def test_parts_import_what_they_need_and_no_more() -> None:
-    """But for those whose oracle it is, no part needs transformers."""
+    """Only the `engine` parts, which compare with transformers, may import it."""
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT_ALL, ",".join(_ABSENT)],
         cwd=REPO_ROOT,
@@ -84,7 +84,7 @@ def test_the_posts_table_is_that_of_lmi_compare() -> None:
 
 
 def test_gaps_are_what_no_activity_covers() -> None:
-    # 0 to 10 with another inside, a short gap, 12 to 20, a long one, 40 to 50.
+    # Busy from 0 to 10 (with a span inside), a short gap, busy from 12 to 20, a long gap, busy from 40 to 50.
     spans = [(12.0, 20.0), (0.0, 10.0), (2.0, 5.0), (40.0, 50.0)]
     assert gaps(spans) == pytest.approx(20 / 50)
     assert gaps([(3.0, 4.0)]) == 0.0
@@ -110,7 +110,7 @@ def test_where_tokens_begin_to_differ(found: list[int], right: list[int], place:
 
 
 class _Tie:
-    """A model whose two likeliest tokens are a quarter apart, whatever the prompt."""
+    """Model whose two largest logits differ by 0.25 for any prompt."""
 
     device = "cpu"
 
@@ -153,7 +153,7 @@ def test_the_median_and_its_spread() -> None:
 
 
 class Costs:
-    """A kernel whose time is known for each way to launch it."""
+    """Kernel with a known time for all launch parameters."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.table = {"op": {"key": {"a": 1, "b": 1}}}
@@ -170,7 +170,7 @@ class Costs:
     def call(self) -> torch.Tensor:
         if self.now()["a"] == 8:
             raise RuntimeError("out of resources: shared memory")
-        # With b = 3 it would be as fast, and is wrong.
+        # With b = 3 the result is wrong.
         return torch.full((3,), 2.0 if self.now()["b"] == 3 else 1.0)
 
 

@@ -136,7 +136,7 @@ def test_without_a_gpu_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_page_in_docs_is_what_the_report_makes() -> None:
-    """As long as nothing has been run; afterwards it is the JSON files' page, which are not kept."""
+    """Compared only while nothing has been run: later pages come from result files that are not in the repository."""
     page = (REPO_ROOT / "docs" / "gpu-results.md").read_text(encoding="utf-8")
     if "Nothing here has been run on a GPU yet" in page:
         assert page == render([])

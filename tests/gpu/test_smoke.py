@@ -1,5 +1,5 @@
-"""Every part of the GPU check with tiny shapes on a CPU, in Triton's interpreter: its code runs to its end, and what it
-checks is right."""
+"""Run every part of the GPU check with tiny shapes on a CPU, in Triton's interpreter: it must finish, and its checks
+must pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.report import render
 
 pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check"),
-    # transformers' and torch's own.
+    # Warnings of transformers and torch.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -23,12 +23,12 @@ _ALIKE = {
     *("kernels-fp16", "kernels-fp32", "steps-large", "workload-8b"),
     *("engine-mixtral", "engine-others", "engine-falcon"),
 }
-"""They differ from others in the model or dtype alone."""
+"""Parts that differ from others only in the model or dtype."""
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part not in _ALIKE])
 def test_a_part_runs_to_its_end(part: str, tmp_path: Path) -> None:
-    # An interpreter on a busy machine is slow. Only `tune` goes on for as long as it may.
+    # The interpreter is slow on a busy machine. Only `tune` always uses all of its time.
     seconds = PARTS[part].seconds * (1 if part == "tune" else 10)
     assert run_part(part, tmp_path, seconds, smoke=True) == 0
     (run,) = read([tmp_path / FILE])

@@ -1,4 +1,4 @@
-"""What the GPU did and when it did nothing, from the profiler's timeline."""
+"""Kernels and idle time of the GPU, from the profiler's timeline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from tests.gpu.timing import Call
 
 SHORT_US = 5.0
-"""Gaps between the kernels of a graph are shorter."""
+"""Gaps between the kernels of a graph are shorter than this."""
 _NAME = 70
-"""Characters: cuBLAS's and torch's kernels have names of hundreds."""
+"""Characters of a kernel's name to keep. Names in cuBLAS and torch have hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +22,23 @@ class Kernel:
     name: str
     count: int
     seconds: float
-    """Of all launches together."""
+    """Total of all launches."""
 
 
 def idle_share(calls: Sequence[Call]) -> float:
-    """Share of the time from the first activity to the last that lies in gaps longer than `SHORT_US`."""
+    """Return the share of time, from the first activity to the last, in gaps longer than `SHORT_US`."""
     return gaps((event.time_range.start, event.time_range.end) for event in _events(calls))
 
 
 def kernels(calls: Sequence[Call]) -> list[Kernel]:
-    """By name, the one that takes most time first."""
+    """Return the kernels by name, the longest total time first."""
     return by_name(
         (str(event.name), (event.time_range.end - event.time_range.start) / 1e6) for event in _events(calls)
     )
 
 
 def by_name(spans: Iterable[tuple[str, float]]) -> list[Kernel]:
-    """spans: names and seconds."""
+    """Add up spans (names and seconds) by name, the longest total first."""
     found: dict[str, tuple[int, float]] = {}
     for name, seconds in spans:
         count, total = found.get(name[:_NAME], (0, 0.0))
@@ -60,7 +60,7 @@ def _events(calls: Sequence[Call]) -> list[Any]:
 
 
 def gaps(spans: Iterable[tuple[float, float]]) -> float:
-    """spans: beginnings and ends, microseconds, overlapping as they may."""
+    """Return the share of time in gaps. spans: starts and ends in microseconds, which may overlap."""
     ordered = sorted(spans)
     if not ordered:
         raise ValueError("the profiler saw no work on the GPU")

@@ -1,4 +1,4 @@
-"""Times of work on a device: medians over repeats, with their spread, and without the host's share."""
+"""Time work on a device: medians over repeats, with their spread, without the host's share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one call."""
+    """Seconds per call."""
 
     median: float
     low: float
@@ -26,10 +26,10 @@ class Timing:
 
 
 def time_graph(calls: Sequence[Call], device: torch.device, repeats: int = 20) -> Timing:
-    """Calls one after the other, as one CUDA graph: gaps between launches are those of a graph. Seconds a call.
+    """Time calls, one after the other, as one CUDA graph. Gaps between launches are those of a graph.
 
-    Several calls on different buffers keep the device's cache from holding what the next one reads. On a CPU they
-    are just called.
+    Several calls on different buffers prevent the device's cache from holding the next call's data. On a CPU there is
+    no graph.
     """
     if device.type != "cuda":
         return time_calls(calls, device, repeats)
@@ -38,7 +38,7 @@ def time_graph(calls: Sequence[Call], device: torch.device, repeats: int = 20) -
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        # Kept: what a call returns may not be freed and written again by the next.
+        # Keep the results, so that a call does not overwrite the result of the previous one.
         results = [call() for call in calls]
     timing = time_calls([graph.replay], device, repeats)
     del results
@@ -47,8 +47,8 @@ def time_graph(calls: Sequence[Call], device: torch.device, repeats: int = 20) -
 
 
 def time_calls(calls: Sequence[Call], device: torch.device, repeats: int = 20) -> Timing:
-    """Seconds a call, each round of calls timed by itself, after two rounds that are not. Where calls are shorter
-    than the host takes to launch them, that is what is measured."""
+    """Time each round of calls, after two rounds to warm up. If calls are shorter than their launches on the host, this
+    measures the launches."""
     if device.type != "cuda":
         return Timing.of([_wall(calls) for _ in range(repeats)])
     for call in [*calls, *calls]:
@@ -79,7 +79,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class Deadline:
-    """How long something may go on."""
+    """Time limit."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds

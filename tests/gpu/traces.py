@@ -1,4 +1,4 @@
-"""Sets of requests by which engines are compared: random token ids, lengths that are the same every time."""
+"""Sets of requests to compare engines with: random token ids, and lengths that are the same every time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Trace:
     prompts: tuple[tuple[int, ...], ...]
     outputs: tuple[int, ...]
-    """Tokens that each request generates, whatever they are."""
+    """Number of tokens that each request generates. No token ends a request earlier."""
 
     @property
     def num_input_tokens(self) -> int:
@@ -25,19 +25,19 @@ class Trace:
         return max(len(prompt) + count for prompt, count in zip(self.prompts, self.outputs, strict=True))
 
     def part(self, count: int) -> Trace:
-        """The first so many requests."""
+        """Return the first `count` requests."""
         return Trace(self.prompts[:count], self.outputs[:count])
 
 
 def w6() -> Trace:
-    """nano-vLLM's benchmark: 256 requests, prompts and outputs of 100 to 1024 tokens, seed 0."""
+    """Return nano-vLLM's benchmark: 256 requests, prompts and outputs of 100 to 1024 tokens, seed 0."""
     rng = random.Random(0)
     prompts = [tuple(rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))) for _ in range(256)]
     return Trace(tuple(prompts), tuple(rng.randint(100, 1024) for _ in range(256)))
 
 
 def w3(count: int, cap: int, vocab_size: int, prompt_tokens: int = 512, mean: float = 128.0) -> Trace:
-    """Prompts of one length, outputs exponential, drawn again until they are at most `cap`."""
+    """Return prompts of one length, with exponential output lengths that are drawn again while they exceed `cap`."""
     rng = random.Random(0)
     outputs = []
     for _ in range(count):
@@ -56,7 +56,7 @@ def equal(count: int, prompt_tokens: int, output_tokens: int, vocab_size: int) -
 
 
 def tiny(vocab_size: int) -> Trace:
-    """For trying the code out."""
+    """Return the requests of a smoke run."""
     rng = random.Random(0)
     prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in (5, 9)]
     return Trace(tuple(prompts), (3, 2))

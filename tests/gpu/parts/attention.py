@@ -1,5 +1,5 @@
-"""Part `attention`: decode attention as a share of the copy bandwidth, prefill attention as a share of the matmul rate
-and beside torch's own kernels."""
+"""Part `attention`: decode attention as a share of the copy bandwidth, and prefill attention as a share of the matmul
+rate and compared with torch's own kernels."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.gpu.large_kernels import decode_once
 from tests.gpu.timing import Call, time_graph
 
 _ENOUGH = 0.5e9
-"""Bytes of keys and values from which on decode attention is held to its target."""
+"""Bytes of keys and values from which the target of decode attention applies."""
 _ROTATED = 1.0e9
-"""Bytes that one round reads at least, over several pools: many times the L2 cache."""
+"""Least bytes that one round reads, over several pools: many times the L2 cache."""
 
 DECODES: dict[str, tuple[int, ...]] = {
     "1 x 16k": (16384,),
@@ -41,7 +41,7 @@ def run(context: Context) -> None:
     with context.results.guard("prefill, causal, head dim 128"):
         ours = _prefill(context, limits, heads, 1, context.size(8192, 40), target=True)
         _peers(context, heads, context.size(8192, 40), ours)
-    # What has no target of its own, as far as there is time.
+    # Cases without a target, as far as time allows.
     for others, block_size in context.size(((LLAMA, 64), (FALCON_40B, 16), (FALCON_40B, 64)), ()):
         _decodes(context, limits, others, block_size)
     for others, count, length in context.size(
@@ -76,7 +76,7 @@ def _decode(
                 context.results.check(title, False, f"relative error {error:.1e}: not timed")
                 return
         rules = ScoreRules(heads.dim**-0.5)
-        # Planned once a step, for all layers: not a part of what a layer takes.
+        # Planned once per step for all layers, so it is not part of a layer's time.
         plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
         out = torch.empty_like(q)
 
@@ -108,7 +108,7 @@ def _decode_error(q: torch.Tensor, kv, num_seqs: int) -> float:  # type: ignore[
 def _prefill(
     context: Context, limits: Ceilings, heads: Heads, count: int, length: int, target: bool = False
 ) -> float:
-    """Returns seconds of one call."""
+    """Return seconds per call."""
     kv = make_kv(context, heads, (length,) * count, 16)
     bounds = (torch.arange(count + 1, dtype=torch.int32) * length).to(context.device)
     rules = ScoreRules(heads.dim**-0.5)
@@ -135,8 +135,8 @@ def _prefill(
 
 
 def _peers(context: Context, heads: Heads, length: int, ours: float) -> None:
-    """torch's attention on dense keys of the same sizes, with keys repeated for each query head and, where a kernel
-    takes them so, without; each backend by the faster of the two."""
+    """Time torch's attention on dense keys of the same sizes, with keys repeated for each query head and, if the kernel
+    supports it, without. The faster of the two counts for each backend."""
     for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
         if context.device.type != "cuda":
             backend = SDPBackend.MATH

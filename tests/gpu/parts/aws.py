@@ -1,5 +1,5 @@
-"""Part `aws`: the AWS post's two scenarios with Falcon-40B shapes through the engine on one GPU: static batches of 4
-and of 32 on our own kernels, rolling with one run of blocks a sequence, rolling with pages."""
+"""Part `aws`: the AWS post's two scenarios with Falcon-40B shapes on one GPU: static batches of 4 and of 32 on our own
+kernels, rolling batches with contiguous blocks per sequence, and rolling batches with pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the post says of an arm: scenario 1 and 2."""
+    """Figures of the post for one configuration, in scenarios 1 and 2."""
 
     tokens_per_second: tuple[float, float]
     latency_p90: tuple[float, float]
@@ -35,15 +35,15 @@ class Arm:
 
 
 SCENARIOS = ((32, 128), (256, 32))
-"""Tokens in and out."""
+"""Input and output tokens."""
 ARMS = (
     Arm("static 4", "static_batch", 4, True, Published((5.53, 19.96), (58.34, 59.31))),
     Arm("static 32", "static_batch", 32, True),
     Arm("rolling paged", "max_utilization", 32, True, Published((59.18, 44.75), (4.76, 2.67))),
     Arm("rolling", "guaranteed_no_evict", 32, False, Published((56.04, 46.69), (4.74, 3.88))),
 )
-"""The post's own static arm was another engine, transformers with batches of 4, and its model ran on 8 GPUs: only
-ratios within a table compare."""
+"""The post's own static configuration was another engine, transformers with batches of 4, and its model ran on 8 GPUs.
+Only ratios within a table are comparable."""
 
 
 def run(context: Context) -> None:

@@ -1,5 +1,5 @@
-"""Part `batching`: what scheduling each step anew gives, kernels and model being the same (W3: bursts of requests with
-outputs of exponential length)."""
+"""Part `batching`: speed of rolling against static batches on the same kernels and model (W3: bursts of requests with
+exponential output lengths)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.gpu.traces import Trace, tiny, w3
 MODEL = "llama-3-8b"
 _REQUESTS, _CAP = 1000, 512
 _SECONDS = 45.0
-"""For one arm."""
+"""Time limit of one configuration."""
 
 
 def run(context: Context) -> None:
@@ -42,7 +42,7 @@ def run(context: Context) -> None:
 
 
 def _speed(context: Context, engine: Engine, trace: Trace, policy: str, size: int) -> float:
-    """Tokens/s, of what was done when time was over."""
+    """Return tokens/s up to the end or the time limit."""
     requests = [
         greedy(f"{policy} {size} {len(trace.outputs)} {i}", prompt, count)
         for i, (prompt, count) in enumerate(zip(trace.prompts, trace.outputs, strict=True))

@@ -1,4 +1,4 @@
-"""Part `ceilings`."""
+"""Part `ceilings`: the best speeds of the device."""
 
 from __future__ import annotations
 

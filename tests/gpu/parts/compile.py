@@ -1,5 +1,5 @@
-"""Part `compile`: every operation's kernels as serving launches them, compiled for this device on all cores, so that
-what measures finds them in Triton's cache."""
+"""Part `compile`: compile every operation's kernels as serving launches them, for this device and on all cores, so that
+measurements find them in Triton's cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(context: Context) -> None:
         return
     started = time.monotonic()
     workers = max(1, (os.cpu_count() or 2) // 2)
-    # Not forked: this process has begun to use the GPU.
+    # Not forked: this process already uses the GPU.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(compile_operation, name): name for name in names}
         total = 0
@@ -38,14 +38,14 @@ def run(context: Context) -> None:
 
 
 def compile_operation(name: str) -> int:
-    """How many different kernels there are; each with its launcher."""
+    """Compile an operation's kernels and their launchers. Return the number of different kernels."""
     device = torch.device("cuda", 0)
     seen: set[str] = set()
 
     def keep(kernel: Any, kwargs: dict[str, Any]) -> None:
         if kernel.hash not in seen:
             seen.add(kernel.hash)
-            # What launches it is made by the C compiler, when it is first needed.
+            # The C compiler builds the launcher when it is first needed.
             kernel._init_handles()
 
     (check,) = (check for check in all_checks() if check.name == name)

@@ -1,4 +1,4 @@
-"""Part `device`: whether the machine has what the others need. When it fails, nothing else is tried."""
+"""Part `device`: check that the machine has what the other parts need. If this part fails, no other part runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.timing import time_graph
 @torch.inference_mode()
 def run(context: Context) -> None:
     results, device = context.results, context.device
-    # Of many sizes, freed in between, as steps are.
+    # Allocate several sizes and free them in between, as steps do.
     for size in (1 << 10, 1 << 24, 1 << 12, 1 << 26):
         numbers = context.random(size, dtype=torch.float32)
     results.check("it computes", bool(torch.isfinite(numbers.sum())))

@@ -1,5 +1,5 @@
-"""Parts `engine-...`: whole models against transformers on the same weights. In fp32 the same tokens, whatever steps
-are made of; in bf16 logits as near to fp32's as transformers' own."""
+"""Parts `engine-...`: compare whole models with transformers on the same weights. In fp32 the tokens must be the same,
+however steps are composed. In bf16 the logits must be about as close to those in fp32 as transformers' own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.gpu.logits import last_logits
 from tests.gpu.shapes import reduced
 
 _DRAWN = (20, 2)
-"""Tokens drawn; in a smoke run."""
+"""Tokens to sample: in a real run, and in a smoke run."""
 
 
 def run(context: Context, *kinds: str) -> None:
@@ -99,7 +99,7 @@ def _check_fp32(
 def report_gap(
     context: Context, name: str, model: Any, prompt: Sequence[int], found: Sequence[int], right: Sequence[int]
 ) -> None:
-    """How near transformers came to another token where ours is another one: how much rounding it takes."""
+    """Report the gap between transformers' two largest logits where our token differs: the rounding error it takes."""
     at = first_difference(found, right)
     if at >= len(right):
         context.results.figure(f"{name}: more tokens than asked for", len(found), "tokens")
@@ -116,13 +116,13 @@ def report_gap(
 
 
 def first_difference(found: Sequence[int], right: Sequence[int]) -> int:
-    """The place; the shorter one's length where one is the beginning of the other."""
+    """Return the index of the first difference, or the shorter length if one is a prefix of the other."""
     pairs = enumerate(zip(found, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(found), len(right)))
 
 
 def _check_preemption(context: Context, kind: str, engine: Engine, model: Any) -> None:
-    """More sequences than there are blocks for."""
+    """Run more sequences than there are blocks for."""
     count, length, new, blocks = context.size((5, 64, 40, 18), (2, 15, 3, 3))
     prompts = random_prompts(engine.config.vocab_size, (length,) * count, seed=2)
     requests = [greedy(f"{kind} squeezed {i}", prompt, new) for i, prompt in enumerate(prompts)]
@@ -138,10 +138,10 @@ def _check_preemption(context: Context, kind: str, engine: Engine, model: Any) -
 
 
 def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
-    """What is drawn depends on a request's seed alone: not on the batch, nor on how steps are launched."""
+    """Sampled tokens depend only on the request's seed, not on the batch or on how steps are launched."""
 
     def drawn(name: str, at: int, seed: int) -> Request:
-        # The search for thresholds takes the interpreter too long.
+        # The search for thresholds is too slow in the interpreter.
         top_k, top_p = context.size((50, 0.95), (0, 1.0))
         params = SamplingParams(context.size(*_DRAWN), temperature=0.9, top_k=top_k, top_p=top_p, seed=seed)
         return dataclasses.replace(greedy(name, prompts[at], 1), sampling=params)
@@ -162,7 +162,7 @@ def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[
 def _check_sampling(
     context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]], model: Any
 ) -> None:
-    """Penalties and log-probabilities on the device are those of the host's sampler on transformers' logits."""
+    """Penalties and log-probabilities on the device must equal those of the host's sampler on transformers' logits."""
     params = SamplingParams(
         context.size(8, 2),
         repetition_penalty=1.3,
@@ -197,7 +197,7 @@ def _check_logits(
     prompts: Sequence[Sequence[int]],
     wide: Sequence[torch.Tensor],
 ) -> None:
-    """In bf16, or on a CPU in what it computes in; wide: fp32's logits behind each prompt."""
+    """Compare logits in bf16, on a CPU in fp32. wide: logits after each prompt in fp32."""
     dtype = "bf16" if context.device.type == "cuda" else "fp32"
     expected = torch.stack(list(wide)).double()
     model = oracle.load(folder, DTYPES[dtype], context.device)

@@ -1,5 +1,5 @@
-"""Part `idle`: gaps between the GPU's kernels while all sequences generate, by the profiler. In a process of its own,
-because a profiler that has run once may go on slowing what comes after it."""
+"""Part `idle`: gaps between the GPU's kernels while all sequences are decoding, from the profiler. It has a process of
+its own, because the profiler may slow down everything that runs after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts `kernels-...`: every operation's own check on this device, and some at the sizes of use."""
+"""Parts `kernels-...`: run every operation's own check on this device, and some at production sizes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _AT_ONCE = 8
 
 
 def run(context: Context, dtype: str) -> None:
-    """Each operation in a process of its own, several at once: most of the time is the compiler's."""
+    """Check each operation in a process of its own, several at once: most of the time goes to the compiler."""
     results = context.results
-    # The interpreter is slow, and wrong about bf16: there all operations have tests of their own.
+    # The interpreter is slow and computes bf16 wrongly. Other tests run all operations in it.
     names = ["rms_norm"] if INTERPRETED else operations()
     tried = "fp32" if INTERPRETED else dtype
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:

@@ -1,5 +1,5 @@
-"""Part `memory`: the KV cache's size by option.gpu_memory_utilization, and whether what the engine takes while it works
-stays within that share of the device."""
+"""Part `memory`: the KV cache's size by option.gpu_memory_utilization, and whether the engine's memory stays within
+that share of the device while it works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.gpu.shapes import real, write
 MODEL = "llama-3-8b"
 _SHARES = (0.5, 0.9)
 _UNUSED = 0.06
-"""Of the device's memory: so much less than its share it may take, which the largest step needs while it runs."""
+"""Share of the device's memory that may stay free below the limit. The largest step needs it while it runs."""
 
 
 def run(context: Context) -> None:
@@ -29,7 +29,7 @@ def run(context: Context) -> None:
 
 def _measure(context: Context, title: str, share: float) -> None:
     folder = write(real(MODEL, context.smoke), context.folder / MODEL)
-    # Half of a GPU holds 8 billion weights and what 256 sequences need; on a CPU no share is measured.
+    # Half of a GPU has room for 8 billion weights and 256 sequences. On a CPU no share is measured.
     tokens = None if context.device.type == "cuda" else 200
     limits = Limits(context.size(256, 2), context.size(4096, 40), context.size(8192, 16), tokens)
     engine = Engine(folder, context.device, limits, utilization=share)

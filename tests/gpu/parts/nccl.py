@@ -1,5 +1,5 @@
-"""Part `nccl`: `NcclCommunicator` with one rank: what it says under graph capture, the engine with it, and its end,
-which must not hang. Several ranks need several GPUs."""
+"""Part `nccl`: `NcclCommunicator` with one rank: its operations under graph capture, the engine with it, and its
+shutdown, which must not hang. Several ranks need several GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL = "llama-3-8b"
 
 
 _WORLD = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, Barrier=lambda: None)
-"""One rank's, so that MPI need not be there."""
+"""Replacement of an MPI communicator with one rank, so that MPI is not required."""
 
 
 class _OneRank(NcclCommunicator):
@@ -73,7 +73,7 @@ def _check_graph(context: Context, comm: Communicator) -> None:
 
 
 def _check_engine(context: Context, comm: Communicator) -> None:
-    """Its graphs hold NCCL's operations: the tokens are those without, and dropping them is enough to end."""
+    """Graphs contain NCCL operations. The tokens must be those without NCCL, and dropping the graphs must be enough."""
     folder = write(reduced(MODEL, context.smoke), context.folder / MODEL)
     limits = Limits(context.size(16, 2), context.size(200, 30), context.size(256, 16), context.size(4096, 64))
     tokens = []

@@ -1,5 +1,5 @@
-"""Part `products`: matrix products of few rows as shares of their floors, with the weights of each layer, on the same
-library as the engine's."""
+"""Part `products`: matrix products of few rows as shares of their floors, with the shapes of each layer's weights and
+the library that the engine uses."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SHAPES: dict[str, tuple[int, int]] = {
     "Falcon-40B, up": (32768, 8192),
     "Falcon-40B, down": (8192, 32768),
 }
-"""Outputs and inputs."""
+"""Output and input features."""
 _ROTATED = 0.4e9
-"""Bytes of weights that one round reads at least: many times the L2 cache."""
+"""Least bytes of weights that one round reads: many times the L2 cache."""
 
 
 @torch.inference_mode()
 def run(context: Context) -> None:
     limits = ceilings.measure(context)
     free(context.device)
-    # As the engine sets it: sums are fp32 everywhere.
+    # The engine's setting: all sums are in fp32.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     for name, (outputs, inputs) in context.size(SHAPES, {"tiny": (32, 16)}).items():
         if context.has(5.0, name):
@@ -56,7 +56,7 @@ def _dense(context: Context, limits: Ceilings, name: str, outputs: int, inputs: 
 
 
 def _experts(context: Context, limits: Ceilings) -> None:
-    """Both products and what is between them; random logits choose evenly."""
+    """Time both products and the kernels between them. Random logits choose experts uniformly."""
     hidden, middle, count, top_k = context.size((4096, 14336, 8, 2), (32, 48, 3, 2))
     weights = lmi_kernels.pack_experts(
         context.random(count, 2 * middle, hidden, scale=hidden**-0.5),

@@ -1,4 +1,4 @@
-"""Part `races`: compute-sanitizer's racecheck of the kernels whose threads share scratch memory."""
+"""Part `races`: run compute-sanitizer's racecheck on kernels whose threads share scratch memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _KERNELS = (
     "route",
 )
 _SECONDS = 90.0
-"""For one of them, examples being two: under the sanitizer all is many times slower."""
+"""Time limit per kernel, for two examples. The sanitizer makes everything many times slower."""
 
 
 def find_sanitizer() -> str:
-    """Its path; empty: it is not here."""
+    """Return the path of compute-sanitizer, or an empty string."""
     places = [
         shutil.which("compute-sanitizer"),
         *map(str, sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))),
@@ -39,7 +39,7 @@ def run(context: Context) -> None:
     if not sanitizer or context.device.type != "cuda":
         results.missing("races in shared memory", "there is no compute-sanitizer, or no GPU")
         return
-    # With the plainest memory: the tool need not know segments that grow.
+    # With torch's default allocator: the tool might not support expandable segments.
     plain = ["env", "-u", "PYTORCH_ALLOC_CONF", "-u", "PYTORCH_CUDA_ALLOC_CONF"]
     tool = [*plain, sanitizer, "--tool", "racecheck", "--error-exitcode", "9"]
     with ThreadPoolExecutor(len(_KERNELS)) as pool:
@@ -62,6 +62,6 @@ def run(context: Context) -> None:
 
 
 def verdict(words: str) -> bool | None:
-    """Of the sanitizer's last line: True: no race. None: it says nothing of races."""
+    """Return whether the sanitizer's last line reports no race; None: it is not a report on races."""
     match = re.search(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?", words)
     return None if match is None else int(match[2]) == 0

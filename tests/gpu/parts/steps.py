@@ -1,5 +1,5 @@
-"""Parts `steps` and `steps-large`: decode steps of real shapes with random weights as shares of their floors;
-what the host takes in a step, and for how long the GPU waits for it."""
+"""Parts `steps` and `steps-large`: decode steps of real shapes with random weights as shares of their floors, the
+host's time per step, and how long the GPU waits for the host."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _NUCLEUS = SamplingParams(max_new_tokens=1, temperature=0.8, top_p=0.9, seed=1)
 class Model:
     name: str
     batches: dict[int, str]
-    """Sequences, and the target of a step of so many."""
+    """Targets of a decode step, by number of sequences."""
     idle_target: str = ""
-    """Of the largest batch."""
+    """Target of the largest batch."""
 
 
 _SMALL = (
@@ -81,7 +81,7 @@ def _measure(context: Context, ceilings_: Ceilings, model: Model) -> None:
 
 
 def load(context: Context, name: str, num_seqs: int, longest: int) -> Engine:
-    """For sequences that have half of the longest length, and some; and one more, for its prompt."""
+    """Load an engine for sequences somewhat longer than `longest` / 2, and for one more sequence's prompt."""
     tokens = max(num_seqs * (longest // 2 + 256), 2 * longest) + longest
     return Engine(
         write(real(name, context.smoke), context.folder / name),
@@ -91,7 +91,7 @@ def load(context: Context, name: str, num_seqs: int, longest: int) -> Engine:
 
 
 def decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
-    """The last of so many keys of each sequence, whose pages lie anywhere."""
+    """Plan a decode step. Each sequence has `keys` keys, the new one included, in scattered pages."""
     block_size, cache = engine.limits.block_size, engine.runner.cache
     pages = -(-keys // block_size)
     order = torch.randperm(cache.num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
@@ -102,7 +102,7 @@ def decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
 
 
 def step(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Call:
-    """What one step takes, from its plan on."""
+    """Return a call that runs one step from its plan on."""
     rows = [SamplingRow(f"step {i}", params, [0], 1) for i in range(plan.num_sampled)]
     engine.runner.steps.update(plan)
 
@@ -113,7 +113,7 @@ def step(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Ca
 
 
 def replay(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Call:
-    """The graph alone, again and again; on a CPU, where there is none, the whole step."""
+    """Return a call that replays the graph alone. On a CPU, which has no graphs, it runs the whole step."""
     whole = step(engine, plan, params)
     whole()
     if engine.device.type != "cuda":
@@ -161,7 +161,7 @@ def _graphs(context: Context, engine: Engine, name: str, plan: StepPlan) -> None
 
 
 def _nucleus(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
-    """What drawing from the likeliest tokens costs: one graph serves both."""
+    """Time top-p sampling against greedy sampling. The same graph serves both."""
     repeats, batch = context.size(30, 1), plan.num_sequences
     greedy = time_calls([replay(engine, plan)], context.device, repeats)
     drawn = time_calls([replay(engine, plan, _NUCLEUS)], context.device, repeats)
@@ -196,7 +196,7 @@ def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, l
 
 
 def _mixed(context: Context, ceilings_: Ceilings, engine: Engine, name: str, batch: int, keys: int) -> None:
-    """All sequences generate, and one more has a chunk of its prompt computed."""
+    """Time a step in which all sequences decode, and a chunk of one more prompt is computed."""
     block_size, chunk = engine.limits.block_size, context.size(512, 5)
     pages = -(-keys // block_size)
     maker = PlanMaker(block_size)
@@ -217,7 +217,7 @@ def _mixed(context: Context, ceilings_: Ceilings, engine: Engine, name: str, bat
 
 
 def _never_waits(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
-    """CUDA calls that wait for the device raise an error: with what the device samples, and what the host does."""
+    """Make CUDA calls that wait for the device raise an error, with tokens sampled by the device and by the host."""
     by_host = SamplingParams(max_new_tokens=1, top_logprobs=1)
     for params, who in ((_GREEDY, "device"), (by_host, "host")):
         call = step(engine, plan, params)
@@ -235,7 +235,7 @@ def _never_waits(context: Context, engine: Engine, name: str, plan: StepPlan) ->
 
 
 def _host(context: Context, engine: Engine, model: Model, batch: int, keys: int) -> None:
-    """The step loop while all sequences generate: wall time a step against what the graph alone takes there."""
+    """Time the step loop while all sequences are decoding: wall time per step against the graph alone."""
     steps = context.size(100, 2)
     with generating(engine, batch, keys - context.size(70, 8)) as decodes:
         for _ in range(context.size(4, 1)):

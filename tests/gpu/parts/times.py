@@ -1,5 +1,5 @@
-"""Part `times`: where a step's time goes, by kernel, from the profiler's timeline. In a process of its own, because a
-profiler that has run once may go on slowing what comes after it."""
+"""Part `times`: time of a step by kernel, from the profiler's timeline. It has a process of its own, because the
+profiler may slow down everything that runs after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.gpu.timing import Call
 
 MODEL = "llama-3-8b"
 _KERNELS = 14
-"""Of a step, those that take longest; the rest is one line."""
+"""Number of kernels to list, those that take longest. The others are one line."""
 _STEPS = 5
 
 

@@ -1,5 +1,6 @@
-"""Part `tune`: better launch parameters for this device, in the form of kernels/lmi_kernels/tuned/<device>.json, in a
-folder beside the results. What matters most comes first; when time is over, the rest stays as it is."""
+"""Part `tune`: search better launch parameters for this device, and write them to a folder next to the results, in the
+format of kernels/lmi_kernels/tuned/<device>.json. The most important come first. When time is over, the rest is not
+changed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.gpu.sweep import Subject
 from tests.gpu.timing import Call, Deadline
 
 _TO_END = 15.0
-"""Seconds for what is under way when time is over."""
+"""Seconds for the measurement that is running when time is over."""
 
 _DECODE = {
     "block_n": (32, 64, 128),
@@ -49,11 +50,11 @@ _MATMUL = {
     "group_m": (1, 4, 8, 16),
 }
 _EXPERT_ROWS = {"8": 32, "more": 2048, "1": 1, "48": 192, "24": 96}
-"""Rows of Mixtral (8 experts, 2 chosen) whose mean for an expert takes a key's tiles."""
+"""Rows by tuning key: with so many rows, the mean of Mixtral's rows per expert (2 of 8 are chosen) selects the key."""
 
 
 def subjects(context: Context) -> list[Subject]:
-    """In order of importance; what they compute on is made when they are their turn."""
+    """Return the subjects in order of importance. Each makes its inputs when its turn comes."""
     found = []
     if context.smoke:
         heads = Heads(2, 1, 16)
@@ -81,7 +82,7 @@ def subjects(context: Context) -> list[Subject]:
                     _tile_key(context, heads, length),
                     tried,
                     lambda heads=heads, length=length: _chunks(context, heads, length),
-                    # The tiles with masks begin where those without end.
+                    # Tiles with masks begin where tiles without masks end.
                     lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
                 )
             )
@@ -113,7 +114,7 @@ def run(context: Context) -> None:
 
 
 def _write(context: Context, device_name: str, winners: dict[str, dict[str, tuning.Parameters]]) -> None:
-    """All of the device's parameters, the new ones among them."""
+    """Write all of the device's parameters, the new ones included."""
     table = {operation: dict(keys) for operation, keys in tuning._table(device_name).items()}
     for operation, keys in winners.items():
         table.setdefault(operation, {}).update(keys)
@@ -129,7 +130,7 @@ def _tile_key(context: Context, heads: Heads, length: int) -> str:
 
 
 def _decodes(context: Context, heads: Heads) -> list[list[Call]]:
-    """One group a case, so that each counts as much as the others."""
+    """Return one group per case, so that all cases have the same weight."""
     return _decode(context, heads, [(4096,) * 32, (1024,) * 256, (16384,)])
 
 
@@ -147,7 +148,7 @@ def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: in
     rules = ScoreRules(heads.dim**-0.5)
 
     def call() -> torch.Tensor:
-        # With its plan, which depends on the parameters; of a step it is one part in some thirty layers.
+        # With the plan, which depends on the parameters. A step plans once for some thirty layers.
         plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
         out = torch.empty_like(q)
         lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
@@ -157,7 +158,7 @@ def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: in
 
 
 def _chunks(context: Context, heads: Heads, length: int) -> list[list[Call]]:
-    """Two sequences, one with a past as long as the chunk."""
+    """Two sequences: a first chunk, and a later chunk after at least as many keys."""
     kv = make_kv(context, heads, (length, 2 * max(length, 1024)), 16)
     q = context.random(2 * length, heads.queries, heads.dim)
     bounds = torch.tensor([0, length, 2 * length], dtype=torch.int32, device=context.device)
@@ -172,12 +173,12 @@ def _chunks(context: Context, heads: Heads, length: int) -> list[list[Call]]:
 
 
 def _experts(context: Context, rows: int) -> list[list[Call]]:
-    """Both products of Mixtral's experts: what one gains is not lost by the other."""
+    """Time both products of Mixtral's experts together, so that a gain in one is not lost in the other."""
     hidden, middle, count = 4096, 14336, 8
     weights = lmi_kernels.pack_experts(
         context.random(count, 2 * middle, hidden, scale=hidden**-0.5),
         context.random(count, hidden, middle, scale=middle**-0.5),
     )
-    # Several choices of experts, as steps have them.
+    # Several choices of experts, as in real steps.
     inputs = [(context.random(rows, hidden), context.random(rows, count)) for _ in range(4)]
     return [[lambda x=x, logits=logits: lmi_kernels.experts(x, logits, weights, 2) for x, logits in inputs]]

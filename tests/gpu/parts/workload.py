@@ -1,5 +1,5 @@
-"""Parts `workload-0.6b` and `workload-8b`: 256 requests at once (W6), through the whole engine, as a share of
-what the device allows, and against transformers' `generate_batch`, which runs in a process of its own afterwards."""
+"""Parts `workload-0.6b` and `workload-8b`: 256 requests at once (W6) through the whole engine, as a share of the
+device's limit, and compared with transformers' `generate_batch`, which runs afterwards in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.gpu.traces import Trace, tiny, w6
 
 MODELS = {"qwen3-0.6b": ("w6-qwen", "peer-qwen"), "llama-3-8b": ("w6-llama", "peer-llama")}
 _PARTS = (256, 128, 64, 32)
-"""Requests: the peer may be too slow for all of them, and is compared on as many as it has run."""
+"""Numbers of requests. The peer may be too slow for all requests. The comparison uses as many as it ran."""
 _PEER_SECONDS = 45.0
-"""With less the peer is not tried."""
+"""The peer is not run with less time left."""
 
 
 def run(context: Context, name: str) -> None:
@@ -43,10 +43,10 @@ def _compare(context: Context, limits: Ceilings, name: str, target: str, peer_ta
 def _ours(
     context: Context, limits: Ceilings, name: str, folder: Path, trace: Trace, target: str
 ) -> dict[int, Outcome]:
-    """Our run of each of the parts, by the number of requests."""
+    """Run our engine on each of the parts. Return the outcomes by number of requests."""
     engine = Engine(folder, context.device, engine_limits(context, trace))
     found: dict[int, Outcome] = {}
-    # Twice: once for what is compiled and allocated at first use.
+    # Twice: the first run compiles kernels and allocates memory.
     for attempt in range(context.size(2, 1)):
         found[len(trace.outputs)] = _run(context, engine, name, trace, f"all {attempt}")
     whole = found[len(trace.outputs)]
@@ -71,7 +71,7 @@ def _ours(
 
 
 def engine_limits(context: Context, trace: Trace) -> Limits:
-    """All of a trace's requests at once."""
+    """Return limits for all of a trace's requests at once."""
     count = len(trace.outputs)
     tokens = sum(-(-(len(p) + n) // 16) * 16 for p, n in zip(trace.prompts, trace.outputs, strict=True))
     step = max(count, context.size(8192, 16))
@@ -91,7 +91,7 @@ def _run(context: Context, engine: Engine, name: str, trace: Trace, what: str) -
 
 
 def _against_peer(context: Context, name: str, target: str, ours: dict[int, Outcome]) -> None:
-    """What fails in here is not ours."""
+    """Run the peer and compare. Errors in here are not failures of our engine."""
     file = context.folder / "peer.json"
     seconds = context.deadline.left - 8.0
     command = [sys.executable, "-m", "tests.gpu.peer", name, str(file), "--seconds", f"{seconds:.0f}"]
