@@ -1,4 +1,4 @@
-"""The torch fallback's batches: each sequence's rows and blocks."""
+"""Batches of the torch fallback: the rows and blocks of each sequence."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 
 
-def _prepare(parts: list[tuple[int, int]]) -> CpuBatch:
-    """parts: first position and number of tokens of each sequence; its row has belonged to others before."""
+def _prepare(chunks: list[tuple[int, int]]) -> CpuBatch:
+    """Prepare a batch. `chunks`: first position and number of tokens of each sequence. The rows were used before."""
     cache = KvCache(1, 3, NUM_BLOCKS, BLOCK_SIZE, 4, torch.float32, CPU)
     steps = CpuSteps(None, cache, rotary_tables([Rotary(4)], 40, CPU), leads=True)  # type: ignore[arg-type]
     maker = PlanMaker(BLOCK_SIZE)
-    for row, (start, _) in enumerate(parts):
+    for row, (start, _) in enumerate(chunks):
         steps._tables.apply([row, 0, 12, *[NUM_BLOCKS * 1000] * 12])
         maker.begin(row, [(7 * row + 3 * i) % NUM_BLOCKS for i in range(10)], start)
-    plan = maker.plan({row: [row] * count for row, (_, count) in enumerate(parts)})
+    plan = maker.plan({row: [row] * count for row, (_, count) in enumerate(chunks)})
     steps.update(plan)
     return steps.prepare(plan)
 
 
 @pytest.mark.parametrize(
-    "parts", [[(0, 1)], [(0, 9), (3, 1), (20, 1)], [(5, 1), (0, 20), (30, 1), (2, 7), (8, 1), (31, 1)]]
+    "chunks", [[(0, 1)], [(0, 9), (3, 1), (20, 1)], [(5, 1), (0, 20), (30, 1), (2, 7), (8, 1), (31, 1)]]
 )
-def test_each_sequence_has_its_own_rows_and_blocks(parts: list[tuple[int, int]]) -> None:
-    batch = _prepare(parts)
+def test_each_sequence_has_its_own_rows_and_blocks(chunks: list[tuple[int, int]]) -> None:
+    batch = _prepare(chunks)
     assert sorted(batch.input_ids.tolist()) == [
-        row for row, (_, count) in enumerate(parts) for _ in range(count)
+        row for row, (_, count) in enumerate(chunks) for _ in range(count)
     ]
-    assert len(batch.attention.sequences) == len(parts)
+    assert len(batch.attention.sequences) == len(chunks)
     first = 0
     for found in batch.attention.sequences:
         row = int(batch.input_ids[first])
-        start, count = parts[row]
+        start, count = chunks[row]
         assert (found.first_row, found.query_len, found.kv_len) == (first, count, start + count)
-        num_blocks = -(-found.kv_len // BLOCK_SIZE)  # nothing of an earlier owner of the row
+        num_blocks = -(-found.kv_len // BLOCK_SIZE)  # no blocks of an earlier owner of the row
         assert found.blocks.tolist() == [(7 * row + 3 * i) % NUM_BLOCKS for i in range(num_blocks)]
         assert set(batch.input_ids[first : first + count].tolist()) == {row}
         first += count

@@ -1,4 +1,4 @@
-"""One step on all ranks: what fails where, and who hears of it. Fake ranks in one thread."""
+"""One step on all ranks, and the handling of failures. The ranks are fakes in one thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESULT = StepResult()
 
 
 class _Comm:
-    """The other ranks as a test wants them: `others` is the worst status that they report."""
+    """A fake communicator. `others` is the worst status that the other ranks report."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, others: int = 0, plan: bytes = b"") -> None:
         self.rank = rank
@@ -45,7 +45,7 @@ class _Comm:
 
 
 class _Runner:
-    """Remembers what it was asked; each part can be made to fail."""
+    """A fake runner that records its calls. `fail_in` names the call that fails."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -55,22 +55,22 @@ class _Runner:
 
     def update(self, plan: StepPlan) -> None:
         self.plans.append(plan.encode())
-        self._do("update")
+        self._record("update")
 
     def prepare(self, plan: StepPlan) -> bytes:
-        self._do("prepare")
+        self._record("prepare")
         return plan.encode()
 
     def compute(self, batch: bytes, targets: Sequence[PromptTargets], rows: object) -> StepResult:
         assert batch == self.plans[-1]
         self.targets.append(targets)
-        self._do("compute")
+        self._record("compute")
         return _RESULT
 
-    def _do(self, part: str) -> None:
-        self.calls.append(part)
-        if self.fail_in == part:
-            raise RuntimeError(f"no {part} today")
+    def _record(self, call: str) -> None:
+        self.calls.append(call)
+        if self.fail_in == call:
+            raise RuntimeError(f"no {call} today")
 
 
 @pytest.fixture
@@ -85,82 +85,84 @@ def runner() -> _Runner:
     return _Runner()
 
 
-Make = Callable[[_Comm], StepExecutor]
+MakeExecutor = Callable[[_Comm], StepExecutor]
 
 
 @pytest.fixture
-def make(board: StatusBoard, runner: _Runner) -> Make:
+def make_executor(board: StatusBoard, runner: _Runner) -> MakeExecutor:
     return lambda comm: StepExecutor(runner, comm, board, Stopwatch(lambda: 0.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_leader_tells_the_plan_to_others_and_returns_the_logits(
-    make: Make, runner: _Runner, board: StatusBoard, world_size: int
+def test_the_leader_broadcasts_the_plan_and_returns_the_result(
+    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard, world_size: int
 ) -> None:
     comm = _Comm(world_size=world_size)
     assert not board.read().ready
-    assert make(comm).lead(_STEP) is _RESULT
+    assert make_executor(comm).lead(_STEP) is _RESULT
     assert runner.plans == [_STEP.encode()]
     assert comm.sent == ([] if world_size == 1 else runner.plans)
     assert runner.calls == ["update", "prepare", "compute"]
     assert board.read().ready
 
 
-def test_a_beat_computes_nothing(make: Make, runner: _Runner, board: StatusBoard) -> None:
-    assert make(_Comm()).lead(StepPlan(PlanKind.BEAT)) == StepResult()
+def test_a_beat_computes_nothing(make_executor: MakeExecutor, runner: _Runner, board: StatusBoard) -> None:
+    assert make_executor(_Comm()).lead(StepPlan(PlanKind.BEAT)) == StepResult()
     assert runner.calls == []
     assert board.read().ready
 
 
-def test_a_follower_runs_the_plan_that_it_hears(make: Make, runner: _Runner) -> None:
-    assert make(_Comm(plan=_STEP.encode())).follow()
+def test_a_follower_runs_the_plan_that_it_receives(make_executor: MakeExecutor, runner: _Runner) -> None:
+    assert make_executor(_Comm(plan=_STEP.encode())).follow()
     assert runner.calls == ["update", "prepare", "compute"]
     assert runner.plans == [_STEP.encode()]
 
 
-def test_a_follower_ends_when_told_to(make: Make, runner: _Runner) -> None:
-    assert not make(_Comm(plan=StepPlan(PlanKind.STOP).encode())).follow()
+def test_a_follower_ends_on_a_stop_plan(make_executor: MakeExecutor, runner: _Runner) -> None:
+    assert not make_executor(_Comm(plan=StepPlan(PlanKind.STOP).encode())).follow()
     assert runner.calls == []
 
 
-def test_a_step_that_cannot_be_prepared_here_fails_after_all_have_agreed(
-    make: Make, runner: _Runner, board: StatusBoard
+def test_a_step_that_this_rank_cannot_prepare_fails_after_all_ranks_agree(
+    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard
 ) -> None:
     runner.fail_in = "prepare"
     comm = _Comm(world_size=2)
     with pytest.raises(StepFailed):
-        make(comm).lead(_STEP)
+        make_executor(comm).lead(_STEP)
     assert comm.agreed == [1]
     assert runner.calls == ["update", "prepare"]
     assert board.read().state is EngineState.READY
     assert not comm.aborted
 
 
-def test_a_step_that_another_rank_cannot_prepare_is_not_computed(make: Make, runner: _Runner) -> None:
+def test_a_step_that_another_rank_cannot_prepare_is_not_computed(
+    make_executor: MakeExecutor, runner: _Runner
+) -> None:
     with pytest.raises(StepFailed):
-        make(_Comm(world_size=2, others=1)).lead(_STEP)
+        make_executor(_Comm(world_size=2, others=1)).lead(_STEP)
     assert runner.calls == ["update", "prepare"]
 
 
 @pytest.mark.parametrize(("here", "others"), [("prepare", 0), ("", 1)])
-def test_a_follower_goes_on_after_a_step_that_could_not_be_prepared(
-    make: Make, runner: _Runner, here: str, others: int
+def test_a_follower_continues_after_a_step_that_could_not_be_prepared(
+    make_executor: MakeExecutor, runner: _Runner, here: str, others: int
 ) -> None:
     runner.fail_in = here
     comm = _Comm(rank=0, world_size=2, others=others, plan=_STEP.encode())
-    executor = make(comm)
+    executor = make_executor(comm)
     assert executor.follow()
     runner.fail_in, comm.others = "", 0
     assert executor.follow()
     assert runner.calls == ["update", "prepare", "update", "prepare", "compute"]
 
 
-def test_a_model_that_fails_on_the_only_rank_fails_the_step_alone(
-    make: Make, runner: _Runner, board: StatusBoard
+def test_a_failing_model_on_a_single_rank_fails_only_the_step(
+    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard
 ) -> None:
     runner.fail_in = "compute"
     comm = _Comm()
-    executor = make(comm)
+    executor = make_executor(comm)
     with pytest.raises(StepFailed):
         executor.lead(_STEP)
     assert not comm.aborted
@@ -169,27 +171,27 @@ def test_a_model_that_fails_on_the_only_rank_fails_the_step_alone(
     assert executor.lead(_STEP) is _RESULT
 
 
-def test_a_model_that_fails_among_several_ranks_ends_all_with_the_cause(
-    make: Make, runner: _Runner, board: StatusBoard
+def test_a_failing_model_on_several_ranks_ends_all_and_reports_the_cause(
+    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard
 ) -> None:
-    """The others wait in a sum that this rank will never join."""
+    """The other ranks wait in an all-reduce that this rank never joins."""
     runner.fail_in = "compute"
     comm = _Comm(rank=0, world_size=2)
     with pytest.raises(StepFailed):
-        make(comm).lead(_STEP)
+        make_executor(comm).lead(_STEP)
     assert comm.aborted
     assert board.read().state is EngineState.FAILED
     assert board.read().reason == "rank 0: RuntimeError: no compute today"
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_that_cannot_carry_out_the_changes_cannot_go_on(
-    make: Make, runner: _Runner, board: StatusBoard, world_size: int
+def test_a_rank_that_fails_to_apply_updates_is_broken(
+    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard, world_size: int
 ) -> None:
-    """Not a step that failed: the leader would try its halves, which bring no changes."""
+    """The leader must not retry the halves of the step, because they do not contain the updates."""
     runner.fail_in = "update"
     comm = _Comm(world_size=world_size, plan=_STEP.encode())
-    executor = make(comm)
+    executor = make_executor(comm)
     for run in (lambda: executor.lead(_STEP), executor.follow):
         with pytest.raises(RankBroken, match=r"rank 0 .* no update today"):
             run()
@@ -199,13 +201,13 @@ def test_a_rank_that_cannot_carry_out_the_changes_cannot_go_on(
     assert (board.read().state is EngineState.FAILED) == (world_size > 1)
 
 
-def test_targets_reach_the_model(make: Make, runner: _Runner) -> None:
+def test_targets_reach_the_model(make_executor: MakeExecutor, runner: _Runner) -> None:
     targets = [PromptTargets((0,) * count, 1) for count in (3, 2)]
-    make(_Comm()).lead(_STEP, targets)
+    make_executor(_Comm()).lead(_STEP, targets)
     assert runner.targets == [targets]
 
 
-def test_time_outside_the_model_is_counted_apart(board: StatusBoard, runner: _Runner) -> None:
+def test_time_outside_the_model_is_counted_separately(board: StatusBoard, runner: _Runner) -> None:
     times = iter(range(1000))
     stopwatch = Stopwatch(lambda: float(next(times)))
     executor = StepExecutor(runner, _Comm(), board, stopwatch)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""After the start no step needs a kernel that has not been compiled: seconds in which all requests would wait."""
+"""Kernel warm-up compiles every kernel variant, so no step stalls all requests for a compilation."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ _MODELS: dict[str, dict[str, Any]] = {
     "mixtral": _HEADS,
     "falcon-7b": {"hidden_size": 256, "num_attention_heads": 4, "ffn_hidden_size": 64},
 }
-"""With as many heads to a KV head, and of such dimensions, that tiles are those of serving."""
+"""Query heads per KV head and head dimensions are such that the tiles equal those in production."""
 
 _steps = st.lists(
     st.tuples(st.sampled_from((1, 2, 3, 4, 5, 9, 17, 40, 130)), st.integers(0, 300)), min_size=1, max_size=8
 )
-"""Of each sequence: tokens that are computed, and how many are computed already."""
+"""For variant sequence: the number of tokens to compute, and of tokens computed before."""
 
 
 @pytest.mark.parametrize("tuned_for", [DEFAULT, "sm_90"])
 @pytest.mark.parametrize("kind", _MODELS)
-def test_later_steps_need_no_other_variants(kind: str, tuned_for: str, tmp_path: Path) -> None:
+def test_steps_after_the_warm_up_compile_no_new_variants(kind: str, tuned_for: str, tmp_path: Path) -> None:
     save_model(tmp_path, kind, **_MODELS[kind], max_position_embeddings=_MAX_MODEL_LEN)
-    with recorded_variants(tuned_for) as launched:
+    with recorded_variants(tuned_for) as recorded:
         runner = make_runner(
             tmp_path, num_blocks=256, max_model_len=_MAX_MODEL_LEN, max_step_tokens=_LARGEST.num_tokens
         )
         warm_up_kernels(_LARGEST, runner.steps, BLOCK_SIZE)
-        compiled = set(launched)
+        compiled = set(recorded)
 
         @examples(40)
         @given(_steps)
-        def no_step_adds_to_them(lens: list[tuple[int, int]]) -> None:
+        def check_step(lens: list[tuple[int, int]]) -> None:
             maker = PlanMaker()
             chunks = {}
-            left = _LARGEST.num_tokens
+            budget = _LARGEST.num_tokens
             for row, (count, computed) in enumerate(lens):
-                if count > left:
+                if count > budget:
                     break
-                left -= count
+                budget -= count
                 maker.begin(row, range(_MAX_MODEL_LEN // BLOCK_SIZE), computed)
                 chunks[row] = [0] * count
             plan = maker.plan(chunks)
             runner.steps.update(plan)
             rows = [SamplingRow("a", SamplingParams(max_new_tokens=1), [0], 1) for _ in chunks]
             runner.steps.compute(runner.steps.prepare(plan), rows=rows)
-            assert _constants(launched - compiled) == []
+            assert _describe(recorded - compiled) == []
 
-        no_step_adds_to_them()
+        check_step()
     assert {"_tiles_kernel", "_packed_attention_kernel", "_choose_kernel"} <= {
-        each.kernel for each in compiled
+        variant.kernel for variant in compiled
     }
 
 
-def _constants(variants: set[Variant]) -> list[str]:
-    return [f"{each.kernel}: {each.specialization}" for each in variants]
+def _describe(variants: set[Variant]) -> list[str]:
+    return [f"{variant.kernel}: {variant.specialization}" for variant in variants]

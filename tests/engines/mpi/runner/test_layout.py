@@ -1,4 +1,4 @@
-"""A plan's numbers in the order in which steps compute them."""
+"""The layout of a step: the sequences and tokens of a plan in the order of computation."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ layouts = plans().map(lambda plan: (plan, lay_out(plan)))
 
 @given(layouts)
 def test_every_sequence_keeps_its_tokens_and_single_tokens_come_first(
-    both: tuple[StepPlan, StepLayout],
+    plan_and_layout: tuple[StepPlan, StepLayout],
 ) -> None:
-    plan, layout = both
+    plan, layout = plan_and_layout
     lens = np.diff(layout.cu_seqlens_q)
     assert (lens[: layout.num_singles] == 1).all()
     assert (lens[layout.num_singles :] > 1).all()
     assert layout.max_query_len == max((length for length in plan.query_lens if length > 1), default=0)
-    given_tokens, at = {}, 0
+    plan_tokens, at = {}, 0
     for row, length in zip(plan.rows, plan.query_lens, strict=True):
-        given_tokens[row] = list(plan.token_ids[at : at + length])
+        plan_tokens[row] = list(plan.token_ids[at : at + length])
         at += length
     starts = dict(zip(plan.rows, plan.starts, strict=True))
     for i, row in enumerate(layout.rows.tolist()):
         first, last = layout.cu_seqlens_q[i : i + 2]
-        assert layout.token_ids[first:last].tolist() == given_tokens[row]
+        assert layout.token_ids[first:last].tolist() == plan_tokens[row]
         assert layout.starts[i] == starts[row]
         assert (layout.owners[first:last] == i).all()
     wanted = list(zip(plan.rows, plan.wants, strict=True))
@@ -64,10 +64,10 @@ def test_every_sequence_keeps_its_tokens_and_single_tokens_come_first(
 
 
 @given(layouts)
-def test_every_token_has_its_place_and_wanted_rows_come_in_the_plans_order(
-    both: tuple[StepPlan, StepLayout],
+def test_tokens_have_positions_and_slots_and_outputs_keep_the_order_of_the_plan(
+    plan_and_layout: tuple[StepPlan, StepLayout],
 ) -> None:
-    plan, layout = both
+    plan, layout = plan_and_layout
     tables = BlockTables()
     for row in plan.rows:
         tables.apply([row, 0, 30, *range(100 * row, 100 * row + 30)])
@@ -89,25 +89,25 @@ def test_every_token_has_its_place_and_wanted_rows_come_in_the_plans_order(
     ]
 
 
-def test_a_plan_of_other_tokens_than_it_says_is_refused() -> None:
+def test_a_plan_with_a_wrong_number_of_tokens_raises() -> None:
     with pytest.raises(ValueError, match="has 2 tokens but declares 3"):
         lay_out(StepPlan(PlanKind.STEP, [0], [0], [3], [WANT_LOGITS], [1, 2]))
 
 
-def test_table_updates_become_one_line_an_entry() -> None:
+def test_table_updates_become_one_triple_per_entry() -> None:
     triples = table_triples([3, 2, 2, 70, 71, 0, 0, 1, 9])
     assert triples.tolist() == [[3, 2, 70], [3, 3, 71], [0, 0, 9]]
     assert table_triples([]).shape == (0, 3)
 
 
 @pytest.mark.parametrize("broken", [[1, 0, 2, 5], [-1, 0, 1, 5], [1, -1, 1, 5]])
-def test_a_broken_table_update_is_refused(broken: list[int]) -> None:
+def test_an_invalid_table_update_raises(broken: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot be applied"):
         table_triples(broken)
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 7, 64, 256, 300, 1000])
-def test_graphs_pad_a_batch_by_little(largest: int) -> None:
+def test_graph_sizes_limit_the_padding_of_a_batch(largest: int) -> None:
     sizes = batch_sizes(largest)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == largest

@@ -1,4 +1,4 @@
-"""What is measured, what is free, and the refusal when it is too little."""
+"""Measurement of memory in use and free memory, and the error when the KV cache does not fit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _touch(count: int) -> torch.Tensor:
     return torch.ones(count // 4)
 
 
-@pytest.mark.parametrize("kernel_forgets", [True, False])
-def test_the_peak_counts_what_is_gone_at_the_end(
-    kernel_forgets: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("peak_can_be_reset", [True, False])
+def test_the_peak_includes_memory_that_was_freed_again(
+    peak_can_be_reset: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not kernel_forgets:
+    if not peak_can_be_reset:
         monkeypatch.setattr(memory, "_reset_peak", lambda: False)
 
     def work() -> None:
@@ -46,23 +46,23 @@ def test_the_peak_counts_what_is_gone_at_the_end(
 
     found = memory.measure_peak(CPU, work)
     assert found >= 290 * MIB
-    if kernel_forgets:
+    if peak_can_be_reset:
         assert found <= 330 * MIB
-        # An earlier peak is forgotten, and what is there before is not counted.
+        # Earlier peaks and memory that was in use before do not count.
         kept = _touch(200 * MIB)
         assert memory.measure_peak(CPU, lambda: None) <= 20 * MIB
         assert kept[0] == 1
 
 
-def test_what_is_in_use_follows_what_is_held() -> None:
+def test_bytes_in_use_follow_allocations() -> None:
     before = memory.bytes_in_use(CPU)
-    held = _touch(200 * MIB)
+    tensor = _touch(200 * MIB)
     assert abs(memory.bytes_in_use(CPU) - before - 200 * MIB) < 20 * MIB
-    del held
+    del tensor
     assert abs(memory.bytes_in_use(CPU) - before) < 20 * MIB
 
 
-def _machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
+def _make_root(root: Path, cgroup: str, files: dict[str, str]) -> Path:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:     8388608 kB\n")
     (root / "proc/self/cgroup").write_text(cgroup)
@@ -98,23 +98,23 @@ def _machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
         ),
     ],
 )
-def test_free_memory_is_bounded_by_cgroups(
+def test_free_memory_is_limited_by_cgroups(
     tmp_path: Path, cgroup: str, files: dict[str, str], gib: int
 ) -> None:
-    assert memory.host_free_bytes(_machine(tmp_path, cgroup, files)) == gib * GIB
+    assert memory.host_free_bytes(_make_root(tmp_path, cgroup, files)) == gib * GIB
 
 
 def test_this_machine_has_free_memory() -> None:
     assert memory.host_free_bytes() > 50 * MIB
 
 
-def test_what_fits_exactly_is_accepted() -> None:
+def test_a_cache_that_fits_exactly_is_accepted() -> None:
     memory.require_fit(3 * GIB, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
     with pytest.raises(ValueError):
         memory.require_fit(3 * GIB + 1, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
 
 
-def test_the_refusal_names_the_option_and_all_numbers() -> None:
+def test_the_error_names_the_option_and_all_numbers() -> None:
     with pytest.raises(ValueError, match=r"option.kv_cache_gb=4 does not fit") as refusal:
         memory.require_fit(4 * GIB, GIB // 2, GIB // 4, free=3 * GIB, num_tokens=1024)
     for part in ("step of 1024 tokens", "takes 0.5 GiB", "needs 4.5 GiB", "0.25 GiB", "3 GiB are free"):
@@ -125,10 +125,10 @@ def test_the_refusal_names_the_option_and_all_numbers() -> None:
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_a_cache_that_is_larger_than_free_memory_is_refused(
+def test_a_cache_larger_than_free_memory_is_refused(
     tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it is touched: that it fits is known before. Ranks on one machine share what is free."""
+    """The check comes before the allocation. Ranks on one machine share its free memory."""
     save_llama(tmp_path)
     config = make_config(tmp_path)
     config = replace(config, cache=replace(config.cache, kv_cache_bytes=3 * GIB))
@@ -149,7 +149,7 @@ def test_a_cache_that_is_larger_than_free_memory_is_refused(
     )
 
 
-def test_the_report_has_what_was_taken(tmp_path: Path) -> None:
+def test_the_report_lists_the_memory_taken(tmp_path: Path) -> None:
     save_llama(tmp_path, hidden_size=1152, intermediate_size=3000, head_dim=128, num_hidden_layers=3)
     model = load_model(make_config(tmp_path, num_blocks=900), Communicator(), CPU, Stopwatch(lambda: 0.0))
     taken = model.report.memory
@@ -161,19 +161,19 @@ def test_the_report_has_what_was_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_weights_of_a_known_model(tied: bool) -> None:
-    """SmolLM2-135M: 134.5 million parameters, 28.3 of them the vocabulary's."""
+    """SmolLM2-135M has 134.5 million parameters, 28.3 million of them in the embedding."""
     shape = ("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192)
     config = ModelConfig(*shape, NormSpec(1e-5), (), tied, "bfloat16", ())
     assert config.weight_bytes(2) / 1e6 == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
 
 
 @pytest.mark.parametrize(("chunked", "tokens"), [(True, 100), (False, 128)], ids=["chunks", "whole prompts"])
-def test_without_chunks_a_whole_prompt_is_the_largest_step(chunked: bool, tokens: int) -> None:
+def test_without_chunked_prefill_a_whole_prompt_is_the_largest_step(chunked: bool, tokens: int) -> None:
     assert LargestStep.of(replace(_SETTINGS, chunked_prefill=chunked), 128).num_tokens == tokens
 
 
 @pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (1, 9), (100, 1), (100, 4), (1000, 3), (300, 256)])
-def test_the_largest_steps_are_within_the_limits_and_reach_them(tokens: int, seqs: int) -> None:
+def test_the_largest_steps_reach_the_limits_exactly(tokens: int, seqs: int) -> None:
     chunks, singles = LargestStep(tokens, seqs, max_model_len=128).plans(block_size=8)
     for plan in (chunks, singles):
         assert plan.num_tokens == sum(plan.query_lens) <= tokens
@@ -186,9 +186,9 @@ def test_the_largest_steps_are_within_the_limits_and_reach_them(tokens: int, seq
 
 
 class _Gpu:
-    """A GPU on which a graph takes memory of the driver's beside that of the allocator, which all graphs share."""
+    """A fake GPU. Each graph takes driver memory of its own; allocator memory is shared by all graphs."""
 
-    SHARED, OF_EACH = 900 * MIB, 25 * MIB
+    SHARED, PER_GRAPH = 900 * MIB, 25 * MIB
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -197,7 +197,7 @@ class _Gpu:
 
     def capture(self, size: int) -> None:
         self.reserved = self.SHARED
-        self.outside += self.OF_EACH
+        self.outside += self.PER_GRAPH
         self.num_graphs += 1
 
     @property
@@ -215,7 +215,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
     return found
 
 
-def test_memory_for_graphs_is_that_of_all_of_them(gpu: _Gpu) -> None:
+def test_predicted_graph_memory_equals_that_of_all_graphs(gpu: _Gpu) -> None:
     sizes = batch_sizes(256)
     assert len(sizes) == 35
 
@@ -231,7 +231,7 @@ def test_memory_for_graphs_is_that_of_all_of_them(gpu: _Gpu) -> None:
     assert predicted == real.taken - before
 
 
-def test_memory_that_another_process_takes_meanwhile_is_not_that_of_a_graph(gpu: _Gpu) -> None:
+def test_memory_taken_by_another_process_does_not_count_as_graph_memory(gpu: _Gpu) -> None:
     def work() -> None:
         gpu.capture(1)
         gpu.outside += 40 * GIB

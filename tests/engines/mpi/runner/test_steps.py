@@ -1,5 +1,5 @@
-"""A rank's side of a step, through plans built by hand: logits and prompt log-probabilities are transformers', whatever
-the chunks, whoever shares the step, and whoever had the rows and blocks before.
+"""Steps of a rank, from plans built by hand. Logits and prompt log-probabilities equal those of transformers for any
+chunks, any other sequences in the step, and any earlier owners of the rows and blocks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def oracle(model: Path) -> Any:
 
 
 def _run(model: Path, degree: int, steps: Sequence[Step]) -> list[StepResult]:
-    """What rank 0 gives for each step; the others give nothing."""
+    """Return the results of rank 0. The other ranks return empty results."""
 
     def rank(comm: ThreadCommunicator) -> list[StepResult]:
         runner = make_runner(model, comm, num_blocks=NUM_BLOCKS)
@@ -61,20 +61,18 @@ def _last_logits(oracle: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 
 @_DEGREES
-def test_sequences_come_and_go_in_any_chunks_on_shared_rows_and_blocks(
-    model: Path, oracle: Any, degree: int
-) -> None:
-    """4 rows, 12 sequences one after the other; a row's next owner gets blocks that others have left."""
+def test_sequences_in_any_chunks_on_reused_rows_and_blocks(model: Path, oracle: Any, degree: int) -> None:
+    """12 sequences use 4 rows in turn, with blocks that other sequences have freed."""
     generator = fresh_generator()
     maker, free = PlanMaker(), list(range(NUM_BLOCKS))
-    left = [integers(generator, 0, VOCAB_SIZE, length) for length in integers(generator, 1, 60, 12)]
+    waiting = [integers(generator, 0, VOCAB_SIZE, length) for length in integers(generator, 1, 60, 12)]
     running: dict[int, tuple[list[int], list[int]]] = {}
     steps: list[Step] = []
     expected: list[list[list[int]]] = []
-    while left or running:
+    while waiting or running:
         for row in range(4):
-            if left and row not in running and integers(generator, 0, 2, 1)[0]:
-                tokens = left.pop()
+            if waiting and row not in running and integers(generator, 0, 2, 1)[0]:
+                tokens = waiting.pop()
                 count = -(-len(tokens) // BLOCK_SIZE)
                 table = [free.pop(integers(generator, 0, len(free), 1)[0]) for _ in range(count)]
                 maker.begin(row, table)
@@ -133,8 +131,8 @@ def test_prompt_logprobs_are_the_log_softmax(model: Path, oracle: Any, degree: i
 
 
 @_DEGREES
-def test_each_gets_as_many_of_the_likeliest_as_it_asked_for(model: Path, oracle: Any, degree: int) -> None:
-    """More rows than are scored at once; one of the three does not ask."""
+def test_each_sequence_gets_its_requested_number_of_top_tokens(model: Path, oracle: Any, degree: int) -> None:
+    """More rows than are scored at once. One sequence requests no top tokens, one no log-probabilities at all."""
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, 60) for _ in range(4)]
     maker = PlanMaker()
@@ -155,8 +153,8 @@ def test_each_gets_as_many_of_the_likeliest_as_it_asked_for(model: Path, oracle:
 
 
 @_DEGREES
-def test_a_copied_block_continues_another_sequence(model: Path, oracle: Any, degree: int) -> None:
-    """Row 1 shares row 0's full blocks and has a copy of the one that both go on writing to; row 2 a copy of that."""
+def test_sequences_continue_from_copied_blocks(model: Path, oracle: Any, degree: int) -> None:
+    """Row 1 shares the full blocks of row 0 and has a copy of its last block. Row 2 has a copy of that copy."""
     generator = fresh_generator()
     prompt = integers(generator, 0, VOCAB_SIZE, 10)
     tails = [integers(generator, 0, VOCAB_SIZE, 5) for _ in range(3)]
@@ -172,8 +170,8 @@ def test_a_copied_block_continues_another_sequence(model: Path, oracle: Any, deg
     torch.testing.assert_close(logits, expected, **_CLOSE)
 
 
-def test_a_plan_in_parts_gives_what_the_whole_gives(model: Path) -> None:
-    """Parts bring no updates: those of the whole were done once, though its batch may not have been computed."""
+def test_the_parts_of_a_plan_give_the_same_logits_as_the_whole(model: Path) -> None:
+    """Parts contain no updates. Those of the whole plan were applied once, even if its batch was not computed."""
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (9, 1, 14)]
     maker = PlanMaker()
@@ -190,7 +188,7 @@ def test_a_plan_in_parts_gives_what_the_whole_gives(model: Path) -> None:
         torch.testing.assert_close(part, whole[first:last], **_CLOSE)
 
 
-def test_changes_that_make_no_sense_are_errors(model: Path) -> None:
+def test_invalid_updates_raise(model: Path) -> None:
     runner = make_runner(model)
     plan = PlanMaker().plan({})
     with pytest.raises(ValueError, match="cannot be applied"):

@@ -1,4 +1,4 @@
-"""Of the step loop in Triton's interpreter."""
+"""Fixtures for tests of the step loop in the Triton interpreter."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.support.bounded_memory import bounded_memory
 
 
 @pytest.fixture(autouse=True)
-def kernels_keep_to_their_tensors() -> Iterator[None]:
+def kernels_stay_in_bounds() -> Iterator[None]:
     with bounded_memory():
         yield

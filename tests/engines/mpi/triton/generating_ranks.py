@@ -1,4 +1,4 @@
-"""Run by mpirun as each rank of test_gpu_ranks.py: generates on the GPU path, each token fed back by the device."""
+"""Run by mpirun as each rank of test_gpu_ranks.py: generate on the GPU path, with tokens fed back on the device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
         runner.steps.update(plan)
         pending = runner.steps.compute(runner.steps.prepare(plan), rows=rows).pending_tokens
         if (pending is not None) != (comm.rank == 0):
-            raise AssertionError("only rank 0 has what the device chose")
+            raise AssertionError("only rank 0 may have pending tokens")
         tokens += [] if pending is None else [token.token_id for token in pending.wait()]
     (folder / f"{comm.rank}.json").write_text(json.dumps(tokens), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The GPU path on two ranks, in Triton's interpreter: both feed back the token that rank 0 chose."""
+"""The GPU path on two ranks, in the Triton interpreter. Both ranks feed back the token that rank 0 selects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = [
 _COUNT = 3
 
 
-def test_two_ranks_generate_what_transformers_does(tmp_path: Path) -> None:
-    """Of Falcon-7B's form: heads that do not divide evenly, and the only KV head on both."""
+def test_two_ranks_generate_the_tokens_of_transformers(tmp_path: Path) -> None:
+    """The shape of Falcon-7B: heads that do not divide evenly, and a single KV head on both ranks."""
     shape = {"hidden_size": 80, "num_attention_heads": 5, "num_hidden_layers": 1, "ffn_hidden_size": 40}
     save_model(tmp_path / "model", "falcon-7b", **shape)
     prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)

@@ -1,5 +1,5 @@
-"""The whole GPU path in Triton's interpreter: kernels, tables on the device, tokens chosen and fed back there, and
-steps planned before the last one's tokens are known. Oracle: transformers on the same weights."""
+"""The whole GPU path in the Triton interpreter: kernels, tables on the device, tokens selected and fed back there, and
+steps planned before the tokens of the previous step are known. Oracle: transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-"""Heads are at least as wide as a matrix instruction; otherwise little, for the interpreter takes milliseconds for each
-program of a kernel."""
+"""Heads are as wide as a matrix instruction at least. Everything else is small, because the interpreter takes
+milliseconds for each program of a kernel."""
 _FALCON: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 40, "num_attention_heads": 4}
 _OTHERS: dict[str, dict[str, Any]] = {
     "mistral": _SHAPE | {"sliding_window": 5},
@@ -61,7 +61,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
 }
 _IN_KERNELS_CHECK = ["llama", "mixtral", "falcon-rw", "gemma2"]
 _HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
-"""What makes the host choose, so that logits come back."""
+"""Parameters with which the host selects tokens, so that logits are returned."""
 
 
 @pytest.mark.parametrize("kind", representatives(SHAPES, _IN_KERNELS_CHECK))
@@ -90,7 +90,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert compared > 6
 
 
-def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
+def test_the_device_feeds_back_its_own_tokens(tmp_path: Path) -> None:
     save_llama(tmp_path, **_SHAPE)
     oracle = load_oracle(tmp_path, "fp32")
     prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)
@@ -108,7 +108,7 @@ def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
     assert tokens == _greedy(oracle, prompt, 8)
 
 
-def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enforce_eager_uses_no_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
     graphs = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
@@ -127,22 +127,22 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.M
     assert graphs.num_replays == 0
 
 
-def test_graphs_count_nothing_for_sequences_that_gain_nothing(
+def test_graphs_do_not_count_tokens_of_recomputed_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes its tokens again, one at a time among decodes, whose graph chooses for it as well."""
+    """A preempted sequence recomputes its tokens one at a time as decodes. The graph selects tokens for it as well."""
     save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
     oracle = load_oracle(tmp_path, "fp32")
     graphs = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
     runner = make_runner(tmp_path)
     params = SamplingParams(max_new_tokens=3, presence_penalty=5.0, frequency_penalty=5.0)
-    prompt = [77, 85, 89, 20]  # whose next tokens are among those that the graph chooses on the way
+    prompt = [77, 85, 89, 20]  # its next tokens are in_batch those that the graph selects
     expected = [token.token_id for token in _sampled(oracle, prompt, params)]
     row = SamplingRow("a", params, list(prompt), len(prompt))
     maker = PlanMaker()
 
-    def chosen(chunk: list[int], want: int) -> list[int]:
+    def step(chunk: list[int], want: int) -> list[int]:
         plan = maker.plan({1: chunk}, {1: want})
         runner.steps.update(plan)
         pending = runner.steps.compute(
@@ -151,21 +151,21 @@ def test_graphs_count_nothing_for_sequences_that_gain_nothing(
         return [] if pending is None else [token.token_id for token in pending.wait()]
 
     maker.begin(1, [3, 4])
-    tokens = chosen(prompt, WANT_LOGITS)
+    tokens = step(prompt, WANT_LOGITS)
     row.token_ids.append(tokens[0])  # type: ignore[attr-defined]
     maker.begin(1, [5, 6])
     for token in prompt:
-        assert chosen([token], WANT_NOTHING) == []
+        assert step([token], WANT_NOTHING) == []
     assert graphs.num_replays == len(prompt)
-    tokens += chosen(tokens, WANT_LOGITS)
+    tokens += step(tokens, WANT_LOGITS)
     row.token_ids.append(UNKNOWN_TOKEN)  # type: ignore[attr-defined]
-    tokens += chosen([UNKNOWN_TOKEN], WANT_LOGITS)
+    tokens += step([UNKNOWN_TOKEN], WANT_LOGITS)
     assert tokens == expected
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CoreLab, Any]]:
-    """Decodes are recorded and replayed, as on a GPU."""
+    """An engine whose decodes are recorded and replayed, as on a GPU, and the oracle."""
     folder = tmp_path_factory.mktemp("model")
     save_llama(folder, **_SHAPE, num_hidden_layers=1)
     lab = CoreLab(
@@ -185,7 +185,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CoreLab, Any
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str) -> None:
+def test_tokens_equal_those_of_transformers(lab: tuple[CoreLab, Any], policy: str) -> None:
     engine, oracle = lab
     rng = random.Random(0)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(16)]
@@ -196,14 +196,14 @@ def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str)
             *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))),
         ]
         tokens = _greedy(oracle, prompt, rng.randint(1, 6))
-        # Some end by a token, which the step loop sees a step late.
+        # Some end with a stop token, which the step loop sees one step late.
         stop = tokens[len(tokens) // 2] if number % 3 == 0 else None
         if stop is not None:
             tokens = tokens[: tokens.index(stop) + 1]
         params = SamplingParams(
             9 if stop is not None else len(tokens), stop_token_ids=() if stop is None else (stop,)
         )
-        # Some are chosen by the host, among others whose tokens the device chooses.
+        # The host selects the tokens of some requests, the device those of the others.
         params = replace(params, top_logprobs=int(number == 4), logprobs=number in (2, 4))
         requests.append(Request(f"r{number}", tuple(prompt), params, 0.0))
         expected[f"r{number}"] = tokens
@@ -215,11 +215,11 @@ def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str)
         name: [t for output in outputs for t in output.token_ids] for name, outputs in got.items()
     } == expected
     for name in got:
-        asked = name in ("r2", "r4")
-        assert all(len(output.logprobs) == asked for output in got[name])
+        with_logprobs = name in ("r2", "r4")
+        assert all(len(output.logprobs) == with_logprobs for output in got[name])
 
 
-def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) -> None:
+def test_sampled_tokens_do_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) -> None:
     engine, _ = lab
     params = SamplingParams(4, temperature=1.3, top_k=20, top_p=0.9, seed=7)
     request = Request("drawn", (1, 2, 3, 4, 5), params, 0.0)
@@ -229,8 +229,8 @@ def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) ->
     ]
     mode = Mode(max_num_seqs=4)
     alone = _run(engine.start(mode), [request])["drawn"]
-    among = _run(engine.start(mode), [*others, request])["drawn"]
-    assert [output.token_ids for output in alone] == [output.token_ids for output in among]
+    in_batch = _run(engine.start(mode), [*others, request])["drawn"]
+    assert [output.token_ids for output in alone] == [output.token_ids for output in in_batch]
     other_seed = replace(request, sampling=replace(params, seed=8))
     assert [output.token_ids for output in _run(engine.start(mode), [other_seed])["drawn"]] != [
         output.token_ids for output in alone
@@ -240,10 +240,10 @@ def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) ->
 def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
     lab: tuple[CoreLab, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences are preempted, rows change hands, some steps have a row of the host, and one is computed again,
-    after its tokens were chosen and counted."""
+    """Sequences are preempted, rows are reused, some steps have a row of the host, and one step is computed again
+    after its tokens were selected and counted."""
     engine, oracle = lab
-    asked = (
+    all_params = (
         SamplingParams(6, repetition_penalty=1.8),
         SamplingParams(7, presence_penalty=2.0, frequency_penalty=1.5, logprobs=True),
         SamplingParams(6, repetition_penalty=1.3, frequency_penalty=2.0),
@@ -252,7 +252,7 @@ def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
     )
     rng = random.Random(1)
     requests, expected = [], {}
-    for number, params in enumerate(asked):
+    for number, params in enumerate(all_params):
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range((11, 13, 12, 3, 14)[number])]
         requests.append(Request(f"r{number}", tuple(prompt), params, 0.0))
         expected[f"r{number}"] = _sampled(oracle, prompt, params)
@@ -261,12 +261,12 @@ def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
             assert tokens == _generated(oracle, prompt, repetition_penalty=params.repetition_penalty)
             assert tokens != _greedy(oracle, prompt, len(tokens))
     running = engine.start(Mode(max_num_seqs=3, max_prefill_tokens=24, num_blocks=4, prefix_caching=False))
-    compute, of_three = gpu_steps.GpuSteps.compute, itertools.count(1)
+    compute, steps_of_three = gpu_steps.GpuSteps.compute, itertools.count(1)
     failed = []
 
     def failing_once(steps: Any, batch: Any, targets: Any = (), rows: Any = ()) -> Any:
         result = compute(steps, batch, targets, rows)
-        if len(rows) == 3 and next(of_three) == 2:
+        if len(rows) == 3 and next(steps_of_three) == 2:
             failed.append([row.id for row in rows])
             raise RuntimeError("after all is done")
         return result
@@ -274,7 +274,7 @@ def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
     monkeypatch.setattr(gpu_steps.GpuSteps, "compute", failing_once)
     got = _run(running, requests)
     assert failed
-    assert running.scheduler.num_preemptions, "nobody was ever preempted"
+    assert running.scheduler.num_preemptions, "no sequence was preempted"
     for name, tokens in expected.items():
         assert [output.token_ids for output in got[name]] == [(token.token_id,) for token in tokens]
         logprobs = [output.logprobs for output in got[name]]
@@ -284,18 +284,20 @@ def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
 
 
 @pytest.mark.parametrize(
-    ("asked", "late"),
+    ("options", "late"),
     [
         ({"logprobs": True, "repetition_penalty": 1.2, "frequency_penalty": 0.5}, True),
         ({"top_logprobs": 1}, False),
     ],
-    ids=["of the device", "of the host"],
+    ids=["device", "host"],
 )
-def test_who_waits_for_tokens(lab: tuple[CoreLab, Any], asked: dict[str, Any], late: bool) -> None:
-    """Outputs of a step that is left to itself come with the next one."""
+def test_only_tokens_selected_by_the_device_come_a_step_late(
+    lab: tuple[CoreLab, Any], options: dict[str, Any], late: bool
+) -> None:
+    """The outputs of a step that stays in flight come with the next step."""
     engine, _ = lab
     running = engine.start(Mode())
-    running.core.add(Request("a", (1, 2, 3), SamplingParams(2, **asked), 0.0))
+    running.core.add(Request("a", (1, 2, 3), SamplingParams(2, **options), 0.0))
     counts = []
     while running.core.has_work:
         counts.append(len(running.core.step()))
@@ -303,7 +305,7 @@ def test_who_waits_for_tokens(lab: tuple[CoreLab, Any], asked: dict[str, Any], l
 
 
 def _sampled(oracle: Any, prompt: Sequence[int], params: SamplingParams) -> list[SampledToken]:
-    """By the host's sampler, from the oracle's logits."""
+    """Return the tokens that the host sampler selects from the logits of the oracle."""
     sampler, tokens = Sampler(VOCAB_SIZE, torch.device("cpu")), list(prompt)
     found = []
     for _ in range(params.max_new_tokens):
@@ -313,9 +315,9 @@ def _sampled(oracle: Any, prompt: Sequence[int], params: SamplingParams) -> list
     return found
 
 
-def _generated(oracle: Any, prompt: Sequence[int], **asked: Any) -> list[int]:
+def _generated(oracle: Any, prompt: Sequence[int], **options: Any) -> list[int]:
     config = GenerationConfig(
-        max_new_tokens=6, do_sample=False, eos_token_id=VOCAB_SIZE, pad_token_id=0, **asked
+        max_new_tokens=6, do_sample=False, eos_token_id=VOCAB_SIZE, pad_token_id=0, **options
     )
     tokens = oracle.generate(torch.tensor([list(prompt)]), generation_config=config)
     return tokens[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
@@ -329,7 +331,7 @@ def _greedy(oracle: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def _run(running: Running, requests: Sequence[Request], gap: int = 0) -> dict[str, list[RequestOutput]]:
-    """gap: steps between two arrivals."""
+    """Serve all requests. `gap`: number of steps between two arrivals."""
     got: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
     waiting, step = list(requests), 0
     while waiting or running.core.has_work:

@@ -1,4 +1,4 @@
-"""Batches that are filled up to a graph's size, and what the host gets of them, in Triton's interpreter."""
+"""Batches padded to the size of a graph, and their results on the host, in the Triton interpreter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
 
 
 def _decode(runner: LoadedModel, count: int, params: SamplingParams) -> Any:
-    """A step of so many single tokens."""
+    """Run a step of `count` single tokens."""
     maker = PlanMaker()
     for row in range(count):
         maker.begin(row, [row])
@@ -50,7 +50,7 @@ def _decode(runner: LoadedModel, count: int, params: SamplingParams) -> Any:
     return runner.steps.compute(runner.steps.prepare(plan), rows=rows)
 
 
-def test_padding_goes_to_no_expert(
+def test_padding_is_routed_to_no_expert(
     tmp_path: Path, graphs: EagerGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(tmp_path, "mixtral", **_SHAPE)
@@ -58,18 +58,20 @@ def test_padding_goes_to_no_expert(
     seen: list[torch.Tensor] = []
     experts = lmi_kernels.experts
 
-    def watched(x: Any, logits: Any, weights: Any, top_k: int, slots: torch.Tensor, *more: Any) -> Any:
+    def recording_experts(
+        x: Any, logits: Any, weights: Any, top_k: int, slots: torch.Tensor, *more: Any
+    ) -> Any:
         seen.append(slots)
         return experts(x, logits, weights, top_k, slots, *more)
 
-    monkeypatch.setattr(lmi_kernels, "experts", watched)
+    monkeypatch.setattr(lmi_kernels, "experts", recording_experts)
     _decode(runner, 3, SamplingParams(max_new_tokens=1))
     assert graphs.num_replays == 1
     assert (seen[-1] >= 0).tolist() == [True, True, True, False]
 
 
-class _NoLists(TorchFunctionMode):
-    """A list as an index makes the host wait for the device: it is copied there, and not from pinned memory."""
+class _NoListIndices(TorchFunctionMode):
+    """Fails when a list is used as an index: its copy from unpinned memory makes the host wait for the device."""
 
     def __torch_function__(
         self,
@@ -84,14 +86,14 @@ class _NoLists(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_logits_for_the_host_are_not_taken_by_a_list(tmp_path: Path, graphs: EagerGraphs) -> None:
+def test_logits_for_the_host_are_not_indexed_by_a_list(tmp_path: Path, graphs: EagerGraphs) -> None:
     save_llama(tmp_path, **_SHAPE)
     runner = make_runner(tmp_path)
-    with _NoLists():
+    with _NoListIndices():
         result = _decode(runner, 3, SamplingParams(max_new_tokens=1, top_logprobs=1))
     assert graphs.num_replays == 1
     assert result.logits.shape[0] == 3
-    # The next replay writes over the graph's own logits.
+    # The next replay overwrites the logits of the graph.
     before = result.logits.clone()
     _decode(runner, 2, SamplingParams(max_new_tokens=1, top_logprobs=1))
     assert torch.equal(result.logits, before)
