@@ -1,1 +1,1 @@
-"""`make bench` and `make bench-peers`: this server and other engines under the same load, in turn, on one machine."""
+"""`make bench` and `make bench-peers`: benchmark this server and other engines in turn, under the same load."""

@@ -1,4 +1,4 @@
-"""`python -m tests.bench`, what `make bench` and `make bench-peers` run."""
+"""The command `python -m tests.bench`, run by `make bench` and `make bench-peers`."""
 
 from __future__ import annotations
 
@@ -39,36 +39,43 @@ _ROOT = Path(__file__).parents[2]
 OURS = (_ROOT / "tests/bench/properties/fp32",)
 TRANSFORMERS = ("transformers-static-32", "transformers-static-4", "transformers-continuous")
 _QUIET_SECONDS = 60.0
-"""What a contender's end leaves behind is gone long before."""
+"""Longest wait for a quiet machine. What a stopped contender leaves behind is gone long before."""
 _TABLE_WIDTH = 160
 
 
-def _words(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    """Words with commas or spaces between them."""
+def _split_words(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+    """Split a list of words at commas and spaces."""
     return tuple(text.replace(",", " ").split())
 
 
-def _known(names: Sequence[str], known: Mapping[str, object], option: str) -> None:
+def _require_known(names: Sequence[str], known: Mapping[str, object], option: str) -> None:
     for name in names:
         if name not in known:
-            raise click.UsageError(f"{option}: no such one (got {name}); allowed: {', '.join(known)}")
+            raise click.UsageError(f"{option}: unknown name (got {name}); allowed: {', '.join(known)}")
 
 
 @click.command()
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option("--workloads", callback=_words, default=" ".join(DEFAULT), show_default=True)
+@click.option("--workloads", callback=_split_words, default=" ".join(DEFAULT), show_default=True)
 @click.option(
     "--ours",
-    callback=_words,
+    callback=_split_words,
     default=" ".join(map(str, OURS)),
-    help="Properties folders; ratios are of the first.",
+    help="Properties folders. Ratios compare the first one with all others.",
 )
-@click.option("--peers", callback=_words, default=" ".join(TRANSFORMERS), show_default=True)
+@click.option("--peers", callback=_split_words, default=" ".join(TRANSFORMERS), show_default=True)
 @click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path("build"), help="Holds peers, logs and results."
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("build"),
+    help="Folder for peers, logs and results.",
 )
-@click.option("--busy-ok", is_flag=True, help="Measure beside other processes; the report says so.")
-@click.option("--prepare-only", is_flag=True, help="Install and convert what is missing; measure nothing.")
+@click.option(
+    "--busy-ok", is_flag=True, help="Measure even if other processes use the CPU; the report says so."
+)
+@click.option(
+    "--prepare-only", is_flag=True, help="Only install and convert what is missing; measure nothing."
+)
 def main(
     rounds: int,
     workloads: tuple[str, ...],
@@ -78,12 +85,12 @@ def main(
     busy_ok: bool,
     prepare_only: bool,
 ) -> None:
-    """Measure this server and other engines under the same load, in turn.
+    """Benchmark this server and other engines in turn, under the same load.
 
-    Exit code 0 when every request of every contender was answered as it should be, else 1.
+    Exits with 0 if every request of every contender got a correct response, else with 1.
     """
-    _known(workloads, SHAPES, "--workloads")
-    _known(peers, PEERS, "--peers")
+    _require_known(workloads, SHAPES, "--workloads")
+    _require_known(peers, PEERS, "--peers")
     try:
         with StopSignals() as signals:
             code = _run(rounds, workloads, tuple(map(Path, ours)), peers, folder, busy_ok, prepare_only)
@@ -109,12 +116,12 @@ def _run(
     busy_ok: bool,
     prepare_only: bool,
 ) -> int:
-    configs = _configurations(ours)
+    configs = _read_configurations(ours)
     model = configs[0].model_folder
-    contenders, unavailable = _prepared(configs, peers, model, folder / "peers")
+    contenders, unavailable = _prepare_contenders(configs, peers, model, folder / "peers")
     if prepare_only:
         for name, reason in unavailable.items():
-            _say(f"{name} cannot be had: {reason}")
+            _say(f"{name} is not available: {reason}")
         return 1 if unavailable else 0
     when = datetime.datetime.now(datetime.UTC)
     logs = folder / "bench" / f"{when:%Y%m%d-%H%M%S}"
@@ -127,18 +134,18 @@ def _run(
         matrices=matrices_of(model),
         logs=logs,
         quiet=quiet.look if busy_ok else lambda: quiet.await_quiet(_QUIET_SECONDS),
-        measure_limits=lambda: _limits(folder / "bench"),
+        measure_limits=lambda: _measure_limits(folder / "bench"),
         say=_say,
     )
     warnings = (
-        ["Measured with --busy-ok: other processes may have run. Not to be published."] if busy_ok else []
+        ["Measured with --busy-ok: other processes may have used the CPU. Do not publish."] if busy_ok else []
     )
     try:
         rounds.run()
     except (Broken, quiet.Busy) as error:
         if not rounds.lives:
             raise
-        warnings.append(f"Ended early: {error}")
+        warnings.append(f"Stopped early: {error}")
     results = Results(
         command=shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]]),
         when=f"{when:%Y-%m-%d %H:%M} UTC",
@@ -155,14 +162,14 @@ def _run(
     )
     write_json(results, logs / "results.json")
     _print(results)
-    _say(f"all figures: {logs / 'results.json'}; logs beside it")
+    _say(f"all figures: {logs / 'results.json'}; logs in the same folder")
     return 1 if results.num_failed or rounds.broken or len(warnings) > busy_ok else 0
 
 
-def _configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
-    """Raises: BadConfiguration."""
+def _read_configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
+    """Read the configurations of the properties folders. Raises: BadConfiguration."""
     if not ours:
-        raise click.UsageError("--ours: one properties folder or more")
+        raise click.UsageError("--ours: at least one properties folder is required")
     environ = launch.environment()
     named = [
         NamedPath(f"ours-{name}", path) for name, path in zip(names_for([*map(str, ours)]), ours, strict=True)
@@ -176,10 +183,10 @@ def _configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
         view.finish()
 
 
-def _prepared(
+def _prepare_contenders(
     configs: Sequence[Configuration], peers: Sequence[str], model: Path, folder: Path
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """All contenders by name, ours first, and why others are missing."""
+    """Return the contenders by name, ours first, and the reasons why peers are unavailable."""
     environ = environment.own_threads(launch.without_admin_token(launch.environment()))
     contenders: dict[str, Contender] = {config.name: Ours(config, versions(), environ) for config in configs}
     unavailable: dict[str, str] = {}
@@ -189,15 +196,15 @@ def _prepared(
             contenders[name] = peer.prepare(Site(model, (folder / peer.family).absolute(), _say))
         except Unavailable as error:
             unavailable[name] = str(error)
-            _say(f"{name} cannot be had: {error}")
+            _say(f"{name} is not available: {error}")
     return contenders, unavailable
 
 
-def _limits(folder: Path) -> limits.Limits | None:
+def _measure_limits(folder: Path) -> limits.Limits | None:
     try:
         return limits.measure(folder)
     except limits.NoLimits as error:
-        _say(f"no limits: {error}")
+        _say(f"limits were not measured: {error}")
         return None
 
 

@@ -1,4 +1,4 @@
-"""What is measured: this server in some configuration, or a peer."""
+"""Contenders of a benchmark: this server in some configuration, or a peer."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from container.measure.bench.workload import BenchRequest
 
 
 class Unavailable(Exception):
-    """A peer cannot be had on this machine. The text says why."""
+    """A peer is not available on this machine. The message gives the reason."""
 
 
 class Broken(Exception):
-    """An engine did not start, or ended in the middle of a run. The text ends with the last lines of its log."""
+    """An engine did not start, or exited during a run. The message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a reader must know to compare figures."""
+    """Settings of a contender that a reader needs to compare figures."""
 
     weights: str
-    """How weights are computed with, and stored where that differs."""
+    """Precision of the weights in computation, and in storage if that differs."""
     kv_cache: str
-    """Precision of keys and values, and their room."""
+    """Precision of keys and values, and the size of the cache."""
     interface: str
-    """`HTTP` with streaming, or `in process`: without a server, which is the peer's advantage."""
+    """`HTTP` with streaming, or `in process`: without a server, which is an advantage of the peer."""
     weight_bytes: float
-    """Bytes read for each weight in a decode step."""
+    """Bytes read per weight in a decode step."""
     arithmetic: str = "fp32"
-    """`fp32` or `int8`: which peak its matrix products are measured against."""
+    """`fp32` or `int8`: the peak that matrix products are compared with."""
     notes: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
 
 class Running(Protocol):
-    """A contender that takes requests."""
+    """A started contender that accepts requests."""
 
     pid: int
-    """Of the process that started all others of it."""
+    """Root of the contender's process tree."""
     start_up_seconds: float
 
     def load(self, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
         """Run a closed loop of users. Raises: Broken."""
 
     def end(self) -> None:
-        """End all of its processes; harmless when they have ended."""
+        """Stop all processes of the contender. Does nothing if they have exited."""
 
 
 class Contender(Protocol):
-    """One that can be started again and again."""
+    """A contender that can be started any number of times."""
 
     @property
     def name(self) -> str: ...
@@ -61,4 +61,4 @@ class Contender(Protocol):
     def facts(self) -> Facts: ...
 
     def start(self, log: Path) -> Running:
-        """Return when it takes requests. Raises: Broken."""
+        """Start the contender and wait until it accepts requests. Raises: Broken."""

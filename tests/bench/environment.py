@@ -1,4 +1,4 @@
-"""Virtual environments of the peers, each in a folder of its own, made once for each recipe."""
+"""Virtual environments of the peers. Each has its own folder and is created once per recipe."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ _TAIL_LINES = 8
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 Step = tuple[tuple[str, ...], ...]
-"""Arguments of pip, and others to try if those fail."""
+"""Alternative argument lists for pip, tried in order until one succeeds."""
 
 
 def torch_cpu(version: str) -> Step:
-    """Install a CPU build: from the local wheels that pip is configured with, else from PyTorch's own index. PyPI's
-    build brings several GB of CUDA libraries."""
-    wanted = ("install", "--no-deps", f"torch=={version}+cpu")
-    return ((*wanted, "--no-index"), (*wanted, "--index-url", os.environ.get("TORCH_CPU_INDEX", TORCH_INDEX)))
+    """Install a CPU build from the local wheels of pip's configuration, else from PyTorch's own index. PyPI's build
+    depends on several GB of CUDA libraries."""
+    install = ("install", "--no-deps", f"torch=={version}+cpu")
+    return (
+        (*install, "--no-index"),
+        (*install, "--index-url", os.environ.get("TORCH_CPU_INDEX", TORCH_INDEX)),
+    )
 
 
 def own_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what limits threads: each contender decides itself how many it starts."""
+    """Remove the variables that limit threads, so that each contender chooses its own number of threads."""
     return {name: value for name, value in environ.items() if name not in _THREADS}
 
 
 def environ(**more: str) -> dict[str, str]:
-    """Of a peer's processes."""
+    """Return the environment variables of a peer's processes."""
     kept = {name: value for name, value in own_threads(os.environ).items() if name not in _OUR_PYTHON}
     return {**kept, **more}
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment `folder/venv`."""
+    """The virtual environment `folder/venv`."""
 
     folder: Path
     steps: tuple[Step, ...]
@@ -52,7 +55,7 @@ class Environment:
         return self.folder / "venv/bin/python"
 
     def make(self, say: Callable[[str], None]) -> Path:
-        """Its Python; nothing is done when the same steps were done before. Raises: Unavailable."""
+        """Create the environment, unless it exists with the same steps. Returns its Python. Raises: Unavailable."""
         recipe = json.dumps([sys.version, self.steps])
         stamp = self.folder / "venv/recipe.json"
         if stamp.is_file() and stamp.read_text() == recipe:
@@ -64,16 +67,16 @@ class Environment:
         log.write_text("")
         called([sys.executable, "-m", "venv", str(self.folder / "venv")], log)
         for step in self.steps:
-            self._do(step, log)
+            self._run_step(step, log)
         stamp.write_text(recipe)
         return self.python
 
-    def _do(self, alternatives: Step, log: Path) -> None:
-        for place, arguments in enumerate(alternatives):
+    def _run_step(self, alternatives: Step, log: Path) -> None:
+        for index, arguments in enumerate(alternatives):
             try:
                 called([str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments], log)
             except Unavailable:
-                if place == len(alternatives) - 1:
+                if index == len(alternatives) - 1:
                     raise
             else:
                 return
@@ -82,7 +85,7 @@ class Environment:
 def called(
     command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> None:
-    """Run a command, its output added to `log`. Raises: Unavailable with its last lines."""
+    """Run a command and append its output to `log`. Raises: Unavailable, with the last lines of the log."""
     with log.open("a") as output:
         output.write(f"$ {' '.join(command)}\n")
         output.flush()
@@ -98,7 +101,7 @@ def called(
 
 
 def folder_made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `make` the first time; one that was interrupted is begun anew. Raises what `make` raises."""
+    """Return `folder`, filled by `make` on the first call. An interrupted call starts over. Raises as `make` does."""
     if not folder.is_dir():
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

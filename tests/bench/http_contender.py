@@ -1,4 +1,4 @@
-"""Contenders that are servers: this one by its properties folder, peers by a command."""
+"""Contenders with an HTTP server: this server with a properties folder, and peers with a command."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.bench.contender import Broken, Facts, Running
 _REQUEST_SECONDS = 900.0
 _WEIGHT_BYTES = {"int8": 1.0}
 _STORED_BYTES = 2.0
-"""Checkpoints in fp16 and bf16 are what is compared."""
+"""The benchmarked checkpoints are in fp16 or bf16."""
 _AUTO_KV = "fp32"
-"""What `auto` is on a CPU."""
+"""Precision that `auto` selects on a CPU."""
 
 
 class RunningServer:
@@ -56,11 +56,11 @@ class Ours:
         values = self.config.values
         quantized = values.get("option.quantize", "none")
         int8 = quantized == "int8"
-        room = values.get("option.kv_cache_gb", "")
+        size_gb = values.get("option.kv_cache_gb", "")
         kv_cache = values.get("option.kv_cache_dtype", "auto")
         return Facts(
             weights=f"{values.get('option.dtype', '?')}{', int8 weights and activations' if int8 else ''}",
-            kv_cache=f"{_AUTO_KV if kv_cache == 'auto' else kv_cache}{f', {room} GB' if room else ''}",
+            kv_cache=f"{_AUTO_KV if kv_cache == 'auto' else kv_cache}{f', {size_gb} GB' if size_gb else ''}",
             interface="HTTP",
             weight_bytes=_WEIGHT_BYTES.get(quantized, _STORED_BYTES),
             arithmetic="int8" if int8 else "fp32",
@@ -77,7 +77,7 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class PeerServer:
-    """A peer with a server that speaks as OpenAI's does and takes `--port N` as its last arguments."""
+    """A peer with an OpenAI-compatible server that accepts `--port N` as its last arguments."""
 
     name: str
     facts: Facts
@@ -85,7 +85,7 @@ class PeerServer:
     environ: Mapping[str, str]
     health: str
     limit: float = 1200.0
-    """Seconds until it must be ready."""
+    """Seconds until the server must be ready."""
 
     def start(self, log: Path) -> Running:
         try:

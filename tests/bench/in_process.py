@@ -1,4 +1,4 @@
-"""Peers without a server: a runner of `tests/bench/runners` in the peer's own environment, asked through two pipes."""
+"""Peers without a server: a runner of `tests/bench/runners` in the peer's own environment, called through two pipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """A peer that is called in its own process, without HTTP."""
+    """A peer that runs in a process of its own and is called without HTTP."""
 
     name: str
     facts: Facts
@@ -43,8 +43,8 @@ class RunningProcess:
 
     name: str
     child: Child
-    asked: TextIO
-    answers: TextIO
+    request_pipe: TextIO
+    response_pipe: TextIO
     log: BinaryIO
     start_up_seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
@@ -55,20 +55,25 @@ class RunningProcess:
 
     @classmethod
     def start(cls, peer: InProcess, log_path: Path) -> RunningProcess:
-        """Raises: Broken."""
-        (asked_read, asked_write), (answers_read, answers_write) = os.pipe(), os.pipe()
-        theirs = (asked_read, answers_write)
-        command = [str(peer.python), str(RUNNERS / peer.runner), *map(str, theirs), json.dumps(peer.settings)]
+        """Start the runner and wait until it has loaded its model. Raises: Broken."""
+        (request_read, request_write), (response_read, response_write) = os.pipe(), os.pipe()
+        child_ends = (request_read, response_write)
+        command = [
+            str(peer.python),
+            str(RUNNERS / peer.runner),
+            *map(str, child_ends),
+            json.dumps(peer.settings),
+        ]
         started = time.monotonic()
         log = log_path.open("ab", buffering=0)
-        child = Child.start(peer.name, command, peer.environ, pass_fds=theirs, log=log)
-        for descriptor in theirs:
+        child = Child.start(peer.name, command, peer.environ, pass_fds=child_ends, log=log)
+        for descriptor in child_ends:
             os.close(descriptor)
         running = cls(
-            peer.name, child, os.fdopen(asked_write, "w", buffering=1), os.fdopen(answers_read), log
+            peer.name, child, os.fdopen(request_write, "w", buffering=1), os.fdopen(response_read), log
         )
         try:
-            running.versions = running._answer()["ready"]
+            running.versions = running._read_response()["ready"]
         except BaseException:
             running.end()
             raise
@@ -76,50 +81,51 @@ class RunningProcess:
         return running
 
     def load(self, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
-        wanted = [
-            {"index": one.index, "prompt": one.prompt, "output_tokens": one.output_tokens} for one in requests
+        payload = [
+            {"index": request.index, "prompt": request.prompt, "output_tokens": request.output_tokens}
+            for request in requests
         ]
         try:
-            self.asked.write(json.dumps({"requests": wanted, "num_users": num_users}) + "\n")
+            self.request_pipe.write(json.dumps({"requests": payload, "num_users": num_users}) + "\n")
         except BrokenPipeError as error:
-            raise self._broken() from error
-        return load_run(self._answer()["outcomes"])
+            raise self._broken_error() from error
+        return load_run(self._read_response()["outcomes"])
 
     def end(self) -> None:
-        """The runner ends when nobody asks any more."""
-        for stream in (self.asked, self.answers):
+        """Close the pipes, which makes the runner exit, and kill what still runs."""
+        for stream in (self.request_pipe, self.response_pipe):
             stream.close()
         self.child.wait(_END_SECONDS)
         self.child.kill_all()
         self.child.last_lines()
         self.log.close()
 
-    def _answer(self) -> dict[str, Any]:
-        line = self.answers.readline()
+    def _read_response(self) -> dict[str, Any]:
+        line = self.response_pipe.readline()
         if not line:
-            raise self._broken()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise self._broken_error()
+        response: dict[str, Any] = json.loads(line)
+        return response
 
-    def _broken(self) -> Broken:
+    def _broken_error(self) -> Broken:
         self.child.wait(_END_SECONDS)
         self.child.last_lines()
         path = Path(self.log.name)
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-        return Broken("\n  ".join([f"{self.name}: its process ended. Its log, {path}, ends with", *tail]))
+        return Broken("\n  ".join([f"{self.name}: its process exited. Its log {path} ends with", *tail]))
 
 
 def load_run(outcomes: Sequence[Mapping[str, Any]]) -> LoadRun:
-    """A runner's outcomes as a run of the load client; nothing in it was late, for there was no client."""
-    found = tuple(
+    """Convert a runner's outcomes to a run of the load client. Nothing in it is late, since there is no client."""
+    parsed = tuple(
         RequestOutcome(
-            **{**one, "token_times": tuple(one["token_times"]), "token_ids": tuple(one["token_ids"])}
+            **{**fields, "token_times": tuple(fields["token_times"]), "token_ids": tuple(fields["token_ids"])}
         )
-        for one in outcomes
+        for fields in outcomes
     )
     return LoadRun(
-        outcomes=tuple(sorted(found, key=lambda outcome: outcome.index)),
-        wall_seconds=max(outcome.ended for outcome in found),
+        outcomes=tuple(sorted(parsed, key=lambda outcome: outcome.index)),
+        wall_seconds=max(outcome.ended for outcome in parsed),
         client_cpu_seconds=0.0,
         worst_lag_seconds=0.0,
     )

@@ -1,7 +1,7 @@
-/* What this machine can do at most, on N threads: fp32 FMAs, int8 dot products, reading memory.
+/* Measure peak rates of this machine on N threads: fp32 FMAs, int8 dot products, memory reads.
  *
- * `limits N` prints one JSON object: GFLOP/s (a multiplication and an addition count two), GOP/s likewise or null
- * where there are no int8 dot instructions known here, GB/s. Best of several tries of 0.2 s and more.
+ * `limits N` prints one JSON object: GFLOP/s (a multiply-add counts as two operations), GOP/s of int8 dot products (null
+ * without known instructions for them) and GB/s. Each is the best of several tries of at least 0.2 s.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -18,10 +18,10 @@
 #else
 #define VECTOR "w"
 #endif
-#define CHAINS 12 /* independent sums: latency times throughput of all processors known */
+#define CHAINS 12 /* independent sums: at least latency times throughput of all known processors */
 #define ROUNDS 20000000L
 #define TRIES 5
-#define READ_BYTES (512L << 20) /* a thread's; far beyond any cache */
+#define READ_BYTES (512L << 20) /* per thread, far more than any cache */
 
 #if defined(__AVX512F__)
 typedef float lanes __attribute__((vector_size(64)));
@@ -40,7 +40,7 @@ static double seconds(void) {
     return now.tv_sec + now.tv_nsec * 1e-9;
 }
 
-/* Both return the operations done. */
+/* Both loops return the number of operations. */
 static double fma_loop(void) {
     lanes sum[CHAINS], factor = {0}, addend = {0};
     _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) sum[i] = (lanes){0} + (float)i;
@@ -49,7 +49,7 @@ static double fma_loop(void) {
     for (long round = 0; round < ROUNDS; round++) {
         _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) {
             sum[i] = sum[i] * factor + addend;
-            __asm__ volatile("" : "+" VECTOR(sum[i])); /* nothing is computed ahead or left out */
+            __asm__ volatile("" : "+" VECTOR(sum[i])); /* the compiler must not precompute or remove it */
         }
     }
     return 2.0 * WIDTH * CHAINS * ROUNDS;
@@ -105,7 +105,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Amount a second over all threads, in units of 1e9; the best of all tries. */
+/* Return the total rate of all threads in units of 1e9 per second, the best of all tries. */
 static double rate(int threads, double (*work)(void), lanes **data) {
     double best = 0;
     for (int try = 0; try < TRIES; try++) {
@@ -137,7 +137,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < threads; i++) {
         data[i] = aligned_alloc(1 << 21, READ_BYTES);
         if (!data[i]) return 1;
-        memset(data[i], 1, READ_BYTES); /* zeros would be one page */
+        memset(data[i], 1, READ_BYTES); /* untouched pages would all map to one zero page */
     }
     double fma = rate(threads, fma_loop, NULL), dots = rate(threads, int8_loop, NULL), read = rate(threads, NULL, data);
     printf("{\"threads\": %d, \"fp32_gflops\": %.1f, ", threads, fma);

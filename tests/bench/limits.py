@@ -1,4 +1,4 @@
-"""Rates that this machine reaches at most, measured by `limits.c`, and what share of them a run used."""
+"""Peak rates of this machine, measured by `limits.c`, and the share of them that a run used."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _FLAGS = ("-O3", "-march=native", "-ffast-math", "-pthread")
 
 
 class NoLimits(Exception):
-    """They cannot be measured here. The text says why."""
+    """The limits cannot be measured on this machine. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """On as many threads as there are cores."""
+    """Peak rates of this machine, with one thread per core."""
 
     threads: int
     fp32_gflops: float
     int8_gops: float | None
-    """By vector instructions for int8 dot products; matrix units (AMX) are not used. None where there are none."""
+    """Rate of int8 dot-product instructions, without matrix units (AMX). None if the processor has none."""
     read_gbs: float
 
     def best(self, other: Limits) -> Limits:
-        """Of two measurements: a limit is the most that was ever seen."""
+        """Return the higher of both measurements for each rate."""
         int8 = [rate for rate in (self.int8_gops, other.int8_gops) if rate is not None]
         return Limits(
             self.threads,
@@ -46,16 +46,16 @@ class Limits:
 
 
 def measure(folder: Path) -> Limits:
-    """Takes some seconds on all cores. folder: where the compiled program is kept. Raises: NoLimits."""
+    """Measure the limits, for some seconds on all cores. The program is compiled into `folder`. Raises: NoLimits."""
     threads = len(os.sched_getaffinity(0))
     done = subprocess.run([str(compiled(folder)), str(threads)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NoLimits(f"{_SOURCE.name} ended with exit code {done.returncode}: {done.stderr.strip()}")
+        raise NoLimits(f"{_SOURCE.name} exited with code {done.returncode}: {done.stderr.strip()}")
     return Limits(**json.loads(done.stdout))
 
 
 def compiled(folder: Path) -> Path:
-    """`limits.c` as a program in `folder`, made once for each compiler. Raises: NoLimits."""
+    """Compile `limits.c` into `folder`, once for each compiler. Raises: NoLimits."""
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         raise NoLimits("a C compiler is needed (Debian: build-essential)")
@@ -75,11 +75,11 @@ def compiled(folder: Path) -> Path:
 def arithmetic_share(
     matrices: Matrices, requests: Sequence[BenchRequest], wall_seconds: float, facts: Facts, limits: Limits
 ) -> float:
-    """Share of the peak that the matrix products of a run had on average, prompts and all. NaN where it is unknown."""
+    """Return the mean share of the peak that a run's matrix products used, prompts included. NaN if unknown."""
     peak = limits.int8_gops if facts.arithmetic == "int8" else limits.fp32_gflops
     if not peak:
         return math.nan
-    # The last token of an answer goes through no layer; the head is computed for each token of an answer.
+    # The last output token goes through no layer. The head is computed for each output token.
     rows = sum(request.prompt_tokens + request.output_tokens - 1 for request in requests)
     heads = sum(request.output_tokens for request in requests)
     operations = 2 * (matrices.layer_weights * rows + matrices.head_weights * heads)
@@ -87,5 +87,5 @@ def arithmetic_share(
 
 
 def read_share(matrices: Matrices, tokens_per_second: float, facts: Facts, limits: Limits) -> float:
-    """Share of the read bandwidth that one stream uses for weights; each token reads all of them once."""
+    """Return the share of the read bandwidth that one stream uses for weights. Each token reads all weights once."""
     return tokens_per_second * matrices.weights * facts.weight_bytes / 1e9 / limits.read_gbs

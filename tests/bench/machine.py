@@ -1,4 +1,4 @@
-"""The machine and the software on it, for the record of a benchmark."""
+"""Description of the machine and its software, for the results of a benchmark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def described(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def instruction_sets(cpuinfo: str) -> list[str]:
-    """Those of the known ones that the first processor has, in a fixed order."""
+    """Return the known instruction sets of the first processor, in a fixed order."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     flags = set(match[1].split()) if match else set()
     return [name for name in _INSTRUCTION_SETS if name in flags]

@@ -1,4 +1,4 @@
-"""Contenders that compute nothing, and runs of theirs with figures that can be computed by hand."""
+"""Fake contenders that compute nothing. The figures of their runs can be computed by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FACTS = Facts("fp32", "fp32", "in process", 4.0, versions={"engine": "9"})
 
 
 def made_run(
-    requests: Sequence[BenchRequest], seconds: float, token: Callable[[int], int] = lambda place: place
+    requests: Sequence[BenchRequest], seconds: float, token: Callable[[int], int] = lambda index: index
 ) -> LoadRun:
-    """One user after the other; each answer takes `seconds`, its first token half of that."""
+    """Return a run of one request after the other. Each response takes `seconds`, its first token half of that."""
     outcomes = []
-    for place, request in enumerate(requests):
-        start, count = place * seconds, request.output_tokens
-        times = [start + seconds / 2 + seconds / 2 * number / max(1, count - 1) for number in range(count)]
-        ids = tuple(token(number) for number in range(count))
+    for number, request in enumerate(requests):
+        start, count = number * seconds, request.output_tokens
+        times = [start + seconds / 2 + seconds / 2 * index / max(1, count - 1) for index in range(count)]
+        ids = tuple(token(index) for index in range(count))
         outcomes.append(
             RequestOutcome(
                 request.index,
@@ -43,14 +43,14 @@ def made_run(
 
 @dataclass(slots=True)
 class MadeUp:
-    """A contender whose answers take `seconds` each."""
+    """A fake contender that takes `seconds` for each response."""
 
     name: str
     seconds: float
     journal: list[str]
     breaks_in_life: int = 0
-    """From 1; its runs fail then."""
-    token: Callable[[int], int] = lambda place: place
+    """Number of the life in which its runs fail, from 1. 0: none."""
+    token: Callable[[int], int] = lambda index: index
     facts: Facts = FACTS
     lives: int = field(default=0, init=False)
 
@@ -62,26 +62,26 @@ class MadeUp:
 
 @dataclass(slots=True)
 class MadeUpRunning:
-    """One life."""
+    """One life of a fake contender."""
 
     contender: MadeUp
     pid: int = 1 << 30
-    """Of no process."""
+    """An id that no process has."""
     start_up_seconds: float = 1.5
 
     def load(self, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
-        mine = self.contender
-        if mine.lives == mine.breaks_in_life:
-            raise Broken(f"{mine.name} broke")
-        mine.journal.append(f"{mine.name} {len(requests)} by {num_users}")
-        return made_run(requests, mine.seconds, mine.token)
+        contender = self.contender
+        if contender.lives == contender.breaks_in_life:
+            raise Broken(f"{contender.name} broke")
+        contender.journal.append(f"{contender.name} {len(requests)} by {num_users}")
+        return made_run(requests, contender.seconds, contender.token)
 
     def end(self) -> None:
         self.contender.journal.append(f"{self.contender.name} ends")
 
 
 def results_of(rounds: Rounds) -> Results:
-    """What was measured, as `make bench` would report it."""
+    """Return the results of `rounds` as `make bench` would report them."""
     return Results(
         command="bench",
         when="now",
@@ -89,7 +89,7 @@ def results_of(rounds: Rounds) -> Results:
         model="model",
         workloads={shape.name: shape.describe() for shape in rounds.shapes},
         num_rounds=rounds.num_rounds,
-        contenders={name: one.facts for name, one in rounds.contenders.items()},
+        contenders={name: contender.facts for name, contender in rounds.contenders.items()},
         unavailable=rounds.broken,
         limits=rounds.limits,
         runs=rounds.runs(),

@@ -12,11 +12,11 @@ from typing import Self
 
 from container.run.processes import process_tree
 
-_EVERY_SECONDS = 0.25
+_INTERVAL_SECONDS = 0.25
 
 
 def tree_pss(root: int, proc: Path = Path("/proc")) -> int:
-    """Bytes. A process that ends meanwhile counts nothing."""
+    """Return the bytes of a process tree. A process that exits meanwhile is not counted."""
     total = 0
     for pid in process_tree(root):
         with contextlib.suppress(OSError):
@@ -27,10 +27,10 @@ def tree_pss(root: int, proc: Path = Path("/proc")) -> int:
 
 
 class PeakPss:
-    """The largest of several looks.
+    """The largest of several samples of PSS.
 
-    A look walks the page tables of all processes, which takes milliseconds: none is made while a run is timed. The
-    runs before which a `with` block watches must be as large as the timed ones.
+    A sample walks the page tables of all processes, which takes milliseconds. Therefore samples are only taken during
+    the `with` block, whose load must be as large as the timed runs, and between timed runs.
     """
 
     def __init__(self, measure: Callable[[], int]) -> None:
@@ -43,7 +43,7 @@ class PeakPss:
         self.bytes = max(self.bytes, self._measure())
 
     def __enter__(self) -> Self:
-        """Look four times a second from now on."""
+        """Take four samples a second until the block ends."""
         self._stopped.clear()
         self._thread = threading.Thread(target=self._watch, name="pss", daemon=True)
         self._thread.start()
@@ -58,5 +58,5 @@ class PeakPss:
         self.look()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(_EVERY_SECONDS):
+        while not self._stopped.wait(_INTERVAL_SECONDS):
             self.look()

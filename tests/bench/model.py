@@ -1,4 +1,4 @@
-"""How many weights a model multiplies with, read off the headers of its files."""
+"""Number of weights in a model's matrix products, read from the headers of its files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Weights of all matrices of a dense model."""
+    """Number of weights in the matrices of a dense model."""
 
     layer_weights: int
     head_weights: int
-    """Of the vocabulary head, which only sampled rows go through."""
+    """Weights of the vocabulary head, which is computed for sampled rows only."""
 
     @property
     def weights(self) -> int:
@@ -26,7 +26,7 @@ class Matrices:
 
 
 def matrices_of(folder: Path) -> Matrices | None:
-    """None for a model with experts, of which a token uses few, and for names that are not known."""
+    """Return None for unknown tensor names and for models with experts, where a token uses few of the weights."""
     shapes: dict[str, Sequence[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "np") as tensors:

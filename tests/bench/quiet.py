@@ -1,4 +1,4 @@
-"""Whether the machine is quiet: what all other processes compute while nothing of ours runs."""
+"""Check whether the machine is quiet: measure the CPU use of other processes while no contender runs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 import psutil
 
 MAX_BUSY_CORES = 0.1
-"""With 10 % of one core taken, a step of two threads that wait for each other takes 14 % longer."""
+"""With 10 % of one core in use, a step of two threads that wait for each other takes 14 % longer."""
 _LOOK_SECONDS = 3.0
 _MAX_NAMED = 3
 
 
 class Busy(Exception):
-    """Others compute. The text says how much, and who."""
+    """Other processes use the CPU. The message names them and how much they use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What others computed for a while."""
+    """CPU use of other processes over some seconds."""
 
     cores: float
-    """Mean number of busy cores; time that the hypervisor gave to other machines counts."""
+    """Mean number of busy cores, including time that the hypervisor gave to other machines."""
     busiest: tuple[str, ...]
-    """`name (PID): cores`, the busiest first; processes that have ended since are not among them."""
+    """`name (PID): cores`, the busiest first, without processes that have exited."""
 
     def describe(self) -> str:
-        who = f"; {', '.join(self.busiest)}" if self.busiest else ""
-        return f"other processes keep {self.cores:.2f} cores busy{who}"
+        names = f"; {', '.join(self.busiest)}" if self.busiest else ""
+        return f"other processes keep {self.cores:.2f} cores busy{names}"
 
 
 def look(seconds: float = _LOOK_SECONDS) -> Load:
-    """Watch for so many seconds."""
+    """Measure the CPU use for `seconds`."""
     before, processes, started = _busy_seconds(), _process_seconds(), time.monotonic()
     time.sleep(seconds)
     elapsed = time.monotonic() - started
@@ -47,12 +47,12 @@ def look(seconds: float = _LOOK_SECONDS) -> Load:
 
 
 def await_quiet(seconds: float, watch: Callable[[], Load] = look) -> Load:
-    """Look until the machine is quiet, for so many seconds at most. Raises: Busy."""
+    """Wait until the machine is quiet, for at most `seconds`. Raises: Busy."""
     deadline = time.monotonic() + seconds
     while (load := watch()).cores > MAX_BUSY_CORES:
         if time.monotonic() >= deadline:
             raise Busy(
-                f"the machine is busy: {load.describe()}. Figures would be wrong; end what runs, or see --busy-ok"
+                f"the machine is busy: {load.describe()}. Figures would be wrong. Stop these processes or use --busy-ok"
             )
     return load
 

@@ -1,4 +1,4 @@
-"""The tables of a benchmark, ratios first."""
+"""Tables of a benchmark, ratios first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.bench.results import Results, Run
 
 
 def tables(results: Results) -> tuple[Table, ...]:
-    """In the order of their importance."""
+    """Return the tables, the most important first."""
     return (
         _ratios(results),
         _throughput(results),
@@ -23,7 +23,7 @@ def tables(results: Results) -> tuple[Table, ...]:
 
 
 def notes(results: Results) -> tuple[str, ...]:
-    """What else a reader must know, the gravest first."""
+    """Return notes on the tables, the most important first."""
     found = list(results.warnings)
     found += [f"{name} could not be measured: {reason}" for name, reason in results.unavailable.items()]
     for run in results.runs:
@@ -57,19 +57,19 @@ def _ratios(results: Results) -> Table:
         for name in others
     ]
     return Table(
-        f"tokens/s of {base}, in times those of the others: {_rounds(results)}",
+        f"tokens/s of {base} relative to the others: {_rounds(results)}",
         ("", *results.workloads),
         tuple(rows),
     )
 
 
 def _ratio(results: Results, base: str, name: str, workload: str) -> str:
-    below = {run.round: run.figures.output_tokens_per_second for run in results.of(name, workload)}
+    of_other = {run.round: run.figures.output_tokens_per_second for run in results.of(name, workload)}
     return spread(
         median(
-            run.figures.output_tokens_per_second / below[run.round]
+            run.figures.output_tokens_per_second / of_other[run.round]
             for run in results.of(base, workload)
-            if below.get(run.round)
+            if of_other.get(run.round)
         )
     )
 
@@ -118,9 +118,9 @@ def _resources(results: Results) -> Table:
     rows = []
     for name in results.contenders:
         lives = [life for life in results.lives if life.contender == name]
-        mine = [run for run in results.runs if run.contender == name]
-        compared = sum(run.answers_compared for run in mine)
-        equal = sum(run.answers_equal for run in mine)
+        own_runs = [run for run in results.runs if run.contender == name]
+        compared = sum(run.answers_compared for run in own_runs)
+        equal = sum(run.answers_equal for run in own_runs)
         rows.append(
             (
                 name,
@@ -135,21 +135,21 @@ def _resources(results: Results) -> Table:
         "peak PSS",
         f"responses with the same tokens as {next(iter(results.contenders))}",
     )
-    return Table("start and memory of all processes", header, tuple(rows))
+    return Table("start-up time and memory of all processes", header, tuple(rows))
 
 
 def _shares(results: Results) -> Table:
     def cells(name: str) -> Iterable[str]:
         for workload in results.workloads:
             runs = results.of(name, workload)
-            middle = median(run.arithmetic_share for run in runs)
+            arithmetic = median(run.arithmetic_share for run in runs)
             read = median(run.read_share for run in runs)
-            yield percent(middle.value if middle else None) + (
+            yield percent(arithmetic.value if arithmetic else None) + (
                 f", read {percent(read.value)}" if read else ""
             )
 
     return Table(
-        "share of the peak of fp32 (int8) arithmetic; one stream: of the read bandwidth, by weights alone",
+        "share of the peak of fp32 (int8) arithmetic; for one stream also of the read bandwidth, by weights only",
         ("", *results.workloads),
         tuple((name, *cells(name)) for name in results.contenders),
     )
@@ -158,7 +158,7 @@ def _shares(results: Results) -> Table:
 def _settings(results: Results) -> Table:
     return Table(
         "settings",
-        ("", "weights", "bytes a weight", "KV cache", "interface", "versions", "notes"),
+        ("", "weights", "bytes per weight", "KV cache", "interface", "versions", "notes"),
         tuple(
             (
                 *(name, facts.weights, format_number(facts.weight_bytes), facts.kv_cache, facts.interface),

@@ -1,4 +1,4 @@
-"""What a benchmark has measured: plain data."""
+"""Results of a benchmark, as plain data."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ class Run:
     contender: str
     workload: str
     round: int
-    """From 1."""
+    """Number of the round, from 1."""
     figures: Figures
     arithmetic_share: float
-    """Of the machine's peak; NaN where it is unknown."""
+    """Share of the machine's peak. NaN if unknown."""
     read_share: float
-    """Of the machine's read bandwidth, for one stream only; else NaN."""
+    """Share of the machine's read bandwidth. NaN unless there is only one stream."""
     answers_compared: int
-    """Answers that have token ids here and at the first contender in the same round."""
+    """Responses with token ids, both here and from the first contender in the same round."""
     answers_equal: int
-    """Those of them with the same tokens."""
+    """Compared responses with equal tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One contender's life: a start, all workloads of one or two rounds, an end."""
+    """One life of a contender: start, all workloads of one or two rounds, stop."""
 
     contender: str
     rounds: tuple[int, ...]
     start_up_seconds: float
     peak_pss_bytes: int
     others_busy_cores: float
-    """What other processes computed right before."""
+    """Cores that other processes kept busy right before the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything."""
+    """All results of a benchmark."""
 
     command: str
     when: str
@@ -57,9 +57,9 @@ class Results:
     workloads: dict[str, str]
     num_rounds: int
     contenders: dict[str, Facts]
-    """The first is what ratios are of."""
+    """Facts by name. Ratios compare the first contender with the others."""
     unavailable: dict[str, str]
-    """Peers that could not be had, or broke, and why."""
+    """Peers that were not available or broke, with the reason."""
     limits: Limits | None
     runs: tuple[Run, ...]
     lives: tuple[Life, ...]
@@ -70,13 +70,13 @@ class Results:
         return sum(run.figures.num_errors for run in self.runs)
 
     def of(self, contender: str, workload: str) -> tuple[Run, ...]:
-        """By round."""
+        """Return the runs of a contender and workload, ordered by round."""
         found = [run for run in self.runs if (run.contender, run.workload) == (contender, workload)]
         return tuple(sorted(found, key=lambda run: run.round))
 
 
 def equal_answers(run: LoadRun, base: LoadRun | None) -> tuple[int, int]:
-    """Answers that have token ids in both runs of the same requests, and those of them that are the same."""
+    """Count the responses with token ids in both runs of the same requests, and how many of them are equal."""
     pairs = [
         (mine.token_ids, theirs.token_ids)
         for mine, theirs in zip(run.outcomes, base.outcomes if base else (), strict=False)
@@ -86,13 +86,13 @@ def equal_answers(run: LoadRun, base: LoadRun | None) -> tuple[int, int]:
 
 
 def write_json(results: Results, file: Path) -> None:
-    """Times in seconds; null where there is no figure."""
+    """Write the results as JSON. Times are in seconds; missing figures are null."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(_without_nan(dataclasses.asdict(results)), indent=1) + "\n", encoding="utf-8")
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON knows no NaN."""
+    """Replace NaN by None, since JSON has no NaN."""
     if isinstance(value, dict):
         return {name: _without_nan(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

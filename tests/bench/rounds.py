@@ -1,4 +1,4 @@
-"""Carrying out a benchmark: contenders in turn, one at a time, each with all workloads of a round."""
+"""Run a benchmark: contenders take turns, one at a time, each with all workloads of a round."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class Rounds:
-    """A benchmark that is ready to run. What was measured stays there when `run` ends by an exception."""
+    """A benchmark that is ready to run. Measurements are kept if `run` raises."""
 
     contenders: Mapping[str, Contender]
     shapes: Sequence[Shape]
@@ -41,53 +41,53 @@ class Rounds:
     matrices: Matrices | None
     logs: Path
     quiet: Callable[[], Load]
-    """Waits until other processes do nothing; may raise `Busy`."""
+    """Wait until other processes are idle. May raise `Busy`."""
     measure_limits: Callable[[], Limits | None]
     say: Callable[[str], None]
     lives: list[Life] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
     limits: Limits | None = None
     _measured: list[_Measured] = field(default_factory=list)
-    _asked: dict[tuple[str, int], tuple[BenchRequest, ...]] = field(default_factory=dict)
+    _cached_requests: dict[tuple[str, int], tuple[BenchRequest, ...]] = field(default_factory=dict)
 
     @property
     def first(self) -> str:
-        """The contender that ratios are of."""
+        """The contender that ratios compare with the others."""
         return next(iter(self.contenders))
 
     def run(self) -> None:
-        """All rounds. A peer that breaks is left out from then on. Raises: Broken for the first contender; Busy."""
+        """Run all rounds. A peer that breaks is left out from then on. Raises: Busy; Broken for the first contender."""
         seen_round = 0
-        for place, stay in enumerate(stays(list(self.contenders), self.num_rounds), 1):
+        for index, stay in enumerate(stays(list(self.contenders), self.num_rounds), 1):
             if stay.configuration in self.broken:
                 continue
             load = self.quiet()
             if stay.rounds[0] > seen_round:
                 seen_round = stay.rounds[0]
-                self._look_at_limits()
+                self._update_limits()
             try:
-                self._stay(stay, load, self.logs / f"{place:02}-{stay.configuration}.log")
+                self._run_stay(stay, load, self.logs / f"{index:02}-{stay.configuration}.log")
             except Broken as error:
                 if stay.configuration == self.first:
                     raise
                 self.say(str(error))
                 self.broken[stay.configuration] = str(error)
-        self._look_at_limits()
+        self._update_limits()
 
     def runs(self) -> tuple[Run, ...]:
-        """What was measured up to now."""
+        """Return the measurements so far."""
         firsts = {
             (one.shape.name, one.round): one.run for one in self._measured if one.contender == self.first
         }
-        return tuple(self._summed_up(one, firsts.get((one.shape.name, one.round))) for one in self._measured)
+        return tuple(self._summarize(one, firsts.get((one.shape.name, one.round))) for one in self._measured)
 
-    def _look_at_limits(self) -> None:
+    def _update_limits(self) -> None:
         found = self.measure_limits()
         if found is not None:
             self.limits = found.best(self.limits) if self.limits else found
 
-    def _stay(self, stay: Stay, load: Load, log: Path) -> None:
-        for shape in self.shapes:  # before there is an engine that would wait for it
+    def _run_stay(self, stay: Stay, load: Load, log: Path) -> None:
+        for shape in self.shapes:  # before an engine is started, which would have to wait
             for number in stay.rounds:
                 self._requests(shape, number)
         self.say(f"{stay.configuration}: starting")
@@ -99,7 +99,7 @@ class Rounds:
                 for shape in self.shapes:
                     run = running.load(self._requests(shape, number), shape.num_users)
                     self._measured.append(_Measured(stay.configuration, shape, number, run))
-                    self._tell(self._measured[-1])
+                    self._report(self._measured[-1])
                     pss.look()
             seconds = running.start_up_seconds
             self.lives.append(Life(stay.configuration, stay.rounds, seconds, pss.bytes, load.cores))
@@ -111,14 +111,14 @@ class Rounds:
             short = shape.warm_up()
             running.load(short.requests(self.tokenizer, warm_up_seed(number)), short.num_users)
 
-    def _tell(self, measured: _Measured) -> None:
+    def _report(self, measured: _Measured) -> None:
         found = figures(measured.run, self._requests(measured.shape, measured.round))
         self.say(
             f"{measured.contender}: round {measured.round} of {self.num_rounds}, {measured.shape.name}:"
             f" {found.output_tokens_per_second:.1f} tokens/s, {found.num_errors} failed"
         )
 
-    def _summed_up(self, measured: _Measured, first: LoadRun | None) -> Run:
+    def _summarize(self, measured: _Measured, first: LoadRun | None) -> Run:
         requests = self._requests(measured.shape, measured.round)
         found = figures(measured.run, requests)
         facts = self.contenders[measured.contender].facts
@@ -140,8 +140,8 @@ class Rounds:
         )
 
     def _requests(self, shape: Shape, number: int) -> tuple[BenchRequest, ...]:
-        """Made once: all contenders are asked the same."""
+        """Return the requests of a round. They are made once, so all contenders get the same ones."""
         key = (shape.name, number)
-        if key not in self._asked:
-            self._asked[key] = shape.requests(self.tokenizer, number)
-        return self._asked[key]
+        if key not in self._cached_requests:
+            self._cached_requests[key] = shape.requests(self.tokenizer, number)
+        return self._cached_requests[key]

@@ -1,4 +1,4 @@
-"""Which contender runs when: how long each stays up."""
+"""Order of the contenders, and how long each one keeps running."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from container.measure.compare.plan import in_turn
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One life of a contender, and the rounds it serves before it is stopped."""
+    """One life of a contender and the rounds that it serves before it is stopped."""
 
     configuration: str
     rounds: tuple[int, ...]
 
 
 def stays(configs: Sequence[str], num_rounds: int) -> tuple[Stay, ...]:
-    """A B C, C B A, A B C, ...: the last one of a round is the first of the next one and keeps running."""
+    """Return the order A B C, C B A, A B C, ... The last one of a round is the first of the next and keeps running."""
     found: list[Stay] = []
     for number in range(1, num_rounds + 1):
         for config in in_turn(configs, number):

@@ -1,4 +1,4 @@
-"""Limits of the machine, and shares of them."""
+"""Limits of the machine, and the shares of them that a run used."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SHAPES = {
 }
 
 
-def test_a_tied_head_is_the_embedding() -> None:
+def test_a_tied_head_has_the_weights_of_the_embedding() -> None:
     assert count(SHAPES) == Matrices(64 * 64 + 64 * 100, 64_000)
     assert count({**SHAPES, "lm_head.weight": (500, 64)}) == Matrices(64 * 64 + 64 * 100, 32_000)
 
 
-def test_experts_are_not_counted() -> None:
+def test_models_with_experts_or_unknown_names_have_no_count() -> None:
     assert count({**SHAPES, "model.layers.0.block.experts.0.w1.weight": (64, 64)}) is None
     assert count({"other.weight": (3, 4)}) is None
 
 
-def test_the_share_of_the_peak_counts_rows_and_heads() -> None:
+def test_arithmetic_share_counts_rows_of_layers_and_head() -> None:
     requests = [BenchRequest(0, "p", 32, 9), BenchRequest(1, "p", 32, 1)]
     matrices = Matrices(10_000_000, 1_000_000)
     # 40 + 32 rows through the layers, 10 through the head: 2 * (720 + 10) million in 0.1 s.
@@ -48,7 +48,7 @@ def test_one_stream_reads_all_weights_for_each_token() -> None:
     assert read_share(Matrices(90_000_000, 10_000_000), 25.0, FACTS, LIMITS) == pytest.approx(0.5)
 
 
-def test_a_limit_is_the_most_that_was_seen() -> None:
+def test_the_best_limits_are_the_higher_of_both_measurements() -> None:
     other = Limits(2, 90.0, None, 25.0)
     assert LIMITS.best(other) == other.best(LIMITS) == Limits(2, 100.0, 400.0, 25.0)
 
@@ -56,11 +56,11 @@ def test_a_limit_is_the_most_that_was_seen() -> None:
 def test_the_program_compiles_once(tmp_path: Path) -> None:
     assert shutil.which("cc"), "the installation needs a compiler too"
     program = compiled(tmp_path)
-    made = program.stat().st_mtime_ns
-    assert compiled(tmp_path).stat().st_mtime_ns == made
+    compiled_at = program.stat().st_mtime_ns
+    assert compiled(tmp_path).stat().st_mtime_ns == compiled_at
 
 
-def test_without_a_compiler_there_are_no_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_require_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(NoLimits, match="a C compiler is needed"):

@@ -1,4 +1,4 @@
-"""Rounds, from contenders that compute nothing to the tables."""
+"""Rounds with fake contenders, from the first start to the tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_rounds(
 ) -> Rounds:
     save_gpt2(tmp_path, as_json=True)
     return Rounds(
-        contenders={one.name: one for one in contenders},
+        contenders={contender.name: contender for contender in contenders},
         shapes=shapes,
         num_rounds=num_rounds,
         tokenizer=load_tokenizer(tmp_path),
@@ -46,17 +46,17 @@ def make_rounds(
     )
 
 
-def test_contenders_take_turns_and_all_are_warmed_up_and_ended(tmp_path: Path, journal: list[str]) -> None:
+def test_contenders_take_turns_and_each_is_warmed_up_and_stopped(tmp_path: Path, journal: list[str]) -> None:
     rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal))
     rounds.run()
-    warm_up, run = "2 by 2", "3 by 2"
+    warm_up, timed = "2 by 2", "3 by 2"
     assert journal == [
-        *("a starts", f"a {warm_up}", f"a {run}", "a ends"),
-        *("b starts", f"b {warm_up}", f"b {run}", f"b {run}", "b ends"),
-        *("a starts", f"a {warm_up}", f"a {run}", "a ends"),
+        *("a starts", f"a {warm_up}", f"a {timed}", "a ends"),
+        *("b starts", f"b {warm_up}", f"b {timed}", f"b {timed}", "b ends"),
+        *("a starts", f"a {warm_up}", f"a {timed}", "a ends"),
     ]
-    assert [(one.contender, one.round) for one in rounds.runs()] == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
-    assert all(one.figures.num_errors == 0 for one in rounds.runs())
+    assert [(run.contender, run.round) for run in rounds.runs()] == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert all(run.figures.num_errors == 0 for run in rounds.runs())
 
 
 def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: list[str]) -> None:
@@ -69,39 +69,39 @@ def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: li
     rounds.run()
     assert rounds.broken == {"b": "b broke"}
     assert journal.count("b starts") == journal.count("b ends") == 1
-    assert {one.contender for one in rounds.runs()} == {"a", "c"}
+    assert {run.contender for run in rounds.runs()} == {"a", "c"}
 
 
-def test_without_the_first_contender_there_is_nothing_to_compare(tmp_path: Path, journal: list[str]) -> None:
+def test_the_benchmark_ends_if_the_first_contender_breaks(tmp_path: Path, journal: list[str]) -> None:
     rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal, breaks_in_life=1), MadeUp("b", 2.0, journal))
     with pytest.raises(Broken, match="a broke"):
         rounds.run()
     assert journal == ["a starts", "a ends"]
 
 
-def test_what_was_measured_before_the_machine_became_busy_is_kept(tmp_path: Path, journal: list[str]) -> None:
+def test_measurements_are_kept_if_the_machine_becomes_busy(tmp_path: Path, journal: list[str]) -> None:
     rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal))
-    looks = iter([Load(0.0, ())])
+    loads = iter([Load(0.0, ())])
 
     def quiet() -> Load:
-        for load in looks:
+        for load in loads:
             return load
         raise Busy("others compute")
 
     rounds.quiet = quiet
     with pytest.raises(Busy):
         rounds.run()
-    assert [one.contender for one in rounds.runs()] == ["a"]
+    assert [run.contender for run in rounds.runs()] == ["a"]
 
 
-def test_tables_say_what_can_be_computed_by_hand(tmp_path: Path, journal: list[str]) -> None:
-    contenders = (MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, token=lambda place: 7))
+def test_tables_show_the_figures_computed_by_hand(tmp_path: Path, journal: list[str]) -> None:
+    contenders = (MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, token=lambda index: 7))
     rounds = make_rounds(tmp_path, *contenders, shapes=(SHAPE, ALONE))
     rounds.run()
     ratios, throughput, shape, alone, resources, shares, settings = report.tables(results_of(rounds))
     assert ratios.rows == (("over b", "2.00 (2.00 to 2.00)", "2.00 (2.00 to 2.00)"),)
     assert throughput.rows[1] == ("b", "2.00 (2.00 to 2.00)", "2.00 (2.00 to 2.00)")
-    # A first token after half of the answer's time; the other three in the second half.
+    # The first token comes after half of the response's time, the other three in the second half.
     assert shape.rows[1][3] == "333 (333 to 333)"
     assert alone.rows[0][0] == "a"
     assert [row[3] for row in resources.rows] == ["12 of 12", "0 of 12"]
@@ -112,7 +112,7 @@ def test_tables_say_what_can_be_computed_by_hand(tmp_path: Path, journal: list[s
     assert settings.rows[0][1:5] == ("fp32", "4.00", "fp32", "in process")
 
 
-def test_what_is_missing_is_said_and_json_has_no_nan(tmp_path: Path, journal: list[str]) -> None:
+def test_notes_name_missing_peers_and_json_has_no_nan(tmp_path: Path, journal: list[str]) -> None:
     rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, breaks_in_life=1))
     rounds.measure_limits = lambda: None
     rounds.run()

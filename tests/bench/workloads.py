@@ -1,4 +1,4 @@
-"""The workloads: four shapes of load, with exact token counts."""
+"""Workloads of the benchmark, with exact token counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from container.measure.bench.lengths import Exponential, Fixed, Lengths, Recorde
 from container.measure.bench.workload import BenchRequest, Workload, make_requests
 
 _LENGTHS_SEED = 1234
-"""Drawn lengths are the same in each round: a long answer drawn last would change the tokens/s."""
+"""Lengths are the same in each round, since a long response at the end would change the tokens/s."""
 _WARM_UP_SEED = 1_000_003
 _WARM_UP_TOKENS = 16
 
@@ -24,18 +24,18 @@ class Shape:
     name: str
     prompt_tokens: int
     outputs: Lengths
-    """Tokens of answers."""
+    """Numbers of output tokens."""
     num_requests: int
     num_users: int
 
     def requests(self, tokenizer: Tokenizer, seed: int) -> tuple[BenchRequest, ...]:
-        """The same ones for the same seed; another seed changes the prompts, never a length."""
+        """Return the requests of a seed. Another seed changes the prompts but no length."""
         drawn = self.outputs.draw(self.num_requests, random.Random(_LENGTHS_SEED))
         workload = Workload(Fixed(self.prompt_tokens), RecordedLengths(tuple(drawn)), self.num_requests)
         return make_requests(workload, tokenizer, seed)
 
     def warm_up(self) -> Shape:
-        """One short request for each user."""
+        """Return the warm-up: one short request for each user."""
         tokens = min(round(self.outputs.mean), _WARM_UP_TOKENS)
         return replace(self, outputs=Fixed(tokens), num_requests=self.num_users)
 
@@ -55,9 +55,9 @@ SHAPES: Mapping[str, Shape] = {
     )
 }
 DEFAULT = tuple(name for name in SHAPES if name != "smoke")
-"""`smoke` shows that everything works; its figures mean nothing."""
+"""`smoke` only shows that the benchmark works; its figures mean nothing."""
 
 
 def warm_up_seed(seed: int) -> int:
-    """No prompt of a warm-up comes again."""
+    """Return another seed, so that no prompt of a warm-up is repeated."""
     return seed + _WARM_UP_SEED

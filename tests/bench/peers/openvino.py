@@ -1,7 +1,7 @@
-"""OpenVINO GenAI: its continuous batching pipeline, the precision of its KV cache set and stated.
+"""OpenVINO GenAI's continuous batching pipeline, with explicit precisions.
 
-Two defaults of its CPU plug-in would make fp32 something else: keys and values are kept as u8, and processors with bf16
-instructions compute in bf16.
+By default its CPU plug-in stores keys and values as u8, and computes in bf16 on processors with bf16 instructions. The
+precision of the cache is therefore always set, and that of inference for fp32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEPS = (
             "transformers==5.5.4",
         ),
     ),
-    # A CUDA build, which the conversion does not need and cannot import.
+    # This is a CUDA build. The conversion does not need it and cannot import it.
     (("uninstall", "--yes", "torchvision"),),
 )
 _KV_NAMES = {"f32": "fp32", "u8": "u8"}

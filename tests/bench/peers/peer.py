@@ -1,4 +1,4 @@
-"""What a peer's file says."""
+"""Definition of a peer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 from tests.bench.contender import Contender
 
 MAX_SEQUENCES = 32
-"""Sequences that an engine computes at once, the same everywhere."""
+"""Maximum number of running sequences, the same for all engines."""
 KV_CACHE_GB = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a peer is made ready."""
+    """Model and folder for the preparation of a peer."""
 
     model: Path
-    """A Hugging Face folder, read only."""
+    """Hugging Face folder, read-only."""
     folder: Path
-    """Its own; everything that it downloads or converts stays there."""
+    """The peer's own folder, for everything that it downloads or converts."""
     say: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A name, and how it is made ready."""
+    """A peer and its preparation."""
 
     name: str
     family: str
     """Peers of a family share a folder."""
     prepare: Callable[[Site], Contender]
-    """Installs and converts what is missing. Raises: Unavailable."""
+    """Install and convert what is missing. Raises: Unavailable."""

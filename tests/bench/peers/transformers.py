@@ -1,4 +1,4 @@
-"""transformers in the version that this project itself uses: static batches, and its continuous batching."""
+"""transformers in the version that this project uses: static batches, and its own continuous batching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _facts(kv_cache: str, notes: str = "") -> Facts:
 def _static(batch: int, site: Site) -> Contender:
     return InProcess(
         name=f"transformers-static-{batch}",
-        facts=_facts("fp32, grows with the batch", "no answer before the longest of its batch is done"),
+        facts=_facts("fp32, grows with the batch", "responses return when the longest of the batch is done"),
         python=Path(sys.executable),
         runner="transformers_static.py",
         settings={"model": str(site.model), "batch": batch},

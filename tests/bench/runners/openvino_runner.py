@@ -9,7 +9,7 @@ from loop import ClosedLoop, Request, serve
 
 
 class Pipeline:
-    """One pipeline; its plug-in settings (`properties`) name the precisions."""
+    """One pipeline. Its plug-in settings (`properties`) set the precisions."""
 
     def __init__(self, model: str, max_sequences: int, cache_gb: int, properties: dict[str, str]) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -18,7 +18,7 @@ class Pipeline:
         scheduler.enable_prefix_caching = False
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties, {})
         self._tokenizer = self._pipeline.get_tokenizer()
-        self._num_asked = 0
+        self._num_requests = 0
         self.versions = {"openvino-genai": openvino_genai.__version__}
 
     def run(self, loop: ClosedLoop) -> None:
@@ -41,11 +41,11 @@ class Pipeline:
         config.apply_chat_template = False
         ids = self._tokenizer.encode(request.prompt).input_ids
         request.prompt_tokens = ids.shape[1]
-        self._num_asked += 1
-        return self._pipeline.add_request(self._num_asked, ids, config)
+        self._num_requests += 1
+        return self._pipeline.add_request(self._num_requests, ids, config)
 
     def _read(self, handle: Any, request: Request, loop: ClosedLoop, now: float) -> bool:
-        """Take what came; True when the answer is complete."""
+        """Read the new tokens. Returns True if the response is complete."""
         while handle.can_read():
             for output in handle.read().values():
                 request.token_ids += output.generated_ids

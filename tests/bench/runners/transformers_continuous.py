@@ -1,4 +1,4 @@
-"""transformers' own continuous batching, what `generate_batch` runs on."""
+"""transformers' own continuous batching, which `generate_batch` uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_TOKEN = -1
 
 
 class ContinuousBatching:
-    """One model and one manager."""
+    """One model with its batching manager."""
 
     def __init__(self, model: str, batch: int, page: int, blocks: int, step_tokens: int) -> None:
         loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()

@@ -1,5 +1,5 @@
-"""transformers' `generate` with static batches, as a simple server batches: it takes up to `batch` waiting requests,
-the oldest first, and answers all of them when the longest is done."""
+"""transformers' `generate` with static batches, as in a simple server. A batch has up to `batch` waiting requests, the
+oldest first, and all of them are answered when the longest is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loop import ClosedLoop, Request, serve
 
 
 class Clock(transformers.StoppingCriteria):
-    """Takes the time of each step and never stops."""
+    """Record the time of each step. Never stops the generation."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -23,7 +23,7 @@ class Clock(transformers.StoppingCriteria):
 
 
 class StaticBatches:
-    """One model; padding is on the left."""
+    """One model, with padding on the left."""
 
     def __init__(self, model: str, batch: int) -> None:
         self._batch = batch
