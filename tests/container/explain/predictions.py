@@ -1,4 +1,4 @@
-"""Configurations of published models, and predictions of them from their config.json alone."""
+"""Configurations of published models, and predictions from config.json alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_model(
     target: ServingTarget | None = None,
     length: int | None = None,
 ) -> CheckReport:
-    """Check a folder that has a config.json and no weights. target: None: a CPU of 16 GiB."""
+    """Check a folder with a config.json and no weights. `target` defaults to a CPU with 16 GiB."""
     model = folder / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(config))
@@ -45,7 +45,7 @@ def check_model(
 def predict(
     folder: Path, config: dict[str, Any], text: str, device: str, count: int, length: int | None = None
 ) -> MemoryPrediction:
-    """As `check_model`, and there must be a prediction of memory."""
-    found = check_model(folder, config, text, device_target(device, count), length).memory
-    assert found is not None
-    return found
+    """Like `check_model`, but return the memory prediction, which must exist."""
+    prediction = check_model(folder, config, text, device_target(device, count), length).memory
+    assert prediction is not None
+    return prediction

@@ -1,4 +1,4 @@
-"""Machines, a model and configurations of which tests let something be decided."""
+"""Machines, a model and configurations for tests of `resolve` and `check`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 1024**3
 CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
 GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
 
-# SmolLM2-135M's shape: a token of its KV cache has 2 * 30 * 3 * 64 numbers.
+# The shape of SmolLM2-135M. Each token has 2 * 30 * 3 * 64 values in the KV cache.
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -1,4 +1,4 @@
-"""`lmi check`: what it prints, what it concludes, and that it stays light."""
+"""`lmi check`: output, conclusions, and its cost."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ AWS = [
 
 
 @pytest.mark.parametrize(("name", "model", "reason"), AWS)
-def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(
-    name: str, model: str, reason: str
-) -> None:
+def test_the_aws_files_are_valid_but_cannot_be_served_here(name: str, model: str, reason: str) -> None:
     report = check(EXAMPLES / name, {}, CPU, nowhere)
     assert (report.exit_code, report.can_serve) == (0, False)
     assert len(report.lines) == len((EXAMPLES / name / "serving.properties").read_text().splitlines())
@@ -76,7 +74,7 @@ def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(
     assert reason in last
 
 
-def test_a_model_without_a_tokenizer_is_a_reason(model: Path) -> None:
+def test_a_model_without_a_tokenizer_cannot_be_served(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     assert "has no tokenizer" in check_text(model, "").render().splitlines()[-1]
 
@@ -101,7 +99,7 @@ def test_the_bundled_model_can_be_served_before_and_after_it_is_prepared(model: 
     assert f"ready in {model}" in after.model
 
 
-def test_values_come_with_their_sources_and_decisions(model: Path) -> None:
+def test_values_are_listed_with_their_sources(model: Path) -> None:
     report = check_text(model, "\noption.block_size=16\n", {"OPTION_MAX_ROLLING_BATCH_SIZE": "4"})
     assert report.render().splitlines()[-1] == "can serve here: yes"
     assert value_line(report, "option.block_size") == ["option.block_size", "16", "serving.properties:2"]
@@ -116,7 +114,7 @@ def test_values_come_with_their_sources_and_decisions(model: Path) -> None:
     assert dtype[2].startswith("computed: on a CPU")
 
 
-def test_the_engine_is_the_one_that_serves_and_a_note_says_why(model: Path) -> None:
+def test_the_engine_is_the_effective_one_with_a_note(model: Path) -> None:
     report = check_text(model, "engine=Python\noption.rolling_batch=vllm\n")
     assert value_line(report, "engine") == [
         *("engine", "MPI", "serving.properties:1: engine=Python with option.rolling_batch=vllm")
@@ -125,14 +123,14 @@ def test_the_engine_is_the_one_that_serves_and_a_note_says_why(model: Path) -> N
     assert report.can_serve
 
 
-def test_a_given_auto_shows_what_it_came_to_and_who_said_it(model: Path) -> None:
+def test_a_value_of_max_shows_the_resolved_value_and_its_source(model: Path) -> None:
     report = check_text(model, "option.tensor_parallel_degree=max\n")
     _, value, source = value_line(report, "option.tensor_parallel_degree")
     assert value == "1"
     assert source.endswith("(serving.properties:1 says max)")
 
 
-def test_an_invalid_file_exits_with_1_and_shows_every_problem(model: Path) -> None:
+def test_an_invalid_file_exits_with_1_and_lists_every_problem(model: Path) -> None:
     report = check_text(model, "option.dtpye=fp16\noption.block_size=3\n")
     text = report.render()
     assert (report.exit_code, report.can_serve) == (1, False)
@@ -141,19 +139,19 @@ def test_an_invalid_file_exits_with_1_and_shows_every_problem(model: Path) -> No
     assert text.splitlines()[-1] == "can serve here: no: the configuration has 2 problems"
 
 
-def test_a_key_given_twice_is_explained_as_not_used(model: Path) -> None:
+def test_a_key_set_twice_is_explained_as_not_used(model: Path) -> None:
     first, second = check_text(model, "option.block_size=16\noption.block_size=32\n").lines
     assert first.explanation == "not used: line 2 sets the key again"
     assert second.explanation.startswith("Number of tokens in a KV block")
 
 
-def test_a_model_that_cannot_be_served_leaves_the_file_valid(model: Path) -> None:
+def test_a_file_is_valid_even_if_the_model_cannot_be_served(model: Path) -> None:
     report = check_text(model, "option.tensor_parallel_degree=5\n")
     assert (report.exit_code, report.can_serve) == (0, False)
     assert "needs 5 GPUs" in report.reasons[0]
 
 
-def test_an_empty_model_folder_is_said(tmp_path: Path) -> None:
+def test_an_empty_model_folder_is_reported(tmp_path: Path) -> None:
     report = check_text(tmp_path, "engine=MPI\n")
     assert (report.exit_code, report.can_serve) == (0, False)
     assert "no config.json" in report.reasons[-1]
@@ -174,10 +172,10 @@ print(sorted(heavy), time.process_time() - start)
 
 
 @pytest.mark.parametrize("name", ["smollm2-rolling-paged", "aws-post-rolling"])
-def test_is_light_fast_and_opens_no_connection(name: str) -> None:
+def test_check_imports_nothing_heavy_is_fast_and_opens_no_connection(name: str) -> None:
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     command = [sys.executable, "-c", PROGRAM, str(EXAMPLES / name)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=600)
-    heavy, seconds = done.stdout.rsplit(" ", 1)
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=600)
+    heavy, seconds = result.stdout.rsplit(" ", 1)
     assert heavy == "[]"
     assert float(seconds) < 3

@@ -1,4 +1,4 @@
-"""`lmi check` as a command: named hardware, exit codes, JSON, and what it says of a platform."""
+"""The command line of `lmi check`: hardware targets, exit codes, JSON, and SageMaker advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 DRIVER = "InferenceAmiVersion=al2023-ami-sagemaker-inference-gpu-4-1"
 
 
-def write(folder: Path, config: dict[str, Any], text: str) -> str:
+def write_model(folder: Path, config: dict[str, Any], text: str) -> str:
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "serving.properties").write_text(f"option.load_format=dummy\n{text}")
     (folder / "tokenizer.json").write_text("{}")
@@ -45,8 +45,8 @@ def lmi_check(*arguments: str) -> Result:
         ("", ["--device", "Gaudi3", "--count", "8"], 3),
     ],
 )
-def test_exit_codes_are_for_ci(tmp_path: Path, text: str, arguments: list[str], code: int) -> None:
-    result = lmi_check(write(tmp_path, FALCON_40B, text), *arguments)
+def test_exit_codes(tmp_path: Path, text: str, arguments: list[str], code: int) -> None:
+    result = lmi_check(write_model(tmp_path, FALCON_40B, text), *arguments)
     assert result.exit_code == code, result.output
 
 
@@ -69,53 +69,57 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str) -
 def test_each_of_several_models_is_checked(tmp_path: Path) -> None:
     for name in ("chat", "code"):
         (tmp_path / name).mkdir()
-    write(tmp_path / "chat", LLAMA_3_8B, "")
-    write(tmp_path / "code", FALCON_40B, "option.tensor_parallel_degree=4\n")
+    write_model(tmp_path / "chat", LLAMA_3_8B, "")
+    write_model(tmp_path / "code", FALCON_40B, "option.tensor_parallel_degree=4\n")
     result = lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge")
     *_, chat, code = result.output.splitlines()
     assert chat == "chat: can serve on ml.g5.12xlarge: yes"
     assert code.startswith("code: can serve on ml.g5.12xlarge: no: the model does not fit: ")
     assert result.exit_code == 3
-    found = json.loads(lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge", "--json").output)
-    assert [report["can_serve"] for report in found["models"].values()] == [True, False]
-    write(tmp_path / "chat", LLAMA_3_8B, "option.dtpye=fp16\n")
+    reports_json = json.loads(lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge", "--json").output)
+    assert [report["can_serve"] for report in reports_json["models"].values()] == [True, False]
+    write_model(tmp_path / "chat", LLAMA_3_8B, "option.dtpye=fp16\n")
     result = lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge")
     assert result.exit_code == 1
     assert "did you mean option.dtype?" in result.output
 
 
-def test_json_has_what_the_text_has(tmp_path: Path) -> None:
-    path = write(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n")
+def test_json_has_the_values_of_the_text(tmp_path: Path) -> None:
+    path = write_model(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n")
     result = lmi_check(path, "--instance", "ml.g5.48xlarge", "--length", "1000", "--json")
-    found = json.loads(result.output)
-    assert (found["exit_code"], found["can_serve"], found["target"]) == (3, False, "ml.g5.48xlarge")
-    assert found["memory"]["length"] == 1000
-    assert found["memory"]["weights"] == pytest.approx(20.9e9, rel=0.01)
-    assert found["memory"]["shortage"] in found["reasons"][0]
-    assert [line["line"] for line in found["lines"]] == [1, 2]
-    assert {"key": "engine", "value": "MPI", "source": "default", "note": ""} in found["values"]
+    report_json = json.loads(result.output)
+    assert (report_json["exit_code"], report_json["can_serve"], report_json["target"]) == (
+        3,
+        False,
+        "ml.g5.48xlarge",
+    )
+    assert report_json["memory"]["length"] == 1000
+    assert report_json["memory"]["weights"] == pytest.approx(20.9e9, rel=0.01)
+    assert report_json["memory"]["shortage"] in report_json["reasons"][0]
+    assert [line["line"] for line in report_json["lines"]] == [1, 2]
+    assert {"key": "engine", "value": "MPI", "source": "default", "note": ""} in report_json["values"]
     text = lmi_check(path, "--instance", "ml.g5.48xlarge").output
     assert text.splitlines()[-1].startswith("can serve on ml.g5.48xlarge: no: the model does not fit: ")
     assert "20.9 GB of 24 GB on each of 4; 83.7 GB in total" in text
 
 
-def advice(folder: Path, config: dict[str, Any], instance: str, text: str = "") -> str:
+def advise(folder: Path, config: dict[str, Any], instance: str, text: str = "") -> str:
     return "\n".join(check_model(folder, config, text, instance_target(instance)).advice)
 
 
-def test_an_instance_comes_with_the_time_outs_that_match(tmp_path: Path) -> None:
-    found = advice(tmp_path, FALCON_40B, "ml.g5.48xlarge")
-    assert "model_data_download_timeout=180: the platform copies 83.7 GB" in found
-    assert "container_startup_health_check_timeout=1200: " in found
-    assert "option.predict_timeout is 240: set it to 60" in found
+def test_advice_on_timeouts_for_an_instance(tmp_path: Path) -> None:
+    advice = advise(tmp_path, FALCON_40B, "ml.g5.48xlarge")
+    assert "model_data_download_timeout=180: the platform copies 83.7 GB" in advice
+    assert "container_startup_health_check_timeout=1200: " in advice
+    assert "option.predict_timeout is 240: set it to 60" in advice
     short = "option.model_loading_timeout=100\noption.predict_timeout=60\n"
-    found = advice(tmp_path, FALCON_40B, "ml.g5.48xlarge", short)
-    assert "option.model_loading_timeout=100 is too short: loading takes about 84 s" in found
-    assert "container_startup_health_check_timeout=180: " in found
-    assert "within 60 s" not in found
+    advice = advise(tmp_path, FALCON_40B, "ml.g5.48xlarge", short)
+    assert "option.model_loading_timeout=100 is too short: loading takes about 84 s" in advice
+    assert "container_startup_health_check_timeout=180: " in advice
+    assert "within 60 s" not in advice
 
 
-def test_a_model_that_the_server_fetches_counts_as_start_up(tmp_path: Path) -> None:
+def test_the_download_of_a_model_counts_as_start_up_time(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FALCON_40B))
     file = tmp_path / "serving.properties"
     file.write_text("option.model_id=s3://bucket/falcon/\noption.tensor_parallel_degree=8\n")
@@ -123,31 +127,31 @@ def test_a_model_that_the_server_fetches_counts_as_start_up(tmp_path: Path) -> N
     report = check(
         file, {}, CPU_MACHINE, lambda source: None, target=target, describe=lambda source: tmp_path
     )
-    found = "\n".join(report.advice)
-    assert "model_data_download_timeout" not in found
-    assert "container_startup_health_check_timeout=1200" in found
+    advice = "\n".join(report.advice)
+    assert "model_data_download_timeout" not in advice
+    assert "container_startup_health_check_timeout=1200" in advice
 
 
-def test_files_need_a_disk(tmp_path: Path) -> None:
-    assert "VolumeSizeInGB=20: the instance has no local disk" in advice(
+def test_advice_on_disk_size(tmp_path: Path) -> None:
+    assert "VolumeSizeInGB=20: the instance has no local disk" in advise(
         tmp_path, LLAMA_3_8B, "ml.p3.2xlarge"
     )
-    assert "VolumeSizeInGB" not in advice(tmp_path, LLAMA_3_8B, "ml.g5.xlarge")
+    assert "VolumeSizeInGB" not in advise(tmp_path, LLAMA_3_8B, "ml.g5.xlarge")
     larger = FALCON_40B | {"num_hidden_layers": 120, "dtype": "float32"}
-    found = advice(tmp_path, larger, "ml.g5.xlarge")
-    assert "the model files take 330 GB, but the instance's disk has only 250 GB" in found
+    advice = advise(tmp_path, larger, "ml.g5.xlarge")
+    assert "the model files take 330 GB, but the instance's disk has only 250 GB" in advice
 
 
 @pytest.mark.parametrize(
     ("instance", "driver"), [("ml.g5.48xlarge", True), ("ml.p3.2xlarge", False), ("ml.inf2.xlarge", False)]
 )
-def test_gpu_hosts_need_a_newer_driver(tmp_path: Path, instance: str, driver: bool) -> None:
-    found = advice(tmp_path, LLAMA_3_8B, instance)
-    assert (DRIVER in found) == driver
-    assert ("does not run on V100" in found) == instance.startswith("ml.p3")
+def test_advice_on_the_gpu_driver(tmp_path: Path, instance: str, driver: bool) -> None:
+    advice = advise(tmp_path, LLAMA_3_8B, instance)
+    assert (DRIVER in advice) == driver
+    assert ("does not run on V100" in advice) == instance.startswith("ml.p3")
 
 
-def test_a_gpu_without_bf16_is_a_warning(tmp_path: Path) -> None:
+def test_a_gpu_without_bf16_gives_a_warning(tmp_path: Path) -> None:
     target = instance_target("ml.g4dn.12xlarge")
     assert check_model(tmp_path, LLAMA_3_8B, "", target).warnings == (
         "T4 does not support bf16 arithmetic; set option.dtype=fp16",
@@ -155,20 +159,20 @@ def test_a_gpu_without_bf16_is_a_warning(tmp_path: Path) -> None:
     assert not check_model(tmp_path, LLAMA_3_8B, "option.dtype=fp16\n", target).warnings
 
 
-def test_open_values_are_explained_with_what_became_of_them(tmp_path: Path) -> None:
+def test_lines_with_max_are_explained_with_the_resolved_value(tmp_path: Path) -> None:
     report = check_model(
         tmp_path, LLAMA_3_8B, "option.tensor_parallel_degree=max\n", instance_target("ml.g5.12xlarge")
     )
     assert report.lines[1].explanation.endswith(" Becomes 4 (all GPUs (4)).")
 
 
-def test_an_old_name_is_called_deprecated(tmp_path: Path) -> None:
+def test_an_alias_that_lmi_no_longer_reads_is_deprecated(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.s3url=s3://bucket/model/\n")
     [line] = check(tmp_path, {}, CPU_MACHINE, lambda source: None, describe=lambda source: None).lines
     assert line.explanation.startswith("deprecated: LMI no longer reads it. alias of option.model_id.")
 
 
-def test_a_model_that_is_nowhere_leaves_named_hardware_unjudged() -> None:
+def test_hardware_cannot_be_checked_without_the_models_config() -> None:
     example = ROOT / "properties_examples" / "aws-post-rolling"
     target = instance_target("ml.g5.48xlarge")
     report = check(example, {}, CPU_MACHINE, lambda source: None, target=target, describe=lambda source: None)
@@ -177,9 +181,7 @@ def test_a_model_that_is_nowhere_leaves_named_hardware_unjudged() -> None:
     assert "--remote reads its config.json" in report.reasons[0]
 
 
-def test_remote_fetches_the_model_without_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_downloads_the_model_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[ModelSource] = []
 
     def obtain(source: ModelSource, view: object) -> Path:
@@ -197,7 +199,7 @@ def test_remote_fetches_the_model_without_its_weights(
     assert "10.5 GB of 24 GB on each of 8" in result.output
 
 
-def test_remote_says_why_a_model_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_reports_why_a_model_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: ModelSource, view: object) -> Path:
         raise ModelNotAvailable("s3://my-bucket/falcon-40b/: access denied")
 

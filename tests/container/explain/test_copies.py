@@ -1,4 +1,4 @@
-"""How many copies there are, and what each has of the machine."""
+"""The number of copies of a model, and each copy's share of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> Path:
     return make_model(tmp_path)
 
 
-def test_one_copy_is_served_by_default_and_has_the_whole_machine(model: Path) -> None:
+def test_the_default_is_one_copy_with_the_whole_machine(model: Path) -> None:
     resolved = resolve(config(), model, CPU)
     assert resolved.copies == 1
     assert resolved.config.parallel.threads_per_rank == 8
@@ -44,7 +44,7 @@ def test_one_copy_is_served_by_default_and_has_the_whole_machine(model: Path) ->
         (1, {"data_parallel_size": 1}, 1),
     ],
 )
-def test_as_many_copies_as_fit_on_the_gpus(
+def test_the_number_of_copies_on_gpus(
     model: Path, engine: str, degree: int, options: dict[str, Any], copies: int
 ) -> None:
     resolved = resolve(config(engine, tensor_parallel_degree=degree, **options), model, EIGHT_GPUS)
@@ -56,7 +56,7 @@ def test_as_many_copies_as_fit_on_the_gpus(
         assert f"on the first {copies * degree} of 8 GPUs" in idle[0]
 
 
-def test_the_largest_degree_is_that_of_a_copys_share(model: Path) -> None:
+def test_degree_max_uses_the_gpus_of_one_copy(model: Path) -> None:
     resolved = resolve(config(data_parallel_size=4), model, EIGHT_GPUS)
     assert (resolved.copies, resolved.config.parallel.tp_size) == (4, 2)
 
@@ -81,14 +81,14 @@ def test_copies_of_several_ranks_share_the_cores(model: Path) -> None:
     assert (resolved.copies, resolved.config.parallel.threads_per_rank) == (2, 2)
 
 
-def test_workers_above_the_least_number_are_not_started_on_a_cpu(model: Path) -> None:
+def test_max_workers_starts_no_further_copies_on_a_cpu(model: Path) -> None:
     resolved = resolve(config(max_workers=3), model, CPU)
     assert resolved.copies == 1
     assert any("copies are not added under load; minWorkers sets" in note for note in resolved.notes)
 
 
 @pytest.mark.parametrize(
-    ("machine", "options", "words"),
+    ("machine", "options", "message"),
     [
         (GPUS, {"data_parallel_size": 3, "tensor_parallel_degree": 2}, "need 6 GPUs; this machine has 4"),
         (GPUS, {"data_parallel_size": 5}, "need 5 GPUs; this machine has 4"),
@@ -101,19 +101,19 @@ def test_workers_above_the_least_number_are_not_started_on_a_cpu(model: Path) ->
         ),
     ],
 )
-def test_copies_that_do_not_fit_are_refused_before_the_model_is_read(
-    machine: Any, options: dict[str, Any], words: str
+def test_copies_that_do_not_fit_are_refused_before_the_model_is_downloaded(
+    machine: Any, options: dict[str, Any], message: str
 ) -> None:
     [reason] = obstacles(config(**options), machine)
-    assert words in reason
+    assert message in reason
 
 
-def test_what_one_copy_cannot_have_either_is_said_of_one() -> None:
+def test_the_reason_is_that_of_one_copy_if_one_does_not_fit_either() -> None:
     [reason] = obstacles(config(data_parallel_size=2, tensor_parallel_degree=8), GPUS)
     assert reason == "option.tensor_parallel_degree=8 needs 8 GPUs; this machine has 4"
 
 
-def test_the_weights_of_all_copies_must_fit(model: Path) -> None:
+def test_the_weights_of_all_copies_must_fit_in_memory(model: Path) -> None:
     small = dataclasses.replace(CPU, memory_available_bytes=int(1.5 * GIB))
     assert resolve(config(data_parallel_size=1), model, small).copies == 1
     with pytest.raises(
@@ -122,14 +122,14 @@ def test_the_weights_of_all_copies_must_fit(model: Path) -> None:
         resolve(config(data_parallel_size=4), model, small)
 
 
-def test_a_model_that_cannot_be_served_at_all_is_no_matter_of_copies(tmp_path: Path) -> None:
+def test_the_error_for_an_unsupported_model_does_not_mention_copies(tmp_path: Path) -> None:
     folder = make_model(tmp_path, architectures=["Unknown"])
     with pytest.raises(CannotServe) as caught:
         resolve(config(data_parallel_size=2), folder, CPU)
     assert "copies" not in str(caught.value)
 
 
-def test_segments_of_all_copies_must_fit_into_shared_memory(model: Path) -> None:
+def test_all_copies_must_fit_into_shared_memory(model: Path) -> None:
     docker = dataclasses.replace(CPU, cpu_count=32, shared_memory_bytes=64 << 20)
     assert resolve(config(tensor_parallel_degree=3), model, docker).copies == 1
     [reason] = obstacles(config(tensor_parallel_degree=3, data_parallel_size=5), docker)

@@ -11,44 +11,44 @@ FORMATS = {"fp32", "fp16", "bf16", "fp8", "int8"}
 
 
 @pytest.mark.parametrize("name", list(devices()))
-def test_every_figure_has_a_source_and_a_plausible_size(name: str) -> None:
-    found = device(name)
-    assert found.source.startswith("docs/" if name == CPU else "https://")
-    assert set(found.flops) <= FORMATS
-    assert 10e9 < found.memory_bytes < 300e9
-    assert 10e9 < found.bandwidth < 10e12
-    assert 1e9 <= found.link < 2e12
-    assert all(100e9 < rate < 5e15 for rate in found.flops.values())
+def test_every_device_has_a_source_and_plausible_figures(name: str) -> None:
+    entry = device(name)
+    assert entry.source.startswith("docs/" if name == CPU else "https://")
+    assert set(entry.flops) <= FORMATS
+    assert 10e9 < entry.memory_bytes < 300e9
+    assert 10e9 < entry.bandwidth < 10e12
+    assert 1e9 <= entry.link < 2e12
+    assert all(100e9 < rate < 5e15 for rate in entry.flops.values())
 
 
-def test_rates_are_dense_and_sixteen_bits_are_twice_eight() -> None:
-    """Data sheets print rates with sparsity, twice as high."""
-    for found in devices().values():
-        if {"fp16", "int8"} <= set(found.flops):
-            assert found.flops["int8"] == pytest.approx(2 * found.flops["fp16"], rel=0.02)
+def test_rates_are_dense_and_int8_is_twice_as_fast_as_fp16() -> None:
+    """Data sheets often give rates with sparsity, which are twice as high."""
+    for entry in devices().values():
+        if {"fp16", "int8"} <= set(entry.flops):
+            assert entry.flops["int8"] == pytest.approx(2 * entry.flops["fp16"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", list(instances()))
 def test_an_instance_has_known_devices(name: str) -> None:
-    found = instance(name)
-    assert device(found.device).compute_capability or found.device == "Inferentia2"
-    assert found.count >= 1
-    assert found.vcpus >= 4
-    assert found.network <= 12.5e9, "of one network card"
-    assert found.source.startswith("https://")
+    entry = instance(name)
+    assert device(entry.device).compute_capability or entry.device == "Inferentia2"
+    assert entry.count >= 1
+    assert entry.vcpus >= 4
+    assert entry.network <= 12.5e9, "bandwidth of one network card"
+    assert entry.source.startswith("https://")
 
 
-def test_the_cpu_is_no_accelerator() -> None:
+def test_the_cpu_has_no_compute_capability() -> None:
     assert not device(CPU).compute_capability
 
 
-def test_names_are_found_in_any_case() -> None:
+def test_names_are_case_insensitive() -> None:
     assert instance("ML.G5.48XLARGE").count == 8
     assert device("a10g").memory_bytes == 24e9
 
 
 @pytest.mark.parametrize(
-    ("find", "name", "hint"),
+    ("lookup", "name", "hint"),
     [
         ("device", "A100", "did you mean A100-40GB or A100-80GB?"),
         ("device", "H20", "did you mean H200?"),
@@ -57,8 +57,8 @@ def test_names_are_found_in_any_case() -> None:
         ("instance", "xyz", "known: ml.g4dn, ml.g5, "),
     ],
 )
-def test_an_unknown_name_gets_the_nearest_or_all(find: str, name: str, hint: str) -> None:
-    with pytest.raises(NoSuchHardwareError) as refusal:
-        getattr(hardware, find)(name)
-    assert f"(got {name})" in str(refusal.value)
-    assert hint in str(refusal.value)
+def test_an_unknown_name_gets_a_suggestion_or_all_names(lookup: str, name: str, hint: str) -> None:
+    with pytest.raises(NoSuchHardwareError) as caught:
+        getattr(hardware, lookup)(name)
+    assert f"(got {name})" in str(caught.value)
+    assert hint in str(caught.value)

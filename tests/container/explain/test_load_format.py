@@ -1,4 +1,4 @@
-"""`option.load_format=dummy`: what is decided and checked for a model without weights."""
+"""`option.load_format=dummy`: `resolve` and `check` for a model without weights."""
 
 from __future__ import annotations
 
@@ -21,49 +21,51 @@ GPUS = dataclasses.replace(CPU, gpu_count=2, gpu_names=("NVIDIA H200",) * 2)
 EXAMPLE = REPO_ROOT / "properties_examples" / "llama-dummy"
 
 
-def decide(machine: Machine, load_format: str = "dummy", **options: Any) -> Resolved:
+def resolve_example(machine: Machine, load_format: str = "dummy", **options: Any) -> Resolved:
     config = LmiConfig(source=ModelSource(load_format=load_format), options=EngineOptions(**options))
     return resolve(config, EXAMPLE, machine)
 
 
-def test_a_config_alone_is_enough_and_the_engine_is_told() -> None:
-    resolved = decide(CPU)
+def test_a_config_is_enough_and_the_engine_gets_the_load_format() -> None:
+    resolved = resolve_example(CPU)
     assert resolved.config.model.load_format == "dummy"
     assert isinstance(resolved.config, MpiEngineConfig)
     assert MpiEngineConfig.from_json(resolved.config.to_json()) == resolved.config
     with pytest.raises(CannotServe, match=r"has no \.safetensors file"):
-        decide(CPU, "auto")
+        resolve_example(CPU, "auto")
 
 
-def test_the_note_says_what_random_weights_take() -> None:
-    # 8 layers of 512x1024 + 512x512 + 3 * 512x1408 numbers, two tables of 32000x512.
-    numbers = 8 * (512 * 1024 + 512 * 512 + 3 * 512 * 1408) + 2 * 32000 * 512
-    (note,) = (note for note in decide(GPUS, tensor_parallel_degree=1).notes if "load_format" in note)
+def test_a_note_gives_the_memory_of_random_weights() -> None:
+    # 8 layers of 512x1024 + 512x512 + 3 * 512x1408 parameters, two tables of 32000x512.
+    num_parameters = 8 * (512 * 1024 + 512 * 512 + 3 * 512 * 1408) + 2 * 32000 * 512
+    (note,) = (
+        note for note in resolve_example(GPUS, tensor_parallel_degree=1).notes if "load_format" in note
+    )
     assert note == (
         "option.load_format=dummy: the weights are random, so responses are meaningless; they take"
-        f" {numbers * 2 / GIB:.3g} GiB in memory"
+        f" {num_parameters * 2 / GIB:.3g} GiB in memory"
     )
-    (shared,) = (note for note in decide(GPUS).notes if "load_format" in note)
-    assert shared.endswith(f"they take {numbers / GIB:.3g} GiB on each of 2 GPUs")
-    (wide,) = (note for note in decide(GPUS, dtype="fp32").notes if "load_format" in note)
-    assert wide.endswith(f"{numbers * 2 / GIB:.3g} GiB on each of 2 GPUs")
-    assert "on each of 2 ranks" in " ".join(decide(CPU, tensor_parallel_degree=2).notes)
+    (shared,) = (note for note in resolve_example(GPUS).notes if "load_format" in note)
+    assert shared.endswith(f"they take {num_parameters / GIB:.3g} GiB on each of 2 GPUs")
+    (wide,) = (note for note in resolve_example(GPUS, dtype="fp32").notes if "load_format" in note)
+    assert wide.endswith(f"{num_parameters * 2 / GIB:.3g} GiB on each of 2 GPUs")
+    assert "on each of 2 ranks" in " ".join(resolve_example(CPU, tensor_parallel_degree=2).notes)
 
 
-def test_random_weights_that_do_not_fit_into_main_memory_are_refused() -> None:
+def test_random_weights_that_do_not_fit_in_memory_are_refused() -> None:
     small = Machine(cpu_count=2, memory_available_bytes=20 << 20)
     with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, but only 0\.0 GiB are free"):
-        decide(small, kv_cache_gb=0.01)
+        resolve_example(small, kv_cache_gb=0.01)
 
 
-def test_check_says_yes_and_what_stands_in_for_what() -> None:
+def test_check_reports_random_weights_and_a_byte_level_tokenizer() -> None:
     text = check(EXAMPLE, {}, CPU).render()
     assert text.splitlines()[-1] == "can serve here: yes"
     assert "the weights are random, so responses are meaningless" in text
     assert "has no tokenizer; using a byte-level tokenizer" in text
 
 
-def test_check_refuses_a_vocabulary_without_place_for_bytes(tmp_path: Path) -> None:
+def test_check_refuses_a_vocabulary_too_small_for_a_byte_level_tokenizer(tmp_path: Path) -> None:
     config = (EXAMPLE / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace("32000", "200"))
     (tmp_path / "serving.properties").write_text("option.load_format=dummy\n")

@@ -1,4 +1,4 @@
-"""Mistyped keys find the right name, and good files get no complaint."""
+"""`lmi check` on many generated files: suggestions for mistyped keys, and no problems in valid files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.container.explain.predictions import CPU_MACHINE, LLAMA_3_8B
 
 ROOT = Path(__file__).parents[3]
 NUM_TYPOS = 200
-NUM_GOOD = 60
+NUM_VALID = 60
 SMALL = LLAMA_3_8B | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}
-GOOD: dict[str, dict[str, tuple[str, ...]]] = {
+VALID_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "MPI": {
         "option.dtype": ("auto", "fp32", "bf16"),
         "option.tensor_parallel_degree": ("1", "2", "max"),
@@ -47,30 +47,29 @@ GOOD: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def mistyped(key: str, choose: random.Random) -> str:
-    """The key with one letter too many, too few, wrong, or with two in the wrong order."""
-    place, letter = choose.randrange(len(key)), choose.choice(string.ascii_lowercase + "_")
-    head, tail = key[:place], key[place:]
-    return choose.choice(
+def mistype(key: str, rng: random.Random) -> str:
+    """Return the key with a letter inserted, missing or replaced, or with two letters swapped."""
+    position, letter = rng.randrange(len(key)), rng.choice(string.ascii_lowercase + "_")
+    head, tail = key[:position], key[position:]
+    return rng.choice(
         [head + letter + tail, head + tail[1:], head + letter + tail[1:], head + tail[1::-1] + tail[2:]]
     )
 
 
 def typos() -> Iterator[tuple[str, str]]:
-    """(key, the same mistyped), for ever the same; a typo that is a key itself is none."""
-    known, choose = by_name(), random.Random(7)
+    """Yield (key, typo) with a fixed seed, without typos that are keys themselves."""
+    known, rng = by_name(), random.Random(7)
     names = sorted(known)
     while True:
-        key = choose.choice(names)
-        if (typo := mistyped(key, choose)) not in known:
+        key = rng.choice(names)
+        if (typo := mistype(key, rng)) not in known:
             yield key, typo
 
 
-def test_the_right_name_comes_first_for_nearly_every_typo(tmp_path: Path) -> None:
-    """Spread over few files, each with many lines: what a line says does not depend on the others."""
+def test_nearly_every_typo_gets_the_right_suggestion(tmp_path: Path) -> None:
     known, wrong = by_name(), []
-    chosen = dict(reversed(pair) for pair in itertools.islice(typos(), NUM_TYPOS + 20))
-    pairs = list(chosen.items())[:NUM_TYPOS]
+    keys_by_typo = dict(reversed(pair) for pair in itertools.islice(typos(), NUM_TYPOS + 20))
+    pairs = list(keys_by_typo.items())[:NUM_TYPOS]
     assert len(pairs) == NUM_TYPOS
     for typo, key in pairs:
         (tmp_path / "serving.properties").write_text(f"{typo}=1\n")
@@ -94,24 +93,24 @@ def test_the_right_name_comes_first_for_nearly_every_typo(tmp_path: Path) -> Non
         ("opiton.minWorkers", "minWorkers"),
     ],
 )
-def test_a_typo_inside_the_prefix_finds_the_right_name(typo: str, key: str, tmp_path: Path) -> None:
+def test_a_typo_in_the_prefix_gets_the_right_suggestion(typo: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text(f"{typo}=1\n")
     report = check(tmp_path, {}, CPU_MACHINE, lambda source: None)
     assert report.problems[0].endswith(f"did you mean {key}?")
 
 
-def good_files() -> Iterator[str]:
-    choose = random.Random(11)
+def valid_files() -> Iterator[str]:
+    rng = random.Random(11)
     for number in itertools.count():
         engine = ("MPI", "Python")[number % 3 == 2]
-        keys = choose.sample(sorted(GOOD[engine]), choose.randint(2, 6))
-        lines = [f"{key}={choose.choice(GOOD[engine][key])}" for key in keys]
+        keys = rng.sample(sorted(VALID_VALUES[engine]), rng.randint(2, 6))
+        lines = [f"{key}={rng.choice(VALID_VALUES[engine][key])}" for key in keys]
         yield "\n".join([f"engine={engine}", *lines, ""])
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with config.json and a file of weights whose header is empty."""
+    """A folder with a config.json and an empty safetensors file."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(SMALL))
     (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
@@ -119,9 +118,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_good_files_get_no_complaint(tmp_path: Path, model: Path) -> None:
+def test_valid_files_have_no_problems_and_warnings(tmp_path: Path, model: Path) -> None:
     folders = [path.parent for path in sorted(ROOT.glob("properties_examples/*/serving.properties"))]
-    for number, text in enumerate(itertools.islice(good_files(), NUM_GOOD - len(folders))):
+    for number, text in enumerate(itertools.islice(valid_files(), NUM_VALID - len(folders))):
         folders.append(tmp_path / str(number))
         folders[-1].mkdir()
         (folders[-1] / "serving.properties").write_text(text)

@@ -1,4 +1,4 @@
-"""Whose implementation of a model runs: `option.model_impl`, and `lmi models`."""
+"""`option.model_impl`: native or transformers implementation of a model; and `lmi models`."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ def _engine(resolved: Resolved) -> MpiEngineConfig:
 
 
 @pytest.mark.parametrize(
-    ("changes", "asked", "impl"),
+    ("changes", "option", "impl"),
     [
         ({}, "auto", "lmi"),
         ({}, "lmi", "lmi"),
         ({}, "transformers", "transformers"),
         (OLMO2, "auto", "transformers"),
         (OLMO2, "transformers", "transformers"),
-        # An architecture of ours with a field that we do not know.
+        # A native architecture with an unsupported field value.
         ({"hidden_act": "tanh"}, "auto", "transformers"),
     ],
 )
-def test_our_own_models_come_first(tmp_path: Path, changes: dict[str, Any], asked: str, impl: str) -> None:
-    resolved = resolve(config(model_impl=asked), make_model(tmp_path, **changes), CPU)
+def test_native_implementations_are_preferred(
+    tmp_path: Path, changes: dict[str, Any], option: str, impl: str
+) -> None:
+    resolved = resolve(config(model_impl=option), make_model(tmp_path, **changes), CPU)
     assert _engine(resolved).model.impl == impl
-    assert resolved.values.get("option.model_impl", asked) == impl
+    assert resolved.values.get("option.model_impl", option) == impl
 
 
 @pytest.mark.parametrize(
@@ -62,14 +64,14 @@ def test_our_own_models_come_first(tmp_path: Path, changes: dict[str, Any], aske
         ({"hidden_act": "tanh"}, {"model_impl": "lmi"}, "hidden_act is .tanh."),
     ],
 )
-def test_what_has_no_way_is_refused_in_one_sentence(
+def test_a_model_without_a_usable_implementation_is_refused(
     tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(CannotServe, match=reason):
         resolve(config(**options), make_model(tmp_path, **changes), CPU)
 
 
-def test_on_gpus_a_model_without_a_plan_has_one_rank(tmp_path: Path) -> None:
+def test_a_model_without_a_tensor_parallel_plan_runs_on_one_gpu(tmp_path: Path) -> None:
     resolved = resolve(config(), make_model(tmp_path, **STABLELM), GPUS)
     assert _engine(resolved).parallel.tp_size == 1
     assert _engine(resolved).parallel.enforce_eager
@@ -77,7 +79,7 @@ def test_on_gpus_a_model_without_a_plan_has_one_rank(tmp_path: Path) -> None:
     assert _engine(resolved).parallel.tp_size == 4
 
 
-def test_kv_bytes_are_those_of_the_model(tmp_path: Path) -> None:
+def test_kv_capacity_of_a_transformers_model(tmp_path: Path) -> None:
     resolved = resolve(config(kv_cache_gb=1), make_model(tmp_path, **OLMO2), CPU)
     assert resolved.kv_capacity_tokens == (1 << 30) // (2 * 30 * 3 * 64 * 4 * 16) * 16
 
@@ -93,14 +95,14 @@ def test_a_check_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
 
 
-def test_models_are_listed_with_their_way() -> None:
-    found = {row.architecture: row for row in known_models()}
-    assert found["LlamaForCausalLM"].way == "lmi"
-    assert found["CohereForCausalLM"] == KnownModel("CohereForCausalLM", "transformers", "any")
-    assert found["StableLmForCausalLM"].degrees == "1"
-    assert "no tensor-parallel plan" in found["StableLmForCausalLM"].note
-    assert found["MambaForCausalLM"].way == "Python"
-    assert "encoder" in found["T5ForConditionalGeneration"].note
+def test_models_are_listed_with_their_implementation() -> None:
+    rows = {row.architecture: row for row in known_models()}
+    assert rows["LlamaForCausalLM"].way == "lmi"
+    assert rows["CohereForCausalLM"] == KnownModel("CohereForCausalLM", "transformers", "any")
+    assert rows["StableLmForCausalLM"].degrees == "1"
+    assert "no tensor-parallel plan" in rows["StableLmForCausalLM"].note
+    assert rows["MambaForCausalLM"].way == "Python"
+    assert "encoder" in rows["T5ForConditionalGeneration"].note
 
 
 def test_the_command_prints_the_list() -> None:

@@ -1,4 +1,4 @@
-"""What is predicted, beside what the engine's loader reports."""
+"""Predicted memory, compared with the report of the engine's loader."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "falcon-40b": {"ffn_hidden_size": 400},
 }
-"""Large enough that norms, which every rank holds and predictions leave out, are less than 2 %."""
+"""Models large enough that norms, which predictions ignore, are less than 2 % of the weights."""
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_predicted_weights_and_cache_are_those_of_the_engine(tmp_path: Path, kind: str, dtype: str) -> None:
+def test_predicted_weights_and_cache_match_the_engine(tmp_path: Path, kind: str, dtype: str) -> None:
     model = tmp_path / "model"
     save_model(model, kind, dtype=dtype, **KINDS[kind])
     (model / "tokenizer.json").write_text("{}")
     (tmp_path / "serving.properties").write_text(f"option.model_id={model}\n")
     here = Machine(2, 4 * GIB, cpu_kernels=detect({}).cpu_kernels)
     report = check(tmp_path, {}, here)
-    found = report.memory
-    assert found is not None
+    memory = report.memory
+    assert memory is not None
     assert report.warnings == ()
     runner = make_runner(model, num_blocks=NUM_BLOCKS)
-    assert found.weights == pytest.approx(runner.report.owned_bytes, rel=0.02)
-    assert found.kv_bytes_per_token == runner.kv_bytes_per_token
+    assert memory.weights == pytest.approx(runner.report.owned_bytes, rel=0.02)
+    assert memory.kv_bytes_per_token == runner.kv_bytes_per_token
     tokens = NUM_BLOCKS * BLOCK_SIZE
-    assert runner.cache.num_bytes == pytest.approx(tokens * found.kv_bytes_per_token, rel=0.02)
+    assert runner.cache.num_bytes == pytest.approx(tokens * memory.kv_bytes_per_token, rel=0.02)

@@ -1,4 +1,4 @@
-"""What is decided for a model on a machine, and what is refused."""
+"""`resolve`: computed values for a model on a machine, notes, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
     return make_model(tmp_path)
 
 
-def test_everything_open_is_decided_on_a_cpu(model: Path) -> None:
+def test_unset_options_are_computed_on_a_cpu(model: Path) -> None:
     resolved = resolve(config(), model, CPU)
     engine = resolved.config
     assert (engine.engine, engine.model.path, engine.model.name) == ("MPI", str(model), "some/name")
@@ -46,7 +46,7 @@ def test_everything_open_is_decided_on_a_cpu(model: Path) -> None:
     assert all(origin.startswith("computed: ") for origin in resolved.origins.values())
 
 
-def test_everything_open_is_decided_on_gpus(model: Path) -> None:
+def test_unset_options_are_computed_on_gpus(model: Path) -> None:
     resolved = resolve(config(), model, GPUS)
     engine = resolved.config
     assert (engine.model.dtype, engine.parallel.device) == ("bf16", "cuda")
@@ -57,8 +57,8 @@ def test_everything_open_is_decided_on_gpus(model: Path) -> None:
     assert resolved.kv_capacity_tokens is None
 
 
-def test_what_is_given_is_taken(model: Path) -> None:
-    given_options = {
+def test_set_options_are_not_changed(model: Path) -> None:
+    options = {
         "dtype": "fp16",
         "model_impl": "lmi",
         "tensor_parallel_degree": 2,
@@ -83,7 +83,7 @@ def test_what_is_given_is_taken(model: Path) -> None:
         "job_queue_size": 3,
         "batch_scheduler_policy": "static_batch",
     }
-    resolved = resolve(config(**given_options), model, GPUS)
+    resolved = resolve(config(**options), model, GPUS)
     engine = resolved.config
     assert (engine.model.dtype, engine.model.max_model_len, engine.parallel.tp_size) == ("fp16", 1000, 2)
     assert engine.parallel.enforce_eager
@@ -97,23 +97,23 @@ def test_what_is_given_is_taken(model: Path) -> None:
     assert resolved.origins == {}
 
 
-@pytest.mark.parametrize("given", ["max_rolling_batch_prefill_tokens", "max_num_batched_tokens"])
-def test_of_the_two_budgets_the_one_that_is_not_given_is_the_other(model: Path, given: str) -> None:
-    resolved = resolve(config(**{given: 777}), model, CPU)
+@pytest.mark.parametrize("budget", ["max_rolling_batch_prefill_tokens", "max_num_batched_tokens"])
+def test_an_unset_token_budget_equals_the_other_one(model: Path, budget: str) -> None:
+    resolved = resolve(config(**{budget: 777}), model, CPU)
     settings = resolved.config.scheduler.settings
     assert (settings.max_prefill_tokens, settings.max_num_batched_tokens) == (777, 777)
-    (other,) = {"max_rolling_batch_prefill_tokens", "max_num_batched_tokens"} - {given}
-    assert resolved.origins[f"option.{other}"] == f"computed: as option.{given}"
+    (other,) = {"max_rolling_batch_prefill_tokens", "max_num_batched_tokens"} - {budget}
+    assert resolved.origins[f"option.{other}"] == f"computed: as option.{budget}"
 
 
-def test_a_contiguous_cache_neither_preempts_nor_shares(model: Path) -> None:
+def test_a_contiguous_cache_disables_preemption_and_prefix_caching(model: Path) -> None:
     engine = resolve(config(paged_attention=False), model, CPU).config
     assert engine.scheduler.batch_scheduler_policy == "guaranteed_no_evict"
     assert not engine.cache.prefix_caching
 
 
 @pytest.mark.parametrize("path", ["/etc/hosts", "nowhere/steps.jsonl", "steps.json"])
-def test_a_step_trace_overwrites_nothing_but_a_trace(model: Path, path: str) -> None:
+def test_a_step_trace_must_be_a_jsonl_file_in_an_existing_folder(model: Path, path: str) -> None:
     with pytest.raises(CannotServe, match=r"allowed: a name ending in \.jsonl, in an existing folder"):
         resolve(config(step_trace=path), model, CPU)
 
@@ -126,7 +126,7 @@ def test_auto_dtype_on_gpus_follows_the_checkpoint(tmp_path: Path, checkpoint: s
     assert resolve(config(), folder, GPUS).config.model.dtype == dtype
 
 
-def test_an_architecture_in_another_spelling_is_known(tmp_path: Path) -> None:
+def test_an_alternative_spelling_of_an_architecture_is_known(tmp_path: Path) -> None:
     folder = make_model(tmp_path, architectures=["LLaMAForCausalLM"], hidden_act="unheard")
     with pytest.raises(CannotServe, match=r"^hidden_act is 'unheard'"):
         resolve(config(model_impl="lmi"), folder, CPU)
@@ -137,7 +137,7 @@ NATIVE = dataclasses.replace(CPU, cpu_kernels="avx512")
 
 
 @pytest.mark.parametrize(
-    ("options", "machine", "words"),
+    ("options", "machine", "note"),
     [
         ({"max_num_batched_tokens": 8}, CPU, "max_num_batched_tokens is 8, less than"),
         ({"dtype": "bf16"}, CPU, "the CPU computes in fp32"),
@@ -151,28 +151,28 @@ NATIVE = dataclasses.replace(CPU, cpu_kernels="avx512")
         ({"batch_invariant": True}, CPU, "true has no effect: .*, which are not built"),
     ],
 )
-def test_what_may_surprise_has_a_note(
-    model: Path, options: dict[str, Any], machine: Machine, words: str
+def test_surprising_values_have_a_note(
+    model: Path, options: dict[str, Any], machine: Machine, note: str
 ) -> None:
-    assert re.search(words, "\n".join(resolve(config(**options), model, machine).notes))
+    assert re.search(note, "\n".join(resolve(config(**options), model, machine).notes))
 
 
 @pytest.mark.parametrize(
-    ("degree", "machine", "each"), [(1, CPU, 8), (2, CPU, 4), (3, CPU, 2), (3, TWO_CORES, 1)]
+    ("degree", "machine", "threads_per_rank"), [(1, CPU, 8), (2, CPU, 4), (3, CPU, 2), (3, TWO_CORES, 1)]
 )
-def test_ranks_share_the_cores(model: Path, degree: int, machine: Machine, each: int) -> None:
+def test_ranks_share_the_cores(model: Path, degree: int, machine: Machine, threads_per_rank: int) -> None:
     parallel = resolve(config(tensor_parallel_degree=degree), model, machine).config.parallel
-    assert (parallel.tp_size, parallel.threads_per_rank) == (degree, each)
+    assert (parallel.tp_size, parallel.threads_per_rank) == (degree, threads_per_rank)
 
 
-def test_the_kv_cache_is_a_quarter_of_little_memory(model: Path) -> None:
+def test_the_kv_cache_takes_a_quarter_of_a_small_memory(model: Path) -> None:
     small = dataclasses.replace(CPU, memory_available_bytes=2 * GIB)
     resolved = resolve(config(), model, small)
     assert resolved.config.cache.kv_cache_bytes == GIB // 2
     assert resolved.kv_capacity_tokens == GIB // 2 // (KV_BYTES_PER_TOKEN * 32) * 32
 
 
-def test_the_context_shrinks_to_the_kv_cache_with_a_note(model: Path) -> None:
+def test_max_model_len_is_reduced_to_the_kv_cache_with_a_note(model: Path) -> None:
     resolved = resolve(config(kv_cache_gb=KV_BYTES_PER_TOKEN * 1000 / GIB), model, CPU)
     assert resolved.config.model.max_model_len == 992, "whole blocks of 32"
     assert "reduced from the model's 8192" in resolved.notes[0]
@@ -200,22 +200,24 @@ REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
 ]
 
 
-def test_weights_are_counted_as_the_engine_will_hold_them(model: Path) -> None:
-    """2 bytes a number for a bf16 checkpoint under native kernels, 4 without them."""
-    little = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
+def test_weights_are_counted_in_the_dtype_that_the_engine_holds(model: Path) -> None:
+    """A bf16 checkpoint takes 2 bytes per parameter with native kernels and 4 without."""
+    small_machine = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
     with pytest.raises(CannotServe, match=r"take 0\.5 GiB in memory, but only 0\.4 GiB are free"):
-        resolve(config(kv_cache_gb=0.1), model, little)
-    resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(little, cpu_kernels="avx512"))
+        resolve(config(kv_cache_gb=0.1), model, small_machine)
+    resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(small_machine, cpu_kernels="avx512"))
 
 
 @pytest.mark.parametrize(("options", "machine", "reason"), REFUSALS)
-def test_refuses_with_the_reason(model: Path, options: dict[str, Any], machine: Machine, reason: str) -> None:
+def test_refusals_give_the_reason(
+    model: Path, options: dict[str, Any], machine: Machine, reason: str
+) -> None:
     with pytest.raises(CannotServe, match=reason):
         resolve(config(**options), model, machine)
 
 
 @pytest.mark.parametrize("trust", [False, True])
-def test_an_unknown_architecture_is_refused_with_the_other_engine(tmp_path: Path, trust: bool) -> None:
+def test_an_unknown_architecture_is_refused_with_a_hint_to_engine_python(tmp_path: Path, trust: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MyOwnForCausalLM"]}))
     with pytest.raises(
         CannotServe, match=r"not support the architecture MyOwnForCausalLM.*; engine=Python with"
@@ -233,7 +235,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[LmiConfig, Machine]:
+def configs_and_machines(draw: st.DrawFn) -> tuple[LmiConfig, Machine]:
     gpus = draw(st.integers(0, 8))
     machine = Machine(draw(st.integers(1, 64)), draw(st.integers(0, 64 * GIB)), gpus, ("x",) * gpus)
     options = {
@@ -246,14 +248,14 @@ def questions(draw: st.DrawFn) -> tuple[LmiConfig, Machine]:
     return config(**options), machine
 
 
-@given(questions())
-def test_whatever_is_decided_holds_together(
+@given(configs_and_machines())
+def test_computed_values_are_consistent(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[LmiConfig, Machine]
 ) -> None:
-    asked, machine = case
+    requested, machine = case
     folder = make_model(tmp_path_factory.mktemp("model"))
     try:
-        resolved: Resolved = resolve(asked, folder, machine)
+        resolved: Resolved = resolve(requested, folder, machine)
     except CannotServe:
         return
     engine = resolved.config
@@ -270,7 +272,7 @@ def test_whatever_is_decided_holds_together(
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_cache_dtype": "bf16"}], ids=str)
-def test_what_only_native_kernels_do_needs_them(model: Path, options: dict[str, str]) -> None:
+def test_quantized_weights_and_cache_need_native_kernels(model: Path, options: dict[str, str]) -> None:
     ((name, value),) = options.items()
     resolved = resolve(config(**options), model, dataclasses.replace(CPU, cpu_kernels="avx2"))
     engine = resolved.config
@@ -284,14 +286,14 @@ def test_what_only_native_kernels_do_needs_them(model: Path, options: dict[str, 
         resolve(config(**options), model, GPUS)
 
 
-def test_a_window_makes_room_for_longer_sequences(tmp_path: Path) -> None:
-    """As long as no layer sees all tokens, attention is paged, and prompts are computed in chunks."""
+def test_a_sliding_window_allows_longer_sequences(tmp_path: Path) -> None:
+    """Requires a window in all layers, paged attention and chunked prefill."""
     changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 512}
     model = make_model(tmp_path, **changes)
-    little = {"kv_cache_gb": KV_BYTES_PER_TOKEN * 1000 / GIB, "max_num_batched_tokens": 256}
-    assert resolve(config(**little), model, CPU).config.model.max_model_len == 8192
-    assert resolve(config(**little, max_model_len=5000), model, CPU).config.model.max_model_len == 5000
+    small_cache = {"kv_cache_gb": KV_BYTES_PER_TOKEN * 1000 / GIB, "max_num_batched_tokens": 256}
+    assert resolve(config(**small_cache), model, CPU).config.model.max_model_len == 8192
+    assert resolve(config(**small_cache, max_model_len=5000), model, CPU).config.model.max_model_len == 5000
     for other in ({"paged_attention": False}, {"enable_chunked_prefill": False}):
-        assert resolve(config(**little, **other), model, CPU).config.model.max_model_len == 992
+        assert resolve(config(**small_cache, **other), model, CPU).config.model.max_model_len == 992
     make_model(tmp_path, **changes | {"sliding_window": 900})
-    assert resolve(config(**little), model, CPU).config.model.max_model_len == 992
+    assert resolve(config(**small_cache), model, CPU).config.model.max_model_len == 992

@@ -1,4 +1,4 @@
-"""What is decided for engine=Python."""
+"""`resolve` for engine=Python."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.container.explain.questions import CPU, GIB, GPUS, config, make_model
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
 
 
-def model(folder: Path, **changes: Any) -> Path:
+def make_gpt2(folder: Path, **changes: Any) -> Path:
     return make_model(folder, GPT2, **changes)
 
 
-def engine(folder: Path, machine: Machine = CPU, **options: Any) -> PythonEngineConfig:
+def resolve_engine(folder: Path, machine: Machine = CPU, **options: Any) -> PythonEngineConfig:
     resolved = resolve(config("Python", **options), folder, machine).config
     assert isinstance(resolved, PythonEngineConfig)
     return resolved
 
 
-def test_batching_is_what_the_file_says(tmp_path: Path) -> None:
-    found = engine(model(tmp_path), batch_size=6, max_batch_delay=250, job_queue_size=9)
-    assert found.batching == BatchConfig(6, 0.25, 9, 17.0)
-    assert found.parallel.threads_per_rank == 8
+def test_batching_options_come_from_the_configuration(tmp_path: Path) -> None:
+    resolved_engine = resolve_engine(make_gpt2(tmp_path), batch_size=6, max_batch_delay=250, job_queue_size=9)
+    assert resolved_engine.batching == BatchConfig(6, 0.25, 9, 17.0)
+    assert resolved_engine.parallel.threads_per_rank == 8
 
 
 @pytest.mark.parametrize(
@@ -43,34 +43,38 @@ def test_batching_is_what_the_file_says(tmp_path: Path) -> None:
         ({"n_positions": None}, 2048),
     ],
 )
-def test_the_context_has_many_names(tmp_path: Path, fields: dict[str, Any], context: int) -> None:
-    assert engine(model(tmp_path, **fields)).model.max_model_len == context
+def test_the_context_length_is_read_from_several_fields(
+    tmp_path: Path, fields: dict[str, Any], context: int
+) -> None:
+    assert resolve_engine(make_gpt2(tmp_path, **fields)).model.max_model_len == context
 
 
-def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
-    assert engine(model(tmp_path), max_model_len=1024).model.max_model_len == 1024
+def test_a_length_above_the_models_context_length_is_refused(tmp_path: Path) -> None:
+    assert resolve_engine(make_gpt2(tmp_path), max_model_len=1024).model.max_model_len == 1024
     with pytest.raises(CannotServe, match="1025 exceeds the model's context length of 1024"):
-        engine(model(tmp_path), max_model_len=1025)
+        resolve_engine(make_gpt2(tmp_path), max_model_len=1025)
 
 
-def test_layers_are_spread_over_gpus(tmp_path: Path) -> None:
-    folder = model(tmp_path)
-    assert engine(folder, GPUS, tensor_parallel_degree=2).parallel.tp_size == 2
-    assert engine(folder, GPUS, tensor_parallel_degree="max").parallel.tp_size == 4
-    assert engine(folder, CPU, tensor_parallel_degree="max").parallel.tp_size == 1
+def test_layers_are_distributed_over_gpus(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path)
+    assert resolve_engine(folder, GPUS, tensor_parallel_degree=2).parallel.tp_size == 2
+    assert resolve_engine(folder, GPUS, tensor_parallel_degree="max").parallel.tp_size == 4
+    assert resolve_engine(folder, CPU, tensor_parallel_degree="max").parallel.tp_size == 1
     with pytest.raises(CannotServe, match="8 needs 8 GPUs under engine=Python; this machine has 4"):
-        engine(folder, GPUS, tensor_parallel_degree=8)
+        resolve_engine(folder, GPUS, tensor_parallel_degree=8)
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(
         CannotServe, match="no text generation model GPT2LMHeadModl; did you mean GPT2LMHeadModel"
     ):
-        engine(model(tmp_path, architectures=["GPT2LMHeadModl"]))
+        resolve_engine(make_gpt2(tmp_path, architectures=["GPT2LMHeadModl"]))
 
 
-def test_a_models_own_code_needs_the_file_and_the_operator(tmp_path: Path) -> None:
-    folder = model(tmp_path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.Own"})
+def test_a_models_own_code_needs_trust_remote_code_and_allow_remote_code(tmp_path: Path) -> None:
+    folder = make_gpt2(
+        tmp_path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.Own"}
+    )
     with pytest.raises(CannotServe, match=r"set option\.trust_remote_code=true"):
         resolve(config("Python"), folder, CPU, allow_remote_code=True)
     with pytest.raises(CannotServe, match="--allow-remote-code"):
@@ -82,34 +86,34 @@ def test_a_models_own_code_needs_the_file_and_the_operator(tmp_path: Path) -> No
 
 
 def test_code_that_is_not_needed_is_not_run(tmp_path: Path) -> None:
-    folder = model(tmp_path, auto_map={"AutoModelForCausalLM": "own.Own"})
+    folder = make_gpt2(tmp_path, auto_map={"AutoModelForCausalLM": "own.Own"})
     resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
     assert isinstance(resolved.config, PythonEngineConfig)
     assert not resolved.config.trust_remote_code
     assert "remote code is not used" in resolved.notes[-1]
 
 
-def test_an_architecture_may_be_in_another_spelling(tmp_path: Path) -> None:
-    folder = model(
+def test_an_alternative_spelling_of_an_architecture_needs_no_remote_code(tmp_path: Path) -> None:
+    folder = make_gpt2(
         tmp_path, architectures=["PhiMoEForCausalLM"], auto_map={"AutoModelForCausalLM": "phi.PhiMoE"}
     )
-    assert not engine(folder).trust_remote_code
+    assert not resolve_engine(folder).trust_remote_code
 
 
-def test_the_tables_of_transformers_are_read() -> None:
+def test_generating_architectures_are_read_from_transformers() -> None:
     names = generating_architectures()
     assert {"LlamaForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"} <= names
     assert not {"BertForSequenceClassification", "ViTModel"} & names
 
 
-def test_memory_is_foreseen_from_the_headers_of_the_weights(tmp_path: Path) -> None:
-    """2 Gi numbers of bf16, whatever config.json says of them; the file is a hole behind its header."""
+def test_memory_is_predicted_from_the_headers_of_the_weights(tmp_path: Path) -> None:
+    """2 Gi parameters in bf16, whatever dtype config.json has. The file is sparse after its header."""
     count = 2 * GIB
     header = json.dumps({"a": {"dtype": "BF16", "shape": [count], "data_offsets": [0, 2 * count]}}).encode()
-    folder = model(tmp_path, dtype="float32")
+    folder = make_gpt2(tmp_path, dtype="float32")
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 2 * count)
     with pytest.raises(CannotServe, match=r"take 8\.0 GiB in memory, but only 6\.0 GiB are free"):
-        engine(folder, dataclasses.replace(CPU, memory_available_bytes=6 * GIB))
-    assert engine(folder).model.dtype == "fp32"
+        resolve_engine(folder, dataclasses.replace(CPU, memory_available_bytes=6 * GIB))
+    assert resolve_engine(folder).model.dtype == "fp32"

@@ -1,4 +1,4 @@
-"""What is decided for a user's handler, and what it needs permission for."""
+"""`resolve` and `check` for a user's handler."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def engine(
+def resolve_engine(
     folder: Path, machine: Machine = CPU, allow_code: bool = False, **environ: str
 ) -> HandlerEngineConfig:
-    found = resolve(load(folder, environ).config, None, machine, allow_code).config
-    assert isinstance(found, HandlerEngineConfig)
-    return found
+    resolved_engine = resolve(load(folder, environ).config, None, machine, allow_code).config
+    assert isinstance(resolved_engine, HandlerEngineConfig)
+    return resolved_engine
 
 
-def test_batching_time_limits_and_properties_are_what_the_file_says(folder: Path) -> None:
-    found = engine(folder, SERVING_MIN_WORKERS="2")
-    assert found.batching == BatchConfig(4, 0.05, 7, 9.0)
-    assert found.model.path == str(folder)
-    assert found.handler.properties == {"a": "b", "predict_timeout": "9"}
-    assert (found.handler.min_workers, found.handler.max_workers) == (2, 2)
-    assert found.parallel.threads_per_rank == 4
+def test_batching_timeouts_and_properties_come_from_the_file(folder: Path) -> None:
+    resolved_engine = resolve_engine(folder, SERVING_MIN_WORKERS="2")
+    assert resolved_engine.batching == BatchConfig(4, 0.05, 7, 9.0)
+    assert resolved_engine.model.path == str(folder)
+    assert resolved_engine.handler.properties == {"a": "b", "predict_timeout": "9"}
+    assert (resolved_engine.handler.min_workers, resolved_engine.handler.max_workers) == (2, 2)
+    assert resolved_engine.parallel.threads_per_rank == 4
 
 
-def test_requirements_need_permission(folder: Path) -> None:
+def test_requirements_need_allow_remote_code(folder: Path) -> None:
     (folder / "requirements.txt").write_text("package\n")
     with pytest.raises(
         CannotServe,
         match=r"requirements.txt: installing its packages runs third-party code.*--allow-remote-code",
     ):
-        engine(folder)
-    assert engine(folder, allow_code=True).handler.file == str(folder / "model.py")
+        resolve_engine(folder)
+    assert resolve_engine(folder, allow_code=True).handler.file == str(folder / "model.py")
 
 
-def test_gpus_of_a_worker_must_be_there(folder: Path) -> None:
-    assert engine(folder, GPUS, TENSOR_PARALLEL_DEGREE="4").parallel.tp_size == 4
+def test_a_worker_needs_as_many_gpus_as_its_tensor_parallel_degree(folder: Path) -> None:
+    assert resolve_engine(folder, GPUS, TENSOR_PARALLEL_DEGREE="4").parallel.tp_size == 4
     with pytest.raises(CannotServe, match="this machine has none"):
-        engine(folder, TENSOR_PARALLEL_DEGREE="4")
+        resolve_engine(folder, TENSOR_PARALLEL_DEGREE="4")
 
 
-def test_a_body_must_fit_into_a_message(folder: Path) -> None:
+def test_max_request_size_is_limited_for_handlers(folder: Path) -> None:
     with pytest.raises(CannotServe, match="allowed: at most 134217728"):
-        engine(folder, SERVING_MAX_REQUEST_SIZE="134217729")
+        resolve_engine(folder, SERVING_MAX_REQUEST_SIZE="134217729")
 
 
-def test_a_body_for_an_input_formatter_must_fit_too() -> None:
+def test_max_request_size_is_limited_for_input_formatters() -> None:
     large = dataclasses.replace(config(), server=ServerConfig(max_request_size=134217729))
     assert obstacles(dataclasses.replace(large, formatter_roles=("output_formatter",)), CPU) == ()
     (reason,) = obstacles(dataclasses.replace(large, formatter_roles=("input_formatter",)), CPU)
@@ -77,4 +77,4 @@ def test_check_explains_a_handler(folder: Path) -> None:
     assert any(line.explanation == "passed to the handler" for line in report.lines)
     text = report.render()
     assert f"requests are served by the handler {folder / 'model.py'}" in text
-    assert "option.dtype" not in text, "it is the handler's own"
+    assert "option.dtype" not in text, "not used by handlers"

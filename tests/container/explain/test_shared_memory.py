@@ -1,4 +1,4 @@
-"""/dev/shm that is too small for a run is an error at the start, not a SIGBUS later."""
+"""A /dev/shm that is too small is an error at start-up, not a SIGBUS later."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DOCKER = Machine(cpu_count=8, memory_available_bytes=1 << 34, shared_memory_byte
 @pytest.mark.parametrize(
     ("ranks", "fits"), [(1, True), (2, True), (8, True), (12, True), (13, False), (16, False)]
 )
-def test_dockers_default_holds_so_many_ranks(ranks: int, fits: bool) -> None:
+def test_dockers_default_size_is_enough_for_12_ranks(ranks: int, fits: bool) -> None:
     assert (shortage(ranks, DOCKER) is None) is fits
     enough = dataclasses.replace(DOCKER, shared_memory_bytes=needed_bytes(ranks))
     assert shortage(ranks, enough) is None
     assert shortage(ranks, dataclasses.replace(enough, shared_memory_bytes=needed_bytes(ranks) - 1))
 
 
-def test_the_error_says_how_large_it_must_be() -> None:
+def test_the_error_gives_the_required_size() -> None:
     text = shortage(16, DOCKER)
     assert text is not None
     assert "16 ranks need 84 MiB in /dev/shm, but 64 MiB are free" in text
@@ -40,7 +40,9 @@ def test_the_error_says_how_large_it_must_be() -> None:
 
 
 @pytest.mark.parametrize(("engine", "degree", "free"), [("MPI", 4, 16), ("MPI", "max", 1), ("Python", 1, 1)])
-def test_it_shows_before_the_model_is_fetched(engine: str, degree: int | str, free: int) -> None:
+def test_a_shortage_is_reported_before_the_model_is_downloaded(
+    engine: str, degree: int | str, free: int
+) -> None:
     machine = dataclasses.replace(DOCKER, shared_memory_bytes=free * MIB)
     config = LmiConfig(engine=engine, options=EngineOptions(tensor_parallel_degree=degree))
     [reason] = obstacles(config, machine)
@@ -48,7 +50,7 @@ def test_it_shows_before_the_model_is_fetched(engine: str, degree: int | str, fr
     assert obstacles(config, dataclasses.replace(DOCKER, shared_memory_bytes=None)) == ()
 
 
-def test_what_is_free_is_detected(tmp_path: Path) -> None:
+def test_free_shared_memory_is_detected(tmp_path: Path) -> None:
     assert detect({}, tmp_path).shared_memory_bytes is None
     (tmp_path / "dev" / "shm").mkdir(parents=True)
     status = os.statvfs(tmp_path)
@@ -57,11 +59,11 @@ def test_what_is_free_is_detected(tmp_path: Path) -> None:
     assert 0 < found <= status.f_blocks * status.f_frsize
 
 
-def test_serve_ends_with_the_reason(tmp_path: Path) -> None:
+def test_serve_exits_with_the_reason(tmp_path: Path) -> None:
     require(NEW_MOUNTS)
     (tmp_path / "serving.properties").write_text("option.tensor_parallel_degree=2\n")
     serve = shlex.join([sys.executable, "-m", "container", "serve", str(tmp_path), "--port", "0"])
-    done = subprocess.run(
+    result = subprocess.run(
         [*NEW_MOUNTS, "sh", "-c", f"mount -t tmpfs -o size=8m tmpfs /dev/shm && exec {serve}"],
         capture_output=True,
         text=True,
@@ -69,6 +71,6 @@ def test_serve_ends_with_the_reason(tmp_path: Path) -> None:
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
     )
-    assert done.returncode == 1, done.stderr
-    assert "2 ranks need 14 MiB in /dev/shm, but 8 MiB are free" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 1, result.stderr
+    assert "2 ranks need 14 MiB in /dev/shm, but 8 MiB are free" in result.stderr
+    assert "Traceback" not in result.stderr
