@@ -1,6 +1,7 @@
-"""An HTTP proxy before a real S3 server: it cuts, delays, corrupts, truncates, answers errors, and counts.
+"""An HTTP proxy in front of a real S3 server. It delays, corrupts, truncates or cuts responses, returns errors, and
+counts requests and bytes.
 
-A client takes its address for the server's. The Host header goes through as it came, for it is signed.
+Clients use its address as the server's. It forwards the Host header unchanged, since that is signed.
 """
 
 from __future__ import annotations
@@ -20,111 +21,111 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     key: str
-    """The object's; empty for a listing."""
+    """The key of the object; empty for a listing."""
     query: str = ""
 
     @property
     def is_object(self) -> bool:
-        """Whether it reads an object's bytes."""
+        """Whether the request reads the bytes of an object."""
         return self.method == "GET" and bool(self.key)
 
 
 @dataclass(slots=True)
 class Answer:
-    """What goes back; faults change it."""
+    """The response, which faults change."""
 
     status: int
     headers: dict[str, str]
     body: bytes
     first: int = 0
-    """Place of the body's first byte in its object."""
+    """Offset of the body's first byte in the object."""
 
 
 Matches = Callable[[Asked], bool]
 Change = Callable[[Asked, Answer], Answer]
 
 
-def every_object(asked: Asked) -> bool:
-    return asked.is_object
+def every_object(request: Asked) -> bool:
+    return request.is_object
 
 
-def everything(asked: Asked) -> bool:
+def everything(request: Asked) -> bool:
     return True
 
 
-def listing(asked: Asked) -> bool:
-    return not asked.key
+def listing(request: Asked) -> bool:
+    return not request.key
 
 
-def head_of_part(asked: Asked) -> bool:
-    return asked.method == "HEAD" and asked.query.startswith("partNumber")
+def head_of_part(request: Asked) -> bool:
+    return request.method == "HEAD" and request.query.startswith("partNumber")
 
 
 def object_named(name: str) -> Matches:
-    """Reads of the bytes of objects whose keys end so."""
-    return lambda asked: asked.is_object and asked.key.endswith(name)
+    """Match reads of objects with keys that end with `name`."""
+    return lambda request: request.is_object and request.key.endswith(name)
 
 
 def answer(status: int, code: str = "") -> Change:
-    """S3's error answer in place of the real one."""
+    """Replace the response with an S3 error."""
     text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
 
-    def change(asked: Asked, given: Answer) -> Answer:
+    def change(request: Asked, response: Answer) -> Answer:
         return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(text))}, text)
 
     return change
 
 
 def corrupt(place: int) -> Change:
-    """One byte of the object, wherever a read comes past it."""
+    """Corrupt one byte of the object in every read that includes it."""
 
-    def change(asked: Asked, given: Answer) -> Answer:
-        offset = place - given.first
-        if 0 <= offset < len(given.body):
-            body = bytearray(given.body)
+    def change(request: Asked, response: Answer) -> Answer:
+        offset = place - response.first
+        if 0 <= offset < len(response.body):
+            body = bytearray(response.body)
             body[offset] ^= 0x10
-            given.body = bytes(body)
-        return given
+            response.body = bytes(body)
+        return response
 
     return change
 
 
 def truncate(size: int) -> Change:
-    """As if the object ended there."""
+    """Respond as if the object had this size."""
 
-    def change(asked: Asked, given: Answer) -> Answer:
-        if given.first >= size:
-            return answer(416, "InvalidRange")(asked, given)
-        given.body = given.body[: size - given.first]
-        last = given.first + len(given.body) - 1
-        given.headers["Content-Range"] = f"bytes {given.first}-{last}/{size}"
-        given.headers["Content-Length"] = str(len(given.body))
-        return given
+    def change(request: Asked, response: Answer) -> Answer:
+        if response.first >= size:
+            return answer(416, "InvalidRange")(request, response)
+        response.body = response.body[: size - response.first]
+        last = response.first + len(response.body) - 1
+        response.headers["Content-Range"] = f"bytes {response.first}-{last}/{size}"
+        response.headers["Content-Length"] = str(len(response.body))
+        return response
 
     return change
 
 
 def rewrite(old: bytes, new: bytes) -> Change:
-    """Other bytes in the body."""
+    """Replace bytes in the body."""
 
-    def change(asked: Asked, given: Answer) -> Answer:
-        given.body = given.body.replace(old, new)
-        given.headers["Content-Length"] = str(len(given.body))
-        return given
+    def change(request: Asked, response: Answer) -> Answer:
+        response.body = response.body.replace(old, new)
+        response.headers["Content-Length"] = str(len(response.body))
+        return response
 
     return change
 
 
 def without_headers(*prefixes: str) -> Change:
-    """As from a server that does not know these."""
+    """Remove headers, as if the server did not support them."""
 
-    def change(asked: Asked, given: Answer) -> Answer:
-        given.headers = {k: v for k, v in given.headers.items() if not k.lower().startswith(prefixes)}
-        return given
+    def change(request: Asked, response: Answer) -> Answer:
+        response.headers = {k: v for k, v in response.headers.items() if not k.lower().startswith(prefixes)}
+        return response
 
     return change
 
@@ -139,12 +140,12 @@ class _Rule:
 
 @dataclass(slots=True)
 class FaultyProxy:
-    """One proxy. Its methods may be called at any time, from any thread."""
+    """A proxy. Its methods may be called at any time, from any thread."""
 
     upstream: str
     port: int = 0
     object_bytes: int = 0
-    """Bytes of objects that were sent to the client."""
+    """Bytes of objects sent to clients."""
     epoch: int = 0
     requests: list[Asked] = field(default_factory=list)
     _rules: list[_Rule] = field(default_factory=list)
@@ -152,7 +153,7 @@ class FaultyProxy:
     _hooks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _sending: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a hook runs, so that no other connection sends meanwhile."""
+    """Held while a hook runs, to keep other connections from sending."""
     closing: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -166,21 +167,21 @@ class FaultyProxy:
     def fault(
         self, matches: Matches, change: Change | None = None, *, delay: float = 0.0, times: int = 1_000_000
     ) -> None:
-        """From now on, for so many matching requests: wait `delay` seconds, then answer with `change`."""
+        """For the next `times` matching requests, wait `delay` seconds, then apply `change` to the response."""
         self._rules.append(_Rule(matches, change, delay, times))
 
     def cut_at(self, totals: list[int]) -> None:
-        """Close the connection at hand when so many bytes of objects have been sent in all."""
+        """Cut the sending connection each time the bytes of objects, counted from now, reach one of `totals`."""
         with self._lock:
             self._cuts = sorted(self.object_bytes + total for total in totals)
 
     def when_sent(self, total: int, call: Callable[[], None]) -> None:
-        """Call once, before further bytes go out, when so many bytes of objects have been sent from now on."""
+        """Call `call` once, after `total` further bytes of objects and before the next ones are sent."""
         with self._lock:
             self._hooks.append((self.object_bytes + total, call))
 
     def heal(self) -> None:
-        """No faults any more, connections that are sending are closed, counters start anew."""
+        """Remove all faults, close connections that are sending, and reset the counters."""
         with self._lock:
             self.epoch += 1
             self._rules.clear()
@@ -189,18 +190,18 @@ class FaultyProxy:
             self.requests.clear()
             self.object_bytes = 0
 
-    def rules_for(self, asked: Asked) -> list[_Rule]:
+    def rules_for(self, request: Asked) -> list[_Rule]:
         with self._lock:
-            self.requests.append(asked)
-            found = [rule for rule in self._rules if rule.times > 0 and rule.matches(asked)]
+            self.requests.append(request)
+            found = [rule for rule in self._rules if rule.times > 0 and rule.matches(request)]
             for rule in found:
                 rule.times -= 1
             return found
 
     def allow(self, count: int, epoch: int) -> tuple[int, bool]:
-        """(bytes of an object that may be sent of `count`, whether the connection is cut behind them).
+        """Return how many of the next `count` bytes may be sent, and whether to cut the connection after them.
 
-        `epoch` is the proxy's when the answer began.
+        `epoch`: the epoch of the proxy when the response began.
         """
         with self._sending:
             with self._lock:
@@ -225,17 +226,17 @@ class _Handler(QuietHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         path = unquote(address.path)
-        asked = Asked(self.command, path.lstrip("/").partition("/")[2], address.query)
-        rules = self.proxy.rules_for(asked)
+        request = Asked(self.command, path.lstrip("/").partition("/")[2], address.query)
+        rules = self.proxy.rules_for(request)
         for rule in rules:
             if rule.delay and self.proxy.closing.wait(rule.delay):
                 self.close_connection = True
                 return
-        given = self._forward()
+        response = self._forward()
         for rule in rules:
             if rule.change is not None:
-                given = rule.change(asked, given)
-        self._send(asked, given)
+                response = rule.change(request, response)
+        self._send(request, response)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -257,29 +258,29 @@ class _Handler(QuietHandler):
         first = headers.get("Content-Range", "bytes 0-").removeprefix("bytes ").partition("-")[0]
         return Answer(response.status, headers, body, int(first) if first.isdecimal() else 0)
 
-    def _send(self, asked: Asked, given: Answer) -> None:
+    def _send(self, request: Asked, response: Answer) -> None:
         try:
-            self.send_response_only(given.status)
-            for name, value in given.headers.items():
+            self.send_response_only(response.status)
+            for name, value in response.headers.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "HEAD":
                 return
-            counted, epoch = asked.is_object and given.status < 300, self.proxy.epoch
-            for start in range(0, len(given.body), _CHUNK_BYTES):
-                chunk = given.body[start : start + _CHUNK_BYTES]
+            counted, epoch = request.is_object and response.status < 300, self.proxy.epoch
+            for start in range(0, len(response.body), _CHUNK_BYTES):
+                chunk = response.body[start : start + _CHUNK_BYTES]
                 count, cut = self.proxy.allow(len(chunk), epoch) if counted else (len(chunk), False)
                 self.wfile.write(chunk[:count])
                 if cut:
                     self.close_connection = True
                     return
         except OSError:
-            self.close_connection = True  # the client went away, which is its right
+            self.close_connection = True  # the client disconnected, as it may
 
 
 @contextmanager
 def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
-    """A proxy before `upstream`, a URL; without faults until it is told some."""
+    """Run a proxy in front of the URL `upstream`, at first without faults."""
     proxy = FaultyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
     with LoopbackServer(handler) as server:

@@ -1,4 +1,4 @@
-"""Small checkpoints of architectures that no file of the engine describes, and how they compare with transformers."""
+"""Small checkpoints of architectures that only transformers implements, and their comparison with transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.tiny_models import VOCAB_SIZE, load_oracle, make_runner, orac
 
 TABLES = [[9, 2, 31, 4, 17, 0, 22, 30, 5, 40, 12], [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11], [10, 62, 13]]
 CHUNKINGS = ([[40], [12], [4]], [[5, 1, 8, 3, 16], [1, 1, 7, 4], [2, 2]])
-"""Whole prompts, then one token at a time; chunks of uneven sizes that ride with other sequences' decodes."""
+"""Whole prompts, then one token at a time; chunks of uneven sizes that share steps with other sequences' decodes."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -108,17 +108,17 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         "youtu",
         {"num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 12}
         | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "head_dim": 4}
-        # transformers empties this row of its tied table when it loads the model.
+        # transformers zeroes this row of the tied embeddings when it loads the model.
         | {"pad_token_id": None},
     ),
 }
-"""Model type of transformers and changes to `_SHAPE`, by name."""
+"""Model type in transformers and changes to `_SHAPE`, by name."""
 
 
 def save_foreign(folder: Path, name: str, seed: int = 0, **changes: Any) -> None:
-    """Save a random checkpoint of one of `FOREIGN`, but for `changes` to its config."""
+    """Save a random checkpoint of one of `FOREIGN`, with `changes` to its config."""
     model_type, own = FOREIGN[name]
-    # A copy: transformers writes into the dictionaries that it gets.
+    # A copy, since transformers modifies the dictionaries that it gets.
     save_random(folder, AutoConfig.for_model(model_type, **deepcopy(_SHAPE | own | changes)), seed=seed)
 
 
@@ -128,7 +128,7 @@ def degrees(folder: Path) -> tuple[int, ...]:
 
 
 def differences(folder: Path, degree: int = 1) -> tuple[float, bool]:
-    """Compare logits of whole prompts, chunks and decodes with transformers'.
+    """Compare logits of whole prompts, chunks and decodes with those of transformers.
 
     Returns: the largest difference of a logit, and whether the likeliest tokens are always the same.
     """
@@ -142,7 +142,7 @@ def differences(folder: Path, degree: int = 1) -> tuple[float, bool]:
         assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(found)
         for (i, position), logits in found.items():
             worst = max(worst, float((logits - expected[i][position]).abs().max()))
-            # Of two that are as likely as each other either will do.
+            # If two tokens are equally likely, either is correct.
             likeliest = expected[i][position][int(logits.argmax())]
             same = same and bool(likeliest >= expected[i][position].max() - 1e-4)
     return worst, same

@@ -1,4 +1,4 @@
-"""Tiny models as GGUF files, written by the package gguf, and as checkpoints with the same, dequantised weights."""
+"""Tiny models as GGUF files written by the package gguf, and as checkpoints with the same dequantised weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "phi3": "phi3",
 }
-"""GGUF's names by those of `tiny_models.SHAPES`."""
+"""GGUF's architecture names, by the names in `tiny_models.SHAPES`."""
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -49,9 +49,9 @@ _Q4_K_BYTES = 144
 def save_gguf(
     folder: Path, name: str, kind: Kind, tensors_a_file: int = 0, **changes: Any
 ) -> tuple[Path, Path, Path]:
-    """Save a random model of `SHAPES` as a GGUF file whose matrices are of a kind, or as several.
+    """Save a random model of `SHAPES` as one or several GGUF files with matrices of type `kind`.
 
-    Returns: the first file, its description as a model folder, and a checkpoint of what the files hold.
+    Returns: the first file, its description as a model folder, and a checkpoint with the dequantised weights.
     """
     checkpoint, file, described = folder / "checkpoint", folder / "file" / "model.gguf", folder / "described"
     save_model(checkpoint, name, **(SHAPE | changes))
@@ -73,10 +73,10 @@ def write_gguf(
     pre: str = "",
     tensors_a_file: int = 0,
 ) -> None:
-    """Write the checkpoint as a GGUF file, and what that holds back into the checkpoint.
+    """Write the checkpoint as GGUF, and the dequantised weights back to the checkpoint.
 
-    tokenizer: a folder with a BPE; pre: GGUF's name of how it splits texts, empty for SentencePiece.
-    tensors_a_file: write several files with so many each; 0: one.
+    tokenizer: a folder with a BPE. pre: GGUF's name of the pre-tokenizer; empty for SentencePiece.
+    tensors_a_file: tensors per file; 0: write a single file.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=tensors_a_file)
@@ -87,35 +87,35 @@ def write_gguf(
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     weights = checkpoint / "model.safetensors"
-    tensors, held = load_file(weights), {}
+    tensors, dequantized = load_file(weights), {}
     for number, (name, stacked) in enumerate(_stacks(tensors).items()):
-        there = names.get_name(name, (".weight", ".bias"))
-        assert there is not None, name
-        part = there.split(".")[-2]
-        mixed = heads.get(part) if architecture == "llama" else None
-        offset = float(architecture.startswith("gemma") and there.endswith("norm.weight"))
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        assert gguf_name is not None, name
+        part = gguf_name.split(".")[-2]
+        permuted_heads = heads.get(part) if architecture == "llama" else None
+        offset = float(architecture.startswith("gemma") and gguf_name.endswith("norm.weight"))
         values = np.stack([tensors[each].numpy() for each in stacked]) + np.float32(offset)
-        values = values if "_exps." in there else values[0]
-        values = values if mixed is None else permute(values, mixed).reshape(values.shape)
-        stored = kind if values.ndim > 1 and "ffn_gate_inp" not in there else Kind.F32
+        values = values if "_exps." in gguf_name else values[0]
+        values = values if permuted_heads is None else permute(values, permuted_heads).reshape(values.shape)
+        stored = kind if values.ndim > 1 and "ffn_gate_inp" not in gguf_name else Kind.F32
         data = _random_q4_k(values.shape, number) if stored is Kind.Q4_K else quantize(values, stored)
-        writer.add_tensor(there, data, raw_dtype=stored)
+        writer.add_tensor(gguf_name, data, raw_dtype=stored)
         values = dequantize(data, stored).reshape(values.shape)
-        if mixed is not None:
-            half = values.shape[0] // mixed // 2
-            values = values.reshape(mixed, half, 2, -1).swapaxes(1, 2).reshape(values.shape)
-        values = values if "_exps." in there else values[None]
+        if permuted_heads is not None:
+            half = values.shape[0] // permuted_heads // 2
+            values = values.reshape(permuted_heads, half, 2, -1).swapaxes(1, 2).reshape(values.shape)
+        values = values if "_exps." in gguf_name else values[None]
         for each, part in zip(stacked, values, strict=True):
-            held[each] = torch.from_numpy(np.ascontiguousarray(part - np.float32(offset)))
+            dequantized[each] = torch.from_numpy(np.ascontiguousarray(part - np.float32(offset)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file(held, weights, {"format": "pt"})
+    save_file(dequantized, weights, {"format": "pt"})
 
 
 def _stacks(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of all experts' tensors by their common name, and the others each by itself."""
+    """Group the tensor names of all experts by their common name. Other tensors are groups of one."""
     found: dict[str, dict[int, str]] = {}
     for name in names:
         number = re.search(r"\.experts\.(\d+)\.", name)
@@ -178,11 +178,11 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
 
 
 def _random_q4_k(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
-    """Random blocks: the package gguf has no way to quantise to this kind."""
+    """Random blocks, since the package gguf cannot quantise to this type."""
     generator = fresh_generator()
     generator.manual_seed(seed)
     num_blocks = shape[0] * shape[1] // 256
     blocks = torch.randint(0, 256, (num_blocks, _Q4_K_BYTES), generator=generator, dtype=torch.uint8).numpy()
-    # The scale of a block, and that of its offsets, fp16.
+    # The fp16 scales of a block: for its values, and for its offsets.
     blocks[:, :4] = np.array([0.0004, 0.003], np.float16).view(np.uint8)
     return blocks.reshape(shape[0], -1)

@@ -1,4 +1,4 @@
-"""A user's handler as processes, driven through the dispatcher's socket and its status board."""
+"""Processes of a user's handler, driven through the dispatcher's socket and status board."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def handler_config(
     max_idle_seconds: float = 60.0,
     **properties: str,
 ) -> HandlerEngineConfig:
-    """A handler of `lmi_files`; times in seconds. properties: its options."""
+    """A configuration for a handler in `lmi_files`. Times are in seconds. properties: options of the handler."""
     folder = LMI_FILES / name
     return HandlerEngineConfig(
         model=ModelSettings(str(folder), name, "", 0),
@@ -58,7 +58,7 @@ def handler_config(
 
 
 class HandlerEngine(EngineProcess):
-    """A dispatcher and its workers. Not yet ready when made; `destroy` it in any case."""
+    """A dispatcher and its workers. Call `wait_ready` before use, and `destroy` in any case."""
 
     def _num_heartbeats(self, config: EngineConfig) -> int:
         return 1
@@ -69,7 +69,7 @@ class HandlerEngine(EngineProcess):
         return [*command, "--address", self._address]
 
     def invoke(self, body: bytes | str | dict[str, Any], **headers: str) -> Reply:
-        """Send a request; headers have `_` for `-`."""
+        """Send a request. Names of headers have `_` for `-`."""
         data = json.dumps(body) if isinstance(body, dict) else body
         data = data.encode() if isinstance(data, str) else data
         name = uuid.uuid4().hex
@@ -79,7 +79,7 @@ class HandlerEngine(EngineProcess):
 
 
 class Reply:
-    """The answer to one request, read when it is asked for."""
+    """The response to one request, read on demand."""
 
     def __init__(self, name: str, stream: ClientStream[InvocationOutput]) -> None:
         self.name = name
@@ -87,16 +87,16 @@ class Reply:
         self._pieces: list[InvocationOutput] = []
 
     def next(self) -> InvocationOutput:
-        """Raises TimeoutError when nothing comes."""
+        """Return the next piece. Raises TimeoutError if there is none in time."""
         output = self._stream.next(_WAIT_SECONDS)
         if output is None:
-            raise TimeoutError("the engine gives no output")
+            raise TimeoutError("no output from the engine")
         self._pieces.append(output)
         return output
 
     @property
     def pieces(self) -> list[InvocationOutput]:
-        """All of them."""
+        """All pieces of the response."""
         while not (self._pieces and self._pieces[-1].finished):
             self.next()
         return self._pieces

@@ -1,5 +1,5 @@
-"""A model hub on 127.0.0.1 as huggingface_hub sees one: repositories with commits, branches and tags, files small (in
-git) and large (LFS, behind a redirect to another host), tokens, and on demand everything that can go wrong.
+"""A model hub on 127.0.0.1 for huggingface_hub: repositories with commits, branches and tags, small files in git, large
+files in LFS (behind a redirect to another host), tokens, and injected faults.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Blob:
         return self.sha256 if self.lfs else self.git_id
 
     def entry(self) -> dict[str, Any]:
-        """Size, id and LFS pointer, as the hub's listings have them."""
+        """Size, id and LFS pointer, as in the hub's listings."""
         entry: dict[str, Any] = {"size": len(self.content), "blobId": self.git_id, "oid": self.git_id}
         if self.lfs:
             entry["lfs"] = {
                 "sha256": self.sha256,
-                "oid": self.sha256,  # the same by its name in the other listing
+                "oid": self.sha256,  # the name of sha256 in the other listing
                 "size": len(self.content),
                 "pointerSize": len(self.pointer),
             }
@@ -61,47 +61,47 @@ class Blob:
 
 @dataclass(slots=True)
 class Repository:
-    """Written by `HubServer.commit` only."""
+    """A repository. Only `HubServer.commit` modifies it."""
 
     commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     private: bool = False
-    """Only for callers with a token; others are told that it does not exist."""
+    """Visible only to callers with a token. Others get 'not found'."""
     gated: bool = False
-    """Listed for everyone, its files for nobody."""
+    """Listed for everyone, but nobody may read its files."""
 
     def resolve(self, revision: str) -> str | None:
-        """The commit of a branch, a tag or a commit."""
+        """Return the commit of a branch, a tag or a commit id."""
         found = self.branches.get(revision) or self.tags.get(revision)
         return found or (revision if revision in self.commits else None)
 
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong with the next `times` requests whose path contains `where`."""
+    """A fault for the next `times` requests with `where` in their path."""
 
     where: str
     times: int = 1
     status: int = 0
-    """Answer with it."""
+    """Respond with this status."""
     headers: Mapping[str, str] = field(default_factory=dict)
     cut_after: int | None = None
-    """Break the connection after so many bytes of the body."""
+    """Cut the connection after this many bytes of the body."""
     stall_after: int | None = None
-    """Send nothing more after so many bytes of the body."""
+    """Stop sending after this many bytes of the body."""
     corrupt: bool = False
     """Change the first byte of the body."""
     ignore_range: bool = False
     body: bytes | None = None
-    """Send this, whatever was asked for."""
+    """Respond with this body to any request."""
     before: Callable[[], object] | None = None
-    """Called before the answer, which is then as usual."""
+    """Called before the response, which is otherwise normal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request."""
+    """A received request."""
 
     method: str
     path: str
@@ -109,29 +109,29 @@ class Seen:
 
 
 class HubServer:
-    """A context manager; `url` is what HF_ENDPOINT takes. Its state may be changed at any time."""
+    """The hub, a context manager. `url` is the value for HF_ENDPOINT. Its state may be changed at any time."""
 
     def __init__(self, token: str = "") -> None:
-        """`token`: the only one that is accepted; empty: any is."""
+        """`token`: the only accepted token; empty: every token is accepted."""
         self.token = token
         self.repositories: dict[str, Repository] = {}
         self.seen: list[Seen] = []
         self.body_bytes = 0
-        """Bytes of files that were sent, over all requests."""
+        """Bytes of files sent in all responses."""
         self.faults: list[Fault] = []
-        """What goes wrong next, the first that fits first."""
+        """Pending faults. The first match applies."""
         self._lock = threading.Lock()
         self.closing = threading.Event()
         self._hub = _Server(self, _HubHandler).start()
         self._store = _Server(self, _StoreHandler).start()
         self.url = self._hub.url
         self.store_url = self._store.url
-        """Where LFS files are, on another origin."""
+        """Address of the LFS files, on another origin."""
 
     def commit(
         self, repo_id: str, files: Mapping[str, bytes] | Path, *, branch: str = "main", tag: str = ""
     ) -> str:
-        """Make these files (or those of a folder) the branch's; returns the commit's id."""
+        """Commit these files (or those of a folder) to the branch, and return the commit id."""
         repository = self.repositories.setdefault(repo_id, Repository())
         if isinstance(files, Path):
             paths = (path for path in files.rglob("*") if path.is_file())
@@ -151,7 +151,7 @@ class HubServer:
             self.faults.append(fault)
 
     def take_fault(self, path: str) -> Fault:
-        """The fault that this request gets; one that does nothing when there is none."""
+        """Return the fault for this request, or one without effect."""
         with self._lock:
             for fault in self.faults:
                 if fault.where in path and fault.times > 0:
@@ -173,7 +173,7 @@ class HubServer:
             return [seen.path for seen in self.seen if part in seen.path]
 
     def close_store(self) -> None:
-        """The storage host is gone; the hub itself still answers."""
+        """Stop the storage host. The hub itself still responds."""
         self._store.close()
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class _Server(LoopbackServer):
 
 
 class _Handler(ABC, QuietHandler):
-    """What both hosts have in common."""
+    """Common code of both hosts."""
 
     protocol_version = "HTTP/1.1"
     server: _Server
@@ -222,7 +222,7 @@ class _Handler(ABC, QuietHandler):
 
     @abstractmethod
     def answer(self, url: Any, fault: Fault) -> None:
-        """What this host says to a request for `url` that no fault stops."""
+        """Respond to a request for `url`."""
 
     def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         named = {"X-Error-Code": code} if code else {}
@@ -230,7 +230,7 @@ class _Handler(ABC, QuietHandler):
         self.respond(status, body, {**named, "X-Error-Message": message, **(headers or {})})
 
     def send_file(self, blob: Blob, headers: Mapping[str, str], fault: Fault) -> None:
-        """The file or the range of it that is asked for, with whatever goes wrong."""
+        """Send the file or the requested range of it, with the fault applied."""
         content, begin = blob.content, 0
         range_header = self.headers.get("Range", "")
         if range_header and not fault.ignore_range:
@@ -263,7 +263,7 @@ class _Handler(ABC, QuietHandler):
 
 
 class _StoreHandler(_Handler):
-    """Where LFS files are: by their sha256, without a token."""
+    """The host of the LFS files. Serves them by sha256, without a token."""
 
     def answer(self, url: Any, fault: Fault) -> None:
         wanted = url.path.rpartition("/")[2]
@@ -277,7 +277,7 @@ class _StoreHandler(_Handler):
 
 
 class _HubHandler(_Handler):
-    """The API, and the files."""
+    """The host of the API and of the small files."""
 
     def answer(self, url: Any, fault: Fault) -> None:
         path = url.path
@@ -291,14 +291,14 @@ class _HubHandler(_Handler):
             self.refuse(404, "", "no such page")
 
     def _repository(self, repo_id: str) -> Repository | None:
-        """The repository, if the caller may see it; else None, and the refusal is sent."""
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if given and self.server.hub.token and given != self.server.hub.token:
+        """Return the repository if the caller may see it. Otherwise send an error and return None."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and self.server.hub.token and token != self.server.hub.token:
             self.refuse(401, "", "Invalid credentials in Authorization header")
             return None
         repository = self.server.hub.repositories.get(repo_id)
-        if repository is None or (repository.private and not given):
-            if given:
+        if repository is None or (repository.private and not token):
+            if token:
                 self.refuse(404, "RepoNotFound", "Repository not found")
             else:
                 self.refuse(401, "RepoNotFound", "Invalid username or password.")

@@ -1,4 +1,4 @@
-"""Which variants of Triton's kernels are asked for, without a GPU and without computing anything."""
+"""Record the variants of Triton kernels that engines launch, without a GPU and without running kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.absent_gpu import AbsentGpu
 
 
 class Variant(NamedTuple):
-    """What Triton compiles once: a kernel with what it takes for constant, and how it knows the other arguments."""
+    """The unit that Triton compiles: a kernel with its constants and the specialization of its other arguments."""
 
     kernel: str
     specialization: str
@@ -25,7 +25,7 @@ class Variant(NamedTuple):
 
 
 class _ZeroedMemory(TorchFunctionMode):
-    """What kernels would have written is 0, a valid token, position, slot and block."""
+    """Zeroes new tensors in place of the kernels: 0 is a valid token, position, slot and block."""
 
     def __torch_function__(
         self,
@@ -34,8 +34,8 @@ class _ZeroedMemory(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made.zero_() if func in _MAKERS else made
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func in _MAKERS else result
 
 
 _MAKERS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
@@ -43,9 +43,9 @@ _MAKERS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 
 @contextmanager
 def recorded_variants(tuned_for: str) -> Iterator[set[Variant]]:
-    """Engines on a CPU take the GPU's path, and launch nothing: each launch's variant is put into the set.
+    """Let engines on a CPU take the GPU's path, and record the variant of each launch instead of launching.
 
-    tuned_for: the device whose launch parameters are taken.
+    tuned_for: the device to take launch parameters from.
     """
     found: set[Variant] = set()
 

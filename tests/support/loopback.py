@@ -1,4 +1,4 @@
-"""HTTP servers on 127.0.0.1, each a thread of this process for as long as a block lasts."""
+"""HTTP servers on 127.0.0.1, in threads of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """Listens on a free port from the start, and answers from `start` to `close`."""
+    """A server that listens on a free port once constructed, and responds from `start` to `close`."""
 
     daemon_threads = True
     block_on_close = False
@@ -30,7 +30,7 @@ class LoopbackServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is no news."""
+        """Ignore clients that disconnect."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -42,13 +42,13 @@ class LoopbackServer(ThreadingHTTPServer):
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Writes no line for each request."""
+    """A handler that does not log requests."""
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing: the tests' output is for failures."""
+        """Log nothing: the output of tests is for failures."""
 
     def respond(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """Send a whole answer."""
+        """Send a complete response."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)

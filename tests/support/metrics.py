@@ -1,4 +1,4 @@
-"""Reading `/metrics`, and waiting until it says what it should."""
+"""Read `/metrics`, and wait until a condition holds."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Metrics:
     """One scrape."""
 
     samples: dict[str, float]
-    """Sample name (`..._count`, `..._bucket` and so on included) to its value, summed over label sets; without those of
+    """Values by sample name (including `..._count`, `..._bucket` and so on), summed over label sets, without samples of
     single copies."""
     families: dict[str, str]
-    """Metric family name, as in its TYPE line, to its type."""
+    """Types by metric family name, as in the TYPE lines."""
 
     def __getitem__(self, name: str) -> float:
         return self.samples[name]
 
     @property
     def answered(self) -> bool:
-        """Whether the engine answered in time; else its figures are missing."""
+        """Whether the engine answered in time. Otherwise its metrics are missing."""
         return self.samples.get(ENGINE_UP, 1.0) == 1.0
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, nothing waits, and every block is free or cached."""
-        accounted = self[BLOCKS_FREE] + self[BLOCKS_CACHED]
-        return self[RUNNING] == 0 and self[WAITING] == 0 and accounted == self[BLOCKS_TOTAL]
+        """Whether no request runs or waits, and every block is free or cached."""
+        unused = self[BLOCKS_FREE] + self[BLOCKS_CACHED]
+        return self[RUNNING] == 0 and self[WAITING] == 0 and unused == self[BLOCKS_TOTAL]
 
     def describe(self) -> str:
         names = (RUNNING, WAITING, BLOCKS_FREE, BLOCKS_CACHED, BLOCKS_TOTAL)
@@ -48,7 +48,7 @@ class Metrics:
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Read the Prometheus text format. Raises `ValueError` where it is not."""
+    """Parse the Prometheus text format. Raises `ValueError` if it is invalid."""
     samples: dict[str, float] = {}
     families: dict[str, str] = {}
     for family in text_string_to_metric_families(text):
@@ -65,13 +65,13 @@ class HasMetrics(Protocol):
 
 
 def wait_metrics(client: HasMetrics, holds: Callable[[Metrics], bool], timeout: float) -> Metrics:
-    """Scrape until `holds` is true or `timeout` seconds are over; returns the last scrape, true or not.
+    """Scrape until `holds` is true or `timeout` seconds have passed. Return the last scrape in either case.
 
-    A scrape that a busy engine did not answer in time has none of its figures, and is not asked.
+    Scrapes that a busy engine does not answer in time lack its metrics, and are not passed to `holds`.
     """
     deadline = time.monotonic() + timeout
     while True:
-        seen = client.scrape()
-        if (seen.answered and holds(seen)) or time.monotonic() > deadline:
-            return seen
+        metrics = client.scrape()
+        if (metrics.answered and holds(metrics)) or time.monotonic() > deadline:
+            return metrics
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Small models' files, and `lmi prepare` on a hub's."""
+"""Files of small models, and `lmi prepare` with a hub."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from safetensors.numpy import save
 from tests.support.paths import REPO_ROOT, child_environment
 
 EMPTY_SAFETENSORS = b"\x02" + bytes(7) + b"{}"
-"""A whole file without a tensor."""
+"""A complete file without tensors."""
 
 NO_PROXY = {"NO_PROXY": "*", "no_proxy": "*"}
 
 
 def weights(seed: int = 0, size_bytes: int = 1 << 20) -> bytes:
-    """A safetensors file of about so many bytes."""
+    """A safetensors file of about this size."""
     numbers = np.random.default_rng(seed).standard_normal(size_bytes // 4).astype(np.float32)
     return save({"weight": numbers})
 
 
 def model(seed: int = 0, size_bytes: int = 1 << 20, **more: bytes) -> dict[str, bytes]:
-    """The files that serving needs; `more` are added."""
+    """The files that serving needs, and `more`."""
     files = {"config.json": b'{"seed": %d}' % seed, "tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
     return {**files, "model.safetensors": weights(seed, size_bytes), **more}
 
@@ -33,7 +33,7 @@ def model(seed: int = 0, size_bytes: int = 1 << 20, **more: bytes) -> dict[str, 
 def start_prepare(
     model_id: str, cache: Path, endpoint: str, *, patient: bool = False, **environment: str
 ) -> subprocess.Popen[str]:
-    """`lmi prepare` in a process of its own, with a home of its own. patient: with longer time limits."""
+    """Start `lmi prepare` with its own HF_HOME. patient: with longer time limits."""
     extra: Mapping[str, str] = {
         **NO_PROXY,
         "HF_ENDPOINT": endpoint,
@@ -54,12 +54,12 @@ def start_prepare(
 def prepare(
     model_id: str, cache: Path, endpoint: str, *, patient: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`start_prepare`, waited for."""
+    """Run `lmi prepare` as `start_prepare` does, and wait for it."""
     process = start_prepare(model_id, cache, endpoint, patient=patient, **environment)
     out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """Contents of all files in a folder, by relative path."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

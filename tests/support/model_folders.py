@@ -1,4 +1,4 @@
-"""Small folders that look like models: random weights in safetensors, made without torch."""
+"""Small folders that look like models: random weights in safetensors, written without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROW = 1024
 
 
 def safetensors_bytes(names: list[str], num_bytes: int, seed: int = 0) -> bytes:
-    """A safetensors file of these BF16 tensors, with about `num_bytes` of random data in all."""
+    """A safetensors file with these BF16 tensors and about `num_bytes` of random data in total."""
     rows = max(1, num_bytes // len(names) // (2 * _ROW))
     size = rows * _ROW * 2
     header = {
@@ -24,7 +24,7 @@ def safetensors_bytes(names: list[str], num_bytes: int, seed: int = 0) -> bytes:
 
 
 def write_model(folder: Path, num_bytes: int, *, seed: int = 0, shards: int = 1) -> Path:
-    """A model of `num_bytes` in one file, or in `shards` with an index."""
+    """Write a model of `num_bytes` in one file, or in `shards` files with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "seed": seed}))
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))

@@ -1,4 +1,4 @@
-"""Programs in namespaces of their own, by `unshare`; tests are skipped where that is not permitted."""
+"""Run programs in separate namespaces with `unshare`. Tests are skipped where that is not permitted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEW_MOUNTS = ("unshare", "--mount")
 
 
 def require(prefix: tuple[str, ...]) -> None:
-    """Skip the test where such a namespace cannot be made."""
+    """Skip the test where such a namespace cannot be created."""
     if reason := _refusal(prefix):
         pytest.skip(f"{' '.join(prefix)} is not permitted here: {reason}")
 
