@@ -1,9 +1,9 @@
-"""Sequences with cached keys and values, and native attention over some of their queries."""
+"""Sequences with cached keys and values, and native attention for chunks of their queries."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence as Many
+from collections import abc
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +33,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of scores; see `Attention` in `native.h`."""
+    """Transformation of the scores; see `Attention` in `native.h`."""
 
     window: int = 0
     softcap: float = 0.0
@@ -45,12 +45,12 @@ _PLAIN = Rule()
 
 
 class Sequences:
-    """Random queries, keys and values of some sequences, their blocks shuffled."""
+    """Random queries, keys and values of several sequences, in shuffled blocks."""
 
     def __init__(
-        self, storage: Storage, shape: Shape, lengths: Many[int], seed: int, spread: float = 1.0
+        self, storage: Storage, shape: Shape, lengths: abc.Sequence[int], seed: int, spread: float = 1.0
     ) -> None:
-        """spread: standard deviation of the queries; large ones make sharp softmaxes."""
+        """spread: standard deviation of the queries. Large values make the softmax sharp."""
         generator = torch.Generator().manual_seed(seed)
         self.storage, self.shape, self.lengths = storage, shape, lengths
         needed = [-(-length // shape.block_size) for length in lengths]
@@ -67,12 +67,12 @@ class Sequences:
         self.num_blocks = sum(needed) + 1
 
     def slots(self, chunk: Chunk) -> torch.Tensor:
-        places = torch.arange(chunk.stop)
-        blocks = self.blocks[chunk.sequence][places // self.shape.block_size].long()
-        return blocks * self.shape.block_size + places % self.shape.block_size
+        positions = torch.arange(chunk.stop)
+        blocks = self.blocks[chunk.sequence][positions // self.shape.block_size].long()
+        return blocks * self.shape.block_size + positions % self.shape.block_size
 
-    def cache(self, chunks: Many[Chunk]) -> KvCache:
-        """What is stored when these are the last queries so far."""
+    def cache(self, chunks: abc.Sequence[Chunk]) -> KvCache:
+        """Make the cache as it is when these are the latest chunks of their sequences."""
         shape = self.shape
         cache = KvCache(self.storage, self.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         slots = torch.cat([self.slots(chunk) for chunk in chunks])
@@ -81,15 +81,21 @@ class Sequences:
         return cache
 
     def attend(
-        self, library: Library, team: Team, chunks: Many[Chunk], split: bool = True, rule: Rule = _PLAIN
+        self,
+        library: Library,
+        team: Team,
+        chunks: abc.Sequence[Chunk],
+        split: bool = True,
+        rule: Rule = _PLAIN,
     ) -> list[torch.Tensor]:
-        """Attend in one step; rows of no chunk stand between those of chunks. Blocks that are before all windows are
-        given to others: block 0, whose numbers are NaN.
+        """Compute the attention of all chunks in one step.
+
+        Unused rows separate the chunks. Blocks before a window are replaced with block 0, which holds NaN.
 
         Args:
-            split: False: no scratch beyond what workers need for themselves, so that no sequence is split.
+            split: False: only the scratch memory that each worker needs for itself, so that no sequence is split.
 
-        Returns: of each chunk [tokens, num_heads, head_dim].
+        Returns: for each chunk [tokens, num_heads, head_dim].
         """
         shape, gap = self.shape, 2
         cache = self.cache(chunks)
@@ -140,7 +146,7 @@ class Sequences:
         return [y[part, :width].reshape(-1, shape.num_heads, shape.head_dim) for part in rows]
 
     def expected(self, chunk: Chunk, rule: Rule = _PLAIN) -> torch.Tensor:
-        """The same in fp64 from what is stored: [tokens, num_heads, head_dim]."""
+        """Compute the attention of a chunk in fp64 from the cache: [tokens, num_heads, head_dim]."""
         shape = self.shape
         keys, values = self.cache([chunk]).read()[:, self.slots(chunk)].permute(0, 2, 1, 3)
         # [KV heads, group, tokens, dim]

@@ -1,4 +1,4 @@
-"""Native kernels under each instruction set that this processor has, by one thread and by three."""
+"""Native kernels with each instruction set of this processor, with one and with three threads."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.team import Team
 
 SETS = ("avx2", "avx512")
-"""Others differ from the last of these in products with int8 weights only."""
+"""Instruction sets to test. Others differ from the last one only in products with int8 weights."""
 Tensors = tuple[torch.Tensor, ...]
 
 
 def library_path() -> Path | None:
-    """The installed library, or the one that LMI_TEST_NATIVE_LIBRARY names."""
+    """Return the installed library, or the one that LMI_TEST_NATIVE_LIBRARY names."""
     other = os.environ.get("LMI_TEST_NATIVE_LIBRARY")
     return Path(other) if other else installed.library_path()
 
 
 @pytest.fixture
 def open_library() -> Iterator[Callable[[str], Library | None]]:
-    """The library with an instruction set; None where the processor lacks it."""
+    """A function that opens the library with an instruction set, or returns None if the processor lacks it."""
     path = library_path()
     if path is None:
         pytest.skip("native kernels are not built here")
 
-    def opened(instructions: str) -> Library | None:
+    def open_with(instructions: str) -> Library | None:
         try:
             return Library(path, instructions)
         except ValueError:
             return None
 
-    yield opened
+    yield open_with
     Library(path)
 
 
@@ -56,8 +56,8 @@ def team(request: pytest.FixtureRequest, library: Library) -> Team:
 
 @pytest.fixture
 def everywhere() -> Iterator[Callable[[Callable[[Team], Tensors]], Tensors]]:
-    """Calls something with teams of one, two and three threads under each instruction set; returns what it gives,
-    which must have the same bits with all of them."""
+    """A function that calls its argument with each instruction set and 1, 2 and 3 threads. The results must be
+    bit-identical."""
     path = library_path()
     if path is None:
         pytest.skip("native kernels are not built here")

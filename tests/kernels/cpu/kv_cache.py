@@ -1,4 +1,4 @@
-"""A KV cache of one layer in the layout of the native kernels, written and read by plain torch."""
+"""A KV cache of one layer in the layout of the native kernels, written and read with plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {
 
 
 class KvCache:
-    """Pages whose every byte is 0xff at first: as numbers and as scales not a number."""
+    """Pages that consist of 0xff bytes at first, so that unwritten slots read as NaN."""
 
     def __init__(
         self, storage: Storage, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
@@ -38,16 +38,16 @@ class KvCache:
         )
 
     def numbers(self) -> torch.Tensor:
-        """A copy of the pages as they are stored: [blocks, KV heads, 2, head_dim * block_size]."""
+        """Return a copy of the pages as stored: [blocks, KV heads, 2, head_dim * block_size]."""
         return self.data[:, : self.page_bytes].contiguous().view(self.dtype).view(self.shape)
 
     def scales(self) -> torch.Tensor:
-        """A copy of those of int8: [blocks, KV heads, 2, block_size]."""
+        """Return a copy of the scales of int8 pages: [blocks, KV heads, 2, block_size]."""
         scales = self.data[:, self.page_bytes :].contiguous().view(torch.float32)
         return scales.view(*self.shape[:3], self.block_size)
 
     def read(self) -> torch.Tensor:
-        """Keys and values as numbers, fp64: [2, slots, KV heads, head_dim]."""
+        """Return keys and values in fp64: [2, slots, KV heads, head_dim]."""
         num_blocks, num_kv_heads, _, page = self.shape
         head_dim = page // self.block_size
         numbers = self.numbers().double()

@@ -1,4 +1,4 @@
-"""One native linear as a program, and what holds for all storages."""
+"""A native linear as a program of its own, and checks for all storages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.randomness import random_seed
 def multiply(
     team: Team, weight: NativeWeight, x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue | None = None
 ) -> None:
-    """Put the products of the rows of x into y. epilogue: None: the weight's."""
+    """Write the products of the rows of x to y. `epilogue` defaults to the weight's."""
     scratch = {
         name: torch.full((size,), 77, dtype=dtype)
         for name, (size, dtype) in weight.scratch_sizes(len(x)).items()
@@ -35,7 +35,7 @@ def multiply(
 
 
 def rotate_by_butterflies(rows: torch.Tensor) -> torch.Tensor:
-    """As `rotate_rows`, with the sums and differences of `native/rotate.inc`: bit by bit what kernels make of rows."""
+    """Rotate like `rotate_rows`, but bit-identical to the kernels (sums and differences of `native/rotate.inc`)."""
     rows = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 64)) / 8
     for distance in (1, 2, 4, 8, 16, 32):
         low, high = rows.view(len(rows), -1, 2, distance).unbind(2)
@@ -44,7 +44,7 @@ def rotate_by_butterflies(rows: torch.Tensor) -> torch.Tensor:
 
 
 def check_accumulation(library: Library, team: Team, storage: Storage | None = None) -> None:
-    """ACCUMULATE adds the bits that STORE gives to what is there."""
+    """Check that ACCUMULATE adds exactly the result of STORE to the output."""
     generator = torch.Generator().manual_seed(random_seed())
     native = NativeWeight(library, torch.randn(70, 48, generator=generator), storage=storage)
     x, before = torch.randn(21, 48, generator=generator), torch.randn(21, 70, generator=generator)
@@ -62,7 +62,7 @@ def check_gates(
     product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     storage: Storage | None = None,
 ) -> None:
-    """Columns of a gated weight are interleaved, whatever the activation. product: of x, weight and bias, in fp64."""
+    """Check gated weights, whose columns are interleaved, with all activations. product: x, weight, bias -> fp64."""
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(2 * middle, 20, generator=generator).bfloat16()
     bias = torch.randn(2 * middle, generator=generator)

@@ -1,4 +1,4 @@
-"""Native attention against fp64, and that a query's bits depend on its own keys only."""
+"""Native attention against fp64. The result of a query depends only on its own keys, bit by bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONG = 1300
 
 
 def _mixed(lengths: tuple[int, ...]) -> list[Chunk]:
-    """A decode, a whole prompt, the rest of a prompt, and so on, of sequences in their order."""
+    """Make one chunk for each sequence: in turn a decode, a whole prompt and the rest of a prompt."""
     starts = (lambda n: n - 1, lambda n: 0, lambda n: n // 2)
     return [Chunk(i, starts[i % 3](length), length) for i, length in enumerate(lengths)]
 
@@ -38,7 +38,7 @@ def _mixed(lengths: tuple[int, ...]) -> list[Chunk]:
 @pytest.mark.parametrize(
     ("storage", "shape"), [*_KINDS, *((Storage.FP32, shape) for shape in _MORE_SHAPES)], ids=str
 )
-def test_mixed_steps_are_right(library: Library, team: Team, storage: Storage, shape: Shape) -> None:
+def test_mixed_steps_match_fp64(library: Library, team: Team, storage: Storage, shape: Shape) -> None:
     sequences = Sequences(storage, shape, _LENGTHS, random_seed(), spread=2.0)
     chunks = _mixed(_LENGTHS)
     for chunk, found in zip(chunks, sequences.attend(library, team, chunks), strict=True):
@@ -46,7 +46,7 @@ def test_mixed_steps_are_right(library: Library, team: Team, storage: Storage, s
 
 
 @pytest.mark.parametrize("storage", [Storage.FP32, Storage.INT8])
-def test_long_sequences_are_right(library: Library, team: Team, storage: Storage) -> None:
+def test_long_sequences_match_fp64(library: Library, team: Team, storage: Storage) -> None:
     sequences = Sequences(storage, Shape(6, 2, 64, 16), (_LONG, 600), random_seed(), spread=3.0)
     chunks = [Chunk(0, _LONG - 70, _LONG), Chunk(1, 599, 600)]
     for chunk, found in zip(chunks, sequences.attend(library, team, chunks), strict=True):
@@ -72,7 +72,9 @@ def _rules(num_heads: int) -> dict[str, Rule]:
 @pytest.mark.parametrize("name", _rules(1))
 @pytest.mark.parametrize("storage", [Storage.FP32, Storage.BF16, Storage.INT8])
 @pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(5, 1, 20, 7)], ids=str)
-def test_rules_of_scores(library: Library, team: Team, storage: Storage, shape: Shape, name: str) -> None:
+def test_score_rules_match_fp64(
+    library: Library, team: Team, storage: Storage, shape: Shape, name: str
+) -> None:
     rule = _rules(shape.num_heads)[name]
     sequences = Sequences(storage, shape, (*_LENGTHS, _LONG), random_seed(), spread=2.0)
     chunks = [*_mixed(_LENGTHS), Chunk(len(_LENGTHS), _LONG - 70, _LONG)]
@@ -81,7 +83,7 @@ def test_rules_of_scores(library: Library, team: Team, storage: Storage, shape: 
 
 
 @pytest.mark.parametrize("name", ["long window", "all"])
-def test_rules_chunks_and_splits_change_no_bit(library: Library, name: str) -> None:
+def test_chunks_and_splits_with_score_rules_are_bit_identical(library: Library, name: str) -> None:
     shape = Shape(3, 1, 32, 16)
     rule = _rules(shape.num_heads)[name]
     sequences = Sequences(Storage.BF16, shape, (_LONG, 5), random_seed())
@@ -103,8 +105,8 @@ def test_flat_and_sharp_softmaxes(library: Library, team: Team, scale: float) ->
     torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=3e-5, rtol=3e-5)
 
 
-def test_the_last_key_counts(library: Library, team: Team) -> None:
-    """Each query has its own key as by far the best one: a bound that is off by one would show."""
+def test_a_query_attends_to_its_own_key_but_not_to_the_next(library: Library, team: Team) -> None:
+    """Each query's own key has by far the largest score, so that an off-by-one bound would show."""
     shape = Shape(3, 1, 64, 16)
     sequences = Sequences(Storage.FP32, shape, (80,), random_seed())
     keys = torch.nn.functional.normalize(sequences.kv[0][0], dim=-1) * 30
@@ -112,13 +114,13 @@ def test_the_last_key_counts(library: Library, team: Team) -> None:
     sequences.q[0] = keys.expand(-1, 3, -1) * 2
     (found,) = sequences.attend(library, team, [Chunk(0, 0, 80)])
     torch.testing.assert_close(found, sequences.kv[0][1].expand(-1, 3, -1), atol=1e-4, rtol=1e-4)
-    # And the key after a query's own, twice as good, counts for nothing.
+    # The next key has no effect, even with the largest score.
     sequences.q[0][:-1] = keys[1:].expand(-1, 3, -1) * 2
     (found,) = sequences.attend(library, team, [Chunk(0, 0, 80)])
     torch.testing.assert_close(found.double(), sequences.expected(Chunk(0, 0, 80)), atol=1e-4, rtol=1e-4)
 
 
-def test_a_query_that_is_no_number_stays_its_own(library: Library, team: Team) -> None:
+def test_a_nan_query_affects_no_other_query(library: Library, team: Team) -> None:
     sequences = Sequences(Storage.FP32, Shape(3, 1, 64, 16), (80,), random_seed())
     chunk = Chunk(0, 0, 80)
     (expected,) = sequences.attend(library, team, [chunk])
@@ -130,7 +132,7 @@ def test_a_query_that_is_no_number_stays_its_own(library: Library, team: Team) -
 
 
 @pytest.mark.parametrize(("storage", "shape"), [*_KINDS, (Storage.FP32, Shape(2, 2, 32, 16))], ids=str)
-def test_chunks_and_company_change_no_bit(
+def test_results_are_bit_identical_for_any_chunks_and_other_sequences(
     library: Library, team: Team, storage: Storage, shape: Shape
 ) -> None:
     lengths = (150, 30, 70)
@@ -149,7 +151,7 @@ def test_chunks_and_company_change_no_bit(
 
 
 @pytest.mark.parametrize("storage", _STORAGES)
-def test_splits_of_long_sequences_change_no_bit(library: Library, storage: Storage) -> None:
+def test_split_long_sequences_are_bit_identical(library: Library, storage: Storage) -> None:
     sequences = Sequences(storage, Shape(3, 1, 32, 16), (_LONG, 5), random_seed())
     whole_chunk = Chunk(0, _LONG - 100, _LONG)
     (whole,) = sequences.attend(library, Team(library, 1), [whole_chunk], split=False)

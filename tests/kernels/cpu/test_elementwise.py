@@ -1,4 +1,4 @@
-"""Native functions of single numbers, alone and recorded, against fp64."""
+"""Native elementwise functions, alone and recorded, against fp64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _apply(team: Team, function: Function, x: torch.Tensor) -> torch.Tensor:
 
 
 def _inputs() -> torch.Tensor:
-    """Numbers of all sizes, of both signs, dense where functions bend; an odd width."""
+    """Make numbers of all magnitudes and both signs, dense near 0, where functions are curved. The width is odd."""
     generator = torch.Generator().manual_seed(random_seed())
     near = torch.randn(7, 501, generator=generator) * torch.tensor([0.1, 0.5, 1, 2, 4, 8, 30])[:, None]
     signs = torch.randn(2, 501, generator=generator).sign()
@@ -50,19 +50,19 @@ def _inputs() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", list(Function), ids=lambda function: function.name.lower())
-def test_functions_are_right_to_a_few_units_in_the_last_place(function: Function, team: Team) -> None:
+def test_functions_are_accurate_to_a_few_units_in_the_last_place(function: Function, team: Team) -> None:
     x = _inputs()
     found = _apply(team, function, x).double()
     wide = x.double().requires_grad_()
     expected = _REFERENCES[function][1](wide)
     (slope,) = torch.autograd.grad(expected.sum(), wide)
-    # What rounding x itself would change belongs to the function's condition.
+    # The bound includes the effect of rounding x itself.
     bound = 6 * _EPS * (expected.detach().abs() + (x * slope.nan_to_num(0)).abs()) + 1e-30
     assert ((found - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("function", list(Function), ids=lambda function: function.name.lower())
-def test_what_is_no_number_stays_none_and_nothing_else_becomes_so(function: Function, team: Team) -> None:
+def test_nan_stays_nan_and_nothing_else_becomes_nan(function: Function, team: Team) -> None:
     x = torch.tensor([[torch.nan, 0.0, -0.0, 1e10, -1e10, 80.0, -80.0, 13.5, -13.5, 1e-40]])
     found = _apply(team, function, x)
     assert found[0, 0].isnan()
@@ -71,16 +71,16 @@ def test_what_is_no_number_stays_none_and_nothing_else_becomes_so(function: Func
 
 
 @pytest.mark.parametrize("function", list(Function), ids=lambda function: function.name.lower())
-def test_instruction_sets_threads_and_other_rows_change_no_bit(
+def test_results_are_bit_identical_for_any_instruction_set_threads_and_rows(
     function: Function, everywhere: Callable[[Callable[[Team], Tensors]], Tensors]
 ) -> None:
     x = _inputs()
-    (every,) = everywhere(lambda team: (_apply(team, function, x),))
-    (some,) = everywhere(lambda team: (_apply(team, function, x[2:5]),))
-    assert torch.equal(some, every[2:5])
+    (whole,) = everywhere(lambda team: (_apply(team, function, x),))
+    (part,) = everywhere(lambda team: (_apply(team, function, x[2:5]),))
+    assert torch.equal(part, whole[2:5])
 
 
-def test_recorded_operations_are_the_functions(team: Team) -> None:
+def test_recorded_operations_match_fp64(team: Team) -> None:
     x = _inputs()
     recorder = Recorder(team, len(x))
     rows = recorder.gather(x, x.shape[1])
@@ -95,7 +95,7 @@ def test_recorded_operations_are_the_functions(team: Team) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_unknown_activation_is_refused_by_name(team: Team) -> None:
+def test_an_unknown_activation_is_rejected(team: Team) -> None:
     rows = Recorder(team, 1).gather(torch.zeros(1, 4), 4)
     for x in (rows, torch.zeros(1, 4)):
         with pytest.raises(ValueError, match=r"activation: unknown \(got 'gelu_new'\); allowed: gelu, gelu_"):

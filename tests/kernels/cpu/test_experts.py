@@ -1,4 +1,4 @@
-"""Native experts, recorded, against fp64."""
+"""Recorded native experts against fp64."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _ROWS, _HIDDEN, _MIDDLE, _EXPERTS = 23, 36, 50, 6
 
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("gated", list(BY_TORCH))
-def test_equal_the_reference(library: Library, team: Team, gated: Activation, renormalise: bool) -> None:
+def test_experts_equal_the_reference(
+    library: Library, team: Team, gated: Activation, renormalise: bool
+) -> None:
     generator = fresh_generator()
     x = torch.randn(_ROWS, _HIDDEN, generator=generator)
-    logits = torch.randn(_ROWS, _EXPERTS, generator=generator).round(decimals=1)  # some are equal
+    logits = torch.randn(_ROWS, _EXPERTS, generator=generator).round(decimals=1)  # with ties
     logits[:, 0] -= 9
     gate_up = torch.randn(_EXPERTS, 2 * _MIDDLE, _HIDDEN, generator=generator) / _HIDDEN**0.5
     down = torch.randn(_EXPERTS, _HIDDEN, _MIDDLE, generator=generator) / _MIDDLE**0.5

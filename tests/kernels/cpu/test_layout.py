@@ -18,7 +18,7 @@ from tests.kernels.cpu.conftest import library_path
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS, MAX_TOKENS = 4, 100, 40, 16
 NUM_TABLES, TABLE_WIDTH = 5, 9
-"""One block less than the positions need."""
+"""The width is one block less than the positions need."""
 
 
 @dataclass
@@ -64,17 +64,17 @@ def _lay_out(step_input: StepInput, tables: torch.Tensor, plan: Sequence[Chunk])
 def test_every_token_has_its_position_and_slot(step_input: StepInput, plan: list[Chunk]) -> None:
     tables = _tables()
     _lay_out(step_input, tables, plan)
-    places = [
+    tokens = [
         (token, chunk.start + i, chunk.table) for chunk in plan for i, token in enumerate(chunk.token_ids)
     ]
-    assert step_input.ids.tolist() == [token for token, _, _ in places]
-    assert step_input.positions.tolist() == [position for _, position, _ in places]
+    assert step_input.ids.tolist() == [token for token, _, _ in tokens]
+    assert step_input.positions.tolist() == [position for _, position, _ in tokens]
     assert step_input.slots.tolist() == [
         int(tables[table, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
-        for _, position, table in places
+        for _, position, table in tokens
     ]
     step = step_input.step
-    assert (step.num_rows, step.num_sequences) == (len(places), len(plan))
+    assert (step.num_rows, step.num_sequences) == (len(tokens), len(plan))
     found = (structs.Sequence * len(plan)).from_address(step.sequences)
     first_rows = [0, *accumulate(len(chunk.token_ids) for chunk in plan)]
     for sequence, chunk, first_row in zip(found, plan, first_rows, strict=False):
@@ -86,7 +86,7 @@ def test_every_token_has_its_position_and_slot(step_input: StepInput, plan: list
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         Chunk(table=NUM_TABLES),
         Chunk(table=-1),
@@ -99,22 +99,22 @@ def test_every_token_has_its_position_and_slot(step_input: StepInput, plan: list
     ],
     ids=str,
 )
-def test_what_does_not_exist_is_refused(step_input: StepInput, wrong: Chunk) -> None:
+def test_invalid_chunks_are_rejected(step_input: StepInput, invalid: Chunk) -> None:
     tables = _tables()
     tables[4, 1] = NUM_BLOCKS
     _lay_out(step_input, tables, [Chunk(table=4), Chunk(start=35)])
-    for plan in ([wrong], [Chunk(), wrong], [wrong, Chunk()]):
+    for plan in ([invalid], [Chunk(), invalid], [invalid, Chunk()]):
         with pytest.raises(ValueError, match="does not exist"):
             _lay_out(step_input, tables, plan)
 
 
 @pytest.mark.parametrize("query_lens", [[2, 2], [2], [1, 3]])
-def test_lengths_that_do_not_add_up_are_refused(step_input: StepInput, query_lens: list[int]) -> None:
+def test_lengths_that_do_not_add_up_are_rejected(step_input: StepInput, query_lens: list[int]) -> None:
     zeros = [0] * len(query_lens)
     with pytest.raises(ValueError, match="wrong lengths"):
         step_input.lay_out(_tables(), zeros, zeros, query_lens, [7, 7, 7])
 
 
-def test_a_step_that_is_too_large_is_refused(step_input: StepInput) -> None:
+def test_a_step_that_is_too_large_is_rejected(step_input: StepInput) -> None:
     with pytest.raises(ValueError, match="a step of 17 tokens is too large: the maximum is 16"):
         _lay_out(step_input, _tables(), [Chunk(token_ids=[7] * 17)])

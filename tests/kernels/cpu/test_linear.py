@@ -1,4 +1,4 @@
-"""Native linears against fp64, and that a row's bits depend on nothing but the row."""
+"""Native linears against fp64. The result of a row depends only on the row, bit by bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _within(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: to
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_products_are_right_and_bit_equal_at_any_number_of_rows(
+def test_products_match_fp64_and_are_bit_identical_for_any_number_of_rows(
     library: Library, team: Team, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     generator = torch.Generator().manual_seed(random_seed())
@@ -41,7 +41,7 @@ def test_products_are_right_and_bit_equal_at_any_number_of_rows(
         assert torch.equal(part, full[:rows]), rows
 
 
-def test_the_number_of_threads_changes_no_bit(library: Library) -> None:
+def test_products_are_bit_identical_for_any_number_of_threads(library: Library) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     native = NativeWeight(library, torch.randn(300, 90, generator=generator))
     x = torch.randn(40, 90, generator=generator)
@@ -53,29 +53,29 @@ def test_the_number_of_threads_changes_no_bit(library: Library) -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
+def test_accumulate_adds_to_the_output(library: Library, team: Team) -> None:
     check_accumulation(library, team)
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
-def test_gates_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
+def test_gated_weights(library: Library, team: Team, middle: int) -> None:
     check_gates(library, team, middle, lambda x, weight, bias: x.double() @ weight.double().T + bias)
 
 
-def test_weights_share_memory_that_is_given_back(library: Library, team: Team) -> None:
-    """In any order of ends, and one that is larger than the blocks which weights share."""
+def test_memory_of_freed_weights_is_released(library: Library, team: Team) -> None:
+    """Weights are freed in any order. One is larger than the blocks that weights share."""
     generator = torch.Generator().manual_seed(random_seed())
     x = torch.randn(2, 500, generator=generator)
     kept = {}
-    for place, rows in enumerate((3000, 1, 20_000, 5000, 33)):
+    for index, rows in enumerate((3000, 1, 20_000, 5000, 33)):
         weight = torch.randn(rows, 500, generator=generator)
         expected, found = x @ weight.T, torch.full((2, rows), torch.nan)
-        kept[place] = (NativeWeight(library, weight), expected, found)
+        kept[index] = (NativeWeight(library, weight), expected, found)
     del weight
-    for place in (2, 0, 4, 1, 3):
-        native, expected, found = kept.pop(place)
+    for index in (2, 0, 4, 1, 3):
+        native, expected, found = kept.pop(index)
         multiply(team, native, x, found)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-    held = psutil.Process().memory_info().rss
+    rss_before = psutil.Process().memory_info().rss
     del native
-    assert held - psutil.Process().memory_info().rss > 5e6
+    assert rss_before - psutil.Process().memory_info().rss > 5e6

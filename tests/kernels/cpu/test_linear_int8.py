@@ -43,14 +43,14 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = 
 
 
 def _equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether numbers differ by no more than the roundings of two scales and a bias; integers' sums are exact."""
+    """Whether the difference is within the rounding of two scales and a bias. Sums of integers are exact."""
     size = expected.abs().amax()
     return bool(((found.double() - expected).abs() <= 4e-7 * size).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_products_are_exact_and_bit_equal_at_any_number_of_rows(
+def test_products_are_exact_and_bit_identical_for_any_number_of_rows(
     library: Library, team: Team, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     generator = torch.Generator().manual_seed(random_seed())
@@ -67,17 +67,17 @@ def test_products_are_exact_and_bit_equal_at_any_number_of_rows(
         assert torch.equal(part, full[:rows]), rows
 
 
-def _whole_numbers(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """Rows of -127 to 127, each with a 127: rotated, they quantise to themselves."""
+def _integers(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """Make rows of integers in [-127, 127]. Each starts with 127, so that it is quantised without loss."""
     numbers = torch.randint(-127, 128, (rows, columns), generator=generator).float()
     numbers[:, 0] = 127
     return numbers
 
 
 @pytest.mark.parametrize("in_features", [64, 128, 1536])
-def test_sums_of_integers_are_exact(library: Library, team: Team, in_features: int) -> None:
+def test_integer_sums_are_exact(library: Library, team: Team, in_features: int) -> None:
     generator = torch.Generator().manual_seed(random_seed())
-    weight, x = _whole_numbers(70, in_features, generator), _whole_numbers(37, in_features, generator)
+    weight, x = _integers(70, in_features, generator), _integers(37, in_features, generator)
     weight[1:3], x[1:3] = 127, 127
     weight[2:4, 1:], x[2:4, 1:] = -127, -127
     y = torch.full((37, 70), torch.nan)
@@ -85,7 +85,7 @@ def test_sums_of_integers_are_exact(library: Library, team: Team, in_features: i
     assert torch.equal(y.long(), x.long() @ weight.long().T)
 
 
-def test_instruction_sets_and_numbers_of_threads_change_no_bit(
+def test_products_are_bit_identical_for_any_instruction_set_and_number_of_threads(
     open_library: Callable[[str], Library | None],
 ) -> None:
     generator = torch.Generator().manual_seed(random_seed())
@@ -102,16 +102,16 @@ def test_instruction_sets_and_numbers_of_threads_change_no_bit(
     assert all(torch.equal(found[0], each) for each in found[1:])
 
 
-def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
+def test_accumulate_adds_to_the_output(library: Library, team: Team) -> None:
     check_accumulation(library, team, Storage.INT8)
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
-def test_gates_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
+def test_gated_weights(library: Library, team: Team, middle: int) -> None:
     check_gates(library, team, middle, _product, Storage.INT8)
 
 
-def test_rows_keep_their_places_with_strides(library: Library, team: Team) -> None:
+def test_strided_inputs_and_outputs(library: Library, team: Team) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(40, 30, generator=generator)
     x = torch.randn(9, 50, generator=generator)[:, 7:37]
@@ -122,7 +122,7 @@ def test_rows_keep_their_places_with_strides(library: Library, team: Team) -> No
     assert (y[:, 43:] == 5).all()
 
 
-def test_rows_of_zeros_and_of_numbers_that_are_not_finite(library: Library, team: Team) -> None:
+def test_zero_rows_and_non_finite_rows(library: Library, team: Team) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(33, 20, generator=generator)
     weight[5] = 0
@@ -138,7 +138,7 @@ def test_rows_of_zeros_and_of_numbers_that_are_not_finite(library: Library, team
 
 
 def test_the_error_of_a_product_is_bounded(library: Library, team: Team) -> None:
-    """Each number is off by at most half a step; of random ones the errors cancel out to about 1 %."""
+    """Each number is off by at most half a step. Errors of random numbers cancel out to about 1 %."""
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(200, 576, generator=generator)
     x = torch.randn(40, 576, generator=generator)
@@ -153,7 +153,7 @@ def test_the_error_of_a_product_is_bounded(library: Library, team: Team) -> None
     assert (y - exact).norm() <= 0.02 * exact.norm()
 
 
-def test_rotations_keep_products_and_undo_themselves() -> None:
+def test_rotation_preserves_products_and_is_its_own_inverse() -> None:
     generator = torch.Generator().manual_seed(random_seed())
     x, weight = torch.randn(7, 130, generator=generator), torch.randn(9, 130, generator=generator)
     expected = x.double() @ weight.double().T
@@ -162,8 +162,8 @@ def test_rotations_keep_products_and_undo_themselves() -> None:
     torch.testing.assert_close(rotate_rows(x), rotate_by_butterflies(x))
 
 
-def test_a_large_number_takes_little_from_the_others(library: Library, team: Team) -> None:
-    """What makes a row's scale is spread over 64 numbers first; without that the error would be some 20 %."""
+def test_an_outlier_costs_other_numbers_little_precision(library: Library, team: Team) -> None:
+    """Rotation spreads an outlier over 64 numbers. Without it, the error would be about 20 %."""
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(200, 576, generator=generator)
     x = torch.randn(40, 576, generator=generator)
@@ -193,7 +193,7 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
     choices = torch.empty(rows * top_k * 2 + num_experts + 1, dtype=torch.int32)
     shares = torch.empty(rows * top_k)
     inputs, parts = torch.empty(rows * top_k, hidden), torch.empty(rows * top_k, hidden)
-    between = torch.empty(rows * top_k, -(-middle // 16) * 16)
+    intermediate = torch.empty(rows * top_k, -(-middle // 16) * 16)
     y = torch.full((rows, hidden), torch.nan)
     experts = Experts(
         x=x.data_ptr(),
@@ -211,7 +211,7 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
         choices=choices.data_ptr(),
         shares=shares.data_ptr(),
         inputs=inputs.data_ptr(),
-        middle=between.data_ptr(),
+        middle=intermediate.data_ptr(),
         parts=parts.data_ptr(),
         integers=integers.data_ptr(),
         row_scales=row_scales.data_ptr(),
@@ -227,7 +227,7 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
     assert (y.double() - expected).norm() <= 1e-3 * expected.norm()
 
 
-def test_embedding_from_a_table_of_integers(library: Library, team: Team) -> None:
+def test_embedding_from_an_int8_table(library: Library, team: Team) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     table = torch.randn(50, 70, generator=generator)
     ids = torch.tensor([0, 49, 17, 33, 31, 32, 50], dtype=torch.int32)
@@ -240,7 +240,7 @@ def test_embedding_from_a_table_of_integers(library: Library, team: Team) -> Non
     assert (y[6] == 0).all()
 
 
-def test_a_row_of_zeros_has_scale_zero_and_each_number_is_within_half_a_step() -> None:
+def test_quantised_numbers_are_within_half_a_step_and_zero_rows_have_scale_zero() -> None:
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(1500, 9, generator=generator).bfloat16()
     weight[3] = 0
@@ -251,6 +251,6 @@ def test_a_row_of_zeros_has_scale_zero_and_each_number_is_within_half_a_step() -
     assert (error <= scales[:, None] * 0.50002).all()
 
 
-def test_a_storage_that_a_dtype_cannot_be_put_in_is_refused(library: Library) -> None:
+def test_a_storage_that_cannot_hold_the_dtype_is_rejected(library: Library) -> None:
     with pytest.raises(ValueError, match="cannot be stored as FP16"):
         NativeWeight(library, torch.zeros(1, 1), storage=Storage.FP16)

@@ -1,4 +1,4 @@
-"""Native linears of bf16 in pairs, by AMX, against fp64 at fp32's precision."""
+"""Native linears with AMX and pairs of bf16, against fp64 with the precision of fp32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _pairs(library: Library, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_products_are_right_and_bit_equal_at_any_number_of_rows(
+def test_products_match_fp64_and_are_bit_identical_for_any_number_of_rows(
     library: Library, team: Team, shape: tuple[int, int]
 ) -> None:
     generator = torch.Generator().manual_seed(random_seed())
@@ -50,7 +50,7 @@ def test_products_are_right_and_bit_equal_at_any_number_of_rows(
         assert torch.equal(part, full[:rows]), rows
 
 
-def test_each_number_of_a_row_is_multiplied_with_all_its_bits(library: Library, team: Team) -> None:
+def test_products_use_all_bits_of_each_number(library: Library, team: Team) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     x = torch.randn(20, 40, generator=generator) * 10 ** torch.randint(-30, 30, (20, 40), generator=generator)
     y = torch.full((20, 40), torch.nan)
@@ -58,7 +58,7 @@ def test_each_number_of_a_row_is_multiplied_with_all_its_bits(library: Library, 
     assert torch.equal(y, x)
 
 
-def test_numbers_that_are_not_finite_stay_so(library: Library, team: Team) -> None:
+def test_non_finite_numbers_stay_non_finite(library: Library, team: Team) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     x = torch.randn(3, 40, generator=generator)
     x[0, 3], x[1, 39] = torch.nan, torch.inf
@@ -68,7 +68,7 @@ def test_numbers_that_are_not_finite_stay_so(library: Library, team: Team) -> No
     assert y[2].isfinite().all()
 
 
-def test_the_number_of_threads_changes_no_bit(library: Library) -> None:
+def test_products_are_bit_identical_for_any_number_of_threads(library: Library) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     native = _pairs(library, torch.randn(300, 90, generator=generator))
     for rows in (3, 40):
@@ -81,7 +81,7 @@ def test_the_number_of_threads_changes_no_bit(library: Library) -> None:
 
 
 @pytest.mark.parametrize("rows", [5, 21])
-def test_accumulate_adds_to_what_is_there(library: Library, team: Team, rows: int) -> None:
+def test_accumulate_adds_to_the_output(library: Library, team: Team, rows: int) -> None:
     generator = torch.Generator().manual_seed(random_seed())
     native = _pairs(library, torch.randn(70, 48, generator=generator))
     x, before = torch.randn(rows, 48, generator=generator), torch.randn(rows, 70, generator=generator)
@@ -91,7 +91,7 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team, rows: in
     assert torch.equal(y, before + product)
 
 
-def test_gates_of_interleaved_columns(library: Library, team: Team) -> None:
+def test_gated_weights(library: Library, team: Team) -> None:
     def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return x.double() @ weight.double().T + bias.double()
 

@@ -19,7 +19,7 @@ _POSITIONS = 50
 
 
 class _Inputs:
-    """Rows with two of them without a slot."""
+    """Random rows, two of them without a slot."""
 
     def __init__(self, storage: Storage, shape: tuple[int, int, int, int, int], rows: int = 21) -> None:
         self.num_heads, self.num_kv_heads, head_dim, self.rotary_dim, block_size = shape
@@ -35,17 +35,17 @@ class _Inputs:
         self.norms = torch.rand(2, head_dim, generator=generator) + 0.5
 
     def run(
-        self, team: Team, turned: bool = True, normed: bool = False, interleaved: bool = False
+        self, team: Team, rotary: bool = True, norms: bool = False, interleaved: bool = False
     ) -> torch.Tensor:
-        """Returns the rows afterwards; they stand further apart than they are long."""
+        """Return the rows after the operation. Their stride is larger than their width."""
         rows = torch.full((len(self.heads), self.heads[0].numel() + 3), torch.nan)
         rows[:, :-3] = self.heads.flatten(1)
         op = RopeAndStore(
             qkv=rows.data_ptr(),
             qkv_stride=rows.stride(0),
-            q_norm=self.norms[0].data_ptr() if normed else None,
-            k_norm=self.norms[1].data_ptr() if normed else None,
-            cos_sin=self.cos_sin.data_ptr() if turned else None,
+            q_norm=self.norms[0].data_ptr() if norms else None,
+            k_norm=self.norms[1].data_ptr() if norms else None,
+            cos_sin=self.cos_sin.data_ptr() if rotary else None,
             cache=ctypes.addressof(self.cache.layer),
             num_heads=self.num_heads,
             rotary_dim=self.rotary_dim,
@@ -57,8 +57,8 @@ class _Inputs:
         assert rows[:, -3:].isnan().all()
         return rows[:, :-3].reshape(self.heads.shape)
 
-    def turned(self, x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-        """x's first numbers turned in x's own precision, [rows, heads, head_dim]."""
+    def rotated(self, x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+        """Rotate the first `rotary_dim` numbers of each head, in x's precision: [rows, heads, head_dim]."""
         half = self.rotary_dim // 2
         cos, sin = self.cos_sin.to(x)[self.positions.long(), None].chunk(2, dim=-1)
         if interleaved:
@@ -71,27 +71,27 @@ class _Inputs:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_turns_queries_and_keys_with_each_product_rounded(
+def test_rotates_queries_and_keys_and_rounds_each_product(
     team: Team, shape: tuple[int, int, int, int, int], interleaved: bool
 ) -> None:
     inputs = _Inputs(Storage.FP32, shape)
     found = inputs.run(team, interleaved=interleaved)
-    num_turned = inputs.num_heads + inputs.num_kv_heads
-    assert torch.equal(found[:, :num_turned], inputs.turned(inputs.heads[:, :num_turned], interleaved))
-    assert torch.equal(found[:, num_turned:], inputs.heads[:, num_turned:])
+    num_rotated = inputs.num_heads + inputs.num_kv_heads
+    assert torch.equal(found[:, :num_rotated], inputs.rotated(inputs.heads[:, :num_rotated], interleaved))
+    assert torch.equal(found[:, num_rotated:], inputs.heads[:, num_rotated:])
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_norms_come_before_the_turn(team: Team, shape: tuple[int, int, int, int, int]) -> None:
+def test_norms_are_applied_before_the_rotation(team: Team, shape: tuple[int, int, int, int, int]) -> None:
     inputs = _Inputs(Storage.FP32, shape)
-    found = inputs.run(team, normed=True)
+    found = inputs.run(team, norms=True)
     split = (inputs.num_heads, inputs.num_kv_heads, inputs.num_kv_heads)
     q, k, v = inputs.heads.double().split(split, dim=1)
     q, k = (
         x / (x.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * norm.double()
         for x, norm in zip((q, k), inputs.norms, strict=True)
     )
-    expected = torch.cat([inputs.turned(q), inputs.turned(k), v], dim=1)
+    expected = torch.cat([inputs.rotated(q), inputs.rotated(k), v], dim=1)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_stores_keys_and_values_at_their_slots_and_nothing_else(
         assert ((both[place, slots] - x[stored]).abs() <= bound / 127 * 0.50001).all()
 
 
-def test_a_head_of_zeros_has_no_scale(team: Team) -> None:
+def test_a_head_of_zeros_is_stored_as_zeros(team: Team) -> None:
     inputs = _Inputs(Storage.INT8, _SHAPES[0])
     inputs.heads[0] = 0
     inputs.run(team)
@@ -127,12 +127,12 @@ def test_a_head_of_zeros_has_no_scale(team: Team) -> None:
 
 
 @pytest.mark.parametrize("storage", [Storage.BF16, Storage.FP16])
-def test_numbers_at_the_edges_are_rounded_as_torch_does(team: Team, storage: Storage) -> None:
+def test_extreme_numbers_are_rounded_like_torch(team: Team, storage: Storage) -> None:
     inputs = _Inputs(storage, _SHAPES[0])
     edges = torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, -65519.0, 65520.0, 1e-41, 6e-8])
     edges = torch.cat([edges, torch.tensor([torch.inf, -torch.inf, torch.nan])])
     inputs.heads = edges[torch.arange(inputs.heads.numel()) % len(edges)].view(inputs.heads.shape)
-    inputs.run(team, turned=False)
+    inputs.run(team, rotary=False)
     slots = inputs.slots[0].long()
     keys = inputs.heads[0, inputs.num_heads : -inputs.num_kv_heads].to(inputs.cache.dtype).double()
     torch.testing.assert_close(inputs.cache.read()[0, slots], keys, atol=0, rtol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Native sampling: the tokens and thresholds of the torch operations."""
+"""Native sampling gives the tokens, thresholds and log-probabilities of the torch operations."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ _EXTREMES = {
     "one token": torch.tensor([3.5]),
     "all equal": torch.full((5000,), -2.25),
     "two values": torch.tensor([0.5, 1.5]).repeat(2500),
-    "all ruled out but one": torch.full((5000,), -math.inf).index_fill(0, torch.tensor(4321), -7.0),
-    "all ruled out": torch.full((100,), -math.inf),
+    "all -inf but one": torch.full((5000,), -math.inf).index_fill(0, torch.tensor(4321), -7.0),
+    "all -inf": torch.full((100,), -math.inf),
     "one infinite": torch.zeros(100).index_fill(0, torch.tensor(99), math.inf),
-    "one not a number": torch.zeros(1000).index_fill(0, torch.tensor(998), math.nan),
+    "one NaN": torch.zeros(1000).index_fill(0, torch.tensor(998), math.nan),
     "zeros of both signs": torch.tensor([0.0, -0.0, -1e-45, 1e-45]).repeat(500),
     "far apart": torch.linspace(-3.4e38, 3.4e38, 3000),
     "large": 1e8 + torch.arange(2000.0) * 8,
 }
 _PARAMETERS = tuple(
-    (heat, top_k, top_p, min_p)
-    for heat, top_k, (top_p, min_p) in itertools.product(
+    (temperature, top_k, top_p, min_p)
+    for temperature, top_k, (top_p, min_p) in itertools.product(
         (0.0, 1e-30, 1e-3, 1.0, 1e3, 1e30),
         (0, 1, 7, 10_000),
-        # Not where rounding decides whether one of many equal tokens more is needed.
+        # Values for which rounding does not decide how many of the equal tokens are kept.
         ((1.0, 0.0), (1e-300, 0.0), (0.370037, 0.0), (1.0, 1.0), (0.900037, 0.1)),
     )
 )
 
 
 def _columns(*parameters: tuple[float, int, float, float]) -> Tensors:
-    """temperature, top_k, top_p, min_p: a row of numbers each."""
-    heat, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*parameters, strict=True))
-    return heat.double(), top_k, top_p.double(), min_p.double()
+    """Make a tensor for each of temperature, top_k, top_p and min_p."""
+    temperature, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*parameters, strict=True))
+    return temperature.double(), top_k, top_p.double(), min_p.double()
 
 
 def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
-    """Seeds and positions."""
+    """Make random seeds and positions."""
     seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator)
     return seeds, torch.randint(2**40, (num_rows,), generator=generator)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
-def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
+def test_thresholds_equal_those_of_a_full_sort(everywhere: Everywhere, dtype: torch.dtype) -> None:
     for inputs in THRESHOLDS[0].examples(fresh_generator(), dtype):
         logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
         parameters = tuple(inputs.values())
@@ -77,7 +77,7 @@ def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
-def test_tokens_are_those_of_noise_for_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
+def test_tokens_equal_those_with_noise_for_all_tokens(everywhere: Everywhere, dtype: torch.dtype) -> None:
     for inputs in CHOICES[0].examples(fresh_generator(), dtype):
         logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
         _check_choice(everywhere, logits, *inputs.values())
@@ -92,7 +92,7 @@ def _check_choice(everywhere: Everywhere, *parameters: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", _EXTREMES)
 def test_extreme_rows_and_parameters(everywhere: Everywhere, name: str) -> None:
-    """Of rows that are all the same row: each has its own parameters."""
+    """All rows have the same logits. Each has its own parameters."""
     logits = _EXTREMES[name].expand(len(_PARAMETERS), -1)
     columns = _columns(*_PARAMETERS)
     edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
@@ -108,28 +108,28 @@ def test_extreme_rows_and_parameters(everywhere: Everywhere, name: str) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
-def test_drawn_tokens_of_whole_vocabularies(everywhere: Everywhere, spread: float) -> None:
+def test_tokens_drawn_from_whole_vocabularies(everywhere: Everywhere, spread: float) -> None:
     generator = fresh_generator()
-    heat = torch.tensor([1e-30, 1e-3, 0.7, 1.0, 1.0, 50.0, 0.0])
+    temperature = torch.tensor([1e-30, 1e-3, 0.7, 1.0, 1.0, 50.0, 0.0])
     for vocab in (63, 5000, 30_001):
-        logits = torch.randn(len(heat), vocab, generator=generator).mul_(spread)
+        logits = torch.randn(len(temperature), vocab, generator=generator).mul_(spread)
         thresholds = logits.sort(dim=-1).values[:, int(torch.randint(vocab, (1,), generator=generator))]
         thresholds[::2] = -math.inf
-        last_ids = torch.randint(vocab, (len(heat),), dtype=torch.int32, generator=generator)
-        draws = _draws(generator, len(heat))
-        _check_choice(everywhere, logits, heat, thresholds, last_ids, *draws)
+        last_ids = torch.randint(vocab, (len(temperature),), dtype=torch.int32, generator=generator)
+        draws = _draws(generator, len(temperature))
+        _check_choice(everywhere, logits, temperature, thresholds, last_ids, *draws)
 
 
 def test_tokens_of_many_short_rows(everywhere: Everywhere) -> None:
     logits = torch.zeros(3000, 50)
-    nothing = torch.full((3000,), -math.inf), torch.zeros(3000, dtype=torch.int32)
+    no_truncation = torch.full((3000,), -math.inf), torch.zeros(3000, dtype=torch.int32)
     draws = _draws(fresh_generator(), 3000)
-    _check_choice(everywhere, logits, torch.ones(3000), *nothing, *draws)
+    _check_choice(everywhere, logits, torch.ones(3000), *no_truncation, *draws)
 
 
 @pytest.mark.parametrize("spread", [0.05, 3.0])
-def test_what_is_kept_of_a_whole_vocabulary(everywhere: Everywhere, spread: float) -> None:
-    """The kept tokens have top_p, and less without the last of them: by sums in fp64."""
+def test_truncation_of_a_whole_vocabulary(everywhere: Everywhere, spread: float) -> None:
+    """In fp64, the kept tokens have a total probability of top_p, and less without the last of them."""
     logits = torch.randn(6, 49_152, generator=fresh_generator()).mul_(spread)
     parameters = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
     columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in parameters))
@@ -142,7 +142,7 @@ def test_what_is_kept_of_a_whole_vocabulary(everywhere: Everywhere, spread: floa
         assert float(shares[ranked > threshold].sum()) < top_p + 1e-6
 
 
-def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everywhere) -> None:
+def test_thresholds_are_the_same_alone_and_in_a_batch(everywhere: Everywhere) -> None:
     logits = torch.randn(9, 3001, generator=fresh_generator()).mul_(2.0)
     logits[:, ::7] = -math.inf
     columns = _columns(*[(0.9, 0, 0.97, 0.0)] * 9)
@@ -154,10 +154,10 @@ def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everyw
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0, 100.0])
-def test_log_probabilities_are_those_of_torch(everywhere: Everywhere, spread: float) -> None:
+def test_logprobs_match_torch(everywhere: Everywhere, spread: float) -> None:
     generator = fresh_generator()
     for vocab in (1, 50, 20_001):
-        # On a grid many are equal, also at the edge of those that are reported; others are clearly apart.
+        # On a grid, many logits are equal, also at the last reported rank. All others are clearly different.
         logits = torch.randn(8, vocab, generator=generator).mul_(spread * 1024).round_().div_(1024)
         logits[::2] = logits[::2].round_()
         logits[:, 1::5] = -math.inf
@@ -175,7 +175,7 @@ def test_log_probabilities_are_those_of_torch(everywhere: Everywhere, spread: fl
 def _reporter(
     logits: torch.Tensor, rows: list[int], tokens: torch.Tensor, counts: list[int]
 ) -> Callable[[Team], Tensors]:
-    """`row_logprobs_native` of these: log-probabilities, and of each row pairs of a token and its own."""
+    """A call of `row_logprobs_native`: log-probabilities, and for each row its pairs of token and log-probability."""
 
     def report(team: Team) -> Tensors:
         logprobs, tops = row_logprobs_native(team, logits, rows, tokens, counts)
@@ -186,7 +186,7 @@ def _reporter(
 
 
 def test_columns_of_another_dtype_are_converted(everywhere: Everywhere) -> None:
-    """The library sees addresses: a narrower column would have it read and write past the end."""
+    """The library receives addresses. With a narrower dtype it would read and write past the end."""
     logits, rows = torch.randn(5, 97), [0, 1, 2, 3, 4]
     tokens, counts = logits.argmin(-1), [1, 0, 1, 1, 0]
     expected = everywhere(_reporter(logits, rows, tokens, counts))
@@ -195,7 +195,7 @@ def test_columns_of_another_dtype_are_converted(everywhere: Everywhere) -> None:
         assert torch.equal(one, other)
 
 
-def test_rows_that_are_not_finite_have_no_log_probabilities(everywhere: Everywhere) -> None:
+def test_non_finite_rows_have_no_logprobs(everywhere: Everywhere) -> None:
     logits = torch.zeros(3, 300)
     logits[0, 7], logits[1, 299], logits[2] = math.nan, math.inf, -math.inf
     first = torch.zeros(3, dtype=torch.int64)
