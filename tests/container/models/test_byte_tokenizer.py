@@ -1,4 +1,4 @@
-"""The tokenizer of a model that has none: every text there and back, and a text for every id."""
+"""The byte-level tokenizer of models without one: every text round-trips, and every id has a text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 
 @given(st.text())
 @example("Ā ā Ġ <300> <| \x00\x7f\xad \r\n  日本 😀")
-def test_a_text_is_its_bytes_and_comes_back(text_model: TextModel, text: str) -> None:
+def test_a_text_becomes_one_token_per_byte_and_round_trips(text_model: TextModel, text: str) -> None:
     ids = text_model.encode(text)
     assert len(ids) == len(text.encode())
     assert text_model.decode(ids) == text
@@ -52,15 +52,15 @@ def test_a_text_is_its_bytes_and_comes_back(text_model: TextModel, text: str) ->
     assert "".join([*map(detokenizer.push, ids), detokenizer.flush()]) == text
 
 
-def test_bytes_take_the_first_ids_that_are_free(text_model: TextModel) -> None:
+def test_bytes_take_the_first_free_ids(text_model: TextModel) -> None:
     assert text_model.encode("\x00") == (0,)
     assert text_model.encode("\x01\x02") == (2, 3)
-    # Two special ids stand before it.
+    # Two special ids come before it.
     assert text_model.encode("z") == (ord("z") + 2,)
     assert text_model.encode("\U0010ffff") == tuple(byte + 2 for byte in b"\xf4\x8f\xbf\xbf")
 
 
-def test_ids_that_are_no_bytes_show_as_their_numbers(text_model: TextModel) -> None:
+def test_ids_that_are_not_bytes_are_shown_as_numbers(text_model: TextModel) -> None:
     assert text_model.decode([258, 300, 998]) == "<258><300><998>"
     assert text_model.token_text(512) == "<512>"
     assert text_model.decode([OTHER_EOS, 300, BOS]) == "<300>"
@@ -69,7 +69,7 @@ def test_ids_that_are_no_bytes_show_as_their_numbers(text_model: TextModel) -> N
     assert set(text_model.special_ids) == SPECIAL
 
 
-def test_it_is_made_once_for_all_models_of_its_kind(tmp_path: Path) -> None:
+def test_models_with_the_same_vocabulary_share_a_tokenizer(tmp_path: Path) -> None:
     log = io.StringIO()
     first = obtain(write_config(tmp_path / "a"), tmp_path / "cache", log)
     assert obtain(write_config(tmp_path / "b", hidden_size=7), tmp_path / "cache", log) == first
@@ -84,7 +84,7 @@ def test_it_is_made_once_for_all_models_of_its_kind(tmp_path: Path) -> None:
     assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "config.json"]
 
 
-def test_the_vocabulary_of_a_model_of_several_parts_is_that_of_its_text(tmp_path: Path) -> None:
+def test_a_multimodal_model_has_the_vocabulary_of_its_text_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 300}}')
     assert byte_tokenizer.read_vocabulary(tmp_path) == byte_tokenizer.Vocabulary(300, ())
 
@@ -99,7 +99,7 @@ def test_the_vocabulary_of_a_model_of_several_parts_is_that_of_its_text(tmp_path
         ("[]", "is not a JSON object"),
     ],
 )
-def test_a_vocabulary_that_has_no_place_for_bytes_is_refused(config: str, words: str, tmp_path: Path) -> None:
+def test_a_vocabulary_without_room_for_bytes_is_rejected(config: str, words: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(config)
@@ -111,7 +111,7 @@ def test_a_vocabulary_that_has_no_place_for_bytes_is_refused(config: str, words:
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_model_that_has_a_tokenizer_keeps_it_and_one_with_weights_needs_it(tmp_path: Path) -> None:
+def test_an_existing_tokenizer_is_kept_and_models_with_weights_require_one(tmp_path: Path) -> None:
     model = write_config(tmp_path / "model")
     assert "has no tokenizer; expected" in (tokenizer_files.refusal(model) or "")
     assert tokenizer_files.note(model, "auto") is None

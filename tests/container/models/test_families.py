@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of published families against transformers, in process."""
+"""Tokenizers and chat templates of published model families against transformers, in process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WITH_TEMPLATE = (
 class Family:
     text: TextModel
     theirs: Any
-    """transformers' tokenizer."""
+    """The tokenizer of transformers."""
 
     def texts(self) -> list[str]:
         return script_texts(NUM_TEXTS, list(self.theirs.added_tokens_encoder))
@@ -59,10 +59,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, folders: Path) -> Family:
-    return make(request.param, folders)
+    return make_family(request.param, folders)
 
 
-def make(name: str, folders: Path) -> Family:
+def make_family(name: str, folders: Path) -> Family:
     from transformers import AutoTokenizer
 
     model = folders / name
@@ -70,7 +70,7 @@ def make(name: str, folders: Path) -> Family:
         FAMILIES[name](model)
     tokenizer = model
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own
+        warnings.simplefilter("ignore")  # warnings of transformers
         if not tokenizer_files.loads_unchanged(model):
             tokenizer = folders / f"{name} converted"
             tokenizer.mkdir(exist_ok=True)
@@ -92,15 +92,15 @@ def stream(text: TextModel, ids: list[int], skip_special_tokens: bool) -> str:
 
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 def test_streamed_text_equals_transformers(family: Family, skip_special_tokens: bool) -> None:
-    """Real texts, and ids that need not be text at all.
+    """Decode real texts and random ids.
 
-    Except for single bytes of byte fallback: transformers replaces whole runs of them where one is wrong.
+    Byte-fallback tokens are excluded: transformers replaces a whole run of them if one byte is invalid.
     """
     choose = random.Random(1)
     vocabulary = family.theirs.get_vocab().items()
-    known = sorted(number for text, number in vocabulary if not text.startswith("<0x"))
+    candidates = sorted(token_id for text, token_id in vocabulary if not text.startswith("<0x"))
     outputs = [family.theirs(text).input_ids for text in family.texts()]
-    outputs += [choose.choices(known, k=40) for _ in range(NUM_TEXTS // 4)]
+    outputs += [choose.choices(candidates, k=40) for _ in range(NUM_TEXTS // 4)]
     for ids in outputs:
         whole = family.theirs.decode(ids, skip_special_tokens=skip_special_tokens)
         assert family.text.decode(ids, skip_special_tokens) == whole
@@ -108,9 +108,9 @@ def test_streamed_text_equals_transformers(family: Family, skip_special_tokens: 
 
 
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
-def test_chats_equal_transformers(name: str, folders: Path) -> None:
-    """The text, and its ids: BOS is there once, however the template and the tokenizer add it."""
-    family = make(name, folders)
+def test_chat_templates_equal_transformers(name: str, folders: Path) -> None:
+    """Compare the rendered text and its ids. BOS appears once, whether the template or the tokenizer adds it."""
+    family = make_family(name, folders)
     assert family.text.chat_template is not None
     rendered = family.text.chat_template.render(CHAT, 10_000)
     assert rendered == family.theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -119,8 +119,8 @@ def test_chats_equal_transformers(name: str, folders: Path) -> None:
     assert list(ids) == theirs
 
 
-def test_the_template_of_gemma3_is_in_chat_template_json(folders: Path) -> None:
-    family = make("gemma3", folders)
+def test_the_chat_template_of_gemma3_is_read_from_chat_template_json(folders: Path) -> None:
+    family = make_family("gemma3", folders)
     assert family.text.chat_template is not None
     source = json.loads((folders / "gemma3" / "chat_template.json").read_text())["chat_template"]
     expected = family.theirs.apply_chat_template(
@@ -130,7 +130,7 @@ def test_the_template_of_gemma3_is_in_chat_template_json(folders: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ends"),
+    ("name", "eos_tokens"),
     [
         ("llama2", ["</s>"]),
         ("llama3", ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]),
@@ -140,6 +140,6 @@ def test_the_template_of_gemma3_is_in_chat_template_json(folders: Path) -> None:
         ("mpt", ["<|endoftext|>"]),
     ],
 )
-def test_ends_of_families(name: str, ends: list[str], folders: Path) -> None:
-    text = make(name, folders).text
-    assert [text.tokenizer.id_to_token(number) for number in text.eos_token_ids] == ends
+def test_eos_tokens_of_families(name: str, eos_tokens: list[str], folders: Path) -> None:
+    text = make_family(name, folders).text
+    assert [text.tokenizer.id_to_token(number) for number in text.eos_token_ids] == eos_tokens

@@ -1,4 +1,4 @@
-"""Names of GGUF files, and addresses of them."""
+"""Names and addresses of GGUF files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from container.models.gguf_names import is_first, parts_of, split_address
 
 
-def test_each_part_names_all() -> None:
+def test_each_part_of_a_split_file_gives_the_names_of_all_parts() -> None:
     parts = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"]
     assert all(parts_of(part) == parts for part in parts)
     assert [is_first(part) for part in parts] == [True, False, False]
@@ -17,7 +17,7 @@ def test_each_part_names_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "place", "gguf"),
+    ("address", "location", "gguf"),
     [
         ("owner/name", "owner/name", ""),
         ("owner/name:Q4_K_M", "owner/name", "Q4_K_M"),
@@ -33,5 +33,5 @@ def test_each_part_names_all() -> None:
         ("s3://bucket/a/b:Q4_0", "s3://bucket/a/b:Q4_0", ""),
     ],
 )
-def test_an_address_names_a_place_and_a_file(address: str, place: str, gguf: str) -> None:
-    assert split_address(address) == (place, gguf)
+def test_an_address_is_split_into_location_and_file(address: str, location: str, gguf: str) -> None:
+    assert split_address(address) == (location, gguf)

@@ -1,4 +1,4 @@
-"""Where models come from."""
+"""Model sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("written", ["{model}", "models/mine", "./models/mine"])
-def test_a_local_folder_is_found_absolute_or_beside_the_properties(
+def test_a_local_folder_is_absolute_or_relative_to_the_properties(
     written: str, model: Path, tmp_path: Path, view: LogLines
 ) -> None:
     source = ModelSource(model_id=written.format(model=model), model_dir=str(tmp_path))
@@ -50,7 +50,7 @@ def test_without_model_id_the_properties_folder_is_the_model(model: Path, view: 
         ("models/falcon/40b", "this looks like a path, but there is no folder"),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_one_sentence(
+def test_an_unavailable_model_is_rejected_with_a_one_line_error(
     model_id: str | None, words: str, tmp_path: Path, view: LogLines
 ) -> None:
     source = ModelSource(model_id=model_id, model_dir=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Tokenizers without a tokenizer.json, converted by the real transformers."""
+"""Tokenizers without a tokenizer.json, converted with the real transformers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def obtain(model: Path, cache: Path, log: io.StringIO | None = None) -> Path:
-    """Convert where torch cannot be imported: it would take most of the time."""
+    """Convert with torch blocked, because importing it would take most of the time."""
     cache.mkdir(exist_ok=True)
     (cache / "torch.py").write_text("raise AssertionError('torch is imported')")
     env = child_environment()
@@ -60,11 +60,11 @@ def converted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def compare(model: Path, converted: Path) -> None:
-    """Ids, with and without special tokens, with those of transformers."""
+    """Compare ids with those of transformers, with and without special tokens."""
     from transformers import AutoTokenizer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own
+        warnings.simplefilter("ignore")  # warnings of transformers
         theirs = AutoTokenizer.from_pretrained(model)
     text_model = TextModel.from_folder(model, converted)
     for text in TEXTS:
@@ -74,12 +74,12 @@ def compare(model: Path, converted: Path) -> None:
         assert list(text_model.encode(text, add_special_tokens=False)) == ids
 
 
-def test_ids_are_those_of_transformers(model: Path, converted: Path) -> None:
+def test_ids_equal_transformers(model: Path, converted: Path) -> None:
     compare(model, converted)
 
 
 @pytest.mark.parametrize("kind", ["bpe", pytest.param("unigram", marks=pytest.mark.long)])
-def test_ids_of_sentencepiece_models_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_ids_of_sentencepiece_models_equal_transformers(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece", reason="needs sentencepiece")
     pytest.importorskip("google.protobuf", reason="needs protobuf")
     from tests.support.tokenizers import save_sentencepiece  # imports sentencepiece
@@ -88,7 +88,7 @@ def test_ids_of_sentencepiece_models_are_those_of_transformers(kind: str, tmp_pa
     compare(tmp_path / "model", obtain(tmp_path / "model", tmp_path / "cache"))
 
 
-def test_it_is_converted_once_and_anew_when_a_file_changes(
+def test_a_tokenizer_is_converted_once_and_again_when_a_file_changes(
     model: Path, converted: Path, tmp_path: Path
 ) -> None:
     changed, log, cache, first = tmp_path / "model", io.StringIO(), converted.parents[1], converted
@@ -105,7 +105,7 @@ def test_it_is_converted_once_and_anew_when_a_file_changes(
     ).encode(" hello")
 
 
-def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
+def test_with_a_tokenizer_json_nothing_is_converted_or_imported(
     model: Path, converted: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
@@ -113,16 +113,16 @@ def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
     (folder / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
     assert obtain(folder, tmp_path / "cache") == folder
     assert not (tmp_path / "cache" / "tokenizers").exists()
-    late = {"torch", "transformers", "tokenizers"}
-    call = f"import sys, container.models.tokenizer_files; print({late} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", call], capture_output=True, text=True, env=child_environment(), check=True
+    slow_imports = {"torch", "transformers", "tokenizers"}
+    program = f"import sys, container.models.tokenizer_files; print({slow_imports} & set(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=child_environment(), check=True
     )
-    assert done.stdout.strip() == "set()"
+    assert result.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(
-    ("tokenizer_config", "config", "expected"),
+    ("tokenizer_config", "config", "unchanged"),
     [
         ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}, True),
         ({"tokenizer_class": "BloomTokenizerFast"}, {}, True),
@@ -132,10 +132,10 @@ def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
         ({}, {}, True),
     ],
 )
-def test_a_tokenizer_json_is_converted_too_where_its_class_builds_another(
+def test_a_tokenizer_json_is_converted_if_its_class_would_build_another(
     tokenizer_config: dict[str, str],
     config: dict[str, str],
-    expected: bool,
+    unchanged: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,10 +145,10 @@ def test_a_tokenizer_json_is_converted_too_where_its_class_builds_another(
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     (model / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(tokenizer_files, "_convert", lambda model, part, environ: None)
-    assert (obtain(model, tmp_path / "cache") == model) == expected
+    assert (obtain(model, tmp_path / "cache") == model) == unchanged
 
 
-def test_a_tokenizer_json_that_cannot_be_converted_is_taken_as_it_is(
+def test_a_tokenizer_json_that_cannot_be_converted_is_used_unconverted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(model: Path, part: Path, environ: object) -> None:
@@ -171,7 +171,7 @@ def test_a_tokenizer_json_that_cannot_be_converted_is_taken_as_it_is(
         ({"tokenizer.model": "no model"}, "(tokenizer.model) cannot be converted"),
     ],
 )
-def test_what_cannot_be_converted_is_one_sentence_and_leaves_nothing(
+def test_a_failed_conversion_is_a_one_line_error_and_leaves_no_files(
     files: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
@@ -199,7 +199,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         tokenizer_files.obtain(model, tmp_path / "cache", env, LogLines(io.StringIO()))
 
 
-def test_a_cache_that_cannot_be_written_is_said(model: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(model: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelNotAvailable, match="set LMI_CACHE_DIR to another folder"):
         tokenizer_files.obtain(model, tmp_path / "cache", environment(), LogLines(io.StringIO()))

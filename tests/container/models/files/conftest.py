@@ -1,4 +1,4 @@
-"""A place in a bucket for each test, behind a proxy that obeys the test, and a hub."""
+"""Fixtures: a local hub, and a prefix of a bucket for each test behind a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.model_folders import write_model
 from tests.support.seaweed import Seaweed, credentials
 
 MODEL_BYTES = 20 << 20
-"""Three parts of an object, so that reads are parallel."""
+"""Size of the small model: three parts of an object, so that reads are parallel."""
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In two files with an index."""
+    """A model in two shards with an index."""
     return write_model(tmp_path_factory.mktemp("tiny"), 200_000, shards=2)
 
 
@@ -45,7 +45,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for name, value in {**NO_PROXY, "HF_ENDPOINT": server.url}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        # A busy machine may stop a server for seconds.
+        # A busy machine may pause a server for seconds.
         with monkeypatch.context() as patch:
             patch.setattr(retry, "SILENCE_SECONDS", 60.0)
             patch.setattr(hub_remote, "_SILENCE_SECONDS", 30.0)
@@ -58,14 +58,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 def s3(
     seaweed: Seaweed, test_numbers: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[S3Lab]:
-    """An empty place, an empty cache, and the environment that leads to them."""
+    """An empty prefix, an empty cache, and environment variables that point to them."""
     seaweed.make_bucket(BUCKET)
     with faulty_proxy(seaweed.url) as proxy:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"):
             monkeypatch.delenv(name, raising=False)
         for name, value in credentials(proxy.url).items():
             monkeypatch.setenv(name, value)
-        # A busy machine may stop a server for seconds.
+        # A busy machine may pause a server for seconds.
         with monkeypatch.context() as patch:
             patch.setattr(retry, "SILENCE_SECONDS", 60.0)
             patch.setattr(remote, "_READ_SECONDS", 30.0)
@@ -74,5 +74,5 @@ def s3(
 
 @pytest.fixture
 def impatient(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives up after three failures in a row, where it does not matter how long it takes."""
+    """Reduce the retry limit to three failures in a row."""
     monkeypatch.setattr(retry, "_MAX_FAILURES", 3)

@@ -1,4 +1,4 @@
-"""What the tests of S3 share: a bucket behind a proxy, and ways to obtain a model from it."""
+"""Helpers of the S3 tests: a bucket behind a proxy, and ways to obtain a model from it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seaweed import SECRET_KEY, Seaweed, credentials
 
 BUCKET = "models"
-"""One for all tests: the server takes several files of its own for each."""
+"""One bucket for all tests, because the server creates several files for each bucket."""
 NOTE_MARK_BYTES = 32
-"""At the head of a note of what is written; behind it stand 4 bytes for each part."""
+"""Size of the header of a `.written` note. It is followed by 4 bytes for each part."""
 NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
 
 
 @dataclass(frozen=True, slots=True)
 class S3Lab:
-    """One test's place in the bucket, its proxy and its cache."""
+    """The bucket prefix, proxy and cache of one test."""
 
     seaweed: Seaweed
     proxy: FaultyProxy
     root: str
-    """Prefix of all that the test uploads; ends in `/`."""
+    """Prefix of all uploads of the test. Ends in `/`."""
     cache: Path
     bucket: str = BUCKET
 
@@ -48,31 +48,31 @@ class S3Lab:
     def obtain(
         self, prefix: str = "mine", *, with_code: bool = False, load_format: str = "auto"
     ) -> tuple[Path, str]:
-        """(folder, what was said)."""
-        said = io.StringIO()
+        """Return (folder, log)."""
+        log = io.StringIO()
         source = ModelSource(
             model_id=self.address(prefix), trust_remote_code=with_code, load_format=load_format
         )
-        return model_files.obtain(source, LogLines(said), self.cache), said.getvalue()
+        return model_files.obtain(source, LogLines(log), self.cache), log.getvalue()
 
     def refused(self, prefix: str = "mine") -> str:
-        """The sentence; insists on its form, and that nothing is published."""
+        """Return the error. It must be one line without secrets, and nothing may be published."""
         try:
             folder, _ = self.obtain(prefix)
         except ModelNotAvailable as error:
-            sentence = str(error)
-            assert "\n" not in sentence
-            assert SECRET_KEY not in sentence
+            message = str(error)
+            assert "\n" not in message
+            assert SECRET_KEY not in message
             assert self.published() == []
-            return sentence
-        raise AssertionError(f"it was obtained: {folder}")
+            return message
+        raise AssertionError(f"unexpectedly obtained {folder}")
 
     def published(self) -> list[str]:
         models = self.cache / "models"
         return sorted(path.name for path in models.glob("*") if not path.name.startswith("."))
 
     def left_over(self) -> list[str]:
-        """Everything in the cache that is neither published nor a note of a few bytes."""
+        """Return the files in the cache that are neither published nor small notes."""
         aside = self.cache / "models" / ".remote"
         files = [path for path in aside.rglob("*") if path.is_file()] if aside.exists() else []
         return sorted(
@@ -80,7 +80,7 @@ class S3Lab:
         )
 
     def written_bytes(self) -> int:
-        """Bytes of objects that a fetch under way, or one that broke off, has written and noted."""
+        """Return the bytes that a running or interrupted fetch has written and recorded."""
         part = next((self.cache / "models" / ".remote").glob("*.part"), None)
         if part is None:
             return 0
@@ -95,7 +95,7 @@ class S3Lab:
         environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """`lmi prepare` as a process of its own, with longer time limits."""
+        """Start `lmi prepare` as a separate process with longer timeouts."""
         extra = {**credentials(self.proxy.url), "LMI_CACHE_DIR": str(self.cache), **(environment or {})}
         return subprocess.Popen(
             [sys.executable, "-m", "tests.support.patient_lmi", "prepare", self.address(prefix), *options],
@@ -108,7 +108,7 @@ class S3Lab:
 
 
 def same(folder: Path, original: Path, names: set[str] = NEEDED) -> bool:
-    """Whether the folder has exactly these files, with the original's bytes."""
+    """Return whether the folder has exactly these files with the same content."""
     if {path.name for path in folder.iterdir()} != names:
         return False
     return all((folder / name).read_bytes() == (original / name).read_bytes() for name in names)

@@ -1,4 +1,4 @@
-"""The bundled model, prepared for real."""
+"""Preparation of the real bundled model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ main(["prepare", {bundled.BUNDLED_MODEL!r}], prog_name="lmi")
 
 
 def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
-    """arguments: of Python, in place of the usual command."""
+    """Start `lmi prepare`, or Python with `arguments` if given."""
     env = {**os.environ, "LMI_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
     return subprocess.Popen(
         [sys.executable, *(arguments or ("-m", "container", "prepare", bundled.BUNDLED_MODEL))],
@@ -47,36 +47,36 @@ def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def prepared() -> Path:
-    """The folder in the usual cache, so that the conversion runs once for all tests."""
+    """The folder in the default cache, so that the conversion runs once for all tests."""
     return bundled.prepare_bundled(cache_dir(environment()), LogLines(io.StringIO()))
 
 
 @pytest.mark.model
-def test_a_killed_preparation_is_never_served_and_the_next_ones_share_the_work(tmp_path: Path) -> None:
-    cut = start(tmp_path, "-c", _HANGS)
+def test_a_killed_preparation_is_never_served_and_concurrent_ones_convert_once(tmp_path: Path) -> None:
+    killed = start(tmp_path, "-c", _HANGS)
     models = tmp_path / "models"
     wait_until(lambda: list(models.glob(".*part-*/model.safetensors")))
-    converting = processes.descendants(cut.pid)
-    cut.send_signal(signal.SIGKILL)
-    cut.communicate()
+    converting = processes.descendants(killed.pid)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
     processes.kill(converting)
     assert processes.wait_gone(converting, 200) == []
     target = bundled.bundled_folder(tmp_path)
     assert not target.exists()
     assert list(models.glob(".*part-*"))
 
-    both = [start(tmp_path), start(tmp_path)]
-    answers = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert [out.splitlines()[-1] for out, _ in answers] == [str(target)] * 2
-    assert sum("100 %" in err for _, err in answers) == 1
-    assert all("Q4_1" in err for _, err in answers)
+    running = [start(tmp_path), start(tmp_path)]
+    outputs = [process.communicate(timeout=600) for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert [out.splitlines()[-1] for out, _ in outputs] == [str(target)] * 2
+    assert sum("100 %" in err for _, err in outputs) == 1
+    assert all("Q4_1" in err for _, err in outputs)
     assert [path.name for path in models.iterdir() if "part" in path.name] == []
     assert (target / "model.safetensors").stat().st_size == 269060552
 
 
 @pytest.mark.model
-def test_the_folder_can_be_read_by_others_and_holds_what_a_server_needs(prepared: Path) -> None:
+def test_the_folder_is_world_readable_and_has_all_files(prepared: Path) -> None:
     names = {path.name for path in prepared.iterdir()}
     needed = {
         "config.json",
@@ -90,7 +90,7 @@ def test_the_folder_can_be_read_by_others_and_holds_what_a_server_needs(prepared
 
 
 @pytest.mark.model
-def test_the_configuration_is_the_model_s(prepared: Path) -> None:
+def test_the_configuration_describes_the_model(prepared: Path) -> None:
     config = json.loads((prepared / "config.json").read_text())
     shape = (
         "num_hidden_layers",
@@ -107,7 +107,7 @@ def test_the_configuration_is_the_model_s(prepared: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_tokenizer_splits_digits_as_the_model_was_trained(prepared: Path) -> None:
+def test_the_tokenizer_splits_digits_as_in_training(prepared: Path) -> None:
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     encoded = tokenizer.encode("<|im_start|>a\n\n12")
     assert encoded.tokens == ["<|im_start|>", "a", "ĊĊ", "1", "2"]
@@ -117,13 +117,13 @@ def test_the_tokenizer_splits_digits_as_the_model_was_trained(prepared: Path) ->
 
 @pytest.mark.model
 @pytest.mark.long
-def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared: Path) -> None:
+def test_weights_equal_those_that_transformers_loads(prepared: Path) -> None:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     file = bundled.bundled_file()
-    # With a configuration it reads the file once, not twice.
+    # With a configuration, transformers reads the file once instead of twice.
     theirs = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, config=AutoConfig.from_pretrained(prepared), dtype=torch.float32
     )
@@ -133,7 +133,7 @@ def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared
     assert [name for name in ours if not torch.equal(ours[name], expected[name].to(torch.bfloat16))] == []
 
 
-def test_a_full_or_forbidden_cache_is_said_in_words(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where the folder should be")
     with pytest.raises(ModelNotAvailable, match="LMI_CACHE_DIR"):
         bundled.prepare_bundled(tmp_path, LogLines(io.StringIO()))

@@ -1,4 +1,4 @@
-"""Which files are fetched, and that no name leads out of the model's folder."""
+"""Selection of the files to fetch, and rejection of names that leave the model folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def snapshot(*paths: str, with_code: bool = False, size: int = 10) -> Snapshot:
     return Snapshot("test://model", files, Selection(with_code))
 
 
-def chosen(*paths: str, with_code: bool = False) -> set[str]:
+def selected(*paths: str, with_code: bool = False) -> set[str]:
     files = choice.choose(snapshot("config.json", *paths, with_code=with_code)).files
     return {file.path for file in files} - {"config.json"}
 
@@ -32,7 +32,7 @@ def chosen(*paths: str, with_code: bool = False) -> set[str]:
 @example("a/../../b")
 @example("/etc/passwd")
 @example("a//b")
-def test_a_joined_path_is_below_its_folder(path: str) -> None:
+def test_a_joined_path_is_inside_its_folder(path: str) -> None:
     folder = Path("/cache/model")
     try:
         joined = choice.safe_join(folder, path)
@@ -44,14 +44,14 @@ def test_a_joined_path_is_below_its_folder(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["config.json", "a b.json", "größe.txt", ".hidden.json", "nested/x.json"])
-def test_ordinary_names_are_taken(path: str) -> None:
+def test_ordinary_names_are_accepted(path: str) -> None:
     assert choice.safe_join(Path("/cache"), path) == Path("/cache") / path
 
 
 @pytest.mark.parametrize(
     "path", ["../x", "/x", "a/../x", "a\\x", "a\nb", "", "a/", "x" * 256, "y/" * 600 + "x"]
 )
-def test_a_listing_with_a_name_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_a_listing_with_an_unsafe_name_is_rejected(path: str) -> None:
     with pytest.raises(ModelNotAvailable, match="is refused"):
         choice.choose(snapshot("config.json", "model.safetensors", path))
 
@@ -59,20 +59,20 @@ def test_a_listing_with_a_name_that_leads_elsewhere_is_refused(path: str) -> Non
 def test_serving_needs_weights_configurations_and_tokenizers() -> None:
     needed = {"model.safetensors", "tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja"}
     others = {"pytorch_model.bin", "README.md", ".gitattributes", "onnx/model.safetensors", "modeling_x.py"}
-    assert chosen(*needed, *others) == needed
-    assert chosen(*needed, *others, with_code=True) == needed | {"modeling_x.py"}
+    assert selected(*needed, *others) == needed
+    assert selected(*needed, *others, with_code=True) == needed | {"modeling_x.py"}
 
 
-def test_named_chat_templates_are_files_of_a_folder() -> None:
+def test_named_chat_templates_are_selected() -> None:
     templates = {f"{choice.TEMPLATES}{name}.jinja" for name in ("tool_use", "rag")}
     others = {f"{choice.TEMPLATES}notes.md", f"{choice.TEMPLATES}a/b.jinja", "other/tool_use.jinja"}
-    assert chosen("model.safetensors", *templates, *others) == {"model.safetensors", *templates}
+    assert selected("model.safetensors", *templates, *others) == {"model.safetensors", *templates}
 
 
-def test_the_one_file_of_weights_is_the_model() -> None:
-    kept = chosen("model.safetensors", "consolidated.safetensors", choice.INDEX)
+def test_model_safetensors_is_preferred_over_other_weights() -> None:
+    kept = selected("model.safetensors", "consolidated.safetensors", choice.INDEX)
     assert kept == {"model.safetensors"}
-    assert chosen("x.safetensors", "y.safetensors") == {"x.safetensors", "y.safetensors"}
+    assert selected("x.safetensors", "y.safetensors") == {"x.safetensors", "y.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_the_one_file_of_weights_is_the_model() -> None:
         (["config.json", "x/model.safetensors"], "no .safetensors file; found: config.json"),
     ],
 )
-def test_what_is_no_model_is_said_in_one_sentence(paths: list[str], words: str) -> None:
+def test_a_listing_without_a_model_is_rejected(paths: list[str], words: str) -> None:
     with pytest.raises(ModelNotAvailable) as caught:
         choice.choose(snapshot(*paths))
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("name", "expected"),
     [
         ("x-Q8_0.gguf", ["x-Q8_0.gguf"]),
         ("q8_0", ["x-Q8_0.gguf"]),
@@ -106,17 +106,17 @@ def test_what_is_no_model_is_said_in_one_sentence(paths: list[str], words: str) 
         ),
     ],
 )
-def test_of_gguf_files_the_named_one_is_fetched(wanted: str, found: list[str]) -> None:
+def test_only_the_selected_gguf_file_is_fetched(name: str, expected: list[str]) -> None:
     names = ["x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-UD-Q4_K_XL.gguf", "mmproj-BF16.gguf", "model.safetensors"]
     names += ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"]
     others = ["config.json", "tokenizer.json"]
-    listed = replace(snapshot(*names, *others, "README.md", choice.INDEX), selection=Selection(gguf=wanted))
-    assert sorted(file.path for file in choice.choose(listed).files) == sorted([*found, *others])
+    listed = replace(snapshot(*names, *others, "README.md", choice.INDEX), selection=Selection(gguf=name))
+    assert sorted(file.path for file in choice.choose(listed).files) == sorted([*expected, *others])
 
 
-def test_gguf_files_are_the_model_where_no_safetensors_are() -> None:
-    assert chosen("x.gguf", "mmproj-x.gguf", "sub/y.gguf") == {"x.gguf"}
-    assert chosen("x.gguf", "model.safetensors") == {"model.safetensors"}
+def test_gguf_files_are_used_only_without_safetensors() -> None:
+    assert selected("x.gguf", "mmproj-x.gguf", "sub/y.gguf") == {"x.gguf"}
+    assert selected("x.gguf", "model.safetensors") == {"model.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -133,24 +133,24 @@ def test_gguf_files_are_the_model_where_no_safetensors_are() -> None:
         (Selection(gguf="Q8_0", streamed=True), "can only be downloaded whole; set option.load_format=auto"),
     ],
 )
-def test_a_gguf_file_is_there_and_whole(selection: Selection, words: str) -> None:
+def test_a_gguf_file_must_exist_and_be_fetched_whole(selection: Selection, words: str) -> None:
     with pytest.raises(ModelNotAvailable) as caught:
         choice.choose(replace(snapshot("x-Q8_0.gguf"), selection=selection))
     assert words in str(caught.value)
 
 
-def test_sizes_and_numbers_are_bounded() -> None:
+def test_sizes_and_file_counts_are_limited() -> None:
     with pytest.raises(ModelNotAvailable, match="at most"):
         choice.choose(snapshot("config.json", "model.safetensors", size=choice.MAX_SMALL_BYTES + 1))
     big = RemoteFile("model.safetensors", choice.MAX_TOTAL_BYTES, "1")
     with pytest.raises(ModelNotAvailable, match=r"too (many|large)"):
         choice.choose(Snapshot("test://model", (*snapshot("config.json").files, big)))
-    many = [f"{number}.safetensors" for number in range(choice.MAX_FILES)]
+    paths = [f"{number}.safetensors" for number in range(choice.MAX_FILES)]
     with pytest.raises(ModelNotAvailable, match="at most"):
-        choice.choose(snapshot("config.json", *many))
+        choice.choose(snapshot("config.json", *paths))
 
 
-def test_for_a_handler_all_files_are_taken_and_only_names_and_totals_are_checked() -> None:
+def test_handlers_get_all_files_and_only_names_and_totals_are_checked() -> None:
     everything = Selection(everything=True)
     paths = ["model.safetensors", "folder/x.bin", "a.gguf", "b.gguf", "code.py", choice.INDEX]
     listed = replace(snapshot(*paths, size=choice.MAX_SMALL_BYTES + 1), selection=everything)
@@ -161,7 +161,7 @@ def test_for_a_handler_all_files_are_taken_and_only_names_and_totals_are_checked
         choice.choose(replace(snapshot("x.bin", "y.bin", size=choice.MAX_TOTAL_BYTES), selection=everything))
 
 
-def test_a_digest_names_content_and_place() -> None:
+def test_the_digest_depends_on_content_and_source() -> None:
     one = snapshot("config.json", "model.safetensors")
     assert one.digest == snapshot("model.safetensors", "config.json").digest
     others = [

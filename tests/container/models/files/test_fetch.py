@@ -1,4 +1,4 @@
-"""The way from any remote into the cache, with a remote that does what the test says."""
+"""Fetching from a scripted remote into the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BY_SHA256 = Verification("sha256")
 
 @dataclass
 class ScriptedRemote:
-    """Files in memory; `break_at` raises before a file comes, after its first half was written."""
+    """A remote with files in memory. `break_at` maps paths to errors raised after half of the file is written."""
 
     files: dict[str, bytes] = field(default_factory=lambda: dict(_MODEL))
     name: str = "test://model"
@@ -63,7 +63,7 @@ class ScriptedRemote:
 
 class Obtained(NamedTuple):
     folder: Path
-    said: str
+    log: str
 
 
 Obtain = Callable[[ScriptedRemote], Obtained]
@@ -77,8 +77,8 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def obtain(cache: Path) -> Obtain:
     def run(remote: ScriptedRemote) -> Obtained:
-        said = io.StringIO()
-        return Obtained(fetch.obtain(remote, cache, LogLines(said)), said.getvalue())
+        log = io.StringIO()
+        return Obtained(fetch.obtain(remote, cache, LogLines(log)), log.getvalue())
 
     return run
 
@@ -87,7 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def parts(cache: Path) -> list[str]:
+def unfinished_fetches(cache: Path) -> list[str]:
     aside = cache / "models" / ".remote"
     return sorted(path.name for path in aside.glob("*.part")) if aside.exists() else []
 
@@ -105,7 +105,7 @@ def test_a_model_is_published_under_a_readable_name(obtain: Obtain, cache: Path)
 @pytest.mark.parametrize(
     "index", ["", "[]", '{"name": "test://model"}', '{"name": "test://model", "copy": "../.."}', "\0" * 20]
 )
-def test_a_damaged_index_locates_nothing_and_is_mended(index: str, obtain: Obtain, cache: Path) -> None:
+def test_a_damaged_index_locates_nothing_and_is_repaired(index: str, obtain: Obtain, cache: Path) -> None:
     folder = obtain(ScriptedRemote()).folder
     (file,) = (cache / "models" / ".remote").glob("test-model-????????.json")
     file.write_text(index)
@@ -122,73 +122,73 @@ def test_an_unreachable_remote_without_a_copy_is_an_error(obtain: Obtain, cache:
     assert not cache.exists()
 
 
-def test_an_unreachable_remote_with_a_copy_is_a_note(obtain: Obtain) -> None:
+def test_an_unreachable_remote_with_a_copy_only_logs_a_note(obtain: Obtain) -> None:
     folder = obtain(ScriptedRemote()).folder
     again = obtain(ScriptedRemote(listing_error=RemoteUnreachable("no network")))
     assert again.folder == folder
-    assert again.said == f"note: no network; using the cached copy of test://model in {folder}\n"
+    assert again.log == f"note: no network; using the cached copy of test://model in {folder}\n"
 
 
-def test_a_refusal_is_an_error_even_with_a_copy(obtain: Obtain) -> None:
+def test_a_definite_error_is_raised_even_with_a_copy(obtain: Obtain) -> None:
     obtain(ScriptedRemote())
     with pytest.raises(ModelNotAvailable, match="forbidden"):
         obtain(ScriptedRemote(listing_error=ModelNotAvailable("forbidden")))
 
 
-def test_a_fetch_that_broke_off_is_gone_on_with(obtain: Obtain, cache: Path) -> None:
+def test_an_interrupted_fetch_is_resumed(obtain: Obtain, cache: Path) -> None:
     with pytest.raises(RemoteUnreachable):
         obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
-    assert len(parts(cache)) == 1
+    assert len(unfinished_fetches(cache)) == 1
     remote = ScriptedRemote()
-    folder, said = obtain(remote)
+    folder, log = obtain(remote)
     assert contents(folder) == _MODEL
     assert remote.fetched == ["model.safetensors"], "whole files were fetched again"
-    assert "resuming an interrupted fetch" in said
-    assert parts(cache) == []
+    assert "resuming an interrupted fetch" in log
+    assert unfinished_fetches(cache) == []
 
 
-def test_what_broke_off_of_another_content_is_removed(obtain: Obtain, cache: Path) -> None:
+def test_an_interrupted_fetch_of_another_version_is_removed(obtain: Obtain, cache: Path) -> None:
     with pytest.raises(RemoteUnreachable):
         obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
     other = ScriptedRemote(files={**_MODEL, "config.json": b'{"a": 1}'})
     obtain(other)
     assert sorted(other.fetched) == sorted(_MODEL)
-    assert parts(cache) == []
+    assert unfinished_fetches(cache) == []
 
 
-def test_nothing_half_made_stays_after_a_definite_error(obtain: Obtain, cache: Path) -> None:
+def test_a_definite_error_leaves_no_partial_files(obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="damaged"):
         obtain(ScriptedRemote(break_at={"model.safetensors": ModelNotAvailable("damaged")}))
-    assert parts(cache) == []
+    assert unfinished_fetches(cache) == []
 
 
-def test_whole_shards_stay_when_another_is_damaged(obtain: Obtain, cache: Path) -> None:
+def test_complete_shards_are_kept_when_another_is_damaged(obtain: Obtain, cache: Path) -> None:
     files = _SHARDS
     with pytest.raises(ModelNotAvailable, match="damaged"):
         obtain(ScriptedRemote(files=files, break_at={"m2.safetensors": ModelNotAvailable("damaged")}))
-    left = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
-    assert left == set(files) - {"m2.safetensors"}
+    kept = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
+    assert kept == set(files) - {"m2.safetensors"}
     remote = ScriptedRemote(files=files)
     assert contents(obtain(remote).folder) == files
     assert remote.fetched == ["m2.safetensors"]
 
 
-def test_notes_of_many_files_are_one(obtain: Obtain) -> None:
-    said = obtain(ScriptedRemote()).said
-    notes = [line for line in said.splitlines() if line.startswith("note:")]
+def test_many_files_share_one_note(obtain: Obtain) -> None:
+    log = obtain(ScriptedRemote()).log
+    notes = [line for line in log.splitlines() if line.startswith("note:")]
     assert notes == ["note: test://model: 3 files (config.json, ...): verified by sha256"]
 
 
 def test_what_is_not_verified_is_said_even_when_the_fetch_breaks_off(obtain: Obtain) -> None:
-    said = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).said
+    log = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).log
     warning = (
         "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; checked only sizes and "
         "weight headers"
     )
-    assert warning in said.splitlines()
+    assert warning in log.splitlines()
 
 
-def test_room_is_looked_for_before_anything_is_fetched(
+def test_disk_space_is_checked_before_fetching(
     obtain: Obtain, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type(shutil.disk_usage("/"))(10 << 30, 10 << 30, 5 << 20)
@@ -198,7 +198,7 @@ def test_room_is_looked_for_before_anything_is_fetched(
         obtain(remote)
     assert "LMI_CACHE_DIR" in str(caught.value)
     assert remote.fetched == []
-    assert parts(cache) == []
+    assert unfinished_fetches(cache) == []
 
 
 _SHARDS = {
@@ -210,24 +210,24 @@ _SHARDS = {
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_and_keeps_whole_shards(number: int, obtain: Obtain, cache: Path) -> None:
+def test_a_full_disk_is_an_error_that_keeps_complete_shards(number: int, obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="is full") as caught:
         obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": OSError(number, "No space left")}))
     assert str(cache) in str(caught.value)
-    left = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
-    assert left == set(_SHARDS) - {"m2.safetensors"}, "half of a shard stayed, or a whole one did not"
+    kept = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
+    assert kept == set(_SHARDS) - {"m2.safetensors"}, "a partial shard was kept, or a complete one was not"
     remote = ScriptedRemote(files=_SHARDS)
     assert contents(obtain(remote).folder) == _SHARDS
     assert remote.fetched == ["m2.safetensors"]
 
 
-def test_a_full_disk_is_given_back_where_no_shard_is_whole(obtain: Obtain, cache: Path) -> None:
+def test_a_full_disk_is_freed_if_no_shard_is_complete(obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="is full"):
         obtain(ScriptedRemote(break_at={"model.safetensors": OSError(errno.ENOSPC, "No space left")}))
-    assert parts(cache) == []
+    assert unfinished_fetches(cache) == []
 
 
-def test_a_disk_that_is_full_when_a_shard_is_flushed(
+def test_a_full_disk_at_flush_is_an_error(
     obtain: Obtain, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> None:
@@ -237,10 +237,10 @@ def test_a_disk_that_is_full_when_a_shard_is_flushed(
     monkeypatch.setattr(fetch, "flush", full)
     with pytest.raises(ModelNotAvailable, match="is full"):
         obtain(ScriptedRemote())
-    assert parts(cache) == []
+    assert unfinished_fetches(cache) == []
 
 
-def test_a_file_is_fetched_while_the_one_before_is_flushed(
+def test_a_file_is_fetched_while_the_previous_one_is_flushed(
     obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote, flushed = ScriptedRemote(), []
@@ -255,7 +255,7 @@ def test_a_file_is_fetched_while_the_one_before_is_flushed(
     assert sorted(flushed) == sorted(_MODEL)
 
 
-def test_a_copy_that_lost_a_file_fetches_only_that_one(obtain: Obtain) -> None:
+def test_only_the_missing_file_of_a_copy_is_fetched(obtain: Obtain) -> None:
     folder = obtain(ScriptedRemote(files=_SHARDS)).folder
     (folder / "m2.safetensors").unlink()
     remote = ScriptedRemote(files=_SHARDS)
@@ -263,18 +263,18 @@ def test_a_copy_that_lost_a_file_fetches_only_that_one(obtain: Obtain) -> None:
     assert remote.fetched == ["m2.safetensors"]
 
 
-def test_a_cache_that_cannot_be_written(obtain: Obtain, cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(obtain: Obtain, cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     with pytest.raises(ModelNotAvailable, match="cannot write the cache"):
         obtain(ScriptedRemote())
 
 
 @pytest.mark.parametrize("wrong", [_WEIGHTS[:-100], _WEIGHTS + b"more", b"no safetensors at all", b""])
-def test_weights_that_are_not_whole_are_not_published(wrong: bytes, obtain: Obtain, cache: Path) -> None:
+def test_incomplete_weights_are_not_published(wrong: bytes, obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="is not a complete safetensors file"):
         obtain(ScriptedRemote(files={**_MODEL, "model.safetensors": wrong}))
     assert [path.name for path in (cache / "models").iterdir()] == [".remote"]
-    assert parts(cache) == []
+    assert unfinished_fetches(cache) == []
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,9 @@ def test_weights_that_are_not_whole_are_not_published(wrong: bytes, obtain: Obta
         (b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}', "missing: m2.safetensors"),
     ],
 )
-def test_an_index_that_does_not_fit(index: bytes, words: str, obtain: Obtain) -> None:
+def test_a_bad_weight_index_is_rejected_before_weights_are_fetched(
+    index: bytes, words: str, obtain: Obtain
+) -> None:
     remote = ScriptedRemote(files={"config.json": b"{}", choice.INDEX: index, "m1.safetensors": _WEIGHTS})
     with pytest.raises(ModelNotAvailable) as caught:
         obtain(remote)

@@ -1,4 +1,4 @@
-"""Folders on this machine: what is in them is told before anything starts, and they are only read."""
+"""Local model folders: problems are reported before anything starts, and the folders are never modified."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
         {"model.safetensors": BYTES, "pytorch_model.bin": b"pickle", "train.txt": b"text"},
     ],
 )
-def test_whole_weights_are_taken(files: Mapping[str, bytes], tmp_path: Path) -> None:
+def test_complete_weights_are_accepted(files: Mapping[str, bytes], tmp_path: Path) -> None:
     assert weights_problem(write(tmp_path / "model", files)) is None
 
 
@@ -60,7 +60,7 @@ def test_whole_weights_are_taken(files: Mapping[str, bytes], tmp_path: Path) -> 
     ],
 )
 @pytest.mark.parametrize("engine", ["MPI", "Python"])
-def test_what_is_missing_is_said_before_anything_starts_and_by_check(
+def test_missing_or_damaged_weights_are_reported_at_startup_and_by_check(
     engine: str, files: Mapping[str, bytes], words: str, tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "model", files)
@@ -75,7 +75,7 @@ def test_what_is_missing_is_said_before_anything_starts_and_by_check(
     assert last == f"can serve here: no: {caught.value}"
 
 
-def test_a_folder_is_only_read(tmp_path: Path) -> None:
+def test_a_folder_is_not_modified(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", {"model.safetensors": BYTES})
     before = content(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}

@@ -1,4 +1,4 @@
-"""GGUF files on this machine as models: what they are described by, and what is refused."""
+"""Local GGUF files as models: their descriptions, and unsupported files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _obtain(source: ModelSource, cache: Path) -> Path:
     return model_files.obtain(source, LogLines(io.StringIO()), cache)
 
 
-def test_a_file_or_the_folder_of_one_is_a_model(file: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_or_its_folder_is_a_model(file: Path, tmp_path: Path) -> None:
     sources = [
         ModelSource(model_id=str(file)),
         ModelSource(model_id=str(file.parent)),
@@ -77,7 +77,7 @@ def test_a_file_is_described_again_when_it_or_its_tokenizer_changes(file: Path, 
     assert (second / "tokenizer.json").read_text() == '{"other": 1}'
 
 
-def test_it_is_served_by_the_engine_of_our_own(file: Path, tmp_path: Path) -> None:
+def test_only_engine_mpi_serves_gguf_files(file: Path, tmp_path: Path) -> None:
     source = ModelSource(model_id=str(file))
     folder = _obtain(source, tmp_path)
     options = EngineOptions(kv_cache_gb=0.1)
@@ -88,7 +88,7 @@ def test_it_is_served_by_the_engine_of_our_own(file: Path, tmp_path: Path) -> No
         resolve(LmiConfig(engine="Python", source=source, options=options), folder, MACHINE)
 
 
-def test_lmi_check_says_that_it_is_described_first(
+def test_lmi_check_reports_that_the_metadata_is_read_first(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
@@ -101,19 +101,19 @@ def test_lmi_check_says_that_it_is_described_first(
     assert ": ready in " in check(properties, {}, MACHINE).model
 
 
-def test_of_several_files_one_must_be_named(file: Path, tmp_path: Path) -> None:
+def test_one_of_several_files_must_be_selected(file: Path, tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(file.read_bytes())
     source = ModelSource(model_id=str(tmp_path))
-    sentence = (
+    message = (
         f"{tmp_path} has several GGUF files; set option.model_id to the path of one of them: a.gguf, b.gguf"
     )
-    assert model_files.refusal(source) == sentence
+    assert model_files.refusal(source) == message
     with pytest.raises(ModelNotAvailable, match="has several GGUF files"):
         _obtain(source, tmp_path / "cache")
 
 
-def test_the_files_of_one_model_count_as_one(tmp_path: Path) -> None:
+def test_a_split_file_is_one_model(tmp_path: Path) -> None:
     first, _, _ = save_gguf(tmp_path, "llama", Kind.Q4_0, tensors_a_file=5)
     files = sorted(first.parent.glob("*.gguf"))
     assert len(files) > 2
@@ -128,13 +128,15 @@ def test_the_files_of_one_model_count_as_one(tmp_path: Path) -> None:
     assert f"{files[1]} cannot be read" in index.problem
 
 
-@pytest.mark.parametrize("kept", [100, 0.5])
-def test_a_cut_file_is_refused(file: Path, tmp_path: Path, kept: float) -> None:
+@pytest.mark.parametrize("size", [100, 0.5])
+def test_a_truncated_file_is_rejected(file: Path, tmp_path: Path, size: float) -> None:
     content = file.read_bytes()
-    cut = tmp_path / "model.gguf"
-    cut.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
-    with pytest.raises(ModelNotAvailable, match=rf"{cut} cannot be served: .* is not a complete GGUF file"):
-        _obtain(ModelSource(model_id=str(cut)), tmp_path)
+    truncated = tmp_path / "model.gguf"
+    truncated.write_bytes(content[: int(size if size > 1 else size * len(content))])
+    with pytest.raises(
+        ModelNotAvailable, match=rf"{truncated} cannot be served: .* is not a complete GGUF file"
+    ):
+        _obtain(ModelSource(model_id=str(truncated)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_cut_file_is_refused(file: Path, tmp_path: Path, kept: float) -> None:
         ({}, "has no field 'llama.attention.head_count'"),
     ],
 )
-def test_what_is_not_supported_is_named(fields: dict[str, str | int], words: str, tmp_path: Path) -> None:
+def test_unsupported_metadata_is_reported(fields: dict[str, str | int], words: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(file, str(fields.get("general.architecture", "llama")))
     for key, value in fields.items():
@@ -164,7 +166,7 @@ def test_what_is_not_supported_is_named(fields: dict[str, str | int], words: str
 
 
 def _rope_scaling(folder: Path, fields: dict[str, str | float]) -> object:
-    """Return the scaling in the config.json of a model whose metadata on rotary embedding are `fields`."""
+    """Return the `rope_scaling` in the config.json of a model with these `llama.rope.` metadata fields."""
     writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
     for key in NEEDED:
         writer.add_uint32(f"llama.{key}", 8)
@@ -193,17 +195,17 @@ def _rope_scaling(folder: Path, fields: dict[str, str | float]) -> object:
         ({"scaling.type": "none", "scaling.factor": 4.0}, None),
     ],
 )
-def test_the_scaling_of_positions_is_that_of_llama_cpp(
+def test_rope_scaling_equals_llama_cpp(
     fields: dict[str, str | float], scaling: tuple[str, float] | None, tmp_path: Path
 ) -> None:
-    """`scale_linear` is the key of files of 2023."""
+    """`scale_linear` is the key in files of 2023."""
     expected = None if scaling is None else {"rope_type": scaling[0], "factor": scaling[1]}
     assert _rope_scaling(tmp_path, fields) == expected
 
 
 @pytest.mark.parametrize("key", ["scale_linear", "scaling.factor"])
-def test_a_scaling_that_would_shorten_the_context_is_refused(key: str, tmp_path: Path) -> None:
-    """The first files with a scaling held its inverse."""
+def test_a_rope_scaling_that_would_shorten_the_context_is_rejected(key: str, tmp_path: Path) -> None:
+    """The first files with a scaling factor contained its inverse."""
     with pytest.raises(UnknownGguf, match=r"rope scaling factor below 1 \(got 0\.25\)"):
         _rope_scaling(tmp_path, {key: 0.25})
 
@@ -211,12 +213,10 @@ def test_a_scaling_that_would_shorten_the_context_is_refused(key: str, tmp_path:
 @pytest.mark.parametrize(
     ("family", "pre"), [("llama3", "llama-bpe"), ("mistral", ""), ("mistral_v3", ""), ("llama2", "")]
 )
-def test_the_tokenizer_is_that_of_the_metadata(family: str, pre: str, tmp_path: Path) -> None:
-    """Of a SentencePiece, also texts that begin with spaces."""
-    described, theirs = (
-        _described(tmp_path, family, pre),
-        Tokenizer.from_file(str(tmp_path / family / "tokenizer.json")),
-    )
+def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_path: Path) -> None:
+    """Texts with leading spaces are important for SentencePiece."""
+    described = _described(tmp_path, family, pre)
+    theirs = Tokenizer.from_file(str(tmp_path / family / "tokenizer.json"))
     ours = Tokenizer.from_file(str(described / "tokenizer.json"))
     for text in (*script_texts(100, ["<|eot_id|>", "<s>", "[INST]"]), " a", "  a", "▁a", "", " "):
         expected = theirs.encode(text, add_special_tokens=False).ids
@@ -226,7 +226,7 @@ def test_the_tokenizer_is_that_of_the_metadata(family: str, pre: str, tmp_path: 
     assert tokenizer_files.loads_unchanged(described)
 
 
-def test_a_sentencepiece_may_add_no_space(tmp_path: Path) -> None:
+def test_sentencepiece_without_a_space_prefix(tmp_path: Path) -> None:
     """`tokenizer.ggml.add_space_prefix` is false."""
     FAMILIES["llama2"](tmp_path / "llama2")
     file = tmp_path / "llama2" / "tokenizer.json"
@@ -241,7 +241,7 @@ def test_a_sentencepiece_may_add_no_space(tmp_path: Path) -> None:
         assert ours.decode(ids) == text
 
 
-def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_tokenizer_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         UnknownGguf,
         match=r"'gpt2' with pre-tokenizer 'unheard-of'.* put the model's tokenizer.json next to .*model.gguf",
@@ -250,7 +250,7 @@ def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
 
 def _described(folder: Path, family: str, pre: str) -> Path:
-    """Describe a GGUF file with the tokenizer of a family, which is made in `folder` if it is not there."""
+    """Describe a GGUF file with the tokenizer of a family. The tokenizer is created in `folder` if missing."""
     tokenizer, checkpoint, described = (folder / name for name in (family, "checkpoint", "described"))
     if not tokenizer.exists():
         FAMILIES[family](tokenizer)

@@ -1,4 +1,4 @@
-"""GGUF files of a hub, and in S3: the one that is named is fetched, and described by a model folder."""
+"""GGUF files in a hub and in S3: the selected file is fetched and described by a model folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID = "owner/tiny-GGUF"
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The files of a model in several."""
+    """The files of a split GGUF model."""
     first, _, _ = save_gguf(tmp_path_factory.mktemp("gguf"), "llama", Kind.Q4_0, tensors_a_file=12)
     return sorted(first.parent.glob("*.gguf"))
 
@@ -32,35 +32,35 @@ def _obtain(model_id: str, cache: Path) -> Path:
 
 
 def _fetched(folder: Path) -> list[str]:
-    """Names of the GGUF files of a description, which are as large as described."""
+    """Return the names of the GGUF files of a description, and check their sizes."""
     index = read_index(folder)
     assert index is not None
     assert index.problem == ""
     return sorted(index.sizes)
 
 
-@pytest.mark.parametrize("named", [":Q4_0", "/tiny-Q4_0-00001-of-0000{}.gguf"])
-def test_of_several_quantisations_one_is_fetched(
-    named: str, hub: HubServer, parts: list[Path], tmp_path: Path
+@pytest.mark.parametrize("suffix", [":Q4_0", "/tiny-Q4_0-00001-of-0000{}.gguf"])
+def test_only_the_selected_quantization_is_fetched(
+    suffix: str, hub: HubServer, parts: list[Path], tmp_path: Path
 ) -> None:
     files = {
         f"tiny-Q4_0-0000{i}-of-0000{len(parts)}.gguf": part.read_bytes() for i, part in enumerate(parts, 1)
     }
-    beside = {"config.json": b"{}", "tokenizer.json": b"{}"}
-    hub.commit(ID, {**files, **beside, "tiny-Q8_0.gguf": b"large", "README.md": b"read"})
-    source = ModelSource(f"{ID}{named.format(len(parts))}")
+    small_files = {"config.json": b"{}", "tokenizer.json": b"{}"}
+    hub.commit(ID, {**files, **small_files, "tiny-Q8_0.gguf": b"large", "README.md": b"read"})
+    source = ModelSource(f"{ID}{suffix.format(len(parts))}")
     assert model_files.is_fetched(source)
     assert model_files.locate(source, tmp_path) is None
     folder = _obtain(source.model_id or "", tmp_path)
     assert _fetched(folder) == sorted(files)
     index = read_index(folder)
     assert index is not None
-    assert {path.name for path in Path(index.folder).iterdir()} == {*files, *beside}
+    assert {path.name for path in Path(index.folder).iterdir()} == {*files, *small_files}
     with pytest.raises(ModelNotAvailable, match="several GGUF files"):
         _obtain(ID, tmp_path)
 
 
-def test_the_only_one_needs_no_name(hub: HubServer, parts: list[Path], tmp_path: Path) -> None:
+def test_a_single_gguf_model_needs_no_file_name(hub: HubServer, parts: list[Path], tmp_path: Path) -> None:
     files = {f"tiny-0000{i}-of-0000{len(parts)}.gguf": part.read_bytes() for i, part in enumerate(parts, 1)}
     hub.commit(ID, {**files, "tokenizer.json": b"{}"})
     folder = _obtain(ID, tmp_path)
@@ -71,7 +71,7 @@ def test_the_only_one_needs_no_name(hub: HubServer, parts: list[Path], tmp_path:
     assert hub.body_bytes == bytes_before
 
 
-def test_a_file_in_s3_is_named_by_its_key(s3: S3Lab, parts: list[Path]) -> None:
+def test_a_file_in_s3_is_selected_by_its_key(s3: S3Lab, parts: list[Path]) -> None:
     for part in parts:
         s3.put(f"mine/{part.name}", part.read_bytes())
     s3.put("mine/tokenizer.json", b"{}")
@@ -79,7 +79,7 @@ def test_a_file_in_s3_is_named_by_its_key(s3: S3Lab, parts: list[Path]) -> None:
     assert "has several GGUF files" in s3.refused()
     folder, _ = s3.obtain(f"mine/{parts[0].name}")
     assert _fetched(folder) == [part.name for part in parts]
-    assert "can only be downloaded whole" in _refusal(s3, f"mine/{parts[0].name}")
+    assert "can only be downloaded whole" in _error_of_streaming(s3, f"mine/{parts[0].name}")
     index = read_index(folder)
     assert index is not None
     copy = Path(index.folder)
@@ -91,7 +91,7 @@ def test_a_file_in_s3_is_named_by_its_key(s3: S3Lab, parts: list[Path]) -> None:
     assert not copy.exists()
 
 
-def _refusal(s3: S3Lab, prefix: str) -> str:
+def _error_of_streaming(s3: S3Lab, prefix: str) -> str:
     with pytest.raises(ModelNotAvailable) as caught:
         s3.obtain(prefix, load_format="stream")
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Models of a hub, fetched from a local one by the real huggingface_hub."""
+"""Models fetched from a local hub with the real huggingface_hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.model_files import content, model
 
 ID = "owner/tiny"
 STORE = "model.safetensors/"
-"""In the paths of the storage host only."""
+"""Part of a path that only occurs on the storage host."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ Obtain = Callable[..., Path]
 
 @pytest.fixture
 def obtain(hub: HubServer, tmp_path: Path, log: io.StringIO) -> Obtain:
-    """Obtain a model into a cache that is the test's own."""
+    """Obtain a model into the cache of the test."""
 
     def run(model_id: str = ID, revision: str | None = None, with_code: bool = False) -> Path:
         source = ModelSource(model_id, str(tmp_path), revision, with_code)
@@ -42,8 +42,8 @@ def obtain(hub: HubServer, tmp_path: Path, log: io.StringIO) -> Obtain:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that brings nothing is given up after three failures in a row."""
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce the retry limit to three failures in a row."""
     monkeypatch.setattr(retry, "_MAX_FAILURES", 3)
 
 
@@ -51,41 +51,41 @@ def complete_models(cache: Path) -> list[Path]:
     return [path for path in (cache / "models").glob("*") if not path.name.startswith(".")]
 
 
-def test_what_serving_needs_is_fetched_and_nothing_else(
+def test_only_the_files_needed_for_serving_are_fetched(
     hub: HubServer, obtain: Obtain, tmp_path: Path
 ) -> None:
     files = model()
-    aside = {
+    others = {
         "README.md": b"read",
         "pytorch_model.bin": b"pickle",
         "onnx/model.onnx": b"o",
         "code.py": b"pass",
     }
-    hub.commit(ID, {**files, **aside})
+    hub.commit(ID, {**files, **others})
     folder = obtain()
     assert content(folder) == files
     assert model_files.locate(ModelSource(ID), tmp_path / "cache") == folder
     assert complete_models(tmp_path / "cache") == [folder]
 
 
-def test_a_models_own_code_comes_where_it_is_asked_for(hub: HubServer, obtain: Obtain) -> None:
+def test_the_code_of_a_model_is_fetched_only_on_request(hub: HubServer, obtain: Obtain) -> None:
     commit = hub.commit(ID, model(**{"code.py": b"pass"}))
     assert not (obtain(revision=commit) / "code.py").exists()
     assert (obtain(revision=commit, with_code=True) / "code.py").read_bytes() == b"pass"
 
 
 @pytest.mark.parametrize("revision", ["side", "refs/pr/1", "v1.0", "the commit", None])
-def test_a_revision_is_a_branch_a_tag_or_a_commit(
+def test_a_revision_can_be_a_branch_a_tag_or_a_commit(
     revision: str | None, hub: HubServer, obtain: Obtain
 ) -> None:
-    named = "side" if revision == "the commit" else revision or "main"
-    for other in {"main", "side", "refs/pr/1"} - {named}:
+    branch = "side" if revision == "the commit" else revision or "main"
+    for other in {"main", "side", "refs/pr/1"} - {branch}:
         hub.commit(ID, model(seed=1), branch=other)
-    commit = hub.commit(ID, model(seed=2), branch=named if named != "v1.0" else "old", tag="v1.0")
+    commit = hub.commit(ID, model(seed=2), branch=branch if branch != "v1.0" else "old", tag="v1.0")
     assert content(obtain(revision=commit if revision == "the commit" else revision)) == model(seed=2)
 
 
-def test_a_moved_branch_is_fetched_anew_and_an_unmoved_one_is_not(hub: HubServer, obtain: Obtain) -> None:
+def test_a_branch_is_fetched_again_only_if_it_moved(hub: HubServer, obtain: Obtain) -> None:
     hub.commit(ID, model(seed=1))
     first = obtain()
     fetched = hub.body_bytes
@@ -97,23 +97,23 @@ def test_a_moved_branch_is_fetched_anew_and_an_unmoved_one_is_not(hub: HubServer
     assert content(second) == model(seed=2)
 
 
-def test_a_branch_that_moves_meanwhile_does_not_mix_versions(hub: HubServer, obtain: Obtain) -> None:
+def test_a_branch_that_moves_during_a_fetch_does_not_mix_versions(hub: HubServer, obtain: Obtain) -> None:
     hub.commit(ID, model(seed=1))
     hub.break_next(Fault("config.json", before=lambda: hub.commit(ID, model(seed=2))))
     assert content(obtain()) == model(seed=1)
     assert content(obtain()) == model(seed=2)
 
 
-def test_a_commit_that_is_here_needs_no_connection(hub: HubServer, obtain: Obtain) -> None:
+def test_a_cached_commit_needs_no_connection(hub: HubServer, obtain: Obtain) -> None:
     commit = hub.commit(ID, model())
     folder = obtain(revision=commit)
-    asked = len(hub.seen)
+    num_requests = len(hub.seen)
     hub.close()
     assert obtain(revision=commit) == folder
-    assert len(hub.seen) == asked
+    assert len(hub.seen) == num_requests
 
 
-def test_a_file_is_resumed_where_it_broke(hub: HubServer, obtain: Obtain) -> None:
+def test_an_interrupted_file_is_resumed(hub: HubServer, obtain: Obtain) -> None:
     files = model(size_bytes=4 << 20)
     hub.commit(ID, files)
     draw = random.Random(0)
@@ -124,14 +124,14 @@ def test_a_file_is_resumed_where_it_broke(hub: HubServer, obtain: Obtain) -> Non
     assert hub.body_bytes <= 1.01 * sum(map(len, files.values()))
 
 
-def test_a_host_that_knows_no_ranges_is_read_from_the_beginning(hub: HubServer, obtain: Obtain) -> None:
+def test_a_host_without_range_support_is_read_from_the_beginning(hub: HubServer, obtain: Obtain) -> None:
     hub.commit(ID, model())
     hub.break_next(Fault(STORE, cut_after=300_000))
     hub.break_next(Fault(STORE, ignore_range=True))
     assert content(obtain()) == model()
 
 
-def test_a_silent_connection_is_given_up_for_another(
+def test_a_stalled_connection_is_replaced(
     hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "_SILENCE_SECONDS", 3.0)
@@ -142,14 +142,14 @@ def test_a_silent_connection_is_given_up_for_another(
 
 
 @pytest.mark.parametrize("where", ["/api/models/", "/resolve/", STORE])
-def test_errors_that_pass_are_waited_out(where: str, hub: HubServer, obtain: Obtain) -> None:
+def test_transient_errors_are_retried(where: str, hub: HubServer, obtain: Obtain) -> None:
     hub.commit(ID, model())
     hub.break_next(Fault(where, times=2, status=503))
     assert content(obtain()) == model()
 
 
-@pytest.mark.usefixtures("hurried")
-def test_damage_that_an_earlier_attempt_left_is_healed(
+@pytest.mark.usefixtures("impatient")
+def test_damage_from_an_interrupted_fetch_is_repaired(
     hub: HubServer, obtain: Obtain, log: io.StringIO
 ) -> None:
     hub.commit(ID, model())
@@ -162,7 +162,7 @@ def test_damage_that_an_earlier_attempt_left_is_healed(
     assert "resuming an interrupted fetch" in log.getvalue()
 
 
-def test_the_token_goes_to_the_hub_and_not_to_its_storage(
+def test_the_token_is_sent_to_the_hub_but_not_to_its_storage_host(
     hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.token = "hf_secret"
@@ -185,40 +185,43 @@ def _private(hub: HubServer) -> None:
     hub.repositories[ID].private = True
 
 
-def _fails(fault: Fault) -> Callable[[HubServer], None]:
+def _with_fault(fault: Fault) -> Callable[[HubServer], None]:
     return lambda hub: hub.break_next(fault)
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("happens", "words"),
+    ("fail", "words"),
     [
         (lambda hub: hub.repositories.clear(), ["no model 'owner/tiny'", "the folder", "either"]),
         (_private, ["no model 'owner/tiny', or it is private"]),
         (_gated, ["owner/tiny is gated", "request access at", "set HF_TOKEN"]),
-        (_fails(Fault("/api/", status=403)), ["denied access to a client without HF_TOKEN (403)"]),
-        (_fails(Fault("config.json", status=404)), ["config.json: the hub lists this file but"]),
-        (_fails(Fault("/api/", status=418)), ["status 418"]),
+        (_with_fault(Fault("/api/", status=403)), ["denied access to a client without HF_TOKEN (403)"]),
+        (_with_fault(Fault("config.json", status=404)), ["config.json: the hub lists this file but"]),
+        (_with_fault(Fault("/api/", status=418)), ["status 418"]),
         (
-            _fails(Fault("/api/", times=9, status=429, headers={"Retry-After": "77"})),
+            _with_fault(Fault("/api/", times=9, status=429, headers={"Retry-After": "77"})),
             ["429", "retry after 77 s"],
         ),
-        (_fails(Fault("/api/", times=9, status=500)), ["status 500"]),
-        (_fails(Fault("/api/", body=b"<html>")), ["did not respond like a model hub"]),
-        (_fails(Fault("/api/", body=b'["a"]')), ["did not respond like a model hub"]),
-        (_fails(Fault("/api/", body=b'{"id": "owner/tiny"}')), ["did not respond like a model hub"]),
-        (_fails(Fault("/api/", body=b'{"id": "a", "siblings": [{}], "sha": "1"}')), ["did not respond like"]),
-        (_fails(Fault(STORE, corrupt=True)), ["model.safetensors is damaged", "sha256"]),
-        (_fails(Fault("resolve", corrupt=True)), ["config.json is damaged", "git blob id"]),
-        (_fails(Fault(STORE, body=b"short")), ["model.safetensors has 5 bytes"]),
-        (_fails(Fault("resolve", times=99, cut_after=0)), ["config.json: lost the connection to"]),
+        (_with_fault(Fault("/api/", times=9, status=500)), ["status 500"]),
+        (_with_fault(Fault("/api/", body=b"<html>")), ["did not respond like a model hub"]),
+        (_with_fault(Fault("/api/", body=b'["a"]')), ["did not respond like a model hub"]),
+        (_with_fault(Fault("/api/", body=b'{"id": "owner/tiny"}')), ["did not respond like a model hub"]),
+        (
+            _with_fault(Fault("/api/", body=b'{"id": "a", "siblings": [{}], "sha": "1"}')),
+            ["did not respond like"],
+        ),
+        (_with_fault(Fault(STORE, corrupt=True)), ["model.safetensors is damaged", "sha256"]),
+        (_with_fault(Fault("resolve", corrupt=True)), ["config.json is damaged", "git blob id"]),
+        (_with_fault(Fault(STORE, body=b"short")), ["model.safetensors has 5 bytes"]),
+        (_with_fault(Fault("resolve", times=99, cut_after=0)), ["config.json: lost the connection to"]),
     ],
 )
-def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
-    happens: Callable[[HubServer], None], words: list[str], hub: HubServer, obtain: Obtain, tmp_path: Path
+def test_a_failed_fetch_is_a_one_line_error_and_publishes_nothing(
+    fail: Callable[[HubServer], None], words: list[str], hub: HubServer, obtain: Obtain, tmp_path: Path
 ) -> None:
     hub.commit(ID, model())
-    happens(hub)
+    fail(hub)
     with pytest.raises(ModelNotAvailable) as caught:
         obtain()
     text = str(caught.value)
@@ -233,7 +236,7 @@ def test_an_unknown_revision_is_named(hub: HubServer, obtain: Obtain) -> None:
         obtain(revision="v9")
 
 
-def test_a_wrong_token_is_said_and_not_shown(
+def test_a_rejected_token_is_reported_but_not_shown(
     hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch, log: io.StringIO
 ) -> None:
     hub.token = "hf_right"
@@ -244,7 +247,7 @@ def test_a_wrong_token_is_said_and_not_shown(
     assert "hf_wrong" not in str(caught.value) + log.getvalue()
 
 
-def test_a_gated_model_names_the_token_as_what_is_not_enough(
+def test_a_gated_model_reports_that_the_token_has_no_access(
     hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.commit(ID, model())
@@ -254,7 +257,7 @@ def test_a_gated_model_names_the_token_as_what_is_not_enough(
         obtain()
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("impatient")
 def test_a_storage_host_that_is_down_is_named(hub: HubServer, obtain: Obtain) -> None:
     hub.commit(ID, model())
     hub.close_store()
@@ -262,7 +265,7 @@ def test_a_storage_host_that_is_down_is_named(hub: HubServer, obtain: Obtain) ->
         obtain()
 
 
-def test_another_revision_of_the_bundled_model_is_the_hubs_to_give(
+def test_another_revision_of_the_bundled_model_comes_from_the_hub(
     hub: HubServer, obtain: Obtain, log: io.StringIO
 ) -> None:
     bundled = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -1,4 +1,4 @@
-"""What is taken for a hub id, and what people write instead of one. No connection is made."""
+"""Valid hub ids, and suggestions for common mistakes. No connection is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_valid(repo_id: str) -> bool:
 @given(
     st.text(st.sampled_from("aZ0-_./ é\n"), min_size=1, max_size=9) | st.text("ab/", min_size=90, max_size=99)
 )
-def test_ids_are_those_that_the_library_accepts(text: str) -> None:
+def test_ids_are_valid_if_the_library_accepts_them(text: str) -> None:
     assert (HubModels().refusal(ModelSource(text)) is None) == is_valid(text)
 
 
@@ -48,7 +48,7 @@ def test_ids_are_those_that_the_library_accepts(text: str) -> None:
         ("https://example.com/owner/name", "'https://' is not supported"),
     ],
 )
-def test_what_is_no_id_is_said_with_what_was_meant(model_id: str, words: str, tmp_path: Path) -> None:
+def test_an_invalid_id_is_rejected_with_a_suggestion(model_id: str, words: str, tmp_path: Path) -> None:
     source = ModelSource(model_id, str(tmp_path))
     refusal = model_files.refusal(source)
     assert refusal is not None
@@ -62,12 +62,12 @@ def test_what_is_no_id_is_said_with_what_was_meant(model_id: str, words: str, tm
 @pytest.mark.parametrize(
     "revision", ["a b", "a..b", "-x", "/x", "x/", "x.", "a~1", "HEAD^", "a:b", "x" * 256, "\n"]
 )
-def test_a_name_that_git_would_refuse_is_refused(revision: str) -> None:
+def test_an_invalid_git_revision_is_rejected(revision: str) -> None:
     refusal = model_files.refusal(ModelSource("owner/name", revision=revision))
     assert refusal is not None
     assert "a branch, a tag or a commit" in refusal
 
 
 @pytest.mark.parametrize("revision", [None, "", "main", "v1.0", "refs/pr/3", "0" * 40, "feature/x#1"])
-def test_names_of_branches_tags_and_commits_are_taken(revision: str | None) -> None:
+def test_branches_tags_and_commits_are_accepted(revision: str | None) -> None:
     assert model_files.refusal(ModelSource("owner/name", revision=revision)) is None

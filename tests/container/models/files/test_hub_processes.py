@@ -1,4 +1,4 @@
-"""`lmi prepare` with a hub id, in processes of its own: what is told, how soon, and what is left on the disk."""
+"""`lmi prepare` with a hub id in separate processes: output, errors, and files left on disk."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_folder_is_printed_and_nothing_is_written_or_asked_beside(hub: HubServer, cache: Path) -> None:
-    done = prepare(ID, cache, hub.url, patient=True)
-    assert done.returncode == 0, done.stderr
-    assert content(Path(done.stdout.splitlines()[-1])) == model(size_bytes=4 << 20)
+def test_the_folder_is_printed_and_nothing_else_is_written_or_requested(hub: HubServer, cache: Path) -> None:
+    result = prepare(ID, cache, hub.url, patient=True)
+    assert result.returncode == 0, result.stderr
+    assert content(Path(result.stdout.splitlines()[-1])) == model(size_bytes=4 << 20)
     assert [path.name for path in cache.parent.iterdir()] == ["cache"]
     assert [path for path in hub.paths() if ID not in path] == []
     assert not any("torch" in seen.headers["user-agent"] for seen in hub.seen)
 
 
-def test_two_at_once_fetch_once(hub: HubServer, cache: Path) -> None:
-    both = [start_prepare(ID, cache, hub.url, patient=True) for _ in range(2)]
-    answers = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [0, 0], answers
-    assert len({out for out, _ in answers}) == 1
+def test_two_concurrent_processes_download_once(hub: HubServer, cache: Path) -> None:
+    running = [start_prepare(ID, cache, hub.url, patient=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=600) for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
     assert hub.body_bytes == sum(map(len, model(size_bytes=4 << 20).values()))
 
 
-def test_a_killed_fetch_is_never_served_and_the_next_one_goes_on(hub: HubServer, cache: Path) -> None:
+def test_a_killed_fetch_is_never_served_and_the_next_one_resumes(hub: HubServer, cache: Path) -> None:
     hub.break_next(Fault(STORE, stall_after=3 << 20))
     process = start_prepare(ID, cache, hub.url, patient=True)
 
@@ -75,18 +75,18 @@ def test_a_killed_fetch_is_never_served_and_the_next_one_goes_on(hub: HubServer,
         ("silent", {}, "did not respond in time"),
     ],
 )
-def test_no_network_and_no_copy_is_one_sentence(
+def test_without_network_and_copy_the_error_is_one_line(
     endpoint: str, environment: dict[str, str], words: str, hub: HubServer, cache: Path
 ) -> None:
     hub.break_next(Fault("/api/", times=9, before=lambda: hub.closing.wait(30)))
-    done = prepare(ID, cache, hub.url if endpoint == "silent" else endpoint, **environment)
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = prepare(ID, cache, hub.url if endpoint == "silent" else endpoint, **environment)
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_without_a_network_the_copy_is_served_with_a_note(hub: HubServer, cache: Path) -> None:
+def test_without_network_the_cached_copy_is_used_with_a_note(hub: HubServer, cache: Path) -> None:
     first = prepare(ID, cache, hub.url, patient=True)
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
         again = prepare(ID, cache, NOWHERE, **environment)

@@ -1,4 +1,4 @@
-"""What is fetched of a model whose weights nobody will read."""
+"""Files fetched for a model with load_format=dummy, which needs no weights."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from lmi_server.config import ModelSource
 from tests.container.models.files.s3_lab import S3Lab, same
 
 
-def dummy(model_id: str) -> ModelSource:
+def dummy_source(model_id: str) -> ModelSource:
     return ModelSource(model_id=model_id, load_format="dummy")
 
 
-def test_weights_stay_in_s3_and_the_copy_is_never_taken_for_a_whole_one(s3: S3Lab, tiny_model: Path) -> None:
+def test_weights_are_not_fetched_and_the_copy_is_not_used_as_a_full_one(s3: S3Lab, tiny_model: Path) -> None:
     s3.upload(tiny_model)
-    source, said = dummy(s3.address()), io.StringIO()
+    source, log = dummy_source(s3.address()), io.StringIO()
     assert model_files.locate(source, s3.cache) is None
-    folder = model_files.obtain(source, LogLines(said), s3.cache)
+    folder = model_files.obtain(source, LogLines(log), s3.cache)
     small = {"config.json", "tokenizer.json"}
     assert same(folder, tiny_model, small)
     assert s3.proxy.object_bytes == sum((tiny_model / name).stat().st_size for name in small)
-    assert "(without weights), 2 files" in said.getvalue()
+    assert "(without weights), 2 files" in log.getvalue()
     assert model_files.locate(source, s3.cache) == folder
     assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) is None
 
@@ -35,15 +35,15 @@ def test_weights_stay_in_s3_and_the_copy_is_never_taken_for_a_whole_one(s3: S3La
     assert any(whole.glob("*.safetensors"))
     assert model_files.locate(source, s3.cache) == folder
     s3.proxy.heal()
-    assert model_files.obtain(source, LogLines(said), s3.cache) == folder
+    assert model_files.obtain(source, LogLines(log), s3.cache) == folder
     assert s3.proxy.object_bytes == 0
 
 
-def test_a_config_is_enough_but_needed(s3: S3Lab) -> None:
+def test_only_a_config_is_required(s3: S3Lab) -> None:
     s3.put("mine/config.json", b"{}")
-    source = dummy(s3.address())
+    source = dummy_source(s3.address())
     folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     s3.put("other/tokenizer.json", b"{}")
     with pytest.raises(ModelNotAvailable, match=r"is not a model: it has no config\.json"):
-        model_files.obtain(dummy(s3.address("other")), LogLines(io.StringIO()), s3.cache)
+        model_files.obtain(dummy_source(s3.address("other")), LogLines(io.StringIO()), s3.cache)

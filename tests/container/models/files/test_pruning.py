@@ -1,4 +1,4 @@
-"""What `lmi prepare --prune` removes from the cache, and what it leaves."""
+"""Files that `lmi prepare --prune` removes from the cache, and files that it keeps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def version(number: int, cache: Path, name: str = NAME) -> Path:
-    """The folder of a copy with a content of its own."""
+def fetch_version(number: int, cache: Path, name: str = NAME) -> Path:
+    """Fetch a version of the model and return its folder."""
     files = {**ScriptedRemote().files, "config.json": b'{"version": %d}' % number}
     return fetch.obtain(ScriptedRemote(files=files, name=name), cache, LogLines(io.StringIO()))
 
 
-def broken_off(cache: Path, name: str = NAME) -> None:
-    """Leave an unfinished fetch of another version."""
+def interrupt_fetch(cache: Path, name: str = NAME) -> None:
+    """Interrupt the fetch of another version, which stays unfinished."""
     remote = ScriptedRemote(
         files={**ScriptedRemote().files, "config.json": b'{"version": 99}'},
         name=name,
@@ -42,126 +42,126 @@ def broken_off(cache: Path, name: str = NAME) -> None:
         fetch.obtain(remote, cache, LogLines(io.StringIO()))
 
 
-def pruned(cache: Path, name: str | None = None) -> tuple[int, str]:
-    """(bytes freed, what was said)."""
-    said = io.StringIO()
-    return pruning.prune(cache, LogLines(said), name), said.getvalue()
+def prune(cache: Path, name: str | None = None) -> tuple[int, str]:
+    """Return (bytes freed, log)."""
+    log = io.StringIO()
+    return pruning.prune(cache, LogLines(log), name), log.getvalue()
 
 
-def usage(folder: Path) -> int:
+def disk_usage(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-def there(cache: Path) -> set[Path]:
+def copies_in(cache: Path) -> set[Path]:
     return {path for path in (cache / "models").iterdir() if path.name != ".remote"}
 
 
-def test_earlier_versions_and_unfinished_fetches_go_and_are_counted(cache: Path) -> None:
-    old, new = version(1, cache), version(2, cache)
-    size = usage(old)
-    broken_off(cache)
+def test_old_versions_and_unfinished_fetches_are_removed_and_counted(cache: Path) -> None:
+    old, new = fetch_version(1, cache), fetch_version(2, cache)
+    size = disk_usage(old)
+    interrupt_fetch(cache)
     (part,) = (cache / "models" / ".remote").glob("*.part")
-    size += usage(part)
-    freed, said = pruned(cache)
-    assert there(cache) == {new}
+    size += disk_usage(part)
+    freed, log = prune(cache)
+    assert copies_in(cache) == {new}
     assert last_published(NAME, cache) == new
     assert freed == size
-    assert f"removed {old}: an old version, " in said
-    assert f"removed {part}: an unfinished download, " in said
-    assert pruned(cache) == (0, "")
+    assert f"removed {old}: an old version, " in log
+    assert f"removed {part}: an unfinished download, " in log
+    assert prune(cache) == (0, "")
 
 
 def test_only_the_named_model_is_pruned(cache: Path) -> None:
-    mine = [version(1, cache), version(2, cache)]
-    others = [version(1, cache, "test://other"), version(2, cache, "test://other")]
-    broken_off(cache, "test://other")
-    pruned(cache, NAME)
-    assert there(cache) == {mine[1], *others}
+    mine = [fetch_version(1, cache), fetch_version(2, cache)]
+    others = [fetch_version(1, cache, "test://other"), fetch_version(2, cache, "test://other")]
+    interrupt_fetch(cache, "test://other")
+    prune(cache, NAME)
+    assert copies_in(cache) == {mine[1], *others}
     assert len(list((cache / "models" / ".remote").glob("*.part"))) == 1
-    pruned(cache)
-    assert there(cache) == {mine[1], others[1]}
+    prune(cache)
+    assert copies_in(cache) == {mine[1], others[1]}
     assert list((cache / "models" / ".remote").glob("*.part")) == []
 
 
-def test_a_broken_copy_goes(cache: Path) -> None:
-    folder = version(1, cache)
+def test_an_incomplete_copy_is_removed(cache: Path) -> None:
+    folder = fetch_version(1, cache)
     (folder / "model.safetensors").unlink()
-    assert "incomplete" in pruned(cache)[1]
-    assert there(cache) == set()
+    assert "incomplete" in prune(cache)[1]
+    assert copies_in(cache) == set()
 
 
-def test_what_a_server_uses_stays_until_it_ends(cache: Path) -> None:
-    old, new = version(1, cache), version(2, cache)
+def test_a_copy_in_use_by_a_server_is_kept(cache: Path) -> None:
+    old, new = fetch_version(1, cache), fetch_version(2, cache)
     with model_files.in_use(old), model_files.in_use(new):
-        freed, said = pruned(cache)
+        freed, log = prune(cache)
         assert freed == 0
-        assert f"kept {old}: it is in use by a server" in said
-        assert there(cache) == {old, new}
-    pruned(cache)
-    assert there(cache) == {new}
+        assert f"kept {old}: it is in use by a server" in log
+        assert copies_in(cache) == {old, new}
+    prune(cache)
+    assert copies_in(cache) == {new}
 
 
-def test_a_copy_in_use_stays_so_when_it_is_fetched_again(cache: Path) -> None:
-    old = version(1, cache)
+def test_a_copy_stays_in_use_when_it_is_fetched_again(cache: Path) -> None:
+    old = fetch_version(1, cache)
     with model_files.in_use(old):
         (old / "config.json").unlink()
-        assert version(1, cache) == old
-        version(2, cache)
-        assert "it is in use by a server" in pruned(cache)[1]
+        assert fetch_version(1, cache) == old
+        fetch_version(2, cache)
+        assert "it is in use by a server" in prune(cache)[1]
 
 
-def test_what_is_being_fetched_stays(cache: Path) -> None:
-    old = version(1, cache)
-    version(2, cache)
-    broken_off(cache)
+def test_a_running_fetch_is_kept(cache: Path) -> None:
+    old = fetch_version(1, cache)
+    fetch_version(2, cache)
+    interrupt_fetch(cache)
     lock = cache / "models" / ".remote" / f"{key(NAME)}.lock"
     with locked(lock, "", LogLines(io.StringIO())):
-        assert "another process is downloading it" in pruned(cache)[1]
-    assert old in there(cache)
+        assert "another process is downloading it" in prune(cache)[1]
+    assert old in copies_in(cache)
     assert len(list((cache / "models" / ".remote").glob("*.part"))) == 1
 
 
-def test_a_removal_that_was_killed_is_finished_by_the_next(cache: Path) -> None:
-    old = version(1, cache)
-    version(2, cache)
+def test_an_interrupted_removal_is_finished_by_the_next_prune(cache: Path) -> None:
+    old = fetch_version(1, cache)
+    fetch_version(2, cache)
     (old / "config.json").unlink()
-    assert pruned(cache)[0] > 0
+    assert prune(cache)[0] > 0
     assert not old.exists()
     assert len(list((cache / "models" / ".remote").glob("*-????????????????.json"))) == 1
 
 
-def test_what_the_program_did_not_make_stays(cache: Path) -> None:
-    version(1, cache)
+def test_foreign_folders_are_kept(cache: Path) -> None:
+    fetch_version(1, cache)
     foreign = cache / "models" / "mine-0123456789abcdef"
     foreign.mkdir()
     (cache / "models" / ".remote" / "mine-0123456789abcdef.json").write_text("{}")
-    assert pruned(cache) == (0, "")
+    assert prune(cache) == (0, "")
     assert foreign.is_dir()
 
 
-def test_a_copy_that_is_gone_cannot_be_used(cache: Path) -> None:
+def test_a_removed_copy_cannot_be_used(cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="try again"), model_files.in_use(cache / "models" / "gone"):
-        raise AssertionError("it is used")
+        raise AssertionError("a removed copy is in use")
 
 
-def test_the_command_prunes_all_models_and_what_killed_preparations_left(
+def test_the_command_prunes_all_models_and_unfinished_conversions(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMI_CACHE_DIR", str(cache))
-    version(1, cache)
-    new = version(2, cache)
-    left = cache / "models" / ".SmolLM2-135M-Instruct.Q4_1-v1.part-x"
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(bytes(10_000))
+    fetch_version(1, cache)
+    new = fetch_version(2, cache)
+    unfinished = cache / "models" / ".SmolLM2-135M-Instruct.Q4_1-v1.part-x"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(bytes(10_000))
     result = CliRunner().invoke(main, ["prepare", "--prune"])
     assert result.exit_code == 0, result.output
-    assert there(cache) - set((cache / "models").glob("*.lock")) == {new}
+    assert copies_in(cache) - set((cache / "models").glob("*.lock")) == {new}
     assert "an unfinished conversion, " in result.output
     assert "bytes in" in result.output
 
 
 @pytest.mark.parametrize("arguments", [[], ["--verify"], ["--verify", "--prune"]])
-def test_the_command_wants_a_model_for_anything_else(arguments: list[str]) -> None:
+def test_the_command_requires_a_model_without_prune(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["prepare", *arguments])
     assert result.exit_code == 2
     assert "Missing argument 'MODEL'" in result.output

@@ -1,4 +1,4 @@
-"""What S3 states of an object's content, against files that have it and files that do not."""
+"""Checksums of S3 objects, against intact and damaged files."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def file(content: bytes, tmp_path: Path) -> Path:
     return path
 
 
-def damage(path: Path, place: int) -> None:
+def damage(path: Path, position: int) -> None:
     with path.open("r+b") as file:
-        file.seek(place)
+        file.seek(position)
         byte = file.read(1)[0]
-        file.seek(place)
+        file.seek(position)
         file.write(bytes([byte ^ 1]))
 
 
@@ -51,26 +51,26 @@ def damage(path: Path, place: int) -> None:
         ("SHA1", "f7c3bc1d808e04732adf679965ccc34ca7ae3441"),
     ],
 )
-def test_checksums_have_their_published_values(name: str, digest: str) -> None:
+def test_checksums_equal_published_values(name: str, digest: str) -> None:
     assert BY_NAME[name].of(b"123456789").hex() == digest
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_checksum_of_the_whole_object_tells_right_from_wrong(name: str, content: bytes, file: Path) -> None:
+def test_a_full_object_checksum_detects_damage(name: str, content: bytes, file: Path) -> None:
     algorithm = BY_NAME[name]
     digest = algorithm.of(content)
     head = {f"Checksum{name}": base64_of(digest), "ChecksumType": "FULL_OBJECT", "ETag": '"abc-2"'}
     if algorithm is MD5:
         head = {"ETag": f'"{digest.hex()}"'}
-    statement = object_checksum("bucket", head)
-    assert statement == ObjectChecksum(algorithm, digest)
-    assert ContentCheck(file, len(content), statement).difference() is None
+    checksum = object_checksum("bucket", head)
+    assert checksum == ObjectChecksum(algorithm, digest)
+    assert ContentCheck(file, len(content), checksum).difference() is None
     damage(file, len(content) - 5)
-    assert ContentCheck(file, len(content), statement).difference() == f"{name} differs"
+    assert ContentCheck(file, len(content), checksum).difference() == f"{name} differs"
 
 
 def in_parts(algorithm: Algorithm, content: bytes, *, each: bool) -> tuple[bytes, tuple[ObjectPart, ...]]:
-    """(digest of the parts' digests, the parts with their own digests if `each`)."""
+    """Return (digest of the part digests, parts). The parts have their own digests if `each`."""
     digests, parts, start = [], [], 0
     for size in SIZES:
         digests.append(algorithm.of(content[start : start + size]))
@@ -80,20 +80,20 @@ def in_parts(algorithm: Algorithm, content: bytes, *, each: bool) -> tuple[bytes
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_checksum_of_parts_tells_right_from_wrong(name: str, content: bytes, file: Path) -> None:
+def test_a_composite_checksum_detects_damage(name: str, content: bytes, file: Path) -> None:
     algorithm = BY_NAME[name]
     digest, parts = in_parts(algorithm, content, each=False)
     head = {f"Checksum{name}": f"{base64_of(digest)}-3", "ChecksumType": "COMPOSITE", "ETag": '"abc-3"'}
     if algorithm is MD5:
         head = {"ETag": f'"{digest.hex()}-3"'}
-    statement = object_checksum("bucket", head)
-    assert statement == ObjectChecksum(algorithm, digest, 3)
-    assert ContentCheck(file, len(content), statement, parts).difference() is None
+    checksum = object_checksum("bucket", head)
+    assert checksum == ObjectChecksum(algorithm, digest, 3)
+    assert ContentCheck(file, len(content), checksum, parts).difference() is None
     damage(file, SIZES[0] + 5)
-    assert ContentCheck(file, len(content), statement, parts).difference() == f"{name} of its 3 parts differs"
+    assert ContentCheck(file, len(content), checksum, parts).difference() == f"{name} of its 3 parts differs"
 
 
-def test_a_part_with_a_checksum_of_its_own_is_named(content: bytes, file: Path) -> None:
+def test_a_damaged_part_with_its_own_checksum_is_named(content: bytes, file: Path) -> None:
     digest, parts = in_parts(BY_NAME["CRC32C"], content, each=True)
     damage(file, SIZES[0] + 5)
     check = ContentCheck(file, len(content), ObjectChecksum(BY_NAME["CRC32C"], digest, 3), parts)
@@ -101,8 +101,8 @@ def test_a_part_with_a_checksum_of_its_own_is_named(content: bytes, file: Path) 
 
 
 @pytest.mark.parametrize("name", ["CRC32", "SHA256"])
-def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: bytes, file: Path) -> None:
-    """In any order and in any cut; what is damaged afterwards is not looked at again."""
+def test_parts_are_verified_as_soon_as_their_bytes_are_written(name: str, content: bytes, file: Path) -> None:
+    """Spans may arrive in any order and size. A verified part is not read again, so later damage goes unnoticed."""
     algorithm = BY_NAME[name]
     digest, parts = in_parts(algorithm, content, each=False)
     check = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
@@ -111,41 +111,41 @@ def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: byte
     for start, stop in [spans[2], spans[0], spans[1]]:
         check.mark_written(start, stop)
     damage(file, 1000)
-    assert check.difference() is None, "the first part was read once more"
+    assert check.difference() is None, "the first part was read again"
     damage(file, len(content) - 1)
-    late = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
-    late.mark_written(*spans[0])
-    assert late.difference() is not None
+    incomplete = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
+    incomplete.mark_written(*spans[0])
+    assert incomplete.difference() is not None
 
 
 @pytest.mark.parametrize("name", ["CRC32", "SHA256"])
-def test_digests_that_are_computed_while_the_bytes_come_replace_a_second_reading(
+def test_digests_computed_during_the_download_avoid_a_second_read(
     name: str, content: bytes, tmp_path: Path
 ) -> None:
-    """Only those of whole parts: nothing begins for another range."""
+    """A digest begins only for the exact range of a part."""
     algorithm = BY_NAME[name]
     digest, parts = in_parts(algorithm, content, each=False)
 
-    def differs(came: bytes) -> str | None:
+    def difference(received: bytes) -> str | None:
         missing = tmp_path / "never read"
         check = ContentCheck(missing, len(content), ObjectChecksum(algorithm, digest, 3), parts)
         start = 0
         for stop in accumulate(SIZES):
-            begun = check.begin(start, stop)
-            assert begun is not None
-            begun.update(came[start : start + 1000])
-            begun.update(came[start + 1000 : stop])
-            check.mark_written(start, stop, begun.digest())
+            digester = check.begin(start, stop)
+            assert digester is not None
+            digester.update(received[start : start + 1000])
+            digester.update(received[start + 1000 : stop])
+            check.mark_written(start, stop, digester.digest())
             start = stop
         assert check.begin(0, SIZES[0] - 1) is check.begin(1, SIZES[0]) is None
         assert check.begin(0, SIZES[0] + SIZES[1]) is None
         return check.difference()
 
-    assert differs(content) is None
-    assert differs(content[:-1] + bytes([content[-1] ^ 1])) == f"{name} of its 3 parts differs"
+    assert difference(content) is None
+    assert difference(content[:-1] + bytes([content[-1] ^ 1])) == f"{name} of its 3 parts differs"
 
 
-def test_an_empty_object(tmp_path: Path) -> None:
+def test_an_empty_object_is_verified(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     for digest, algorithm in ((hashlib.sha256().digest(), "SHA256"), (bytes(4), "CRC32")):
         assert (
@@ -154,11 +154,11 @@ def test_an_empty_object(tmp_path: Path) -> None:
         )
 
 
-def test_a_file_that_became_shorter_differs(content: bytes, file: Path) -> None:
-    statement = ObjectChecksum(BY_NAME["CRC32"], zlib.crc32(content).to_bytes(4, "big"))
+def test_a_truncated_file_differs(content: bytes, file: Path) -> None:
+    checksum = ObjectChecksum(BY_NAME["CRC32"], zlib.crc32(content).to_bytes(4, "big"))
     with file.open("r+b") as opened:
         opened.truncate(len(content) - 100)
-    assert ContentCheck(file, len(content), statement).difference() == "CRC32 differs"
+    assert ContentCheck(file, len(content), checksum).difference() == "CRC32 differs"
 
 
 HEX = "0123456789abcdef0123456789abcdef"
@@ -179,17 +179,17 @@ HEX = "0123456789abcdef0123456789abcdef"
         ("b", {"ETag": '"not-an-md5"', "ChecksumSHA256": "%%%"}),
     ],
 )
-def test_what_is_no_checksum_is_not_taken_for_one(bucket: str, head: dict[str, str]) -> None:
+def test_headers_without_a_usable_checksum_give_none(bucket: str, head: dict[str, str]) -> None:
     assert object_checksum(bucket, head) is None
 
 
-def test_a_damaged_checksum_leaves_the_etag() -> None:
-    statement = object_checksum(
+def test_the_etag_is_used_if_the_checksum_is_invalid() -> None:
+    checksum = object_checksum(
         "b", {"ETag": f'"{HEX}-3"', "ChecksumCRC32": "3KGR9w==", "ChecksumType": "COMPOSITE"}
     )
-    assert statement == ObjectChecksum(MD5, bytes.fromhex(HEX), 3)
+    assert checksum == ObjectChecksum(MD5, bytes.fromhex(HEX), 3)
 
 
 @pytest.mark.parametrize("encryption", [{}, {"ServerSideEncryption": "AES256"}])
-def test_an_etag_that_is_an_md5_is_one(encryption: dict[str, str]) -> None:
+def test_the_etag_of_a_simple_upload_is_its_md5(encryption: dict[str, str]) -> None:
     assert object_checksum("b", {"ETag": f'"{HEX}"', **encryption}) == ObjectChecksum(MD5, bytes.fromhex(HEX))

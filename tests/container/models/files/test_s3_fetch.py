@@ -1,4 +1,4 @@
-"""Models from a real S3 server, through a proxy that breaks what it is told to break."""
+"""Models from a real S3 server, through a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tests.support.paths import child_environment
 from tests.support.seaweed import credentials
 
 _IN_FLIGHT = 256 << 10
-"""What one cut may throw away: a block that was being read."""
+"""Bytes that one cut may lose: the block in flight."""
 
 
 def size_of(folder: Path, names: set[str] = NEEDED) -> int:
     return sum((folder / name).stat().st_size for name in names)
 
 
-@pytest.mark.parametrize("written", ["mine", "mine/", "mine//"])
-def test_what_serving_needs_is_fetched_and_nothing_else(written: str, s3: S3Lab, small_model: Path) -> None:
+@pytest.mark.parametrize("prefix", ["mine", "mine/", "mine//"])
+def test_only_the_files_needed_for_serving_are_fetched(prefix: str, s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
     s3.upload(small_model, "mine/nested/")
     s3.upload(small_model, "mine-too/")
-    folder, said = s3.obtain(written)
+    folder, log = s3.obtain(prefix)
     assert same(folder, small_model)
     assert s3.proxy.object_bytes == size_of(small_model)
-    assert "100 %" in said
+    assert "100 %" in log
     assert s3.left_over() == []
     assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) == folder
 
@@ -88,7 +88,7 @@ def test_a_handler_gets_the_whole_prefix(s3: S3Lab, tiny_model: Path) -> None:
     assert model_files.locate(ModelSource(s3.address()), s3.cache) == served
 
 
-def test_a_handler_gets_the_gguf_file_that_it_names(s3: S3Lab) -> None:
+def test_a_handler_gets_only_the_selected_gguf_file(s3: S3Lab) -> None:
     for name in ("x-Q4_0.gguf", "x-Q8_0.gguf", "config.json"):
         s3.put(f"mine/{name}", name.encode())
     source = ModelSource(s3.address("mine/x-Q4_0.gguf"), fetch_all_files=True)
@@ -97,20 +97,20 @@ def test_a_handler_gets_the_gguf_file_that_it_names(s3: S3Lab) -> None:
     assert {path.name for path in folder.iterdir()} == {"x-Q4_0.gguf", "config.json"}
 
 
-def test_a_prefix_is_a_folder(s3: S3Lab, tiny_model: Path) -> None:
+def test_a_prefix_must_be_a_whole_folder_name(s3: S3Lab, tiny_model: Path) -> None:
     s3.upload(tiny_model, "falcon-40b/")
     assert "no object under this prefix" in s3.refused("falcon")
     assert "there are folders ('falcon-40b/')" in s3.refused("")
 
 
-def test_a_bucket_may_be_the_folder(s3: S3Lab, small_model: Path) -> None:
+def test_the_model_may_be_at_the_root_of_a_bucket(s3: S3Lab, small_model: Path) -> None:
     whole = dataclasses.replace(s3, root="", bucket="whole")
     whole.upload(small_model, "")
     folder, _ = whole.obtain("")
     assert same(folder, small_model)
 
 
-def test_twenty_cuts_cost_only_what_was_in_flight(s3: S3Lab, small_model: Path) -> None:
+def test_cut_connections_lose_only_the_bytes_in_flight(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
     size = size_of(small_model)
     generator = random.Random(20)
@@ -122,8 +122,8 @@ def test_twenty_cuts_cost_only_what_was_in_flight(s3: S3Lab, small_model: Path) 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_broken_fetch_goes_on_where_it_broke(s3: S3Lab, small_model: Path) -> None:
-    """After the first part of the bytes nothing comes any more: given up, and later taken up again."""
+def test_an_interrupted_fetch_resumes(s3: S3Lab, small_model: Path) -> None:
+    """The server fails after the first 12 MiB. The fetch gives up, and a later one resumes it."""
     s3.upload(small_model)
     size = size_of(small_model)
     blocked = threading.Event()
@@ -134,20 +134,20 @@ def test_a_broken_fetch_goes_on_where_it_broke(s3: S3Lab, small_model: Path) -> 
         s3.proxy.cut_at([1 << 10, 2 << 10, 3 << 10])
 
     s3.proxy.when_sent(12 << 20, block)
-    sentence = s3.refused()
+    message = s3.refused()
     assert blocked.is_set()
-    assert "model.safetensors" in sentence
+    assert "model.safetensors" in message
     before = s3.proxy.object_bytes
     assert s3.left_over() != []
     s3.proxy.heal()
-    folder, said = s3.obtain()
-    assert "resuming an interrupted fetch" in said
+    folder, log = s3.obtain()
+    assert "resuming an interrupted fetch" in log
     assert same(folder, small_model)
     assert s3.left_over() == []
     assert before + s3.proxy.object_bytes <= size + 3 * _IN_FLIGHT + (1 << 20)
 
 
-def test_a_killed_fetch_is_never_served_and_goes_on(s3: S3Lab, small_model: Path) -> None:
+def test_a_killed_fetch_is_never_served_and_is_resumed(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
     reached = threading.Event()
     ended = threading.Event()
@@ -160,7 +160,7 @@ def test_a_killed_fetch_is_never_served_and_goes_on(s3: S3Lab, small_model: Path
     process = s3.start()
     try:
         assert reached.wait(200)
-        # What was sent may lie unread in the sockets, megabytes of it: only what the process wrote counts.
+        # Megabytes of sent data may still be in socket buffers. Only the bytes that the process wrote count.
         while s3.written_bytes() < 12 << 20:
             assert process.poll() is None
             ended.wait(0.01)
@@ -172,13 +172,13 @@ def test_a_killed_fetch_is_never_served_and_goes_on(s3: S3Lab, small_model: Path
     assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) is None
     written = s3.written_bytes()
     s3.proxy.heal()
-    folder, said = s3.obtain()
-    assert "resuming an interrupted fetch" in said
+    folder, log = s3.obtain()
+    assert "resuming an interrupted fetch" in log
     assert same(folder, small_model)
     assert s3.proxy.object_bytes == size_of(small_model) - written
 
 
-def test_everything_but_the_cache_may_be_read_only(s3: S3Lab, tiny_model: Path, tmp_path: Path) -> None:
+def test_only_the_cache_needs_to_be_writable(s3: S3Lab, tiny_model: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: a mount namespace")
     s3.upload(tiny_model)
@@ -187,14 +187,14 @@ def test_everything_but_the_cache_may_be_read_only(s3: S3Lab, tiny_model: Path, 
         "set -e; mount --bind $0 $0; mount -o remount,ro,bind /; cd /; exec $1 -B -m container prepare $2"
     )
     extra = {**credentials(s3.proxy.url), "LMI_CACHE_DIR": str(s3.cache), "HOME": "/nowhere"}
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, str(s3.cache), sys.executable, s3.address()],
         capture_output=True,
         text=True,
         check=False,
         env=child_environment(extra),
     )
-    if "unshare" in done.stderr or "mount" in done.stderr:
-        pytest.skip(f"no mounts here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
+    if "unshare" in result.stderr or "mount" in result.stderr:
+        pytest.skip(f"cannot mount: {result.stderr.strip()}")
+    assert result.returncode == 0, result.stderr
     assert len(s3.published()) == 1

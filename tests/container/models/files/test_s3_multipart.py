@@ -1,4 +1,4 @@
-"""Objects that were uploaded in parts, as boto3 does above 8 MiB: their ETag is no MD5, their checksum one of parts."""
+"""Multipart uploads, as boto3 does above 8 MiB. Their ETag is not an MD5, and their checksum is composite."""
 
 from __future__ import annotations
 
@@ -27,98 +27,103 @@ WEIGHTS = object_named("model.safetensors")
 Upload = Callable[[S3Lab, Path], None]
 
 
-def as_boto3_does(lab: S3Lab, file: Path, **extra: str) -> None:
+def upload_with_boto3(lab: S3Lab, file: Path, **extra: str) -> None:
     key = f"{lab.root}mine/{file.name}"
     config = TransferConfig(use_threads=False)
     lab.seaweed.client().upload_file(str(file), lab.bucket, key, Config=config, ExtraArgs=extra)
 
 
-def in_uneven_parts(lab: S3Lab, file: Path) -> None:
+def upload_in_uneven_parts(lab: S3Lab, file: Path) -> None:
     client, at = lab.seaweed.client(), {"Bucket": lab.bucket, "Key": f"{lab.root}mine/{file.name}"}
     upload = {**at, "UploadId": client.create_multipart_upload(**at)["UploadId"]}
     parts: list[dict[str, Any]] = []
     with file.open("rb") as content:
         for number, size in enumerate((6 << 20, 5 << 20, 1 << 30), start=1):
-            done = client.upload_part(**upload, PartNumber=number, Body=content.read(size))
-            parts.append({"PartNumber": number, "ETag": done["ETag"]})
+            response = client.upload_part(**upload, PartNumber=number, Body=content.read(size))
+            parts.append({"PartNumber": number, "ETag": response["ETag"]})
     client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
 
 
 @pytest.fixture
-def uploaded(s3: S3Lab, small_model: Path) -> Callable[[Upload], None]:
-    def upload(how: Upload) -> None:
+def upload_model(s3: S3Lab, small_model: Path) -> Callable[[Upload], None]:
+    def run(upload: Upload) -> None:
         s3.upload(small_model)
-        how(s3, small_model / "model.safetensors")
+        upload(s3, small_model / "model.safetensors")
 
-    return upload
+    return run
 
 
 @pytest.mark.parametrize(
-    ("how", "by", "heads"),
+    ("upload", "method", "num_heads"),
     [
-        # The first and the last part tell the sizes of all; uneven ones are asked for one by one.
-        (as_boto3_does, "CRC32 by part", 2),
-        (partial(as_boto3_does, ChecksumAlgorithm="SHA256"), "SHA256 by part", 2),
-        (partial(as_boto3_does, ChecksumAlgorithm="CRC64NVME"), "CRC64NVME", 0),
-        (in_uneven_parts, "MD5 by part", 2 + 3),
+        # The sizes of the first and last part give all sizes. Uneven parts need one request each.
+        (upload_with_boto3, "CRC32 by part", 2),
+        (partial(upload_with_boto3, ChecksumAlgorithm="SHA256"), "SHA256 by part", 2),
+        (partial(upload_with_boto3, ChecksumAlgorithm="CRC64NVME"), "CRC64NVME", 0),
+        (upload_in_uneven_parts, "MD5 by part", 2 + 3),
     ],
     ids=["boto3", "SHA256", "CRC64NVME", "uneven"],
 )
-def test_it_is_verified_and_said_by_what(
-    how: Upload, by: str, heads: int, s3: S3Lab, small_model: Path, uploaded: Callable[[Upload], None]
+def test_the_object_is_verified_and_the_method_is_reported(
+    upload: Upload,
+    method: str,
+    num_heads: int,
+    s3: S3Lab,
+    small_model: Path,
+    upload_model: Callable[[Upload], None],
 ) -> None:
-    uploaded(how)
-    folder, said = s3.obtain()
+    upload_model(upload)
+    folder, log = s3.obtain()
     assert same(folder, small_model)
-    assert f"model.safetensors: verified by {by}\n" in said
-    assert "NOT VERIFIED" not in said
-    assert sum(map(head_of_part, s3.proxy.requests)) == heads
+    assert f"model.safetensors: verified by {method}\n" in log
+    assert "NOT VERIFIED" not in log
+    assert sum(map(head_of_part, s3.proxy.requests)) == num_heads
 
 
 @pytest.mark.parametrize(
-    ("how", "headers"),
-    [(in_uneven_parts, "x-amz-checksum"), (as_boto3_does, "x-nothing")],
+    ("upload", "headers"),
+    [(upload_in_uneven_parts, "x-amz-checksum"), (upload_with_boto3, "x-nothing")],
     ids=["uneven, by ETag", "boto3, by checksum"],
 )
-def test_a_corrupted_byte_is_found(
-    how: Upload, headers: str, s3: S3Lab, small_model: Path, uploaded: Callable[[Upload], None]
+def test_a_corrupted_byte_is_detected(
+    upload: Upload, headers: str, s3: S3Lab, small_model: Path, upload_model: Callable[[Upload], None]
 ) -> None:
-    uploaded(how)
+    upload_model(upload)
     s3.proxy.fault(everything, without_headers(headers))
     s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
-    sentence = s3.refused()
-    assert f"{s3.address()}/model.safetensors: " in sentence
-    assert "of its 3 parts differs" in sentence
+    message = s3.refused()
+    assert f"{s3.address()}/model.safetensors: " in message
+    assert "of its 3 parts differs" in message
     assert s3.left_over() == []
     s3.proxy.heal()
     assert same(s3.obtain()[0], small_model)
 
 
-def test_a_part_that_s3_has_a_checksum_of_is_named(
-    s3: S3Lab, small_model: Path, uploaded: Callable[[Upload], None]
+def test_a_damaged_part_with_its_own_checksum_is_named(
+    s3: S3Lab, small_model: Path, upload_model: Callable[[Upload], None]
 ) -> None:
-    """As S3 answers HeadObject for a part; SeaweedFS gives sizes only."""
-    uploaded(as_boto3_does)
+    """S3 returns a checksum for HeadObject of a part. SeaweedFS returns only sizes, so the proxy adds it."""
+    upload_model(upload_with_boto3)
     content = (small_model / "model.safetensors").read_bytes()
     crc32 = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "CRC32")
 
-    def add_checksum(asked: Asked, given: Answer) -> Answer:
+    def add_checksum(asked: Asked, response: Answer) -> Answer:
         number = int(asked.query.partition("=")[2].partition("&")[0]) - 1
         digest = crc32.of(content[number << 23 : (number + 1) << 23])
-        given.headers["x-amz-checksum-crc32"] = base64.b64encode(digest).decode()
-        return given
+        response.headers["x-amz-checksum-crc32"] = base64.b64encode(digest).decode()
+        return response
 
     s3.proxy.fault(head_of_part, add_checksum)
     s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
     assert "CRC32 of part 2 of 3 differs" in s3.refused()
 
 
-def test_where_the_parts_are_unknown_it_is_said_that_nothing_was_verified(
-    s3: S3Lab, small_model: Path, uploaded: Callable[[Upload], None]
+def test_without_part_sizes_a_warning_says_not_verified(
+    s3: S3Lab, small_model: Path, upload_model: Callable[[Upload], None]
 ) -> None:
-    uploaded(as_boto3_does)
+    upload_model(upload_with_boto3)
     s3.proxy.fault(everything, without_headers("x-amz-mp-parts-count"))
-    folder, said = s3.obtain()
+    folder, log = s3.obtain()
     assert same(folder, small_model)
-    assert "warning: " in said
-    assert "model.safetensors: NOT VERIFIED: S3 has CRC32 of the parts only" in said
+    assert "warning: " in log
+    assert "model.safetensors: NOT VERIFIED: S3 has CRC32 of the parts only" in log

@@ -1,4 +1,4 @@
-"""Which parts of an object one request asks for."""
+"""Grouping of the parts of an object into requests."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def runs(tmp_path: Path, num_parts: int, done: dict[int, int]) -> list[list[int]
 
 
 @pytest.mark.parametrize("num_parts", [0, 1, 3, 100, 1000])
-def test_every_part_is_asked_for_once_and_every_thread_has_work(num_parts: int, tmp_path: Path) -> None:
-    found = runs(tmp_path, num_parts, {})
-    assert [part for run in found for part in run] == list(range(num_parts))
-    assert len(found) >= min(num_parts, THREADS)
-    assert num_parts < 1000 or len(found) <= num_parts // 4, "nothing is asked for together"
+def test_every_part_is_requested_once_and_every_thread_has_work(num_parts: int, tmp_path: Path) -> None:
+    requests = runs(tmp_path, num_parts, {})
+    assert [part for run in requests for part in run] == list(range(num_parts))
+    assert len(requests) >= min(num_parts, THREADS)
+    assert num_parts < 1000 or len(requests) <= num_parts // 4, "no parts are requested together"
 
 
-def test_whole_parts_are_left_out_and_begun_ones_come_first(tmp_path: Path) -> None:
-    """A request reads on without a gap: what a part has in its middle of a run would be written to a wrong place."""
-    found = runs(tmp_path, 200, {3: PART_BYTES, 100: 5000, 101: 700})
-    assert [part for run in found for part in run] == [part for part in range(200) if part != 3]
-    for run in found:
+def test_complete_parts_are_skipped_and_begun_parts_start_a_request(tmp_path: Path) -> None:
+    """A request reads without gaps, so bytes after a begun part inside a run would be written to the wrong place."""
+    requests = runs(tmp_path, 200, {3: PART_BYTES, 100: 5000, 101: 700})
+    assert [part for run in requests for part in run] == [part for part in range(200) if part != 3]
+    for run in requests:
         assert run == list(range(run[0], run[-1] + 1))
         assert not {100, 101} & set(run[1:])

@@ -1,4 +1,4 @@
-"""Weights that stay in S3: what is fetched of them, and ranges of them through a proxy that breaks things."""
+"""Weights streamed from S3 instead of fetched: headers, and range reads through a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ from tests.support.seaweed import ACCESS_KEY, SECRET_KEY
 WEIGHTS = "model.safetensors"
 
 
-def streamed(s3: S3Lab) -> tuple[Path, str]:
+def obtain_streamed(s3: S3Lab) -> tuple[Path, str]:
     return s3.obtain(load_format="stream")
 
 
-def test_only_headers_are_fetched_and_take_no_room(s3: S3Lab, small_model: Path) -> None:
+def test_only_headers_are_fetched_into_sparse_files(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
-    folder, said = streamed(s3)
+    folder, log = obtain_streamed(s3)
     assert {path.name for path in folder.iterdir()} == {*NEEDED, MANIFEST}
     assert s3.proxy.object_bytes < 10_000
     weights = folder / WEIGHTS
     assert weights.stat().st_size == (small_model / WEIGHTS).stat().st_size
     assert weights.stat().st_blocks * 512 < 100_000
     assert SafetensorsFiles(folder).shape("a") == SafetensorsFiles(small_model).shape("a")
-    assert f"{WEIGHTS}: NOT VERIFIED: weights stay in S3; each range is checked only by its length" in said
+    assert f"{WEIGHTS}: NOT VERIFIED: weights stay in S3; each range is checked only by its length" in log
     assert all(secret not in (folder / MANIFEST).read_text() for secret in (ACCESS_KEY, SECRET_KEY))
     s3.proxy.heal()
-    assert streamed(s3)[0] == folder
+    assert obtain_streamed(s3)[0] == folder
     assert s3.proxy.object_bytes == 0
 
 
-def test_a_disk_without_room_for_the_weights_is_enough(
+def test_streaming_needs_no_disk_space_for_the_weights(
     s3: S3Lab, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.upload(small_model)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=MODEL_BYTES + (60 << 20)))
     assert "MiB free" in s3.refused()
-    streamed(s3)
+    obtain_streamed(s3)
 
 
-def test_shards_that_the_index_names_and_no_others(s3: S3Lab, tiny_model: Path) -> None:
+def test_only_the_shards_in_the_index_are_used(s3: S3Lab, tiny_model: Path) -> None:
     s3.upload(tiny_model)
     s3.put("mine/consolidated.safetensors", b"not needed")
-    folder, _ = streamed(s3)
+    folder, _ = obtain_streamed(s3)
     assert len(list(folder.glob("*.safetensors"))) == 2
 
 
-def test_a_copy_of_headers_is_never_taken_for_weights(s3: S3Lab, small_model: Path) -> None:
+def test_a_copy_of_headers_is_never_used_as_weights(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
-    headers, _ = streamed(s3)
+    headers, _ = obtain_streamed(s3)
     local = ModelSource(model_id=str(headers))
     assert model_files.locate(local) is None
     with pytest.raises(ModelNotAvailable, match="has only the headers of the weights"):
@@ -78,16 +78,16 @@ def test_a_copy_of_headers_is_never_taken_for_weights(s3: S3Lab, small_model: Pa
     assert (whole / WEIGHTS).read_bytes() == (small_model / WEIGHTS).read_bytes()
 
 
-def test_what_is_no_safetensors_file_is_refused(s3: S3Lab, small_model: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_rejected(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
     s3.put(f"mine/{WEIGHTS}", b"\xff" * 5000)
     with pytest.raises(ModelNotAvailable, match="is not a complete safetensors file"):
-        streamed(s3)
+        obtain_streamed(s3)
 
 
-def test_ranges_are_the_objects_bytes_whatever_the_network_does(s3: S3Lab, small_model: Path) -> None:
+def test_range_reads_are_correct_despite_network_faults(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
-    folder, _ = streamed(s3)
+    folder, _ = obtain_streamed(s3)
     ranges, content = S3Ranges(folder), (small_model / WEIGHTS).read_bytes()
     generator = random.Random(5)
     s3.proxy.cut_at([generator.randrange(4 << 20) for _ in range(5)])
@@ -102,11 +102,9 @@ def test_ranges_are_the_objects_bytes_whatever_the_network_does(s3: S3Lab, small
 
 
 @pytest.mark.usefixtures("impatient")
-def test_ranges_that_cannot_be_had_end_with_one_sentence(
-    s3: S3Lab, small_model: Path, tmp_path: Path
-) -> None:
+def test_failed_range_reads_raise_one_line_errors(s3: S3Lab, small_model: Path, tmp_path: Path) -> None:
     s3.upload(small_model)
-    folder, _ = streamed(s3)
+    folder, _ = obtain_streamed(s3)
     ranges, out = S3Ranges(folder), memoryview(bytearray(100))
     s3.proxy.fault(object_named(WEIGHTS), answer(503, "SlowDown"))
     with pytest.raises(ModelNotAvailable, match="keeps throttling"):
@@ -131,13 +129,13 @@ def test_check_predicts_from_headers_alone(
     (tmp_path / "serving.properties").write_text(f"option.model_id={s3.address()}\n")
     monkeypatch.setenv("LMI_CACHE_DIR", str(s3.cache))
     command = ["check", str(tmp_path), "--device", "L4", "--json"]
-    asked = CliRunner().invoke(main, command)
-    assert asked.exit_code == 3
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 3
     assert s3.proxy.object_bytes == 0
     for arguments in (["--remote"], []):
-        found = CliRunner().invoke(main, [*command, *arguments])
-        assert found.exit_code == 0, found.output
-        report = json.loads(found.stdout)
+        result = CliRunner().invoke(main, [*command, *arguments])
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
         assert report["memory"]["weights"] == pytest.approx(16.06e9, rel=0.01)
         assert report["start"]["file_bytes"] == (small_model / WEIGHTS).stat().st_size
         assert "not on this disk" in report["model"]

@@ -1,4 +1,4 @@
-"""Whether a file is whole, against what the safetensors library says of it."""
+"""The completeness check of safetensors files against the safetensors library."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from container.models.files import safetensors_headers
 from tests.support.examples import examples
 from tests.support.model_folders import safetensors_bytes
 
-_WHOLE = safetensors_bytes(["a", "b"], 8192)
+_COMPLETE = safetensors_bytes(["a", "b"], 8192)
 
 
-def is_whole(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     try:
         safetensors_headers.require_complete(path)
     except safetensors_headers.DamagedFile:
@@ -25,8 +25,8 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def library_says(path: Path) -> str:
-    """Why the library refuses it; empty when it does not."""
+def library_error(path: Path) -> str:
+    """Return the error of the library, or an empty string if it accepts the file."""
     try:
         with safe_open(path, framework="numpy"):
             return ""
@@ -39,34 +39,34 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("headers") / "model.safetensors"
 
 
-def test_a_whole_file_is_whole(file: Path) -> None:
-    file.write_bytes(_WHOLE)
-    assert library_says(file) == ""
-    assert is_whole(file)
+def test_a_complete_file_is_accepted(file: Path) -> None:
+    file.write_bytes(_COMPLETE)
+    assert library_error(file) == ""
+    assert is_complete(file)
 
 
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, len(_WHOLE) - 1))
-def test_no_beginning_of_a_file_is_whole(file: Path, length: int) -> None:
-    file.write_bytes(_WHOLE[:length])
-    assert library_says(file)
-    assert not is_whole(file)
+@given(st.integers(0, len(_COMPLETE) - 1))
+def test_a_truncated_file_is_rejected(file: Path, length: int) -> None:
+    file.write_bytes(_COMPLETE[:length])
+    assert library_error(file)
+    assert not is_complete(file)
 
 
 @examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 200), st.integers(1, 255))
-def test_a_changed_header_is_seen_as_the_library_sees_it(file: Path, place: int, change: int) -> None:
-    content = bytearray(_WHOLE)
-    content[place] ^= change
+def test_a_changed_header_is_judged_like_the_library_does(file: Path, position: int, change: int) -> None:
+    content = bytearray(_COMPLETE)
+    content[position] ^= change
     file.write_bytes(content)
-    why = library_says(file)
-    if "unknown variant" not in why:  # a dtype that it does not know: whoever loads the tensors says so
-        assert is_whole(file) == (why == "")
+    error = library_error(file)
+    if "unknown variant" not in error:  # an unknown dtype is reported when the tensors are loaded
+        assert is_complete(file) == (error == "")
 
 
 @pytest.mark.parametrize(
     "header", [b"[]", b"{", b"\xff\xff", b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b"[" * 5000]
 )
-def test_headers_that_are_none(file: Path, header: bytes) -> None:
+def test_invalid_headers_are_rejected(file: Path, header: bytes) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + random.Random(1).randbytes(100))
-    assert not is_whole(file)
+    assert not is_complete(file)
