@@ -73,7 +73,7 @@ def _check_graph(context: Context, comm: Communicator) -> None:
 
 
 def _check_engine(context: Context, comm: Communicator) -> None:
-    """Graphs contain NCCL operations. The tokens must be those without NCCL, and dropping the graphs must be enough."""
+    """Graphs hold NCCL operations. Tokens equal those without NCCL, and dropping the graphs allows a clean shutdown."""
     folder = write(reduced(MODEL, context.smoke), context.folder / MODEL)
     limits = Limits(context.size(16, 2), context.size(200, 30), context.size(256, 16), context.size(4096, 64))
     tokens = []

@@ -1,4 +1,4 @@
-"""`activate` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `activate` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    # (1 + tanh(z)) / 2 = sigmoid(2 z): nothing cancels where tanh is near -1.
+    # (1 + tanh(z)) / 2 = sigmoid(2 z), which has no cancellation where tanh is near -1.
     return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
@@ -27,7 +27,6 @@ BY_TORCH: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def activate_reference(x: torch.Tensor, kind: Activation) -> Results:
-    """fp64."""
     return (BY_TORCH[kind](x.double()),)
 
 
@@ -38,7 +37,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The count is no constant of the kernel: this one covers all multiples of 16.
+    # The number of elements is not a constexpr: this one covers all multiples of 16.
     for kind in BY_TORCH:
         yield {"x": torch.empty(32, 4 * 8192, dtype=dtype, device="meta"), "kind": kind}
 

@@ -1,4 +1,4 @@
-"""`activate_and_mul` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `activate_and_mul` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 
 def activate_and_mul_reference(gate_up: torch.Tensor, kind: Activation) -> Results:
-    """fp64."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     return (BY_TORCH[kind](gate) * up,)
 
@@ -25,7 +24,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The width is no constant of the kernel: this one covers all multiples of 16.
+    # The width is not a constexpr: this one covers all multiples of 16.
     for kind in BY_TORCH:
         yield {"gate_up": torch.empty(32, 2 * 14336, dtype=dtype, device="meta"), "kind": kind}
 

@@ -1,4 +1,4 @@
-"""Attention over paged keys and values, in plain loops and double precision."""
+"""Reference for attention over paged keys and values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def attention_reference(
     cu_seqlens_q: torch.Tensor,
     rules: ScoreRules,
 ) -> torch.Tensor:
-    """In plain loops and fp64, one query at a time; rows of no sequence are 0.
+    """Compute attention in plain loops and fp64, one query at a time. Rows without a sequence are 0.
 
     Args:
         q: [num_tokens, num_heads, head_dim].
         pool: [2, num_kv_heads, num_blocks, block_size, head_dim], keys first.
-        cu_seqlens_q: [num_seqs + 1], int32: sequence i's queries, its last tokens, are q's rows
-            [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
+        cu_seqlens_q: [num_seqs + 1], int32: the queries of sequence i, its last tokens, are the rows
+            [cu_seqlens_q[i], cu_seqlens_q[i + 1]) of q.
 
     Returns: [num_tokens, num_heads, head_dim], fp64.
     """
@@ -38,15 +38,15 @@ def attention_reference(
         for row in range(bounds[i], bounds[i + 1]):
             position = seq_len - (bounds[i + 1] - row)
             first = 0 if rules.window is None else max(0, position + 1 - rules.window)
-            places = torch.arange(first, position + 1)
+            key_positions = torch.arange(first, position + 1)
             for head in range(q.shape[1]):
-                scores = keys[head // share, places] @ q[row, head].double() * rules.scale
+                scores = keys[head // share, key_positions] @ q[row, head].double() * rules.scale
                 if rules.softcap is not None:
                     scores = rules.softcap * torch.tanh(scores / rules.softcap)
                 if rules.alibi_slopes is not None:
-                    scores = scores + rules.alibi_slopes[head].double() * (places - position)
+                    scores = scores + rules.alibi_slopes[head].double() * (key_positions - position)
                 if rules.sinks is not None:
                     scores = torch.cat((scores, rules.sinks[head : head + 1].double()))
-                weights = torch.softmax(scores, dim=0)[: len(places)]
-                out[row, head] = weights @ values[head // share, places]
+                weights = torch.softmax(scores, dim=0)[: len(key_positions)]
+                out[row, head] = weights @ values[head // share, key_positions]
     return out

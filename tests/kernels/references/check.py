@@ -1,5 +1,5 @@
-"""What is stated of every operation with a Triton kernel, so that one test checks them all: in the interpreter,
-compiled ahead of time, and on a GPU."""
+"""Checks of all operations with a Triton kernel. The same test runs them in the interpreter and on a GPU, and their
+kernels are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Results = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpCheck:
-    """One operation's kernel and what it is held against."""
+    """An operation's kernel, its reference, and inputs to compare them with."""
 
     name: str
     launch: Callable[..., torch.Tensor | Results]
-    """Runs the Triton kernel on these inputs; returns all that it computed, what it wrote in place included."""
+    """Runs the Triton kernel on these inputs. Returns all results, including tensors written in place."""
     reference: Callable[..., Results]
-    """The same in plain torch and float64, on copies: the inputs stay as they are."""
+    """Computes the same in plain torch and float64, without changing the inputs."""
     examples: Callable[[torch.Generator, torch.dtype], Iterator[Inputs]]
-    """Fresh random inputs on the CPU: odd shapes, tails, padding rows, shuffled pages; small enough for the
-    interpreter (seconds for all of them)."""
+    """Yields new random inputs on the CPU: odd shapes, tails, padding rows, shuffled pages. They are small enough for
+    the interpreter (seconds for all of them)."""
     production: Callable[[torch.dtype], Iterator[Inputs]]
-    """Calls with the shapes of real models, all tensors on the `meta` device: what is compiled ahead of time. Each
-    variant (constexpr) that serving can launch appears once."""
+    """Yields inputs with the shapes of real models for ahead-of-time compilation, all tensors on the `meta` device.
+    Each variant (constexpr) that serving can launch appears once."""
     tolerance: dict[torch.dtype, float]
     """Largest absolute and relative error, by the inputs' dtype."""
     exact: bool = False
-    """Results are whole numbers, compared for equality."""
+    """True: results are compared for equality."""
 
 
 ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Errors of a few roundings in each dtype, sums being fp32."""
+"""Tolerances for a few roundings in each dtype, with sums in fp32."""
 
 MODULES = tuple(
     f"tests.kernels.references.{name}"
@@ -67,7 +67,7 @@ MODULES = tuple(
 
 
 def all_checks() -> list[OpCheck]:
-    """Of every operation with a Triton kernel: the `CHECKS` of its module here."""
+    """Return the `CHECKS` of all modules."""
     checks: list[OpCheck] = []
     for name in MODULES:
         checks.extend(importlib.import_module(name).CHECKS)

@@ -1,4 +1,4 @@
-"""`choose_tokens` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `choose_tokens` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def choose_tokens_reference(
     positions: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> Results:
-    """The same bits: every token's noise is written down."""
+    """Compute the same bits as the kernel, with the noise of all tokens in memory."""
     x = penalize(logits, penalties).float()
     (noise,) = gumbel_noise(seeds, positions, x.shape[1])
     ids, edge = torch.arange(x.shape[1]), thresholds[:, None]
-    heat = temperature.float()[:, None]
+    temperatures = temperature.float()[:, None]
     allowed = (x > edge) | ((x == edge) & (ids <= last_ids[:, None]))
-    scores = (x + heat * noise).where(allowed & (x > -torch.inf), -torch.inf)
-    scores = x.where(heat == 0, scores)
+    scores = (x + temperatures * noise).where(allowed & (x > -torch.inf), -torch.inf)
+    scores = x.where(temperatures == 0, scores)
     finite = x.amax(dim=-1).isfinite() & (scores.amax(dim=-1) > -torch.inf)
     return scores.argmax(dim=-1).where(finite, 0), finite
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Greedy and drawn rows in turn; equal logits everywhere; rows that are not finite, by NaN, inf or nothing else."""
+    """Yield greedy and sampled rows, many equal logits, and rows that are not finite: with NaN, with inf, only -inf."""
     for rows, vocab, spare in ((4, 1, 0), (9, 97, 3), (12, 5000, 8), (2, 9000, 0)):
         logits = torch.randn(rows, vocab + spare, generator=generator).mul_(3.0)
-        # On a coarse grid many are equal, the largest too.
+        # On a coarse grid many logits are equal, the largest included.
         logits = logits.mul_(4.0).round_().div_(4.0).to(dtype)
         logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
-        # What is beyond the vocabulary would win.
+        # Logits beyond the vocabulary would win.
         logits[:, vocab:] = 1000.0
         if rows > 8:
             logits[1, vocab - 1] = torch.nan
@@ -52,16 +52,16 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         temperature = torch.rand(rows, generator=generator).add_(0.5)
         temperature[::3] = 0.0
         penalties = example_penalties(generator, rows, vocab)
-        # One of the row's own logits, and some tokens of just that.
+        # The threshold is one of the row's own logits, so that some tokens equal it.
         edge = penalize(logits[:, :vocab], penalties)[:, vocab // 2].float()
         thresholds = edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf)
         last_ids = torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator)
         if rows > 8:
-            # Only tokens of one logit are left, and only a few of them.
+            # Only tokens at the threshold are left, and only a few of them are allowed.
             logits[7:9, 1:vocab:3] = thresholds[7:9] = 20.0
             last_ids[7:9] = vocab // 8
         if vocab > _SPAN:
-            # Equal ones of one lane and of several, greedily.
+            # A greedy row has equal largest logits in one lane and in several.
             logits[0, [7, 7 + _SPAN, 8]] = 40.0
         yield {
             "padded": logits,
@@ -76,16 +76,16 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
-    whole = torch.empty(32, dtype=torch.int64, device="meta")
+    # The vocabulary size is not a constexpr, and all real ones are divisible by 16.
+    integers = torch.empty(32, dtype=torch.int64, device="meta")
     inputs = {
         "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
         "vocab": 128256,
-        "temperature": whole.double(),
-        "thresholds": whole.float(),
-        "last_ids": whole.int(),
-        "seeds": whole,
-        "positions": whole,
+        "temperature": integers.double(),
+        "thresholds": integers.float(),
+        "last_ids": integers.int(),
+        "seeds": integers,
+        "positions": integers,
     }
     yield inputs | {"penalties": production_penalties(32, 128256)}
     yield inputs

@@ -1,4 +1,4 @@
-"""`combine_parts` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `combine_parts` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.decode_plan import EXAMPLE_TILES, plan_reference
 
 
-def _combine_checked(
+def _launch(
     seq_lens: torch.Tensor,
     num_programs: int,
     parts: torch.Tensor,
@@ -28,7 +28,7 @@ def _combine_checked(
     return (out,)
 
 
-def _combine_reference(
+def _reference(
     seq_lens: torch.Tensor,
     num_programs: int,
     parts: torch.Tensor,
@@ -73,8 +73,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """Compiled with decode attention, whose second kernel it is."""
+    """Yield nothing: the kernel is compiled with decode attention, which launches it."""
     return iter(())
 
 
-CHECKS = (OpCheck("combine_parts", _combine_checked, _combine_reference, _examples, _production, ROUNDING),)
+CHECKS = (OpCheck("combine_parts", _launch, _reference, _examples, _production, ROUNDING),)

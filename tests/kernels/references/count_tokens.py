@@ -1,4 +1,4 @@
-"""`count_tokens` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `count_tokens` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 def count_tokens_reference(
     counts: torch.Tensor, table_rows: torch.Tensor, tokens: torch.Tensor, penalizes: torch.Tensor
 ) -> Results:
-    """Row by row, on a copy."""
     counts = counts.clone()
-    for row, token, asks in zip(table_rows.tolist(), tokens.tolist(), penalizes.tolist(), strict=True):
-        if asks and counts[row, token] >> 1 < MOST_COUNTED:
+    for row, token, enabled in zip(table_rows.tolist(), tokens.tolist(), penalizes.tolist(), strict=True):
+        if enabled and counts[row, token] >> 1 < MOST_COUNTED:
             counts[row, token] += 2
     return (counts,)
 
@@ -27,11 +26,13 @@ def _launch(counts: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Entries at their end and before it; padding, which is one row again and again."""
+    """Yield counts at the maximum and just below it, and padding, which repeats one row of the table."""
     for rows, vocab in ((1, 1), (200, 97)):
         counts = torch.randint(0, 5, (rows + 1, vocab), generator=generator)
-        near = 2 * MOST_COUNTED + torch.randint(-2, 2, counts.shape, generator=generator)
-        counts = counts.where(torch.rand(counts.shape, generator=generator) < 0.5, near).to(torch.int16)
+        nearly_full = 2 * MOST_COUNTED + torch.randint(-2, 2, counts.shape, generator=generator)
+        counts = counts.where(torch.rand(counts.shape, generator=generator) < 0.5, nearly_full).to(
+            torch.int16
+        )
         table_rows = torch.randperm(rows, generator=generator)
         penalizes = torch.randint(0, 2, (rows,), generator=generator)
         table_rows[rows // 2 + 1 :] = rows
@@ -45,9 +46,9 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    whole = torch.empty(32, dtype=torch.int64, device="meta")
+    integers = torch.empty(32, dtype=torch.int64, device="meta")
     counts = torch.empty(33, 128256, dtype=torch.int16, device="meta")
-    yield {"counts": counts, "table_rows": whole, "tokens": whole, "penalizes": whole}
+    yield {"counts": counts, "table_rows": integers, "tokens": integers, "penalizes": integers}
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""`decode_attention` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `decode_attention` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -28,24 +28,20 @@ def _sequences_and_rules(
     return PagedSequences(block_tables, table_rows, seq_lens), rules
 
 
-def _decode_checked(
-    q: torch.Tensor, pool: torch.Tensor, num_programs: int | None, **described: Any
-) -> Results:
-    """Plan and attention; q's heads are the first of each row, as in a fused projection."""
-    sequences, rules = _sequences_and_rules(q, **described)
+def _launch(q: torch.Tensor, pool: torch.Tensor, num_programs: int | None, **batch: Any) -> Results:
+    """Plan and run decode attention."""
+    sequences, rules = _sequences_and_rules(q, **batch)
     plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decode_attention(q, pool, sequences, plan, rules, out)
     return (out,)
 
 
-def _decode_reference(
-    q: torch.Tensor, pool: torch.Tensor, num_programs: int | None, **described: Any
-) -> Results:
-    _, rules = _sequences_and_rules(q, **described)
-    paged = (described[name] for name in ("block_tables", "table_rows", "seq_lens"))
+def _reference(q: torch.Tensor, pool: torch.Tensor, num_programs: int | None, **batch: Any) -> Results:
+    _, rules = _sequences_and_rules(q, **batch)
+    sequences = (batch[name] for name in ("block_tables", "table_rows", "seq_lens"))
     one_query_each = torch.arange(len(q) + 1, dtype=torch.int32)
-    return (attention_reference(q, pool, *paged, one_query_each, rules),)
+    return (attention_reference(q, pool, *sequences, one_query_each, rules),)
 
 
 def _example(
@@ -63,24 +59,24 @@ def _example(
     sinks: bool = False,
     num_programs: int | None = None,
 ) -> Inputs:
-    """Shuffled pages among as many that are poisoned, like the slots behind a sequence's last key."""
+    """Make sequences with shuffled pages among as many poisoned (NaN) pages. Slots after the last key are poisoned."""
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
     counts = (seq_lens + block_size - 1) // block_size
     total, columns = int(counts.sum()), int(counts.max()) + 2
     pages = torch.randperm(2 * total + 2, generator=generator)
     pool = torch.full((2, kv_heads, 2 * total + 2, block_size, head_dim), float("nan"), dtype=dtype)
-    # Entries that must not be read name a poisoned page.
+    # Entries that must not be read point to a poisoned page.
     table = torch.full((len(lengths) + 2, columns), int(pages[-1]), dtype=torch.int32)
     rows = torch.randperm(len(lengths) + 2, generator=generator)[: len(lengths)]
     for row, length, own in zip(rows, lengths, pages[:total].split(counts.tolist()), strict=True):
         table[row, : len(own)] = own.int()
         keys = torch.randn(2, kv_heads, len(own) * block_size, head_dim, generator=generator)
         keys[:, :, length:] = float("nan")
-        # What has left the window may be another sequence's.
+        # Pages before the window may belong to another sequence.
         keys[:, :, : 0 if window is None else max(0, length - window)] = float("nan")
         pool[:, :, own] = keys.view(2, kv_heads, len(own), block_size, head_dim).to(dtype)
     heads = kv_heads * share
-    # Where no query matters, as beside the keys of a fused projection, there may be anything.
+    # Queries are the first heads of wider rows, as in a fused projection. The other heads may hold anything.
     wide = torch.full((len(lengths), heads + 2, head_dim), float("nan"), dtype=dtype)
     wide[:, :heads] = torch.randn(len(lengths), heads, head_dim, generator=generator).to(dtype)
     return {
@@ -90,7 +86,7 @@ def _example(
         "table_rows": rows.int(),
         "seq_lens": seq_lens,
         "slopes": torch.rand(heads, generator=generator) if alibi else None,
-        # As large as a sum over many keys.
+        # As large as the sum over many keys.
         "sinks": 4 + torch.randn(heads, generator=generator) if sinks else None,
         "window": window,
         "softcap": softcap,
@@ -102,41 +98,41 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     def lengths(low: int, high: int, count: int) -> list[int]:
         return torch.randint(low, high, (count,), generator=generator).tolist()
 
-    def of(*args: object, **rules: object) -> Inputs:
+    def example(*args: object, **rules: object) -> Inputs:
         return _example(generator, dtype, *args, **rules)  # type: ignore[arg-type]
 
     # Rules.
-    yield of([301, 0, 33], 2, 2, 64, 16, alibi=True, num_programs=3)
-    yield of([450, 70, 9], 1, 4, 64, 16, window=200, num_programs=2)
-    yield of([450, 70, 0], 1, 2, 128, 256, window=131, softcap=5.0, num_programs=3)
-    yield of([301, 33], 1, 2, 64, 16, softcap=3.0, num_programs=2)
-    yield of([401, 0, 33], 2, 3, 64, 16, sinks=True, num_programs=3)
-    yield of([450, 70], 1, 4, 64, 16, window=300, sinks=True, num_programs=4)
-    # One long sequence, cut into more parts than are combined at once.
-    yield of([1200 + int(torch.randint(0, 99, (), generator=generator))], 1, 2, 128, 16, num_programs=19)
-    # Many short ones, several a program; short ones beside one that is cut.
-    yield of(lengths(1, 40, 11), 2, 3, 64, 16, num_programs=2)
-    yield of([*lengths(1, 40, 4), 500, *lengths(1, 40, 3)], 1, 1, 128, 16, num_programs=3)
-    # Padding first, in the middle and last; nothing but padding; more programs than tiles.
-    yield of([0, 130, 0, 0, 257, 1, 0], 1, 4, 128, 4, num_programs=3)
-    yield of([0, 0, 0], 1, 2, 64, 16)
-    yield of([3, 0, 300], 1, 16, 80, 16, num_programs=5)
-    # More heads than one product takes, and no power of 2; pages larger than tiles, and such as divide no tile.
-    yield of([150, 300], 1, 71, 64, 16, num_programs=1)
-    yield of([260, 397, 64], 1, 4, 128, 256, num_programs=3)
-    yield of(lengths(100, 300, 2), 1, 2, 64, 24, num_programs=2)
+    yield example([301, 0, 33], 2, 2, 64, 16, alibi=True, num_programs=3)
+    yield example([450, 70, 9], 1, 4, 64, 16, window=200, num_programs=2)
+    yield example([450, 70, 0], 1, 2, 128, 256, window=131, softcap=5.0, num_programs=3)
+    yield example([301, 33], 1, 2, 64, 16, softcap=3.0, num_programs=2)
+    yield example([401, 0, 33], 2, 3, 64, 16, sinks=True, num_programs=3)
+    yield example([450, 70], 1, 4, 64, 16, window=300, sinks=True, num_programs=4)
+    # One long sequence, split into more parts than are combined at a time.
+    yield example([1200 + int(torch.randint(0, 99, (), generator=generator))], 1, 2, 128, 16, num_programs=19)
+    # Many short sequences, several per program; short sequences next to one that is split.
+    yield example(lengths(1, 40, 11), 2, 3, 64, 16, num_programs=2)
+    yield example([*lengths(1, 40, 4), 500, *lengths(1, 40, 3)], 1, 1, 128, 16, num_programs=3)
+    # Padding at the start, in the middle and at the end; only padding; more programs than tiles.
+    yield example([0, 130, 0, 0, 257, 1, 0], 1, 4, 128, 4, num_programs=3)
+    yield example([0, 0, 0], 1, 2, 64, 16)
+    yield example([3, 0, 300], 1, 16, 80, 16, num_programs=5)
+    # More heads than one product takes, not a power of 2; pages larger than tiles; pages that do not divide a tile.
+    yield example([150, 300], 1, 71, 64, 16, num_programs=1)
+    yield example([260, 397, 64], 1, 4, 128, 256, num_programs=3)
+    yield example(lengths(100, 300, 2), 1, 2, 64, 24, num_programs=2)
     # Other head dims.
-    yield of(lengths(100, 300, 2), 2, 1, 96, 16, num_programs=2)
-    yield of(lengths(50, 200, 2), 1, 2, 256, 4, num_programs=2)
+    yield example(lengths(100, 300, 2), 2, 1, 96, 16, num_programs=2)
+    yield example(lengths(50, 200, 2), 1, 2, 256, 4, num_programs=2)
 
 
 _MODELS = ((32, 8, 128, 16), (32, 8, 128, 64), (128, 8, 64, 16), (71, 1, 64, 16), (9, 3, 64, 16))
-"""(query heads, kv heads, head dim, block size) of Llama 3 8B twice, Falcon 40B, Falcon 7B, SmolLM2. Qwen3 0.6B's 16
-heads on 8 differ from Llama's in nothing but two numbers."""
+"""(query heads, KV heads, head dim, block size) of Llama 3 8B twice, Falcon 40B, Falcon 7B, SmolLM2. Qwen3 0.6B (16
+query heads, 8 KV heads) differs from Llama only in two numbers."""
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    def of(
+    def inputs(
         heads: int,
         kv_heads: int,
         head_dim: int,
@@ -163,15 +159,15 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         }
 
     for model in _MODELS:
-        yield of(*model)
+        yield inputs(*model)
     if dtype != torch.bfloat16:
         return
-    # Compiled in one dtype only: GPT-NeoX 20B, a Mistral of its first kind, Gemma 2, a small Falcon (alibi), gpt-oss.
-    yield of(64, 64, 96, 16)
-    yield of(32, 8, 128, 16, window=4096)
-    yield of(16, 8, 256, 16, softcap=50.0)
-    yield of(64, 64, 64, 16, alibi=True)
-    yield of(64, 8, 64, 16, window=128, sinks=True)
+    # Compiled in one dtype only: GPT-NeoX 20B, the first Mistral, Gemma 2, a small Falcon (ALiBi), gpt-oss.
+    yield inputs(64, 64, 96, 16)
+    yield inputs(32, 8, 128, 16, window=4096)
+    yield inputs(16, 8, 256, 16, softcap=50.0)
+    yield inputs(64, 64, 64, 16, alibi=True)
+    yield inputs(64, 8, 64, 16, window=128, sinks=True)
 
 
-CHECKS = (OpCheck("decode_attention", _decode_checked, _decode_reference, _examples, _production, ROUNDING),)
+CHECKS = (OpCheck("decode_attention", _launch, _reference, _examples, _production, ROUNDING),)

@@ -1,4 +1,4 @@
-"""`decode_plan` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `plan_decode` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from tests.kernels.references.check import Inputs, OpCheck, Results
 
 
-def _plan_checked(
+def _launch(
     seq_lens: torch.Tensor,
     num_kv_heads: int,
     head_dim: int,
@@ -20,13 +20,13 @@ def _plan_checked(
     num_programs: int | None,
     tuned: tuning.Parameters | None,
 ) -> Results:
-    """As `plan_decode`, which reads neither block tables nor rows."""
+    """Run `plan_decode` without block tables and table rows, which it does not read."""
     sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
     plan = plan_decode(sequences, num_kv_heads, head_dim, ScoreRules(1.0, window), num_programs, tuned)
     return plan.tile_starts, plan.program_starts, plan.tiles_per_program
 
 
-def _plan_reference(
+def _reference(
     seq_lens: torch.Tensor,
     num_kv_heads: int,
     head_dim: int,
@@ -40,7 +40,7 @@ def _plan_reference(
 def plan_reference(
     seq_lens: list[int], window: int | None, num_programs: int, tuned: tuning.Parameters
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A plan's `tile_starts`, `program_starts` and `tiles_per_program`, in plain numbers."""
+    """Return a plan's `tile_starts`, `program_starts` and `tiles_per_program`, computed with plain integers."""
     owners: list[int] = []
     starts = [0]
     for i, seq_len in enumerate(seq_lens):
@@ -49,31 +49,31 @@ def plan_reference(
         starts.append(len(owners))
     per_program = max(-(-len(owners) // num_programs), tuned["min_tiles"])
     owners = owners or [len(seq_lens) - 1]
-    firsts = [owners[min(p * per_program, len(owners) - 1)] for p in range(num_programs + 1)]
-    return torch.tensor(starts), torch.tensor(firsts), torch.tensor([per_program])
+    program_starts = [owners[min(p * per_program, len(owners) - 1)] for p in range(num_programs + 1)]
+    return torch.tensor(starts), torch.tensor(program_starts), torch.tensor([per_program])
 
 
 EXAMPLE_TILES: tuning.Parameters = {"block_n": 64, "min_tiles": 2}
-"""The same on every device, so that a reference knows them."""
+"""Launch parameters that do not depend on the device, so that references know them."""
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    def of(lengths: torch.Tensor, window: int | None = None, num_programs: int = 5) -> Inputs:
-        kind = {"num_kv_heads": 2, "head_dim": 128, "window": window, "num_programs": num_programs}
-        return {"seq_lens": lengths.to(torch.int32), **kind, "tuned": EXAMPLE_TILES}
+    def example(lengths: torch.Tensor, window: int | None = None, num_programs: int = 5) -> Inputs:
+        settings = {"num_kv_heads": 2, "head_dim": 128, "window": window, "num_programs": num_programs}
+        return {"seq_lens": lengths.to(torch.int32), **settings, "tuned": EXAMPLE_TILES}
 
     def random(low: int, high: int, count: int) -> torch.Tensor:
         return torch.randint(low, high, (count,), generator=generator)
 
-    yield of(torch.tensor([5000]), num_programs=33)
-    yield of(torch.tensor([1]))
-    yield of(torch.zeros(3))
-    yield of(random(1, 400, 21) * random(0, 2, 21), num_programs=7)
-    yield of(torch.cat([random(1, 99, 30), torch.tensor([9000]), random(1, 99, 9)]), num_programs=16)
-    yield of(random(1, 3000, 40), window=700, num_programs=8)
-    # More of both than the block looks at once, and more programs than tiles.
-    yield of(random(0, 200, 1500), num_programs=1300)
-    yield of(random(0, 2, 9), num_programs=1100)
+    yield example(torch.tensor([5000]), num_programs=33)
+    yield example(torch.tensor([1]))
+    yield example(torch.zeros(3))
+    yield example(random(1, 400, 21) * random(0, 2, 21), num_programs=7)
+    yield example(torch.cat([random(1, 99, 30), torch.tensor([9000]), random(1, 99, 9)]), num_programs=16)
+    yield example(random(1, 3000, 40), window=700, num_programs=8)
+    # More sequences and programs than a block handles at a time; more programs than tiles.
+    yield example(random(0, 200, 1500), num_programs=1300)
+    yield example(random(0, 2, 9), num_programs=1100)
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
@@ -89,6 +89,4 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         }
 
 
-CHECKS = (
-    OpCheck("plan_decode", _plan_checked, _plan_reference, _examples, _production, tolerance={}, exact=True),
-)
+CHECKS = (OpCheck("plan_decode", _launch, _reference, _examples, _production, tolerance={}, exact=True),)

@@ -1,4 +1,4 @@
-"""`experts` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `experts` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def experts_reference(
     renormalise: bool = True,
     gated: Activation = "silu",
 ) -> Results:
-    """fp64, expert by expert."""
+    """Compute in fp64, expert by expert."""
     routing = route_reference(router_logits, top_k, 1, slots, renormalise)
     parts = down_reference(gate_up_reference(x, gate_up, routing, gated), down, routing)
     return (parts.view(len(x), top_k, -1).sum(dim=1),)
@@ -35,11 +35,11 @@ def _launch(
     router_logits: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    *rest: Any,
+    *args: Any,
     gated: Activation = "silu",
-    **more: Any,
+    **kwargs: Any,
 ) -> torch.Tensor:
-    return experts(x, router_logits, ExpertWeights(None, (gate_up, down), gated), *rest, **more)
+    return experts(x, router_logits, ExpertWeights(None, (gate_up, down), gated), *args, **kwargs)
 
 
 def _inputs(generator: torch.Generator, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> Inputs:
@@ -56,7 +56,7 @@ def _inputs(generator: torch.Generator, shape: tuple[int, int, int, int, int], d
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Each of the tiles once."""
+    """Yield inputs that use each tile size once."""
     for rows, num_experts, top_k in ((1, 3, 1), (2, 8, 2), (17, 7, 3), (40, 5, 2), (60, 3, 2), (80, 3, 2)):
         yield _inputs(generator, (rows, num_experts, top_k, 36, 50), dtype)
     for rows, num_real, top_k in ((8, 3, 2), (24, 17, 1)):
@@ -65,7 +65,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """Mixtral 8x7B: decodes and prompts. In fp16 only some: the tiles are those of bf16."""
+    """Yield decodes and prompts of Mixtral 8x7B. fp16 needs only some of them, because its tiles are those of bf16."""
     hidden, intermediate = 4096, 14336
     gate_up = torch.empty(8, 2 * intermediate, hidden, dtype=dtype, device="meta")
     down = torch.empty(8, hidden, intermediate, dtype=dtype, device="meta")
@@ -74,7 +74,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         logits = torch.empty(rows, 8, dtype=dtype, device="meta")
         slots = torch.empty(rows, dtype=torch.int64, device="meta")
         yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2, "slots": slots}
-    # Qwen3-MoE without renormalisation, and gates by erf, the longest of the activations.
+    # Qwen3-MoE without renormalisation, and with GELU by erf, the longest of the activations.
     gate_up = torch.empty(128, 2 * 768, 2048, dtype=dtype, device="meta")
     down = torch.empty(128, 2048, 768, dtype=dtype, device="meta")
     x, logits = (torch.empty(32, n, dtype=dtype, device="meta") for n in (2048, 128))

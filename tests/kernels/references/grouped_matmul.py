@@ -1,4 +1,4 @@
-"""`grouped_matmul` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `grouped_matmul` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kernels.references.route import example_logits, route_reference
 def gate_up_reference(
     x: torch.Tensor, weight: torch.Tensor, routing: Routing, gate: Activation
 ) -> torch.Tensor:
-    """fp64, expert by expert."""
+    """Compute in fp64, expert by expert."""
     out = torch.zeros(routing.num_choices, weight.shape[1] // 2, dtype=torch.float64)
     for expert, choices in _choices_by_expert(routing):
         gates, ups = (
@@ -29,7 +29,7 @@ def gate_up_reference(
 
 
 def down_reference(a: torch.Tensor, weight: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """fp64, expert by expert."""
+    """Compute in fp64, expert by expert."""
     out = torch.zeros(routing.num_choices, weight.shape[1], dtype=torch.float64)
     for expert, choices in _choices_by_expert(routing):
         out[choices] = (
@@ -43,8 +43,8 @@ def down_reference(a: torch.Tensor, weight: torch.Tensor, routing: Routing) -> t
 def _choices_by_expert(routing: Routing) -> Iterator[tuple[int, torch.Tensor]]:
     start = 0
     for expert, end in enumerate(routing.block_ends.tolist()):
-        places = routing.sorted_choices[start * routing.block_m : end * routing.block_m].long()
-        yield expert, places[places < routing.num_choices]
+        choices = routing.sorted_choices[start * routing.block_m : end * routing.block_m].long()
+        yield expert, choices[choices < routing.num_choices]
         start = end
 
 
@@ -52,7 +52,7 @@ _TILES = {"block_n": 16, "block_k": 32, "group_m": 3, "num_warps": 4, "num_stage
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> Iterator[Inputs]:
-    """Routed by the reference; choices beyond the last expert's blocks must not be read."""
+    """Yield inputs routed by the reference. Choices after the last expert's blocks must not be read."""
     for rows, experts, top_k, block_m, hidden, intermediate in (
         (1, 3, 1, 16, 36, 50),
         (2, 8, 2, 16, 64, 32),
@@ -75,7 +75,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> It
         } | ({"gate": "gelu_tanh" if top_k == 1 else "silu"} if gated else {})
 
 
-def _checks(gated: bool) -> OpCheck:
+def _make_check(gated: bool) -> OpCheck:
     def launch(a: torch.Tensor, weight: torch.Tensor, gate: Activation = "silu", **routing: Any) -> Results:
         if gated:
             return (gate_up_matmul(a, weight, Routing(**routing), _TILES, gate),)
@@ -90,11 +90,11 @@ def _checks(gated: bool) -> OpCheck:
         return _examples(generator, dtype, gated)
 
     def production(dtype: torch.dtype) -> Iterator[Inputs]:
-        """None: compiled with `experts`, which alone launches it."""
+        """Yield nothing: the kernel is compiled with `experts`, its only caller."""
         return iter(())
 
     name = "gate_up_matmul" if gated else "down_matmul"
     return OpCheck(name, launch, expected, examples, production, ROUNDING)
 
 
-CHECKS = (_checks(gated=True), _checks(gated=False))
+CHECKS = (_make_check(gated=True), _make_check(gated=False))

@@ -1,4 +1,4 @@
-"""`layer_norm` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `layer_norm` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 
 def layer_norms_reference(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
-    """fp64."""
-    wide = x.double()
-    wide = wide - wide.mean(-1, keepdim=True)
-    normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    x64 = x.double()
+    x64 = x64 - x64.mean(-1, keepdim=True)
+    normed = x64 * (x64.square().mean(-1, keepdim=True) + eps).rsqrt()
     return tuple(
         normed * weight.double() + (0 if bias is None else bias.double()) for weight, bias in affines
     )
 
 
 def add_layer_norms_reference(x: torch.Tensor, residual: torch.Tensor, **rest: Any) -> Results:
-    """fp64; the sum is rounded to x's dtype, as it is kept."""
+    """Compute in fp64, except that the sum is rounded to x's dtype, in which it is stored."""
     total = (x.double() + residual.double()).to(x.dtype)
     return (*layer_norms_reference(total, **rest), total.double())
 
@@ -40,7 +39,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
     shapes = ((1, 1, "b"), (3, 36, "bb"), (5, 576, "b"), (2, 1000, "bb"), (3, 100, "-"), (2, 70, "-b"))
     for rows, hidden, biases in shapes:
-        # Far from zero, as activations are: the mean matters.
+        # Far from zero, like activations, so that the mean matters.
         affines = [(normal(hidden), normal(hidden) if bias == "b" else None) for bias in biases]
         yield {"x": normal(rows, hidden) + 3, "affines": affines, "eps": 1e-5}
 
@@ -51,11 +50,11 @@ def _add_examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[In
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # Falcon's: 11B, 7B, 40B's last norm, 40B's layers.
-    for hidden, two in ((4096, False), (4544, False), (8192, False), (8192, True)):
+    # Falcon 11B, Falcon 7B, Falcon 40B's last norm, Falcon 40B's layers.
+    for hidden, num_norms in ((4096, 1), (4544, 1), (8192, 1), (8192, 2)):
         x = torch.empty(32, hidden, dtype=dtype, device="meta")
-        yield {"x": x, "affines": [(x[0], x[0])] * (1 + two), "eps": 1e-5}
-    # MPT and StarCoder2's kin.
+        yield {"x": x, "affines": [(x[0], x[0])] * num_norms, "eps": 1e-5}
+    # Without a bias: MPT and relatives of StarCoder2.
     x = torch.empty(32, 4096, dtype=dtype, device="meta")
     yield {"x": x, "affines": [(x[0], None)], "eps": 1e-5}
 

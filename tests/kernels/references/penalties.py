@@ -1,5 +1,5 @@
-"""Penalties that kernels are checked with. Their reference is `penalize` on a CPU, which test_sampling.py holds against
-the sampler's own steps."""
+"""Penalties to check kernels with. Their reference is `penalize` on a CPU, which test_sampling.py compares with the
+sampler's own steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi_kernels import Penalties
 
 
 def example_penalties(generator: torch.Generator, num_rows: int, vocab_size: int) -> Penalties:
-    """Some rows have penalties; half of the tokens are not counted, and some counts are at their end."""
+    """Return penalties for some of the rows. Half of the tokens have no count, and some counts are at the maximum."""
     counts = torch.randint(0, 7, (num_rows + 2, vocab_size), generator=generator).to(torch.int16)
     counts[torch.rand(counts.shape, generator=generator) < 0.5] = 0
     counts[:, 1::11] = 2**15 - 1

@@ -1,4 +1,4 @@
-"""`random_numbers` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `random_numbers` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _BLOCK = 1024
 
 @jit
 def _noise_kernel(seed_ptr, position_ptr, noise_ptr, num_tokens, BLOCK: tl.constexpr):
-    """One block of a row a program."""
+    """Each program computes one block of a row."""
     row = tl.program_id(0).to(tl.int64)
-    first, second, third, behind = row_keys_of(tl.load(seed_ptr + row), tl.load(position_ptr + row))
+    first, second, third, fourth = row_keys_of(tl.load(seed_ptr + row), tl.load(position_ptr + row))
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     places = noise_ptr + row * num_tokens + tokens
-    tl.store(places, gumbel(tokens, first, second, third, behind), mask=tokens < num_tokens)
+    tl.store(places, gumbel(tokens, first, second, third, fourth), mask=tokens < num_tokens)
 
 
 def gumbel_noise_triton(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> Results:
-    """As `gumbel_noise`. Only checks call it: serving never writes noise down."""
+    """Store the kernels' noise. Serving never stores noise, so only this check has such a kernel."""
     out = torch.empty(len(seeds), num_tokens, dtype=torch.float32, device=seeds.device)
     _noise_kernel[(len(seeds), cdiv(num_tokens, _BLOCK))](
         seeds, positions, out, num_tokens, BLOCK=_BLOCK, **EXACT
@@ -34,7 +34,7 @@ def gumbel_noise_triton(seeds: torch.Tensor, positions: torch.Tensor, num_tokens
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> Results:
-    """fp32: the noise of tokens [0, num_tokens) of each row. seeds, positions: [num_rows], int64, on the CPU."""
+    """Return the noise of tokens [0, num_tokens) of each row, fp32. seeds, positions: [num_rows], int64, on the CPU."""
     keys = row_keys(seeds[:, None], positions[:, None])
     return (noise(torch.arange(num_tokens, dtype=torch.int32).expand(len(seeds), -1), keys),)
 

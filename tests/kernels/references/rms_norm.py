@@ -1,4 +1,4 @@
-"""`rms_norm` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `rms_norm` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Results:
-    """fp64."""
-    wide = x.double()
-    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double(),)
+    x64 = x.double()
+    return (x64 * (x64.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double(),)
 
 
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> Results:
-    """fp64; the sum is rounded to x's dtype, as it is kept."""
+    """Compute in fp64, except that the sum is rounded to x's dtype, in which it is stored."""
     total = (x.double() + residual.double()).to(x.dtype)
     return (*rms_norm_reference(total, weight, eps), total.double())
 

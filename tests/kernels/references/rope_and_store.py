@@ -1,4 +1,4 @@
-"""`rope_and_store` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `rope_and_store` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def rope_and_store_reference(
     norms: Norms,
     eps: float,
 ) -> Results:
-    """fp64, but for the norms' roundings to qkv's dtype, which are part of the contract."""
+    """Compute in fp64, except that norms round to qkv's dtype, which is part of the contract."""
     _, num_kv_heads, _, block_size, head_dim = pool.shape
     q_norm, k_norm = norms if norms is not None else (None, None)
     q, k, v = qkv.view(len(qkv), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q, k = _norm_reference(q, q_norm, eps), _norm_reference(k, k_norm, eps)
     if cos_sin is not None:
         cos, sin = cos_sin.double()[positions, None].chunk(2, dim=-1)
-        q, k = (_turn_reference(x, cos, sin) for x in (q, k))
+        q, k = (_rotate_reference(x, cos, sin) for x in (q, k))
     pool = pool.double()
     for row, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
@@ -40,14 +40,14 @@ def rope_and_store_reference(
 
 
 def _norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    wide = x.double()
+    x64 = x.double()
     if weight is None:
-        return wide
-    rounded = (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+        return x64
+    rounded = (x64 * (x64.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
     return (rounded * weight).double()
 
 
-def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half, x = cos.shape[-1], x.clone()
     for i in range(half):
         low, high = x[..., i].clone(), x[..., i + half].clone()
@@ -78,7 +78,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         (3, 2, 2, 256, False, 64),
     ):
         pool = normal(2, num_kv_heads, 3, 4, head_dim)
-        # Rows beyond those that have a slot of their own are padding.
+        # Rows without a slot are padding.
         slots = torch.randperm(12, generator=generator)[:num_rows]
         slots[num_rows // 2 + 1 :] = -1
         angles = torch.rand(20, rotary_dim // 2, generator=generator) * 6.3
@@ -100,16 +100,16 @@ _MODELS = (
     (16, 8, 128, True, 128),  # Qwen3-0.6B
     (128, 8, 64, False, 64),  # Falcon-40B
     (71, 1, 64, False, 64),  # Falcon-7B
-    (32, 32, 64, False, 0),  # Falcon-RW-1B, with alibi
+    (32, 32, 64, False, 0),  # Falcon-RW-1B, with ALiBi
     (32, 32, 80, False, 32),  # Phi-2
     (64, 64, 96, False, 24),  # GPT-NeoX 20B
-    (32, 2, 128, False, 64),  # half of each head turns
+    (32, 2, 128, False, 64),  # half of each head is rotated
     # Other head dims.
     (32, 32, 80, False, 80),
     (64, 64, 96, False, 96),
     (8, 1, 256, True, 256),
 )
-"""Query heads, KV heads, head dim, norms, and features that are turned."""
+"""Query heads, KV heads, head dim, norms, rotated features."""
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:

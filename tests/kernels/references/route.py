@@ -1,4 +1,4 @@
-"""`route` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `route` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -18,46 +18,49 @@ def route_reference(
     slots: torch.Tensor | None = None,
     renormalise: bool = True,
 ) -> Routing:
-    """In plain loops, shares in fp64, those of padding 0; places beyond the last block hold num_choices."""
+    """Route in plain loops. Weights are in fp64, and 0 for padding. Entries after the last block hold num_choices."""
     num_rows, num_experts = router_logits.shape
-    wide = router_logits.double()
-    chosen = wide.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    logits64 = router_logits.double()
+    chosen = logits64.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     real = torch.ones(num_rows, dtype=torch.bool) if slots is None else slots >= 0
-    places: list[int] = []
+    sorted_choices: list[int] = []
     ends = []
     for expert in range(num_experts):
         rows, ranks = torch.nonzero((chosen == expert) & real[:, None], as_tuple=True)
-        places += (rows * top_k + ranks).tolist()
-        places += [num_rows * top_k] * (-len(places) % block_m)
-        ends.append(len(places) // block_m)
-    places += [num_rows * top_k] * (
-        max_blocks(num_rows * top_k, num_experts, block_m) * block_m - len(places)
+        sorted_choices += (rows * top_k + ranks).tolist()
+        sorted_choices += [num_rows * top_k] * (-len(sorted_choices) % block_m)
+        ends.append(len(sorted_choices) // block_m)
+    sorted_choices += [num_rows * top_k] * (
+        max_blocks(num_rows * top_k, num_experts, block_m) * block_m - len(sorted_choices)
     )
-    best = wide.gather(1, chosen)
-    shares = torch.softmax(best, -1) if renormalise else torch.softmax(wide, -1).gather(1, chosen)
-    shares = shares.where(real[:, None], 0.0).flatten()
+    best = logits64.gather(1, chosen)
+    choice_weights = torch.softmax(best, -1) if renormalise else torch.softmax(logits64, -1).gather(1, chosen)
+    choice_weights = choice_weights.where(real[:, None], 0.0).flatten()
     return Routing(
-        torch.tensor(places, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32), shares, block_m
+        torch.tensor(sorted_choices, dtype=torch.int32),
+        torch.tensor(ends, dtype=torch.int32),
+        choice_weights,
+        block_m,
     )
 
 
-def _check(
+def _launch(
     router_logits: torch.Tensor,
     top_k: int,
     block_m: int,
     slots: torch.Tensor | None = None,
     renormalise: bool = True,
 ) -> Results:
-    """Of the sorted choices only those blocks that some expert has, and of the shares only those of real rows."""
+    """Return only the defined results: blocks that belong to an expert, and weights of real rows."""
     routing = route(router_logits, top_k, block_m, slots, renormalise)
-    shares = routing.choice_weights
+    choice_weights = routing.choice_weights
     if slots is not None:
-        shares = shares.where(slots.repeat_interleave(top_k) >= 0, 0.0)
+        choice_weights = choice_weights.where(slots.repeat_interleave(top_k) >= 0, 0.0)
     used = (
         torch.arange(len(routing.sorted_choices), device=router_logits.device)
         < routing.block_ends[-1] * block_m
     )
-    return routing.sorted_choices.where(used, routing.num_choices), routing.block_ends, shares
+    return routing.sorted_choices.where(used, routing.num_choices), routing.block_ends, choice_weights
 
 
 def _reference(**inputs: Any) -> Results:
@@ -68,14 +71,14 @@ def _reference(**inputs: Any) -> Results:
 def example_logits(
     generator: torch.Generator, num_rows: int, num_experts: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Multiples of 1/16, which every dtype holds, so that there are ties; and one expert that hardly any row wants."""
+    """Return multiples of 1/16, exact in every dtype, with ties. One expert is hardly ever chosen."""
     logits = (torch.randn(num_rows, num_experts, generator=generator) * 16).round() / 16
     logits[:, int(torch.randint(num_experts, (), generator=generator))] -= 100
     return logits.to(dtype)
 
 
 def example_slots(num_rows: int, num_real: int) -> torch.Tensor:
-    """Padding behind the real rows, as in the graphs of decodes."""
+    """Return slots with padding after the real rows, as in decode graphs."""
     return torch.where(torch.arange(num_rows) < num_real, torch.arange(num_rows) * 7, -1)
 
 
@@ -96,15 +99,15 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         logits = example_logits(generator, num_rows, 8, dtype)
         slots = example_slots(num_rows, num_real)
         yield {"router_logits": logits, "top_k": 2, "block_m": 16, "slots": slots}
-    # Extremes: shares of 0 and 1, and no difference at all.
+    # Extremes: weights of 0 and 1, and equal logits.
     logits = torch.tensor([[6e4, -6e4, 0.0], [0.0, 0.0, 0.0], [-5e4, -6e4, -5e4]], dtype=dtype)
     for renormalise in (True, False):
         yield {"router_logits": logits, "top_k": 2, "block_m": 16, "renormalise": renormalise}
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """None: compiled with `experts`, which alone launches it."""
+    """Yield nothing: the kernel is compiled with `experts`, its only caller."""
     return iter(())
 
 
-CHECKS = (OpCheck("route", _check, _reference, _examples, _production, ROUNDING),)
+CHECKS = (OpCheck("route", _launch, _reference, _examples, _production, ROUNDING),)

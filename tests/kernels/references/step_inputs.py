@@ -1,4 +1,4 @@
-"""`step_inputs` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `step_inputs` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def step_inputs_reference(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> Results:
-    """Row by row."""
     bounds, begins, table_rows = cu_seqlens_q.tolist(), starts.tolist(), rows.tolist()
     table = []
     for i, (seq, token) in enumerate(zip(owners.tolist(), token_ids.tolist(), strict=True)):
@@ -42,7 +41,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         ([1, 1, 1], 2, 2, 4),
         ([3, 1, 150, 7], 0, 5, 16),
         ([2, 5], 200, 0, 1),
-        # Block numbers that take slots beyond 32 bits.
+        # Block numbers with slots beyond 32 bits.
         ([1, 9], 1, 1, 64),
     ):
         yield _example(generator, query_lens, start_padding, row_padding, block_size)
@@ -51,7 +50,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 def _example(
     generator: torch.Generator, query_lens: list[int], start_padding: int, row_padding: int, block_size: int
 ) -> Inputs:
-    """Sequences with these queries, padding sequences (the first has a token row), padding rows."""
+    """Make sequences of these lengths, padding sequences (the first has a token row), and padding rows."""
     num_seqs = len(query_lens)
     lens = torch.tensor([*query_lens, *([1] if start_padding else []), *[0] * (start_padding - 1)])
     owners = torch.repeat_interleave(torch.arange(len(lens)), lens)
@@ -61,7 +60,7 @@ def _example(
     starts[num_seqs:] = -1
     max_blocks = (int(starts.max()) + max(query_lens)) // block_size + 2
     rows = torch.randperm(table_rows, generator=generator)[:num_seqs]
-    # Any number may stand where nothing is read.
+    # Entries that are not read may hold anything.
     rows = torch.cat((rows, torch.full((start_padding,), 2**30)))
     token_ids = torch.randint(0, 1000, (num_rows,), generator=generator)
     token_ids[torch.rand(num_rows, generator=generator) < 0.5] = SAMPLED_LAST

@@ -1,4 +1,4 @@
-"""`sum_choices` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `sum_choices` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def _launch(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) 
 
 
 def sum_choices_reference(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> Results:
-    """fp64."""
     total = parts.double().view(-1, top_k, parts.shape[1]).sum(dim=1)
     return (total if slots is None else total.where(slots[:, None] >= 0, 0.0),)
 
@@ -29,7 +28,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """None: compiled with `experts`, which alone launches it."""
+    """Yield nothing: the kernel is compiled with `experts`, its only caller."""
     return iter(())
 
 

@@ -1,4 +1,4 @@
-"""`logit_thresholds` by sorting, in fp64, and the inputs that it is checked with."""
+"""Reference for `logit_thresholds`, which sorts in fp64, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def logit_thresholds_reference(
     min_p: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> Results:
-    """As `logit_thresholds`, on any device."""
+    """Find the same thresholds as `logit_thresholds`."""
     rows = zip(
         penalize(logits, penalties).double(),
         temperature.tolist(),
@@ -49,8 +49,8 @@ def _threshold(
     if 0 < top_k < len(row):
         edge = float(row.topk(top_k).values[-1])
     if top_p < 1.0:
-        ids, cumulated = _nucleus(row, temperature, edge)
-        last = int((cumulated < top_p).sum().clamp(max=len(ids) - 1))
+        ids, cumulative = _nucleus(row, temperature, edge)
+        last = int((cumulative < top_p).sum().clamp(max=len(ids) - 1))
         edge = float(row[ids[last]])
         equal = (row == edge).nonzero()[:, 0]
         if edge > -math.inf and int(ids[last]) != int(equal[-1]):
@@ -60,22 +60,22 @@ def _threshold(
 
 
 def _nucleus(row: torch.Tensor, temperature: float, edge: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids, likeliest first and lowest first among equals, and their cumulated probabilities, logits below `edge`
-    having none."""
+    """Return token ids, likeliest first (of equal ones the lowest first), and their cumulative probabilities. Logits
+    below `edge` have probability 0."""
     values, ids = row.where(row >= edge, -math.inf).sort(descending=True, stable=True)
     return ids, (values / max(temperature, 1e-30)).softmax(-1).cumsum(-1)
 
 
 def _clear_top_p(row: torch.Tensor, temperature: float, top_k: int, top_p: float) -> float:
-    """A p nearby that rounding does not move across a token: in the middle of what one adds."""
+    """Return a p nearby, in the middle of a token's probability, so that rounding does not change the nucleus."""
     row = row.double()
     edge = float(row.topk(top_k).values[-1]) if 0 < top_k < len(row) else -math.inf
-    _, cumulated = _nucleus(row, temperature, edge)
-    last = int((cumulated < top_p).sum().clamp(max=len(row) - 1))
-    before = float(cumulated[last - 1]) if last else 0.0
-    middle = (before + float(cumulated[last])) / 2.0
-    # Near 1 a token adds less than rounding can tell.
-    return middle if float(cumulated[last]) - before > 2e-5 else 0.5 * float(cumulated[0])
+    _, cumulative = _nucleus(row, temperature, edge)
+    last = int((cumulative < top_p).sum().clamp(max=len(row) - 1))
+    before = float(cumulative[last - 1]) if last else 0.0
+    middle = (before + float(cumulative[last])) / 2.0
+    # Near 1 a token adds less than the rounding error.
+    return middle if float(cumulative[last]) - before > 2e-5 else 0.5 * float(cumulative[0])
 
 
 _PARAMETERS = (
@@ -95,9 +95,9 @@ _PARAMETERS = (
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
-    way to truncate alone and together; greedy rows, rows without truncation, and rows that are not finite; with
-    penalties and without."""
+    """Yield ordinary and nearly flat rows of tensors wider than the vocabulary, with and without equal logits and
+    penalties. They cover each truncation alone and combined, greedy rows, rows without truncation, and rows that are
+    not finite."""
     for vocab, spare, spread, parameters in (
         (1, 0, 1.0, _PARAMETERS[3:5]),
         (97, 3, 2.0, _PARAMETERS),
@@ -117,10 +117,10 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             logits[-2] = -torch.inf
         temperature, top_k, top_p, min_p = (list(column) for column in zip(*parameters, strict=True))
         penalties = example_penalties(generator, len(parameters), vocab)
-        taken = penalize(logits, penalties).float()
+        penalized = penalize(logits, penalties).float()
         for i, p in enumerate(top_p):
-            if p < 1.0 and taken[i].amax().isfinite():
-                top_p[i] = _clear_top_p(taken[i], temperature[i], int(top_k[i]), p)
+            if p < 1.0 and penalized[i].amax().isfinite():
+                top_p[i] = _clear_top_p(penalized[i], temperature[i], int(top_k[i]), p)
         yield {
             "padded": padded,
             "vocab": vocab,
@@ -133,15 +133,15 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
-    number = torch.empty(32, dtype=torch.float64, device="meta")
+    # The vocabulary size is not a constexpr, and all real ones are divisible by 16.
+    numbers = torch.empty(32, dtype=torch.float64, device="meta")
     inputs = {
         "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
         "vocab": 128256,
-        "temperature": number,
-        "top_k": number.long(),
-        "top_p": number,
-        "min_p": number,
+        "temperature": numbers,
+        "top_k": numbers.long(),
+        "top_p": numbers,
+        "min_p": numbers,
     }
     yield inputs | {"penalties": production_penalties(32, 128256)}
     yield inputs

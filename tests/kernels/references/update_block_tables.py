@@ -1,4 +1,4 @@
-"""`update_block_tables` in plain torch, and the inputs that its kernel is checked with."""
+"""Reference for `update_block_tables` in plain torch, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.kernels.references.check import Inputs, OpCheck, Results
 
 
 def update_block_tables_reference(block_tables: torch.Tensor, updates: torch.Tensor) -> Results:
-    """One update after the other."""
     block_tables = block_tables.clone()
     for row, column, block in updates.tolist():
         if row >= 0:

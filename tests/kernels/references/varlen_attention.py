@@ -1,4 +1,4 @@
-"""What attention kernels for any number of query tokens a sequence are checked with."""
+"""Reference for `varlen_attention`, and the inputs of its check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kernels.references.attention_reference import attention_reference
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 _UNTOUCHED = 7.0
-"""What rows of no sequence hold before and after."""
+"""Value of output rows without a sequence, before and after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def _launch(
     num_heads: int,
     rules: ScoreRules,
 ) -> Results:
-    # A row more than the queries, which are part of wider rows, as they are when they come from a fused product.
+    # The output has one head more than the queries. Queries are part of wider rows, as in a fused projection.
     wide = qkv.new_full((qkv.shape[0], num_heads + 1, qkv.shape[2]), _UNTOUCHED)
     sequences = PagedSequences(block_tables, table_rows, seq_lens)
     rules = replace(rules, alibi_slopes=alibi_slopes, sinks=sinks)
@@ -68,7 +68,6 @@ def _reference(
     num_heads: int,
     rules: ScoreRules,
 ) -> Results:
-    """fp64."""
     rules = replace(rules, alibi_slopes=alibi_slopes, sinks=sinks)
     out = attention_reference(
         qkv[:, :num_heads], pool, block_tables, table_rows, seq_lens, cu_seqlens_q, rules
@@ -78,7 +77,7 @@ def _reference(
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Sequences are (keys, queries); (0, 0) is padding."""
+    """Yield batches of sequences, written as (keys, queries). (0, 0) is padding."""
 
     def example(
         sequences: list[tuple[int, int]],
@@ -90,12 +89,12 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         return _example(sequences, shape, alibi, sinks, rules, generator, dtype)
 
     mixed = [(70, 1), (3, 1), (0, 0), (80, 12), (21, 21), (0, 0), (5, 3)]
-    # Single tokens, first chunks, later chunks, all of them.
+    # Single tokens, first chunks, later chunks, and all of these in one batch.
     yield example([(1, 1), (100, 1), (0, 0), (17, 1)], _Shape(4, 1, 64))
     yield example([(33, 33), (2, 2)], _Shape(2, 2, 32))
     yield example([(140, 30)], _Shape(6, 2, 64, 32))
     yield example(mixed, _Shape(4, 1, 128))
-    # Rules: windows that begin within a tile, at a tile's first key, and one that is longer than all.
+    # Rules: windows that start within a tile or at its first key, and one longer than all sequences.
     for window in (1, 21, 32, 1000):
         yield example([(120, 45), (97, 1), (10, 10)], _Shape(2, 1, 32), window=window)
     yield example(mixed, _Shape(3, 1, 64), softcap=3.0)
@@ -103,16 +102,16 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     yield example(mixed, _Shape(2, 2, 16), alibi=True, softcap=2.0, window=19)
     yield example(mixed, _Shape(6, 2, 64), sinks=True)
     yield example(mixed, _Shape(3, 1, 32), sinks=True, window=9)
-    # Several tokens a sequence, as when guesses are verified.
+    # Several tokens per sequence, as in speculative decoding.
     yield example([(64, 4), (65, 4), (4, 4)], _Shape(3, 1, 64))
-    # Shares, head dimensions, block sizes.
+    # Query heads per KV head, head dims, block sizes.
     yield example([(34, 2), (20, 1)], _Shape(71, 1, 64))
     yield example([(67, 5), (32, 1)], _Shape(16, 1, 80, 64))
     yield example([(11, 11), (130, 2)], _Shape(16, 2, 96, 128))
     yield example([(80, 11)], _Shape(1, 1, 256))
     yield example([(50, 13)], _Shape(3, 3, 64, 8))
     yield example([(75, 13)], _Shape(2, 1, 16, 12))
-    # More sequences than one load of their beginnings compares.
+    # More sequences than the search for a program's sequence loads at a time.
     yield example([(0, 0)] * 300 + [(9, 9)] + [(0, 0)] * 230 + [(40, 7), (3, 1)], _Shape(2, 1, 16))
 
 
@@ -125,25 +124,25 @@ def _example(
     generator: torch.Generator,
     dtype: torch.dtype,
 ) -> Inputs:
-    """Shuffled pages of a pool that holds NaN where nothing may be read, and two rows of no sequence."""
+    """Make a batch with shuffled pages, NaN where nothing may be read, and two rows without a sequence."""
     num_heads, head_dim, block_size = shape.num_heads, shape.head_dim, shape.block_size
     pages = [-(-keys // block_size) for keys, _ in lens]
-    num_blocks, poisoned_pages = sum(pages) + 3, 3
+    num_blocks, num_poisoned = sum(pages) + 3, 3
     order = torch.randperm(num_blocks, generator=generator).tolist()
-    never = order[:poisoned_pages]
+    poisoned = order[:num_poisoned]
     pool = torch.full((2, shape.num_kv_heads, num_blocks, block_size, head_dim), torch.nan)
-    # A table's entries behind a sequence's keys name a poisoned page, as do unused rows.
+    # Table entries after a sequence's keys, and unused rows, point to a poisoned page.
     table_rows = torch.randperm(len(lens) + 2, generator=generator)[: len(lens)]
-    block_tables = torch.full((len(lens) + 2, max(pages) + 2), never[0])
-    taken = poisoned_pages
+    block_tables = torch.full((len(lens) + 2, max(pages) + 2), poisoned[0])
+    next_page = num_poisoned
     for row, (keys, queries), used in zip(table_rows.tolist(), lens, pages, strict=True):
-        own = torch.tensor(order[taken : taken + used], dtype=torch.int64)
+        own = torch.tensor(order[next_page : next_page + used], dtype=torch.int64)
         block_tables[row, :used] = own
         first = max(0, keys - queries + 1 - int(rules["window"])) if "window" in rules else 0
         content = torch.full((2, shape.num_kv_heads, used * block_size, head_dim), torch.nan)
         content[:, :, first:keys] = torch.randn(content[:, :, first:keys].shape, generator=generator)
         pool[:, :, own] = content.view(2, shape.num_kv_heads, used, block_size, head_dim)
-        taken += used
+        next_page += used
     query_lens = torch.tensor([0, *(queries for _, queries in lens)])
     num_rows = int(query_lens.sum()) + 2
     qkv = torch.randn(num_rows, num_heads + 2 * shape.num_kv_heads, head_dim, generator=generator)
@@ -159,13 +158,13 @@ def _example(
         "sinks": 2 + torch.randn(num_heads, generator=generator) if sinks else None,
         "max_query_len": int(query_lens.max()) + int(torch.randint(2, (), generator=generator)),
         "num_heads": num_heads,
-        # Larger than usual, so that scores differ and few keys decide.
+        # A larger scale than usual, so that scores differ and few keys dominate.
         "rules": ScoreRules(2.0 * head_dim**-0.5, **rules),  # type: ignore[arg-type]
     }
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """Few packed rows and many, of two sequences. Of fp16 one variant: it differs from bf16 in the names of types."""
+    """Yield few and many packed rows of two sequences. One variant is enough for fp16: only type names differ."""
     yield _production_call(dtype, 1, _LLAMA_8B)
     if dtype != torch.bfloat16:
         return
@@ -176,7 +175,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     yield _production_call(dtype, 2048, _FALCON_7B, alibi=True)
     yield _production_call(dtype, 2048, _GEMMA2_9B, softcap=50.0)
     yield _production_call(dtype, 2048, _GPT_OSS_20B, sinks=True, window=128)
-    # These differ in the heads' share and in the page's size, which decide about no more than addresses.
+    # These differ in query heads per KV head and in page size, which affect only addresses.
     for shape in (_FALCON_40B, _FALCON_7B, _QWEN3, replace(_LLAMA_8B, block_size=64)):
         yield _production_call(dtype, 2048, shape)
 
