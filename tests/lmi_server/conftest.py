@@ -1,4 +1,4 @@
-"""Fixtures of the web process's tests."""
+"""Fixtures for tests of the web process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine(text_model: TextModel) -> FakeEngine:
 
 @pytest.fixture
 def echoing(engine: FakeEngine) -> FakeEngine:
-    """Answers each prompt with its own tokens, so that a mix-up shows."""
+    """An engine that answers each prompt with the tokens of the prompt, to detect mixed-up answers."""
     engine.script = lambda request: tokens(request, request.prompt_token_ids)
     return engine
 
@@ -44,8 +44,8 @@ MakeClient = Callable[..., FlaskClient]
 
 @pytest.fixture
 def make_client(model_folder: Path, text_model: TextModel, engine: FakeEngine) -> MakeClient:
-    def make(server: ServerConfig | None = None, engine_kind: str = "MPI", **more: Any) -> FlaskClient:
-        config = web_config(model_folder, server, engine_kind, **more)
+    def make(server: ServerConfig | None = None, engine_kind: str = "MPI", **options: Any) -> FlaskClient:
+        config = web_config(model_folder, server, engine_kind, **options)
         return create_app(config, engine, text_model).test_client()
 
     return make

@@ -1,4 +1,4 @@
-"""An engine that plays a script, and a small real tokenizer: all that the web process needs to be tested."""
+"""A fake engine that plays scripts, and a small real tokenizer, for tests of the web process."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from lmi_server.config import ServerConfig, WebConfig
 from lmi_server.text.tokenizer import TextModel
 
 Script = Callable[[Request], Iterable[RequestOutput | threading.Event]]
-"""What a request gets: outputs, and events that are waited for in between."""
+"""Returns the outputs of a request. The stream waits for an event before it continues with the next output."""
 
 MAX_MODEL_LEN = 256
 ADMIN_TOKEN = "kR3+/x=.~"
-"""Any visible characters."""
+"""Any visible characters are allowed."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -60,7 +60,7 @@ _SENTENCES = [
 
 
 def build_model_folder(folder: Path) -> Path:
-    """A byte-level BPE tokenizer as a model folder holds it: special tokens, chat template, EOS ids."""
+    """Write a model folder with a byte-level BPE tokenizer, special tokens, a chat template and EOS ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -102,10 +102,10 @@ def web_config(
 
 
 class FakeStream:
-    """Plays the scripts of requests submitted together, in whichever thread or greenlet asks: an item of each in turn.
+    """Plays the scripts of requests that were submitted together, one item of each in turn.
 
-    While one waits for its event, the others go on. A script that was aborted is still played: what is on its way to
-    the web process when it aborts comes all the same.
+    Any thread or greenlet may call `next`. While one script waits for its event, the others continue. Scripts of
+    aborted requests continue too: outputs in flight still reach the web process.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class FakeStream:
             if output is not None:
                 return output
         self._turns = deque(turn for turn in self._turns if id(turn) in self._events)
-        assert self._turns, "more outputs are asked for than the scripts have"
+        assert self._turns, "the scripts have no more outputs"
         if not self._events[id(self._turns[0])].wait(timeout):
             return None
         return self.next(timeout)
 
     def _play(self, script: Iterator[RequestOutput | threading.Event]) -> RequestOutput | None:
-        """The next output; None when the script waits for an event, or has ended."""
+        """Return the next output, or None if the script waits for an event or has ended."""
         event = self._events.get(id(script))
         if event is not None and not event.is_set():
             return None
@@ -141,27 +141,27 @@ class FakeStream:
 
 
 class FakeEngine:
-    """Plays `script` for every request, and remembers what it was told."""
+    """Plays `script` for every request, and records all calls."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests: list[Request] = []
         self.submissions: list[int] = []
-        """How many requests came together, each time."""
+        """Number of requests of each call of `submit`."""
         self.aborted: list[str] = []
         self.abort_reasons: list[AbortReason] = []
-        """Of each of them."""
+        """Reasons for the aborts in `aborted`, in the same order."""
         self.submit_seen = threading.Event()
         self.abort_seen = threading.Event()
         self.state = Health(EngineState.READY, "", 0.0)
         self.engine_stats: EngineStats | None = make_stats()
         self.settings: SchedulerSettings | None = SchedulerSettings(32, 256, 256, 1000)
         self.refused: dict[str, str] = {}
-        """What `configure_scheduler` refuses, by field."""
+        """Fields that `configure_scheduler` refuses, with the reasons."""
         self.answers = True
-        """Whether it answers at all."""
+        """Whether `configure_scheduler` answers."""
         self.ahead = False
-        """Whether all outputs are there before the first is taken."""
+        """Whether all outputs are available before the first one is read."""
 
     def submit(self, *requests: Request) -> FakeStream:
         self.requests += requests
@@ -216,23 +216,23 @@ def tokens(
     logprob: float = -0.5,
     num_cached_tokens: int = 0,
 ) -> list[RequestOutput]:
-    """Outputs of `per_step` tokens each, the last with `end`; an error comes after them on its own.
+    """Return outputs of `per_step` tokens each. The last one has the finish reason `end`; an error follows separately.
 
-    Log-probabilities are told as far as the request asks: `logprob` for each token; as the likeliest the token itself
-    and those before it in the vocabulary.
+    Log-probabilities are included if the request asks for them: `logprob` for each token. The top tokens are the token
+    itself and its predecessors in the vocabulary.
     """
     ids = list(token_ids)
     steps = [tuple(ids[at : at + per_step]) for at in range(0, len(ids), per_step)]
-    asked = request.sampling
+    sampling = request.sampling
     outputs = []
     for index, step in enumerate(steps):
         finish = end if index == len(steps) - 1 and isinstance(end, FinishReason) else None
         output = RequestOutput(
             request.id,
             step,
-            logprobs=tuple(logprob for _ in step) if asked.logprobs else (),
-            top_logprobs=tuple(top(token_id, asked.top_logprobs, logprob) for token_id in step)
-            if asked.top_logprobs
+            logprobs=tuple(logprob for _ in step) if sampling.logprobs else (),
+            top_logprobs=tuple(top(token_id, sampling.top_logprobs, logprob) for token_id in step)
+            if sampling.top_logprobs
             else (),
             finish_reason=finish,
         )
@@ -247,18 +247,19 @@ def tokens(
 
 
 def top(token_id: int, number: int, logprob: float = -0.5) -> tuple[tuple[int, float], ...]:
-    """The likeliest in a token's place, as `tokens` tells them."""
-    return tuple((abs(token_id - place), logprob - place) for place in range(number))
+    """Return the top tokens that `tokens` reports for a token, with their log-probabilities."""
+    return tuple((abs(token_id - rank), logprob - rank) for rank in range(number))
 
 
 def prompt_logprobs(request: Request) -> tuple[PromptLogprob, ...]:
-    """Of each prompt token from the second on, as `tokens` tells them: minus its place."""
+    """Return the log-probability of each prompt token from the second on: minus the position of the token."""
     number = request.sampling.prompt_logprobs
     if number is None:
         return ()
     ids = request.prompt_token_ids
     return tuple(
-        PromptLogprob(float(-place), top(ids[place], number, float(-place))) for place in range(1, len(ids))
+        PromptLogprob(float(-position), top(ids[position], number, float(-position)))
+        for position in range(1, len(ids))
     )
 
 
@@ -268,13 +269,13 @@ def says(
     end: FinishReason | EngineError | None = FinishReason.LENGTH,
     per_step: int = 1,
 ) -> Script:
-    """The script of an engine that answers every prompt with the same text."""
+    """Return a script that answers every prompt with the same text."""
     ids = text_model.encode(answer)
     return lambda request: tokens(request, ids, end, per_step)
 
 
 def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    """The records of OpenAI's stream, which ended well."""
+    """Return the records of an OpenAI stream, which must end with `[DONE]`."""
     blocks = reply.text.split("\n\n")
     assert blocks.pop() == ""
     assert all(block.startswith("data: ") for block in blocks)

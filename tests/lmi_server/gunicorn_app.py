@@ -1,7 +1,7 @@
-"""The application over a scripted engine, for a real gunicorn worker; with routes by which a test steers the script.
+"""The application with a scripted engine, for a real gunicorn worker. Tests control it through the `/test` routes.
 
-Prompts: `answer` is answered at once; `gated` gets one token, then waits for `/test/release`; `hang` gets none;
-`endless` gets tokens without end; `refused` finds the queue full.
+Prompts: `answer` is answered immediately; `gated` gets one token, then waits for `/test/release`; `hang` gets no token;
+`endless` gets tokens forever; `refused` gets the error of a full queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IMPATIENT = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
 
 
 class SteeredWorker(Worker):
-    """The real one, whose patience a test chooses, and with little room for what clients do not read."""
+    """The real worker, with time limits that a test can change and a small send buffer."""
 
     limits = PATIENT
 
@@ -68,7 +68,7 @@ def make_app(folder: str) -> Flask:
 
     @app.post("/test/hurry")
     def hurry() -> str:
-        """Connections from now on have a second."""
+        """Set the time limits of new connections to one second."""
         SteeredWorker.limits = IMPATIENT
         return ""
 

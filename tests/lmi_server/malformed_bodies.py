@@ -1,8 +1,7 @@
-"""Requests that must be refused, as plain data: each names what its refusal has to say.
+"""Malformed requests as plain data, each with the words that its error message must contain.
 
-Nothing is imported from the server, so the list can be sent to any running one, whatever its model: a context of at
-most 100,000 tokens and the default `max_request_size` are assumed. `python malformed_bodies.py` prints it as JSON
-lines, bodies in base64.
+Nothing is imported from the server, so the requests can be sent to any running server with a context of at most 100,000
+tokens and the default `max_request_size`. `python malformed_bodies.py` prints them as JSON lines, with base64 bodies.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ JSON_TYPE = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """One request and what must come back."""
+    """A request and its expected error."""
 
     name: str
     path: str
     body: bytes
     mentions: tuple[str, ...]
-    """What the error's text contains: field, value, limit."""
+    """Parts of the error message: field, value, limit."""
     status: int
     content_type: str | None = JSON_TYPE
 
@@ -45,7 +44,7 @@ def _parameter(parameter: str, value: Any, *mentions: str) -> Malformed:
 
 def _combination(parameters: dict[str, Any], *mentions: str) -> Malformed:
     body = {"inputs": "Hello", "parameters": parameters}
-    return _lmi(f"together {json.dumps(parameters)}", body, *mentions)
+    return _lmi(f"combination {json.dumps(parameters)}", body, *mentions)
 
 
 def _chat(name: str, body: Any, *mentions: str) -> Malformed:
@@ -85,17 +84,17 @@ _GOOD_JSON = b'{"inputs": "Hello"}'
 
 
 def repeated_name(num_names: int) -> bytes:
-    """A body of so many names, the last of which is the first again."""
+    """Return a JSON object with `num_names` names, the last of which repeats the first."""
     names = [f'"n{number}": 0' for number in range(num_names - 1)]
     return ("{" + ", ".join([*names, '"n0": 0']) + "}").encode()
 
 
 BODIES: tuple[Malformed, ...] = (
-    # Not JSON, or not the JSON that it should be
+    # Not JSON, or not a valid object
     _lmi("empty body", b"", "body", "empty", "JSON object"),
     _lmi("blank body", b" \n ", "body", "empty", "JSON object"),
     _lmi("not JSON", b"inputs=Hello", "body", "not valid JSON", "JSON object"),
-    _lmi("cut off", b'{"inputs": "Hel', "body", "not valid JSON", "column"),
+    _lmi("truncated", b'{"inputs": "Hel', "body", "not valid JSON", "column"),
     _lmi("trailing comma", b'{"inputs": "Hello",}', "body", "not valid JSON"),
     _lmi("two objects", b"{}{}", "body", "not valid JSON"),
     _lmi("single quotes", b"{'inputs': 'Hello'}", "body", "not valid JSON"),
@@ -105,21 +104,24 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("null", b"null", "body", "null", "JSON object"),
     _lmi("not UTF-8", b'{"inputs": "caf\xe9"}', "body", "0xe9", "UTF-8"),
     _lmi("UTF-16", '{"inputs": "Hello"}'.encode("utf-16"), "body", "UTF-8"),
-    _lmi("half a surrogate pair", b'{"inputs": "\\ud83d"}', "body", "\\ud83d", "valid Unicode"),
+    _lmi("unpaired surrogate", b'{"inputs": "\\ud83d"}', "body", "\\ud83d", "valid Unicode"),
     _lmi("NaN", b'{"inputs": "Hello", "parameters": {"temperature": NaN}}', "NaN", "finite"),
     _lmi("Infinity", b'{"inputs": "Hello", "parameters": {"top_p": -Infinity}}', "-Infinity", "finite"),
     _lmi(
-        "infinite by size", b'{"inputs": "Hello", "parameters": {"temperature": 1e999}}', "temperature", "100"
+        "number that overflows to infinity",
+        b'{"inputs": "Hello", "parameters": {"temperature": 1e999}}',
+        "temperature",
+        "100",
     ),
     _lmi(
         "number of 5000 digits", b'{"inputs": "Hello", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body"
     ),
-    _lmi("nested too deep", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
-    _lmi("nested a million deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
-    _lmi("a name twice", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "duplicate name"),
-    _lmi("the last of 100,000 names twice", repeated_name(100_000), "body", '"n0"', "duplicate name"),
-    _lmi("a long name twice", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "duplicate name"),
-    _lmi("a long name that nobody knows", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
+    _lmi("nested too deeply", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
+    _lmi("nested a million levels deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
+    _lmi("duplicate name", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "duplicate name"),
+    _lmi("duplicate name among 100,000", repeated_name(100_000), "body", '"n0"', "duplicate name"),
+    _lmi("long duplicate name", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "duplicate name"),
+    _lmi("long unknown name", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
     _lmi("a million values", b'{"inputs": [' + b"0," * 1_000_000 + b"0]}", "more than 500000 values"),
     # Headers
     _lmi(
@@ -132,7 +134,7 @@ BODIES: tuple[Malformed, ...] = (
         content_type="text/plain",
     ),
     _lmi(
-        "form",
+        "form data",
         _GOOD_JSON,
         "Content-Type",
         "form-urlencoded",
@@ -141,7 +143,7 @@ BODIES: tuple[Malformed, ...] = (
         content_type="application/x-www-form-urlencoded",
     ),
     _lmi(
-        "two types",
+        "two content types",
         _GOOD_JSON,
         "Content-Type",
         "application/json, text/plain",
@@ -160,20 +162,28 @@ BODIES: tuple[Malformed, ...] = (
     # Fields of /invocations
     _lmi("no inputs", {}, "inputs", "string"),
     _lmi("empty inputs", {"inputs": ""}, "inputs", '""', "not empty"),
-    _lmi("inputs null", {"inputs": None}, "inputs", "null", "string"),
-    _lmi("inputs a number", {"inputs": 5}, "inputs", "5", "string"),
-    _lmi("inputs a list", {"inputs": ["a", "b"]}, "inputs", '["a", "b"]', "string", "engine=Python"),
+    _lmi("inputs is null", {"inputs": None}, "inputs", "null", "string"),
+    _lmi("inputs is a number", {"inputs": 5}, "inputs", "5", "string"),
+    _lmi("inputs is a list", {"inputs": ["a", "b"]}, "inputs", '["a", "b"]', "string", "engine=Python"),
     _lmi("two prompts", {"inputs": "a", "prompt": "b"}, "prompt", "inputs", "one of"),
-    _lmi("prompt a number", {"prompt": 5}, "prompt", "5", "a string"),
+    _lmi("prompt is a number", {"prompt": 5}, "prompt", "5", "a string"),
     _lmi("inputs too long", {"inputs": "word " * 120_000}, "inputs", "option.max_model_len", "at most"),
-    _lmi("inputs absurdly long", {"inputs": "a" * 12_000_000}, "inputs", "option.max_model_len", "12000000"),
-    _lmi("field misspelled", {"input": "Hello"}, "input", "'inputs'"),
-    _lmi("field unknown", {"inputs": "Hello", "colour": "red"}, "colour", "red", "known"),
-    _lmi("parameter outside", {"inputs": "Hello", "max_new_tokens": 5}, "max_new_tokens", "parameters"),
-    _lmi("parameters a list", {"inputs": "Hello", "parameters": [1]}, "parameters", "[1]", "an object"),
-    _lmi("stream a string", {"inputs": "Hello", "stream": "true"}, "stream", '"true"', "true or false"),
-    _lmi("stream a number", {"inputs": "Hello", "stream": 1}, "stream", "1", "true or false"),
-    _lmi("model a number", {"inputs": "Hello", "model": 7}, "model", "7", "256"),
+    _lmi(
+        "inputs of 12 million characters",
+        {"inputs": "a" * 12_000_000},
+        "inputs",
+        "option.max_model_len",
+        "12000000",
+    ),
+    _lmi("misspelled field", {"input": "Hello"}, "input", "'inputs'"),
+    _lmi("unknown field", {"inputs": "Hello", "colour": "red"}, "colour", "red", "known"),
+    _lmi(
+        "parameter at the top level", {"inputs": "Hello", "max_new_tokens": 5}, "max_new_tokens", "parameters"
+    ),
+    _lmi("parameters is a list", {"inputs": "Hello", "parameters": [1]}, "parameters", "[1]", "an object"),
+    _lmi("stream is a string", {"inputs": "Hello", "stream": "true"}, "stream", '"true"', "true or false"),
+    _lmi("stream is a number", {"inputs": "Hello", "stream": 1}, "stream", "1", "true or false"),
+    _lmi("model is a number", {"inputs": "Hello", "model": 7}, "model", "7", "256"),
     _lmi("adapters", {"inputs": "Hello", "adapters": ["a1"]}, "adapters", "a1", "LoRA"),
     # Parameters
     _parameter("max_new_tokens", 0, "0", "at least 1"),
@@ -268,16 +278,16 @@ BODIES: tuple[Malformed, ...] = (
     # Chat
     _chat("no messages", {}, "messages", "at least 1"),
     _chat("not JSON", b"{", "body", "not valid JSON"),
-    _messages("no message", [], "messages", "[]", "at least 1"),
-    _messages("messages a string", "Hello", "messages", "Hello", "a list"),
-    _messages("message a string", ["Hello"], "messages[0]", "Hello", "an object"),
+    _messages("empty messages", [], "messages", "[]", "at least 1"),
+    _messages("messages is a string", "Hello", "messages", "Hello", "a list"),
+    _messages("message is a string", ["Hello"], "messages[0]", "Hello", "an object"),
     _messages("no role", [{"content": "Hello"}], "messages[0].role", "null", "user"),
     _messages(
-        "role unknown", [{"role": "robot", "content": "Hello"}], "messages[0].role", "robot", "assistant"
+        "unknown role", [{"role": "robot", "content": "Hello"}], "messages[0].role", "robot", "assistant"
     ),
     _messages("no content", [{"role": "user"}], "messages[0].content", "null", "a string"),
-    _messages("content a number", _user(5), "messages[0].content", "5", "a string"),
-    _messages("content empty list", _user([]), "messages[0].content", "[]", "at least 1"),
+    _messages("content is a number", _user(5), "messages[0].content", "5", "a string"),
+    _messages("content is an empty list", _user([]), "messages[0].content", "[]", "at least 1"),
     _messages(
         "an image",
         _user([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]),
@@ -332,18 +342,18 @@ BODIES: tuple[Malformed, ...] = (
     # Completions
     _completions("not JSON", b"[", "body", "not valid JSON"),
     _completions("no prompt", {}, "prompt", "null", "a string"),
-    _prompt("prompt empty", "", "prompt", '""', "not empty"),
-    _prompt("prompt an object", {"text": "Hello"}, "prompt", "Hello", "a list"),
-    _prompt("no prompts", [], "prompt", "[]", "token ids"),
+    _prompt("empty prompt", "", "prompt", '""', "not empty"),
+    _prompt("prompt is an object", {"text": "Hello"}, "prompt", "Hello", "a list"),
+    _prompt("empty list of prompts", [], "prompt", "[]", "token ids"),
     _prompt("too many prompts", ["Hello"] * 129, "prompt", "129", "128"),
-    _prompt("an empty one among prompts", ["Hello", ""], "prompt[1]", '""', "not empty"),
-    _prompt("kinds of prompts mixed", ["Hello", [1, 2]], "prompt[1]", "[1, 2]", "a string"),
-    _prompt("kinds mixed the other way", [[1, 2], "Hello"], "prompt[1]", "Hello", "token ids"),
-    _prompt("no ids", [[1], []], "prompt[1]", "at least 1 token"),
-    _prompt("id out of the vocabulary", [1, 2**31], "prompt[1]", str(2**31), "a token id", "from 0 to"),
-    _prompt("id below 0", [[1], [-1]], "prompt[1][0]", "-1", "from 0 to"),
-    _prompt("id a fraction", [1, 2.5], "prompt[1]", "2.5", "a token id from 0 to"),
-    _prompt("id a flag", [[1, True]], "prompt[0][1]", "true", "a token id from 0 to"),
+    _prompt("one empty prompt", ["Hello", ""], "prompt[1]", '""', "not empty"),
+    _prompt("token ids after a string", ["Hello", [1, 2]], "prompt[1]", "[1, 2]", "a string"),
+    _prompt("string after token ids", [[1, 2], "Hello"], "prompt[1]", "Hello", "token ids"),
+    _prompt("one prompt without ids", [[1], []], "prompt[1]", "at least 1 token"),
+    _prompt("id outside the vocabulary", [1, 2**31], "prompt[1]", str(2**31), "a token id", "from 0 to"),
+    _prompt("negative id", [[1], [-1]], "prompt[1][0]", "-1", "from 0 to"),
+    _prompt("fractional id", [1, 2.5], "prompt[1]", "2.5", "a token id from 0 to"),
+    _prompt("boolean id", [[1, True]], "prompt[0][1]", "true", "a token id from 0 to"),
     _prompt("too many ids", [1] * 200_000, "prompt", "200000", "option.max_model_len"),
     _prompt("too long", ["Hello", "word " * 120_000], "prompt[1]", "option.max_model_len", "at most"),
     _completions_field("max_tokens", 0, "0", "at least 1"),
@@ -351,7 +361,7 @@ BODIES: tuple[Malformed, ...] = (
     _completions_field("temperature", 2.1, "2.1", "from 0 to 2"),
     _completions_field("n", 0, "0", "from 1 to 8"),
     _completions_field("best_of", 9, "9", "from 1 to 8"),
-    _completions("too many answers", {"prompt": ["Hello"] * 100, "n": 8}, "n", "8", "100 prompts", "256"),
+    _completions("too many choices", {"prompt": ["Hello"] * 100, "n": 8}, "n", "8", "100 prompts", "256"),
     _completions_field("suffix", "the end", "the end", '""'),
     _completions_field("logprobs", 6, "6", "from 0 to 5"),
     _completions_field("logprobs", True, "true", "an integer"),
@@ -369,7 +379,7 @@ GOOD: tuple[tuple[str, bytes], ...] = (
     (CHAT, json.dumps({"messages": _user("Hello"), "max_tokens": 2}).encode()),
     (COMPLETIONS, json.dumps({"prompt": ["Hello", "Hi"], "max_tokens": 2}).encode()),
 )
-"""Path and body of requests that must still work after each of them."""
+"""Paths and bodies of valid requests, which must succeed after each malformed one."""
 
 
 def main() -> None:

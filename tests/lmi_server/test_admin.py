@@ -1,4 +1,4 @@
-"""`GET` and `PATCH /admin/scheduler`: the token, what is accepted, what the engine says to it."""
+"""`GET` and `PATCH /admin/scheduler`: the admin token, accepted settings, refusals of the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import ADMIN_TOKEN, FakeEngine
 
 PATH = "/admin/scheduler"
-IN_FORCE = {
+CURRENT_SETTINGS = {
     "max_rolling_batch_size": 32,
     "max_rolling_batch_prefill_tokens": 256,
     "max_num_batched_tokens": 256,
@@ -41,7 +41,7 @@ def with_token(client: FlaskClient) -> FlaskClient:
 
 @pytest.fixture
 def client(client: FlaskClient) -> FlaskClient:
-    """Sends the token with every request."""
+    """A client that sends the admin token with every request."""
     return with_token(client)
 
 
@@ -53,16 +53,16 @@ def error(reply: TestResponse, status: int) -> str:
     return str(body["error"])
 
 
-def test_every_option_and_every_setting_is_in_the_table() -> None:
+def test_fields_are_options_and_cover_every_setting() -> None:
     assert set(FIELDS) <= set(by_name())
     assert set(FIELDS.values()) == set(SchedulerSettings.__slots__)
 
 
-def test_get_shows_what_is_in_force(client: FlaskClient) -> None:
-    assert client.get(PATH).get_json() == IN_FORCE
+def test_get_returns_the_current_settings(client: FlaskClient) -> None:
+    assert client.get(PATH).get_json() == CURRENT_SETTINGS
 
 
-def test_patch_changes_what_it_names_and_shows_the_result(client: FlaskClient, engine: FakeEngine) -> None:
+def test_patch_changes_settings_and_returns_the_result(client: FlaskClient, engine: FakeEngine) -> None:
     changes: dict[str, Any] = {
         "max_rolling_batch_size": 4,
         "max_rolling_batch_prefill_tokens": 128,
@@ -74,7 +74,7 @@ def test_patch_changes_what_it_names_and_shows_the_result(client: FlaskClient, e
         "job_queue_size": 10,
         "max_queued_tokens": 5000,
     }
-    assert client.patch(PATH, json=changes).get_json() == {**IN_FORCE, **changes}
+    assert client.patch(PATH, json=changes).get_json() == {**CURRENT_SETTINGS, **changes}
     assert engine.settings == SchedulerSettings(4, 128, 256, 10, 5000, "fair", False, 1.0, 5, 2)
     assert client.patch(PATH, json={"max_queued_tokens": None}).get_json()["max_queued_tokens"] is None
     assert client.patch(PATH, json={}).status_code == 200
@@ -101,7 +101,7 @@ def test_patch_changes_what_it_names_and_shows_the_result(client: FlaskClient, e
         ([1], ["body", "a JSON object"]),
     ],
 )
-def test_what_is_not_accepted_changes_nothing(
+def test_a_refused_patch_changes_nothing(
     changes: Any, mentions: list[str], client: FlaskClient, engine: FakeEngine
 ) -> None:
     if isinstance(changes, dict):
@@ -109,16 +109,16 @@ def test_what_is_not_accepted_changes_nothing(
     text = error(client.patch(PATH, json=changes), 400)
     for mention in mentions:
         assert mention in text
-    assert client.get(PATH).get_json() == IN_FORCE
+    assert client.get(PATH).get_json() == CURRENT_SETTINGS
 
 
-def test_what_the_engine_refuses_is_told_by_the_options_name(client: FlaskClient, engine: FakeEngine) -> None:
+def test_refusals_of_the_engine_use_option_names(client: FlaskClient, engine: FakeEngine) -> None:
     engine.refused = {"max_num_seqs": "given 64; accepted: at most 32, for which memory was set aside"}
     text = error(client.patch(PATH, json={"max_rolling_batch_size": 64, "job_queue_size": 7}), 400)
     assert text == (
         "max_rolling_batch_size: given 64; accepted: at most 32, for which memory was set aside; nothing was changed"
     )
-    assert client.get(PATH).get_json() == IN_FORCE
+    assert client.get(PATH).get_json() == CURRENT_SETTINGS
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "HEAD", "OPTIONS"])
@@ -138,7 +138,7 @@ def test_what_the_engine_refuses_is_told_by_the_options_name(client: FlaskClient
         ADMIN_TOKEN,
     ],
 )
-def test_nothing_is_shown_or_changed_without_the_token(
+def test_requests_without_the_token_are_rejected(
     method: str, authorization: str | None, make_client: MakeClient, engine: FakeEngine
 ) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
@@ -155,21 +155,21 @@ def test_nothing_is_shown_or_changed_without_the_token(
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
-def test_the_token_is_enough_from_anywhere(scheme: str, make_client: MakeClient) -> None:
-    """What a proxy or `docker run -p` makes of addresses and hosts does not matter."""
+def test_the_token_is_accepted_from_any_address(scheme: str, make_client: MakeClient) -> None:
+    """Proxies and `docker run -p` change addresses and hosts."""
     headers = {
         "Authorization": f"{scheme} {ADMIN_TOKEN}",
         "Host": "models.example",
         "X-Forwarded-For": "10.0.0.7",
     }
     reply = make_client().get(PATH, headers=headers, environ_overrides={"REMOTE_ADDR": "172.17.0.1"})
-    assert reply.get_json() == IN_FORCE
+    assert reply.get_json() == CURRENT_SETTINGS
 
 
-def test_without_a_token_in_the_environment_there_are_no_such_routes(make_client: MakeClient) -> None:
-    for sent in (AUTHORIZATION, "Bearer ", "Bearer"):
+def test_admin_routes_do_not_exist_if_no_token_is_configured(make_client: MakeClient) -> None:
+    for authorization in (AUTHORIZATION, "Bearer ", "Bearer"):
         client = make_client(admin_token="")
-        client.environ_base["HTTP_AUTHORIZATION"] = sent
+        client.environ_base["HTTP_AUTHORIZATION"] = authorization
         for reply in (client.get(PATH), client.patch(PATH, json={"job_queue_size": 7})):
             assert error(reply, 404) == "no such path"
 
@@ -181,25 +181,27 @@ def test_engine_python_has_no_scheduler(make_client: MakeClient, engine: FakeEng
         assert "engine=Python has no scheduler settings" in error(reply, 404)
 
 
-def test_an_engine_that_does_not_answer(client: FlaskClient, engine: FakeEngine) -> None:
+def test_an_engine_that_does_not_answer_is_a_503(client: FlaskClient, engine: FakeEngine) -> None:
     engine.answers = False
     assert "did not answer within 10 s" in error(client.get(PATH), 503)
     assert "may still take effect" in error(client.patch(PATH, json={"job_queue_size": 7}), 503)
 
 
 @pytest.mark.parametrize("state", [state for state in EngineState if state is not EngineState.READY])
-def test_only_a_ready_engine_is_asked(state: EngineState, client: FlaskClient, engine: FakeEngine) -> None:
+def test_changes_are_rejected_unless_the_engine_is_ready(
+    state: EngineState, client: FlaskClient, engine: FakeEngine
+) -> None:
     engine.state = Health(state, "because", 0.0)
     reply = client.patch(PATH, json={"job_queue_size": 7})
     assert engine.state.summary() in error(reply, 503)
     assert "Retry-After" in reply.headers
 
 
-def test_other_methods(client: FlaskClient) -> None:
+def test_other_methods_are_not_allowed(client: FlaskClient) -> None:
     assert "GET" in error(client.post(PATH, json={}), 405)
 
 
-def test_the_copies_are_listed(client: FlaskClient, engine: FakeEngine) -> None:
+def test_copies_are_listed_with_their_state(client: FlaskClient, engine: FakeEngine) -> None:
     up, down = Health(EngineState.READY, "", 0.0), Health(EngineState.FAILED, "killed", 0.0)
     first = {"copy": 1, "serves": True, "state": "ready", "reason": "ready"}
     second = {"copy": 2, "serves": False, "state": "failed", "reason": "the engine has failed: killed"}

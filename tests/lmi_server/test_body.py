@@ -1,4 +1,4 @@
-"""Bodies: read in linear time, bounded each and together, others served meanwhile, names quoted in short."""
+"""Request bodies: parsed in linear time, without blocking other requests, limited in size, with short errors."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def cpu_seconds(num_names: int) -> float:
     return best
 
 
-def test_a_repeated_name_is_found_in_linear_time() -> None:
-    """Ten times the names took a hundred times as long, minutes for 100,000."""
+def test_duplicate_names_are_detected_in_linear_time() -> None:
+    """A quadratic check took minutes for a body of 100,000 names."""
     assert cpu_seconds(100_000) < 40 * cpu_seconds(10_000)
 
 
-def test_the_values_of_a_body_are_bounded() -> None:
+def test_the_number_of_values_is_limited() -> None:
     zeros = b"0," * (MAX_VALUES - 1) + b"0"
     with pytest.raises(
         InvalidRequest, match=f"more than {MAX_VALUES} values; accepted: at most {MAX_VALUES}"
@@ -53,7 +53,7 @@ def test_the_values_of_a_body_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("piece", [",", '\\",', "\\\\,", "é,"])
-def test_commas_in_texts_are_no_values(piece: str) -> None:
+def test_commas_in_strings_do_not_count_as_values(piece: str) -> None:
     text = piece * (MAX_VALUES + 1)
     body = parse_object(f'{{"a": "\\\\", "inputs": "{text}"}}'.encode())
     assert body["inputs"].count(",") == MAX_VALUES + 1
@@ -68,7 +68,7 @@ def test_commas_in_texts_are_no_values(piece: str) -> None:
     ],
     ids=["objects", "lists", "names"],
 )
-def test_others_have_their_turn_while_a_large_body_is_parsed(data: bytes) -> None:
+def test_other_greenlets_run_while_a_large_body_is_parsed(data: bytes) -> None:
     turns = []
 
     def other() -> None:
@@ -85,7 +85,7 @@ def test_others_have_their_turn_while_a_large_body_is_parsed(data: bytes) -> Non
 LONG = "x" * 1_000_000
 
 
-def test_names_are_quoted_in_short() -> None:
+def test_long_names_are_shortened_in_errors() -> None:
     assert len(str(refuse_unknown(f"parameters.{LONG}", LONG, LONG, ["top_k"]))) < 500
     with pytest.raises(InvalidRequest) as caught:
         parse_object(json.dumps({LONG: 0})[:-1].encode() + f', "{LONG}": 1}}'.encode())
@@ -101,23 +101,23 @@ def test_names_are_quoted_in_short() -> None:
         [[[0] * 100, object()], object()],
     ],
 )
-def test_no_more_of_a_value_is_looked_at_than_is_shown(value: Any) -> None:
-    """What cannot be written as JSON stands where nobody may look."""
+def test_a_long_value_is_read_only_as_far_as_it_is_shown(value: Any) -> None:
+    """The object() is not JSON serializable and stands beyond the part that is shown."""
     assert len(as_json(value)) < 100
     assert as_json(value).endswith("...")
 
 
 @pytest.mark.parametrize("value", [0, None, "a" * 78, [1, [2, {"a": {}}]], {"a": [], "b": {"c": None}}, []])
-def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
+def test_a_short_value_is_shown_in_full(value: Any) -> None:
     assert as_json(value) == json.dumps(value)
 
 
-def test_unknown_names_make_one_short_log_line(
+def test_unknown_names_are_logged_in_one_short_line(
     make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make_client(ServerConfig(unknown_parameters="warn"))
-    made_up = {f"{LONG}{number}": 0 for number in range(3)} | {str(number): 0 for number in range(50)}
-    for body in ({**made_up, "inputs": "Hello"}, {"inputs": "Hello", "parameters": made_up}):
+    unknown = {f"{LONG}{number}": 0 for number in range(3)} | {str(number): 0 for number in range(50)}
+    for body in ({**unknown, "inputs": "Hello"}, {"inputs": "Hello", "parameters": unknown}):
         caplog.clear()
         assert client.post("/invocations", json=body).status_code == 200
         lines = [line for line in caplog.messages if "ignored" in line]
@@ -140,7 +140,7 @@ GOOD = b'{"inputs": "Hello"}'
 
 @pytest.fixture
 def bodies(monkeypatch: pytest.MonkeyPatch) -> Bodies:
-    """It has room for two bodies like `GOOD`."""
+    """Accepts bodies of the size of `GOOD`, at most two in flight."""
     monkeypatch.setattr(body_module, "MIN_BYTES_IN_FLIGHT", 0)
     return Bodies(len(GOOD))
 
@@ -153,7 +153,7 @@ def assert_two_bodies_fit(bodies: Bodies) -> None:
             pass
 
 
-def test_a_body_is_bounded_with_and_without_its_length(bodies: Bodies) -> None:
+def test_the_size_of_a_body_is_limited_with_and_without_a_content_length(bodies: Bodies) -> None:
     for length in (len(GOOD), None):
         with bodies.json_object(request_of(GOOD, length)) as body:
             assert body == {"inputs": "Hello"}
@@ -163,15 +163,13 @@ def test_a_body_is_bounded_with_and_without_its_length(bodies: Bodies) -> None:
     assert_two_bodies_fit(bodies)
 
 
-def test_bodies_in_flight_are_bounded_together(bodies: Bodies) -> None:
-    for _ in range(
-        2
-    ):  # the second time shows that the first bodies, the refused one too, take no room any more
+def test_the_total_size_of_bodies_in_flight_is_limited(bodies: Bodies) -> None:
+    for _ in range(2):  # the second round shows that completed and refused bodies no longer count
         assert_two_bodies_fit(bodies)
 
 
-class Failing:
-    """A stream that brings a byte, then fails."""
+class FailingStream:
+    """A stream that returns one byte, then raises an error."""
 
     def __init__(self, error: Exception) -> None:
         self._turns: Iterator[bytes | Exception] = iter((b"{", error))
@@ -186,15 +184,15 @@ class Failing:
 @pytest.mark.parametrize(
     ("failure", "raised"), [(TimeoutError(), BodyTooSlow), (ConnectionResetError(), InvalidRequest)]
 )
-def test_what_a_failed_body_brought_is_no_longer_in_flight(
+def test_bytes_of_a_failed_body_are_no_longer_in_flight(
     failure: Exception, raised: type[Exception], bodies: Bodies
 ) -> None:
-    with pytest.raises(raised), bodies.json_object(request_from(Failing(failure), len(GOOD))):
+    with pytest.raises(raised), bodies.json_object(request_from(FailingStream(failure), len(GOOD))):
         pass
     assert_two_bodies_fit(bodies)
 
 
-def test_a_body_that_breaks_off_is_refused() -> None:
+def test_an_incomplete_body_is_refused() -> None:
     request = request_of(GOOD, len(GOOD) + 1)
     with (
         pytest.raises(InvalidRequest, match="before the whole body arrived"),
@@ -204,16 +202,16 @@ def test_a_body_that_breaks_off_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/invocations", 503), ("/v1/chat/completions", 429)])
-def test_too_many_bytes_in_flight_is_told_as_a_full_queue_is(
+def test_too_many_bytes_in_flight_are_rejected_like_a_full_queue(
     path: str, status: int, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third of three requests, each of which comes while the one before it is still read."""
+    """Each of three requests arrives while the previous one is being read. The third one is rejected."""
     monkeypatch.setattr(body_module, "MIN_BYTES_IN_FLIGHT", 0)
     client = make_client(ServerConfig(max_request_size=len(GOOD)))
     replies = []
 
-    class Nested:
-        """A body before whose last byte another request comes."""
+    class NestedStream:
+        """A body that sends the next request before its own last byte."""
 
         def __init__(self) -> None:
             self._pieces = [GOOD[-1:], GOOD[:-1]]
@@ -224,7 +222,7 @@ def test_too_many_bytes_in_flight_is_told_as_a_full_queue_is(
             return self._pieces.pop()
 
     def send() -> None:
-        body = {"wsgi.input": Nested(), "CONTENT_LENGTH": str(len(GOOD))}
+        body = {"wsgi.input": NestedStream(), "CONTENT_LENGTH": str(len(GOOD))}
         replies.append(client.post(path, environ_overrides=body))
 
     send()

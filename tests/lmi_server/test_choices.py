@@ -1,4 +1,4 @@
-"""`n` and `best_of`: several answers to a prompt, on every path."""
+"""`n` and `best_of`: several choices for a prompt, on every path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 @pytest.fixture
 def counting(engine: FakeEngine, text_model: TextModel) -> FakeEngine:
-    """The k-th request of a submission is answered with the k-th word, and its log-probability."""
+    """An engine that answers the k-th request of a submission with the k-th word and its log-probability."""
 
     def script(request: Request) -> list[RequestOutput]:
         word = WORDS[int(request.id.rpartition("-")[2]) if "-" in request.id else 0]
@@ -36,7 +36,7 @@ def lmi(client: FlaskClient, **parameters: Any) -> TestResponse:
     return client.post("/invocations", json={"inputs": "Hello", "parameters": parameters})
 
 
-def test_each_answer_is_a_request_that_may_share_the_prompts_pages(
+def test_each_choice_is_a_request_that_can_share_the_prompts_blocks(
     client: FlaskClient, counting: FakeEngine, text_model: TextModel
 ) -> None:
     body = {"prompt": ["Hello", "Hi"], "n": 3, "temperature": 0.5, "seed": 11, "priority": -4}
@@ -58,12 +58,12 @@ def test_each_answer_is_a_request_that_may_share_the_prompts_pages(
     assert len({r.id for r in requests}) == 6
 
 
-def test_seeds_of_later_answers_never_change() -> None:
+def test_seeds_of_choices_are_stable() -> None:
     assert choice_seed(11, 1) == 17564306983642144096
     assert choice_seed(2**64 - 1, 7) < 2**64
 
 
-def test_usage_counts_a_prompt_once_and_all_that_was_generated(
+def test_usage_counts_each_prompt_once_and_all_generated_tokens(
     client: FlaskClient, counting: FakeEngine, text_model: TextModel
 ) -> None:
     body = {"prompt": ["Hello", "Hi"], "n": 1, "best_of": 2}
@@ -101,7 +101,9 @@ def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient, countin
         assert [delta["finish_reason"] for delta in own][-1] == "length"
 
 
-def test_completions_stream_has_chunks_by_index(client: FlaskClient, counting: FakeEngine) -> None:
+def test_streamed_completion_chunks_have_the_index_of_their_choice(
+    client: FlaskClient, counting: FakeEngine
+) -> None:
     body = {"prompt": ["Hello", "Hi"], "n": 2, "stream": True, "echo": True}
     texts: dict[int, str] = {}
     for record in chunks(client.post("/v1/completions", json=body)):
@@ -110,7 +112,7 @@ def test_completions_stream_has_chunks_by_index(client: FlaskClient, counting: F
     assert texts == {0: "Helloone", 1: "Hellotwo", 2: "Hithree", 3: "Hifour"}
 
 
-def test_best_of_gives_the_likeliest_first(client: FlaskClient, counting: FakeEngine) -> None:
+def test_best_of_returns_the_most_likely_choices_first(client: FlaskClient, counting: FakeEngine) -> None:
     body = {"prompt": "Hello", "n": 2, "best_of": 4}
     choices = client.post("/v1/completions", json=body).get_json()["choices"]
     assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "four"), (1, "two")]
@@ -119,7 +121,9 @@ def test_best_of_gives_the_likeliest_first(client: FlaskClient, counting: FakeEn
     assert len(counting.requests) == 4
 
 
-def test_the_mean_counts_not_the_sum(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+def test_best_of_compares_mean_log_probabilities(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
     def script(request: Request) -> list[RequestOutput]:
         if request.id.endswith("-0"):
             return tokens(request, text_model.encode("seven eight nine ten"), logprob=-0.4)
@@ -130,7 +134,7 @@ def test_the_mean_counts_not_the_sum(client: FlaskClient, engine: FakeEngine, te
     assert reply.get_json()["choices"][0]["text"] == "seven eight nine ten"
 
 
-def test_lmi_tells_the_others_in_details(client: FlaskClient, counting: FakeEngine) -> None:
+def test_lmi_returns_the_other_choices_in_details(client: FlaskClient, counting: FakeEngine) -> None:
     body = lmi(client, n=3, return_full_text=True).get_json()
     assert body["generated_text"] == "Helloone"
     details = body["details"]
@@ -143,7 +147,7 @@ def test_lmi_tells_the_others_in_details(client: FlaskClient, counting: FakeEngi
     }
 
 
-def test_lmi_best_of_without_n_gives_all_and_the_likeliest_with_it(
+def test_lmi_best_of_returns_all_choices_without_n_and_the_best_n_with_it(
     client: FlaskClient, counting: FakeEngine
 ) -> None:
     details = lmi(client, best_of=3).get_json()["details"]
@@ -155,14 +159,14 @@ def test_lmi_best_of_without_n_gives_all_and_the_likeliest_with_it(
     assert lmi(client, best_of=1, n=1).get_json() == {"generated_text": "one"}
 
 
-def test_engine_python_takes_lists_with_n(make_client: MakeClient, counting: FakeEngine) -> None:
+def test_engine_python_accepts_lists_with_n(make_client: MakeClient, counting: FakeEngine) -> None:
     body = {"inputs": ["Hello", "Hi"], "parameters": {"n": 2}}
     first, second = make_client(engine_kind="Python").post("/invocations", json=body).get_json()
     assert (first["generated_text"], second["generated_text"]) == ("one", "three")
     assert [other["generated_text"] for other in second["details"]["best_of_sequences"]] == ["four"]
 
 
-def test_one_answer_that_fails_fails_the_request(
+def test_a_failed_choice_fails_the_request(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     def script(request: Request) -> list[RequestOutput]:
@@ -177,7 +181,7 @@ def test_one_answer_that_fails_fails_the_request(
     assert set(engine.aborted) <= {engine.requests[0].id, engine.requests[2].id}
 
 
-def test_an_answer_that_reports_on_its_prompt_shares_no_pages(
+def test_choices_with_prompt_log_probabilities_share_no_blocks(
     client: FlaskClient, counting: FakeEngine
 ) -> None:
     body = {"prompt": "Hello", "n": 2, "echo": True, "logprobs": 1}

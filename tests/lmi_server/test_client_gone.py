@@ -1,4 +1,4 @@
-"""Noticing that a client left, where no gevent is: by looking."""
+"""Detection of client disconnects by polling, without gevent."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield server, client
 
 
-def test_a_client_that_waits_is_there(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_waiting_client_is_connected(pair: tuple[socket.socket, socket.socket]) -> None:
     assert not ClientWatch(pair[0]).disconnected
 
 
-def test_a_client_that_closed_is_gone(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_client_that_closes_its_connection_is_disconnected(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     pair[1].close()
     assert ClientWatch(pair[0]).disconnected
 
 
-def test_a_client_that_sent_more_is_there_until_it_closes(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_client_that_sends_more_data_is_connected_until_it_closes(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     server, client = pair
     client.sendall(b"GET /ping HTTP/1.1\r\n\r\n")
     assert not ClientWatch(server).disconnected
@@ -35,5 +39,5 @@ def test_a_client_that_sent_more_is_there_until_it_closes(pair: tuple[socket.soc
     assert server.recv(3) == b"GET"
 
 
-def test_without_a_connection_nobody_leaves() -> None:
+def test_without_a_connection_no_disconnect_is_reported() -> None:
     assert not ClientWatch.from_environ({}).disconnected

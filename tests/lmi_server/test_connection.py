@@ -1,4 +1,4 @@
-"""What a client may take: times and bytes of a connection, without a server round it."""
+"""Time and size limits of a client connection, without a server."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def pair() -> Iterator[Pair]:
         return opened[-2], client
 
     yield make
-    for one in opened:
-        one.close()
+    for connection in opened:
+        connection.close()
 
 
 def read_all(connection: ClientConnection) -> int:
-    """The number of bytes until the client's end."""
+    """Read until the client closes the connection. Returns the number of bytes."""
     size = 0
     while piece := connection.recv(100_000):
         size += len(piece)
     return size
 
 
-def test_a_connection_without_a_request_ends_without_a_word(pair: Pair) -> None:
+def test_an_idle_connection_is_closed_without_a_response(pair: Pair) -> None:
     connection, client = pair(QUICK)
     assert connection.recv(100) == b""
     connection.close()
     assert client.recv(100) == b""
 
 
-def test_headers_have_their_time_from_their_first_byte(pair: Pair) -> None:
+def test_the_time_limit_for_headers_starts_at_the_first_byte(pair: Pair) -> None:
     connection, client = pair(ConnectionLimits(head_seconds=0.02))
     client.sendall(b"GET / HTTP/1.1\r\nHost:")
     assert connection.recv(100) == b"GET / HTTP/1.1\r\nHost:"
@@ -60,8 +60,8 @@ def test_headers_have_their_time_from_their_first_byte(pair: Pair) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == 408
 
 
-def test_bytes_of_a_header_come_as_a_line(pair: Pair) -> None:
-    """However they trickle in, gunicorn looks at each line once."""
+def test_headers_are_delivered_in_whole_lines(pair: Pair) -> None:
+    """gunicorn parses each line once, however slowly its bytes arrive."""
     connection, client = pair(PATIENT)
     reader = gevent.spawn(connection.recv, 100)
     for byte in b"GET / HTTP/1.1\r":
@@ -72,7 +72,7 @@ def test_bytes_of_a_header_come_as_a_line(pair: Pair) -> None:
     assert reader.get() == b"GET / HTTP/1.1\r\n"
 
 
-def test_headers_are_bounded_and_what_comes_with_their_end_is_not(pair: Pair) -> None:
+def test_the_limit_on_header_bytes_does_not_count_the_body(pair: Pair) -> None:
     connection, client = pair(ConnectionLimits(head_bytes=10))
     for _ in range(2):
         client.sendall(b"12345678\n")
@@ -91,7 +91,7 @@ def test_headers_are_bounded_and_what_comes_with_their_end_is_not(pair: Pair) ->
     assert connection.recv(100) == b""
 
 
-def test_a_body_that_stands_still_is_not_waited_for(pair: Pair) -> None:
+def test_a_stalled_body_times_out(pair: Pair) -> None:
     connection, client = pair(ConnectionLimits(stall_seconds=0.02))
     connection.begin_request()
     client.sendall(b"{")
@@ -100,7 +100,7 @@ def test_a_body_that_stands_still_is_not_waited_for(pair: Pair) -> None:
         connection.recv(100)
 
 
-def test_a_body_has_its_time_however_it_moves(pair: Pair) -> None:
+def test_a_body_times_out_even_if_it_makes_progress(pair: Pair) -> None:
     connection, client = pair(ConnectionLimits(body_seconds=0.02))
     connection.begin_request()
 
@@ -115,7 +115,7 @@ def test_a_body_has_its_time_however_it_moves(pair: Pair) -> None:
     sender.kill()
 
 
-def test_bytes_give_back_the_time_that_they_took_but_no_more_than_all_of_it() -> None:
+def test_transfers_refill_the_stall_budget_up_to_its_limit() -> None:
     budget = StallBudget(ConnectionLimits(stall_seconds=30, bytes_per_second=1000))
     for _ in range(100):
         budget.record_transfer(num_bytes=20_000, waited=20)
@@ -127,11 +127,11 @@ def test_bytes_give_back_the_time_that_they_took_but_no_more_than_all_of_it() ->
     assert budget.seconds_left < 0
 
 
-def test_others_have_their_turn_while_a_body_comes_fast(pair: Pair) -> None:
+def test_other_greenlets_run_while_a_body_arrives_fast(pair: Pair) -> None:
     connection, client = pair(PATIENT)
     connection.begin_request()
     client.sendall(b"x" * 10)
-    turns: list[int] = []  # of other greenlets, one for each byte that is read
+    turns: list[int] = []  # one turn of another greenlet per byte read
     for number in range(10):
         gevent.spawn(turns.append, number)
         assert connection.recv(1) == b"x"
@@ -143,14 +143,14 @@ def fill(connection: ClientConnection) -> None:
     connection.sendall(b"x" * 10_000_000)
 
 
-def test_a_client_that_does_not_read_is_cut_off(pair: Pair) -> None:
+def test_a_client_that_does_not_read_is_disconnected(pair: Pair) -> None:
     connection, _ = pair(QUICK)
     connection.begin_request()
     with pytest.raises(ConnectionResetError, match="does not read"):
         fill(connection)
 
 
-def test_a_client_that_reads_slowly_gets_all_of_it(pair: Pair) -> None:
+def test_a_client_that_reads_slowly_receives_everything(pair: Pair) -> None:
     connection, client = pair(ConnectionLimits(stall_seconds=60.0))
     connection.begin_request()
     sender = gevent.spawn(fill, connection)
@@ -161,18 +161,18 @@ def test_a_client_that_reads_slowly_gets_all_of_it(pair: Pair) -> None:
     sender.get()
 
 
-def test_a_look_takes_nothing_and_has_no_time_limit(pair: Pair) -> None:
+def test_a_peek_consumes_nothing_and_has_no_time_limit(pair: Pair) -> None:
     connection, client = pair(QUICK)
     connection.begin_request()
-    looker = gevent.spawn(connection.recv, 1, socket.MSG_PEEK)
+    peek = gevent.spawn(connection.recv, 1, socket.MSG_PEEK)
     gevent.sleep(0.06)
-    assert not looker.ready()
+    assert not peek.ready()
     client.sendall(b"x")
-    assert looker.get() == b"x"
+    assert peek.get() == b"x"
     assert gevent_socket.socket.recv(connection, 10) == b"x"
 
 
-def test_an_evicted_connection_has_ended(pair: Pair) -> None:
+def test_an_evicted_connection_is_closed(pair: Pair) -> None:
     connection, client = pair(PATIENT)
     reader = gevent.spawn(connection.recv, 100)
     gevent.sleep(0)

@@ -1,4 +1,4 @@
-"""Constraints that other servers know and this one does not are refused by name, never dropped in silence."""
+"""Unsupported constraints of other servers are refused by name, never ignored silently."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def send(client: FlaskClient, body: str, fields: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("unknown", ["error", "warn"])
-def test_a_constraint_that_does_not_work_is_refused_by_name(
+def test_an_unsupported_constraint_is_refused_by_name(
     body: str, unknown: str, make_client: MakeClient, engine: FakeEngine
 ) -> None:
     client = make_client(ServerConfig(unknown_parameters=unknown))
@@ -105,18 +105,18 @@ def test_a_constraint_that_does_not_work_is_refused_by_name(
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_values_that_change_nothing_are_accepted(body: str, client: FlaskClient, engine: FakeEngine) -> None:
+def test_neutral_values_are_accepted(body: str, client: FlaskClient, engine: FakeEngine) -> None:
     for name, value in NEUTRAL.items():
         reply = send(client, body, {name: value})
         assert reply.status_code == 200, reply.text
     assert {request.sampling.plain for request in engine.requests} == {body == "parameters"}
 
 
-def test_beside_parameters_too(make_client: MakeClient) -> None:
+def test_constraints_at_the_top_level_of_a_body_are_refused(make_client: MakeClient) -> None:
     client = make_client(ServerConfig(unknown_parameters="warn"))
     for name, value in REFUSED.items():
         if name in ("no_repeat_ngram_size", "forced_eos_token_id"):
-            continue  # known parameters in a wrong place, which are logged as unknown fields are
+            continue  # known parameters in the wrong place are logged like unknown fields
         reply = client.post("/invocations", json={"inputs": "Hi", name: value})
         assert reply.status_code == 424
         assert reply.get_json()["error"].startswith(f"{name}: given ")
@@ -124,7 +124,7 @@ def test_beside_parameters_too(make_client: MakeClient) -> None:
 
 
 @pytest.mark.parametrize("body", [body for body in BODIES if body != "parameters"])
-def test_parameters_beside_openais_fields_are_refused(
+def test_parameters_next_to_openai_fields_are_refused(
     body: str, client: FlaskClient, engine: FakeEngine
 ) -> None:
     reply = send(client, body, {"parameters": {"max_new_tokens": 5}})
@@ -135,11 +135,11 @@ def test_parameters_beside_openais_fields_are_refused(
     assert send(client, body, {"parameters": {}}).status_code == 200
 
 
-def test_tools_that_are_not_to_be_called_are_accepted(client: FlaskClient) -> None:
-    switched_off = {
+def test_tools_are_accepted_if_tool_choice_is_none(client: FlaskClient) -> None:
+    disabled_tools = {
         "tools": [{"type": "function"}],
         "tool_choice": "none",
         "functions": [{}],
         "function_call": "none",
     }
-    assert send(client, "chat", switched_off).status_code == 200
+    assert send(client, "chat", disabled_tools).status_code == 200

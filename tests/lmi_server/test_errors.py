@@ -1,4 +1,4 @@
-"""What goes wrong outside the body: the engine, the clock, the path; and what a client is told."""
+"""Errors of the engine, timeouts and unknown paths, as clients see them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def message(reply: TestResponse, path: str) -> str:
         (EngineDied("rank 1 is gone"), 503, 503, True),
     ],
 )
-def test_refusal_has_its_status_before_any_byte(
+def test_an_error_before_the_first_byte_sets_the_status(
     error: EngineError,
     lmi_status: int,
     openai_status: int,
@@ -83,14 +83,14 @@ def test_refusal_has_its_status_before_any_byte(
     assert engine.aborted == []
 
 
-def test_status_of_a_full_queue_can_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_the_status_of_a_full_queue_is_configurable(make_client: MakeClient, engine: FakeEngine) -> None:
     engine.script = lambda request: tokens(request, [], Overloaded("the queue is full"))
     client = make_client(ServerConfig(throttle_error_http_code=429))
     assert post(client, LMI).status_code == 429
     assert post(client, LMI).get_json()["code"] == 429
 
 
-def test_lmi_stream_that_fails_ends_with_an_error_record(
+def test_a_failed_lmi_stream_ends_with_an_error_record(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = says(text_model, "one two", RequestFailed("the step failed"))
@@ -104,7 +104,7 @@ def test_lmi_stream_that_fails_ends_with_an_error_record(
     assert sse.text.endswith('data: {"error":"the step failed","code":424}\n\n')
 
 
-def test_openai_stream_that_fails_has_no_done(
+def test_a_failed_openai_stream_does_not_end_with_done(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = says(text_model, "one two", EngineDied("rank 1 is gone"))
@@ -116,7 +116,7 @@ def test_openai_stream_that_fails_has_no_done(
     assert on_invocations.text.endswith('data: {"error":"rank 1 is gone","code":424}\n\n')
 
 
-def test_whole_answer_that_fails_is_no_answer(
+def test_a_late_failure_sets_the_status_of_a_whole_answer(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = says(text_model, "one two", RequestFailed("the step failed"))
@@ -125,19 +125,23 @@ def test_whole_answer_that_fails_is_no_answer(
 
 
 @pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
-def test_no_new_request_unless_ready(state: EngineState, client: FlaskClient, engine: FakeEngine) -> None:
+def test_requests_are_rejected_unless_the_engine_is_ready(
+    state: EngineState, client: FlaskClient, engine: FakeEngine
+) -> None:
     engine.state = Health(state, "because", 0.0)
     for path in (LMI, CHAT):
         reply = post(client, path)
         assert reply.status_code == 503
         assert engine.state.summary() in message(reply, path)
-        assert "because" not in message(reply, path)  # the cause is for the operator
+        assert "because" not in message(reply, path)  # requests do not show the cause
         assert int(reply.headers["Retry-After"]) > 0
     assert engine.requests == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_deadline(stream: bool, make_client: MakeClient, engine: FakeEngine) -> None:
+def test_a_request_that_times_out_is_aborted(
+    stream: bool, make_client: MakeClient, engine: FakeEngine
+) -> None:
     never = threading.Event()
     engine.script = lambda request: [never]
     reply = post(make_client(ServerConfig(predict_timeout=0.05)), LMI, stream=stream)
@@ -147,16 +151,16 @@ def test_deadline(stream: bool, make_client: MakeClient, engine: FakeEngine) -> 
     assert engine.abort_reasons == [AbortReason.TIMEOUT]
 
 
-def test_deadline_in_mid_stream(
+def test_a_stream_that_times_out_is_aborted(
     make_client: MakeClient, engine: FakeEngine, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed = [0.0]
-    clock = partial(TextGeneration, clock=lambda: time.monotonic() + passed[0])
+    elapsed = [0.0]
+    clock = partial(TextGeneration, clock=lambda: time.monotonic() + elapsed[0])
     monkeypatch.setattr("lmi_server.apis.serve.TextGeneration", clock)
 
     def script(request: Request) -> Iterator[RequestOutput | threading.Event]:
         yield from tokens(request, text_model.encode("one"), None)
-        passed[0] = 600.0
+        elapsed[0] = 600.0
         yield threading.Event()
 
     engine.script = script
@@ -168,7 +172,7 @@ def test_deadline_in_mid_stream(
     assert engine.aborted == [engine.requests[0].id]
 
 
-def test_stream_that_is_not_read_to_its_end_is_aborted(
+def test_a_stream_that_is_closed_early_is_aborted(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     ids = text_model.encode("one two three")
@@ -180,7 +184,7 @@ def test_stream_that_is_not_read_to_its_end_is_aborted(
     assert engine.abort_reasons == [AbortReason.CLIENT_LEFT]
 
 
-def test_stream_that_is_never_read_is_aborted(
+def test_a_stream_that_is_never_read_is_aborted(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = lambda request: [*tokens(request, text_model.encode("one"), None), threading.Event()]
@@ -189,7 +193,7 @@ def test_stream_that_is_never_read_is_aborted(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_unexpected_error_shows_nothing_of_the_inside(
+def test_an_unexpected_error_reveals_no_internals(
     stream: bool,
     client: FlaskClient,
     engine: FakeEngine,
@@ -220,7 +224,7 @@ def test_unexpected_error_shows_nothing_of_the_inside(
         ("POST", "/ping", 405),
     ],
 )
-def test_unknown_paths_and_methods_answer_json(
+def test_unknown_paths_and_methods_return_json(
     method: str, path: str, status: int, client: FlaskClient
 ) -> None:
     reply = client.open(path, method=method)
@@ -232,7 +236,9 @@ def test_unknown_paths_and_methods_answer_json(
         assert reply.headers["Allow"]
 
 
-def test_chat_without_a_chat_template(model_folder: Path, engine: FakeEngine, text_model: TextModel) -> None:
+def test_chat_without_a_chat_template_is_refused(
+    model_folder: Path, engine: FakeEngine, text_model: TextModel
+) -> None:
     plain = replace(text_model, chat_template=None)
     reply = post(create_app(web_config(model_folder), engine, plain).test_client(), CHAT)
     assert reply.status_code == 400

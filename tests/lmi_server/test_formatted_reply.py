@@ -1,4 +1,4 @@
-"""What a user's output formatter gets of an answer, whole and streamed."""
+"""Input of a user's output formatter, for whole and streamed answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 class TokenFormatter(Formatter):
-    """Joins the texts of tokens, as one that is called for each of them; keeps what it got."""
+    """Joins the texts of the tokens, and records the content of each call."""
 
     def __init__(self) -> None:
         self.contents: list[dict[str, Any]] = []
@@ -66,11 +66,11 @@ def ask(request: pytest.FixtureRequest, client: FlaskClient) -> Ask:
 
 
 @pytest.mark.parametrize("stop", ["France is", "France was"])
-def test_joined_texts_of_tokens_have_no_stop_string(stop: str, ask: Ask) -> None:
+def test_token_texts_do_not_contain_the_stop_string(stop: str, ask: Ask) -> None:
     assert ask(stop=[stop]) == ANSWER.partition(stop)[0]
 
 
-def test_text_held_back_to_the_end_comes_with_the_last_token(ask: Ask) -> None:
+def test_held_back_text_is_part_of_the_last_token(ask: Ask) -> None:
     assert ask(stop=["Paris. And"]) == ANSWER
 
 
@@ -80,7 +80,7 @@ def test_the_text_of_a_stop_token_is_left_out(ask: Ask, engine: FakeEngine, text
     assert ask(stop_token_ids=[dot]) == "one two"
 
 
-def test_an_end_without_a_token_is_formatted_too(
+def test_a_finish_reason_without_a_token_is_formatted(
     ask: Ask, engine: FakeEngine, text_model: TextModel, formatter: TokenFormatter
 ) -> None:
     ids = text_model.encode("one tw")
@@ -92,7 +92,7 @@ def test_an_end_without_a_token_is_formatted_too(
     assert formatter.contents[-1]["finish_reason"] == "length"
 
 
-def test_tokens_of_a_chat_that_show_nothing_yet_are_formatted(
+def test_chat_tokens_without_visible_text_are_formatted(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel, formatter: TokenFormatter
 ) -> None:
     engine.script = says(text_model, "a\nb 😀")
@@ -105,7 +105,9 @@ def test_tokens_of_a_chat_that_show_nothing_yet_are_formatted(
     assert [content["num_before"] for content in formatter.contents] == list(range(len(ids)))
 
 
-def test_tokens_of_each_choice_are_counted_apart(client: FlaskClient, formatter: TokenFormatter) -> None:
+def test_tokens_are_counted_separately_for_each_choice(
+    client: FlaskClient, formatter: TokenFormatter
+) -> None:
     assert client.post("/v1/chat/completions", json={**CHAT, "n": 2, "stream": True}).text
     for index in range(2):
         own = [content["num_before"] for content in formatter.contents if content["id"] == index]

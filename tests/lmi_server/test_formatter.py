@@ -1,4 +1,4 @@
-"""Calls of a user's formatters that nobody waits for any more."""
+"""Formatter calls are aborted when they time out or the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SilentStream:
 
 
 class SilentEngine(HandlerEngine):
-    """Never answers; remembers which calls it has, and which were aborted."""
+    """Never answers. Records the ids of all calls and of aborted calls."""
 
     def __init__(self, on_call: Callable[[], None] = lambda: None) -> None:
         self.calls: list[str] = []
@@ -48,7 +48,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield server, client
 
 
-def test_a_call_that_takes_too_long_is_aborted() -> None:
+def test_a_call_that_times_out_is_aborted() -> None:
     engine = SilentEngine()
     formatter = Formatter(engine, ("input_formatter",), timeout=0)
     with pytest.raises(DeadlineExceeded, match="the input formatter took longer than 0 s"):
@@ -59,7 +59,7 @@ def test_a_call_that_takes_too_long_is_aborted() -> None:
 
 @pytest.mark.parametrize("role", ["input_formatter", "output_formatter"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_whose_client_leaves_is_aborted(
+def test_a_call_is_aborted_when_the_client_disconnects(
     role: str,
     stream: bool,
     connection: tuple[socket.socket, socket.socket],
@@ -67,15 +67,15 @@ def test_a_call_whose_client_leaves_is_aborted(
     text_model: TextModel,
 ) -> None:
     server, peer = connection
-    formatting = SilentEngine(on_call=peer.close)
-    app = create_app(web_config(Path("/none")), engine, text_model, Formatter(formatting, (role,), 60))
+    formatter_engine = SilentEngine(on_call=peer.close)
+    app = create_app(web_config(Path("/none")), engine, text_model, Formatter(formatter_engine, (role,), 60))
     reply = app.test_client().post(
         "/invocations",
         json={"inputs": "Hello", "stream": stream},
         environ_overrides={"gunicorn.socket": server},
     )
     assert reply.text == ""
-    assert len(formatting.calls) == 1
-    assert formatting.aborted == formatting.calls
+    assert len(formatter_engine.calls) == 1
+    assert formatter_engine.aborted == formatter_engine.calls
     if role == "input_formatter" or not stream:
         assert reply.status_code == 499

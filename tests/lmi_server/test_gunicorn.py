@@ -1,4 +1,4 @@
-"""Under a real gunicorn worker on gevent: flushing, clients that leave or are slow, connections that stay."""
+"""A real gunicorn worker on gevent: flushing, disconnects, slow clients, keep-alive."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.lmi_server.gunicorn_app import ANSWER
 
 ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 12
-"""As many as the server keeps open."""
+"""Maximum number of connections that the server keeps open."""
 
 
 @contextlib.contextmanager
 def running(
     model_folder: Path, graceful_seconds: int
 ) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str, int]]]:
-    """A server and its address. Its socket listens before it starts, so nobody has to wait for it."""
+    """Start a server, and yield it with its address. The socket listens already, so clients need not wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "gunicorn", "-b", f"fd://{listener.fileno()}"]
         command += ["-k", "tests.lmi_server.gunicorn_app.SteeredWorker"]
@@ -61,8 +61,8 @@ def url(address: tuple[str, int]) -> str:
 
 
 @pytest.fixture
-def hurried(url: str) -> Iterator[None]:
-    """New connections have a second for their headers, and to send or to read something."""
+def short_timeouts(url: str) -> Iterator[None]:
+    """Give new connections one second for the headers, and one second to send or read data."""
     assert requests.post(f"{url}/test/hurry", timeout=60).status_code == 200
     yield
     assert requests.post(f"{url}/test/reset", timeout=60).status_code == 200
@@ -75,7 +75,7 @@ def request_bytes(body: dict[str, Any], path: str = "/invocations") -> bytes:
 
 
 def wait_abort(url: str) -> None:
-    """Wait until the engine was told, long before a request's deadline."""
+    """Wait until the latest requests are aborted, long before their deadline."""
     assert requests.post(f"{url}/test/wait_abort", timeout=60).json() == {"seen": True}
 
 
@@ -88,7 +88,7 @@ def test_each_step_is_flushed(url: str) -> None:
         f"{url}/invocations", json={"inputs": "gated", "stream": True}, stream=True, timeout=60
     ) as r:
         lines = r.iter_lines()
-        # This line arrives although the rest does not exist yet.
+        # The first line arrives before the others are generated.
         records = [json.loads(next(lines))]
         assert requests.post(f"{url}/test/release", timeout=60).status_code == 200
         records += [json.loads(line) for line in lines]
@@ -97,7 +97,7 @@ def test_each_step_is_flushed(url: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_while_nothing_was_sent(
+def test_a_disconnect_before_the_first_byte_aborts_the_request(
     stream: bool, address: tuple[str, int], url: str
 ) -> None:
     with socket.create_connection(address, timeout=60) as client:
@@ -107,7 +107,9 @@ def test_a_client_that_leaves_while_nothing_was_sent(
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions"])
-def test_a_client_that_leaves_in_mid_stream(path: str, address: tuple[str, int], url: str) -> None:
+def test_a_disconnect_during_a_stream_aborts_the_request(
+    path: str, address: tuple[str, int], url: str
+) -> None:
     body = {"messages": [{"role": "user", "content": "gated"}], "stream": True}
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(request_bytes(body, path))
@@ -115,17 +117,19 @@ def test_a_client_that_leaves_in_mid_stream(path: str, address: tuple[str, int],
     wait_abort(url)
 
 
-def test_a_client_that_breaks_the_connection(address: tuple[str, int], url: str) -> None:
+def test_a_connection_reset_aborts_the_request(address: tuple[str, int], url: str) -> None:
     client = socket.create_connection(address, timeout=60)
     client.sendall(request_bytes({"inputs": "hang"}))
     wait_submitted(url)
-    # Linger of 0 s: a reset instead of an orderly end.
+    # With a linger time of 0 s, `close` resets the connection.
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     client.close()
     wait_abort(url)
 
 
-def test_a_client_that_pipelines_and_leaves(address: tuple[str, int], url: str) -> None:
+def test_a_disconnect_after_a_pipelined_request_aborts_the_request(
+    address: tuple[str, int], url: str
+) -> None:
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(request_bytes({"inputs": "hang"}))
         wait_submitted(url)
@@ -152,7 +156,7 @@ def test_one_connection_carries_many_requests(address: tuple[str, int]) -> None:
     connection.close()
 
 
-def test_a_pipelined_request_is_answered_in_its_turn(address: tuple[str, int]) -> None:
+def test_pipelined_requests_are_answered_in_order(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(
             request_bytes({"inputs": "answer"})
@@ -165,7 +169,7 @@ def test_a_pipelined_request_is_answered_in_its_turn(address: tuple[str, int]) -
     assert data.index(ANSWER.encode()) < data.index(b"Healthy")
 
 
-def test_a_body_without_a_length_is_bounded_too(url: str) -> None:
+def test_the_size_of_a_chunked_body_is_limited(url: str) -> None:
     def pieces(count: int) -> Iterator[bytes]:
         yield b'{"inputs": "'
         for _ in range(count):
@@ -179,7 +183,7 @@ def test_a_body_without_a_length_is_bounded_too(url: str) -> None:
     assert "max_request_size" in large.json()["error"]
 
 
-def test_a_body_that_is_no_chunks_is_refused(address: tuple[str, int], url: str) -> None:
+def test_a_body_with_invalid_chunks_is_refused(address: tuple[str, int], url: str) -> None:
     head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(head + b"5\r\n{'inp\r\nzz\r\n")
@@ -187,8 +191,8 @@ def test_a_body_that_is_no_chunks_is_refused(address: tuple[str, int], url: str)
     assert requests.post(f"{url}/invocations", json={"inputs": "answer"}, timeout=60).status_code == 200
 
 
-def rest_of(client: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
+def read_to_end(client: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while part := client.recv(65536):
@@ -199,18 +203,18 @@ def rest_of(client: socket.socket) -> bytes:
 HEAD = b"POST /invocations HTTP/1.1\r\nHost: x\r\n"
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize(
     "sent", [b"G", b"GET /ping HTTP/1.1\r\nHost: x\r\n", HEAD + b"Content-Length: 9\r\n"]
 )
-def test_headers_that_do_not_come_are_not_waited_for(sent: bytes, address: tuple[str, int]) -> None:
+def test_incomplete_headers_time_out(sent: bytes, address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(sent)
-        assert rest_of(client).startswith(b"HTTP/1.1 408 ")
+        assert read_to_end(client).startswith(b"HTTP/1.1 408 ")
 
 
-@pytest.mark.usefixtures("hurried")
-def test_headers_that_trickle_in_are_not_waited_for(address: tuple[str, int]) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_slow_headers_time_out(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=60) as client:
         client.settimeout(0.1)
         client.sendall(HEAD)
@@ -218,26 +222,26 @@ def test_headers_that_trickle_in_are_not_waited_for(address: tuple[str, int]) ->
             with contextlib.suppress(TimeoutError):
                 assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
                 return
-            with contextlib.suppress(OSError):  # the answer is here by now
+            with contextlib.suppress(OSError):  # the server has already closed the connection
                 client.sendall(b"a: b\r\n")
-    pytest.fail("they are waited for all the same")
+    pytest.fail("slow headers did not time out")
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 99\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n5\r\n"]
 )
-def test_a_body_that_does_not_come_is_a_408(framing: bytes, address: tuple[str, int]) -> None:
+def test_an_incomplete_body_is_a_408(framing: bytes, address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(HEAD + framing + b'{"in')
-        head, _, body = rest_of(client).partition(b"\r\n\r\n")
+        head, _, body = read_to_end(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert json.loads(body)["code"] == 408
     assert "too long" in json.loads(body)["error"]
 
 
-@pytest.mark.usefixtures("hurried")
-def test_a_client_that_does_not_read_its_stream(address: tuple[str, int], url: str) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_client_that_does_not_read_its_stream_is_disconnected(address: tuple[str, int], url: str) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(60)
@@ -249,30 +253,30 @@ def test_a_client_that_does_not_read_its_stream(address: tuple[str, int], url: s
             all(iter(lambda: client.recv(65536), b""))
 
 
-def test_idle_connections_keep_nobody_out(address: tuple[str, int], url: str) -> None:
+def test_idle_connections_do_not_keep_new_clients_out(address: tuple[str, int], url: str) -> None:
     with contextlib.ExitStack() as stack:
-        working = stack.enter_context(socket.create_connection(address, timeout=60))
-        working.sendall(request_bytes({"inputs": "gated"}))
+        active = stack.enter_context(socket.create_connection(address, timeout=60))
+        active.sendall(request_bytes({"inputs": "gated"}))
         wait_submitted(url)
         for number in range(3 * CONNECTIONS):
             client = stack.enter_context(socket.create_connection(address, timeout=60))
             client.sendall(HEAD if number % 2 else b"")
             assert requests.get(f"{url}/ping", timeout=60).status_code == 200
         assert requests.post(f"{url}/test/release", timeout=60).status_code == 200
-        assert working.recv(4096).startswith(b"HTTP/1.1 200")
+        assert active.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_a_refused_body_is_taken_in_so_that_the_refusal_arrives(address: tuple[str, int]) -> None:
+def test_a_refused_body_is_read_so_that_the_client_gets_the_error(address: tuple[str, int]) -> None:
     body = b"x" * 3_000_000
     with socket.create_connection(address, timeout=60) as client:
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert b"HTTP/1.1 200 " in rest_of(client)
+        assert b"HTTP/1.1 200 " in read_to_end(client)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_refused_body_is_taken_in_before_the_connection_closes(
+def test_a_refused_body_is_read_before_the_connection_closes(
     version: bytes, address: tuple[str, int]
 ) -> None:
     body = b"x" * 3_000_000
@@ -283,7 +287,7 @@ def test_a_refused_body_is_taken_in_before_the_connection_closes(
     assert answer.split()[1] == b"413"
 
 
-def test_clients_that_ask_for_nothing_do_not_delay_the_end(model_folder: Path) -> None:
+def test_idle_clients_do_not_delay_shutdown(model_folder: Path) -> None:
     with running(model_folder, 600) as (server, address), contextlib.ExitStack() as stack:
         answered, silent = (
             stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(2)

@@ -1,4 +1,4 @@
-"""`/invocations` under a user's handler: what goes to the engine, and what its pieces become."""
+"""`/invocations` with a user's handler: requests to the engine, and responses from its outputs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from lmi_server.config import ServerConfig, WebConfig
 from tests.engines.copies.fakes import FakeCopy
 
 
-class Pieces:
-    def __init__(self, outputs: Sequence[InvocationOutput]) -> None:
-        self._outputs = deque(outputs)
+class FakeOutputStream:
+    def __init__(self, items: Sequence[InvocationOutput]) -> None:
+        self._items = deque(items)
 
     def next(self, timeout: float) -> InvocationOutput | None:
-        return self._outputs.popleft() if self._outputs else None
+        return self._items.popleft() if self._items else None
 
 
 class FakeHandlerEngine(HandlerEngine):
-    """Answers every invocation with the same pieces; what a handler's API does not ask for is left out."""
+    """Answers every invocation with the same outputs. Has only the methods that the handler API calls."""
 
     def __init__(self) -> None:
-        self.pieces = [InvocationOutput("", AnswerHead(200, "OK", ()), b"fine", last=True)]
+        self.outputs = [InvocationOutput("", AnswerHead(200, "OK", ()), b"fine", last=True)]
         self.state = EngineState.READY
         self.invocations: list[Invocation] = []
         self.aborts: list[AbortReason] = []
@@ -41,9 +41,9 @@ class FakeHandlerEngine(HandlerEngine):
     def health(self) -> Health:
         return Health(self.state, "", 0.0)
 
-    def invoke(self, invocation: Invocation) -> Pieces:
+    def invoke(self, invocation: Invocation) -> FakeOutputStream:
         self.invocations.append(invocation)
-        return Pieces(self.pieces)
+        return FakeOutputStream(self.outputs)
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         self.aborts.append(reason)
@@ -74,13 +74,13 @@ def client(engine: FakeHandlerEngine) -> FlaskClient:
     return create_app(CONFIG, engine, None).test_client()
 
 
-def test_copies_of_an_engine_are_refused_before_a_request_comes(tmp_path: Path) -> None:
+def test_a_replica_set_is_refused_when_the_app_is_created(tmp_path: Path) -> None:
     copies = ReplicaSet([FakeCopy(), FakeCopy()], KnownPrefixes(2), tmp_path / "lock")
     with pytest.raises(TypeError, match="ReplicaSet cannot run a handler"):
         create_app(CONFIG, copies, None)
 
 
-def test_headers_attributes_and_the_body_go_to_the_handler(
+def test_headers_attributes_and_body_are_passed_to_the_handler(
     client: FlaskClient, engine: FakeHandlerEngine
 ) -> None:
     headers = {
@@ -103,12 +103,14 @@ def test_headers_attributes_and_the_body_go_to_the_handler(
     assert engine.last.id != "mine", "a client's id is only a label"
 
 
-def test_an_empty_body_is_not_the_call_at_the_load(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+def test_an_empty_body_differs_from_the_call_at_load_time(
+    client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
     client.post("/predictions/any/1")
     assert engine.last.content == (("data", b""),)
 
 
-def test_forms_become_parts(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+def test_form_fields_become_parts(client: FlaskClient, engine: FakeHandlerEngine) -> None:
     client.post("/invocations", data={"text": "hi", "number": "3"})
     assert sorted(engine.last.content) == [("number", b"3"), ("text", b"hi")]
     broken = b"--x\r\nbroken"
@@ -117,17 +119,17 @@ def test_forms_become_parts(client: FlaskClient, engine: FakeHandlerEngine) -> N
     assert "the form cannot be read" in answer.json["error"]
 
 
-def test_status_and_headers_are_the_handlers_but_for_the_servers_own(
+def test_the_handler_sets_status_and_headers_except_those_of_the_server(
     client: FlaskClient, engine: FakeHandlerEngine
 ) -> None:
     headers = (("Content-Type", "a/b"), ("X-Own", "1"), ("Content-Length", "3"), ("Connection", "close"))
-    engine.pieces = [InvocationOutput("", AnswerHead(418, "Tea", headers), b"12345", last=True)]
+    engine.outputs = [InvocationOutput("", AnswerHead(418, "Tea", headers), b"12345", last=True)]
     answer = client.post("/invocations", data=b"x")
     assert (answer.status, answer.data) == ("418 Tea", b"12345")
     assert (answer.headers["Content-Type"], answer.headers["X-Own"]) == ("a/b", "1")
     assert answer.headers["Content-Length"] == "5"
     assert "Connection" not in answer.headers
-    engine.pieces = [InvocationOutput("", AnswerHead(204, "No Content", ()), b"not sent", last=True)]
+    engine.outputs = [InvocationOutput("", AnswerHead(204, "No Content", ()), b"not sent", last=True)]
     assert client.post("/invocations", data=b"x").data == b""
 
 
@@ -135,17 +137,17 @@ def test_status_and_headers_are_the_handlers_but_for_the_servers_own(
     ("kind", "status"),
     [("request_failed", 424), ("overloaded", 429), ("deadline_exceeded", 504), ("engine_died", 503)],
 )
-def test_an_error_before_the_answer_has_its_status(
+def test_an_error_before_the_first_byte_sets_the_status(
     client: FlaskClient, engine: FakeHandlerEngine, kind: str, status: int
 ) -> None:
-    engine.pieces = [InvocationOutput("", error_kind=kind, error_message="why")]
+    engine.outputs = [InvocationOutput("", error_kind=kind, error_message="why")]
     answer = client.post("/invocations", data=b"x")
     assert (answer.status_code, answer.json) == (status, {"error": "why", "code": status})
     assert engine.aborts == []
 
 
-def test_an_error_within_a_stream_is_its_last_record(client: FlaskClient, engine: FakeHandlerEngine) -> None:
-    engine.pieces = [
+def test_an_error_during_a_stream_is_its_last_record(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    engine.outputs = [
         InvocationOutput("", AnswerHead(200, "OK", ()), b"one\n"),
         InvocationOutput("", body=b"two\n"),
         InvocationOutput("", error_kind="request_failed", error_message="gone"),
@@ -153,16 +155,14 @@ def test_an_error_within_a_stream_is_its_last_record(client: FlaskClient, engine
     assert client.post("/invocations", data=b"x").data == b'one\ntwo\n{"error":"gone","code":424}\n'
 
 
-def test_a_stream_that_is_not_read_to_its_end_is_aborted(
-    client: FlaskClient, engine: FakeHandlerEngine
-) -> None:
-    engine.pieces = [InvocationOutput("", AnswerHead(200, "OK", ()), b"one\n")]
+def test_a_stream_that_is_closed_early_is_aborted(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    engine.outputs = [InvocationOutput("", AnswerHead(200, "OK", ()), b"one\n")]
     answer = client.post("/invocations", data=b"x", buffered=False)
     answer.close()
     assert engine.aborts == [AbortReason.CLIENT_LEFT]
 
 
-def test_nothing_is_asked_of_an_engine_that_is_not_ready(
+def test_requests_are_rejected_unless_the_engine_is_ready(
     client: FlaskClient, engine: FakeHandlerEngine
 ) -> None:
     engine.state = EngineState.STARTING
@@ -175,7 +175,9 @@ def test_a_body_that_is_too_large_is_refused(client: FlaskClient, engine: FakeHa
     assert engine.invocations == []
 
 
-def test_the_log_line_shows_no_body(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_line_does_not_contain_the_body(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         client.post("/invocations", data=b"secret words").close()
     assert "POST /invocations status=200" in caplog.text

@@ -29,7 +29,7 @@ def records(reply: TestResponse) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-def test_whole_answer_is_one_object(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+def test_a_whole_answer_is_one_object(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
     reply = post(client)
     assert reply.status_code == 200
     assert reply.content_type == "application/json"
@@ -83,7 +83,7 @@ def test_stream_of_json_lines(
     assert engine.requests[0].sampling.logprobs
 
 
-def test_each_step_is_a_chunk_of_its_own(
+def test_each_step_is_a_separate_chunk(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = says(text_model, ANSWER, per_step=2)
@@ -92,7 +92,7 @@ def test_each_step_is_a_chunk_of_its_own(
     assert all(chunk.endswith(b"\n") for chunk in chunks)
 
 
-def test_steps_that_are_here_already_share_a_chunk(client: FlaskClient, engine: FakeEngine) -> None:
+def test_steps_that_are_already_available_share_a_chunk(client: FlaskClient, engine: FakeEngine) -> None:
     engine.ahead = True
     reply = post(client, stream=True)
     (chunk,) = reply.iter_encoded()
@@ -100,7 +100,7 @@ def test_steps_that_are_here_already_share_a_chunk(client: FlaskClient, engine: 
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == ANSWER
 
 
-def test_a_failure_comes_after_the_tokens_that_are_here(
+def test_available_tokens_are_sent_before_an_error(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.ahead = True
@@ -111,7 +111,7 @@ def test_a_failure_comes_after_the_tokens_that_are_here(
     assert last == {"error": "it broke", "code": 424}
 
 
-def test_stream_whose_end_comes_without_a_token(
+def test_a_stream_can_finish_without_a_token(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     ids = text_model.encode(ANSWER)
@@ -144,7 +144,7 @@ def test_stream_whose_end_comes_without_a_token(
         ("sse", None, "json", None, "application/json"),
     ],
 )
-def test_form_of_the_answer(
+def test_content_type_of_the_answer(
     make_client: MakeClient,
     option: str | None,
     accept: str | None,
@@ -163,7 +163,7 @@ def test_form_of_the_answer(
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("accept", ["application/jsonlines", "text/event-stream"])
-def test_no_character_of_an_answer_ends_a_line_of_its_stream(
+def test_line_separators_in_an_answer_do_not_split_the_lines_of_its_stream(
     path: str, accept: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     answer = "".join(f"one{chr(code)}two " for code in (0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x85, 0x2028, 0x2029))
@@ -185,7 +185,7 @@ def test_no_character_of_an_answer_ends_a_line_of_its_stream(
         assert "".join(texts) == answer
 
 
-def test_platforms_streaming_call_streams(client: FlaskClient) -> None:
+def test_sagemakers_streaming_call_streams(client: FlaskClient) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
     assert (
         client.post("/invocations", json={"inputs": PROMPT}, headers=headers).mimetype
@@ -196,7 +196,7 @@ def test_platforms_streaming_call_streams(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_string_ends_the_text_before_it(
+def test_the_text_ends_before_the_stop_string(
     stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = says(text_model, ANSWER + " And more of it, on and on.")
@@ -226,20 +226,20 @@ def test_stop_string_ends_the_text_before_it(
         ({"do_sample": True, "top_p": 0.0}, 0.0),
     ],
 )
-def test_sampling_rule(
+def test_temperature_of_a_request(
     parameters: dict[str, Any], temperature: float, client: FlaskClient, engine: FakeEngine
 ) -> None:
     assert post(client, parameters).status_code == 200
     assert engine.requests[0].sampling.temperature == temperature
 
 
-def test_seeds_differ_when_none_is_given(client: FlaskClient, engine: FakeEngine) -> None:
+def test_requests_without_a_seed_get_different_seeds(client: FlaskClient, engine: FakeEngine) -> None:
     for seed in (None, None, -1, -1):
         assert post(client, {"do_sample": True, "seed": seed}).status_code == 200
     assert len({request.sampling.seed for request in engine.requests}) == 4
 
 
-def test_neutral_values_of_what_is_not_done_are_accepted(client: FlaskClient) -> None:
+def test_neutral_values_are_accepted(client: FlaskClient) -> None:
     parameters: dict[str, Any] = {
         "typical_p": 1,
         "n": 1,
@@ -257,22 +257,22 @@ def test_neutral_values_of_what_is_not_done_are_accepted(client: FlaskClient) ->
     assert post(client, parameters, adapters="").status_code == 200
 
 
-def test_a_model_may_be_named(make_client: MakeClient) -> None:
-    """A front of several models chooses by it; one model answers to any name, as on `/v1`."""
+def test_any_model_name_is_accepted(make_client: MakeClient) -> None:
+    """A gateway may route by the name of the model. The server accepts any name, as on `/v1`."""
     assert post(make_client(), {}, model="chat").status_code == 200
 
 
-def test_unknown_names_are_dropped_where_the_operator_says_so(make_client: MakeClient) -> None:
+def test_unknown_names_are_ignored_if_configured(make_client: MakeClient) -> None:
     client = make_client(ServerConfig(unknown_parameters="warn"))
     assert post(client, {"temprature": 0.5}, colour="red").status_code == 200
 
 
-def test_prompt_and_output_fill_the_context_exactly(
+def test_prompt_and_output_can_fill_the_context_exactly(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     rest = MAX_MODEL_LEN - len(text_model.encode(PROMPT))
-    for asked in (rest, rest + 1, 10**9):
-        assert post(client, {"max_new_tokens": asked}).status_code == 200
+    for limit in (rest, rest + 1, 10**9):
+        assert post(client, {"max_new_tokens": limit}).status_code == 200
         assert engine.requests[-1].sampling.max_new_tokens == rest
     chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 10**9}
     for body in (chat, {"prompt": PROMPT, "max_tokens": 10**9}):
@@ -284,7 +284,7 @@ def test_prompt_and_output_fill_the_context_exactly(
     assert f"given {rest + 1}; accepted: at most {rest}" in refused.get_json()["error"]
 
 
-def test_adapter_of_the_platform_is_refused(client: FlaskClient) -> None:
+def test_sagemakers_adapter_header_is_refused(client: FlaskClient) -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "my-lora"}
     reply = client.post("/invocations", json={"inputs": PROMPT}, headers=headers)
     assert reply.status_code == 424
@@ -301,7 +301,7 @@ def test_adapter_of_the_platform_is_refused(client: FlaskClient) -> None:
         ({}, None),
     ],
 )
-def test_request_id_is_echoed_and_never_a_key(
+def test_the_request_id_is_echoed_but_not_used_for_the_engine(
     headers: dict[str, str], echoed: str | None, client: FlaskClient, engine: FakeEngine
 ) -> None:
     replies = [client.post("/invocations", json={"inputs": PROMPT}, headers=headers) for _ in range(2)]
@@ -311,7 +311,7 @@ def test_request_id_is_echoed_and_never_a_key(
     assert [reply.headers["x-request-id"] for reply in replies] == ([echoed] * 2 if echoed else ids)
 
 
-def test_custom_attributes_come_back(client: FlaskClient) -> None:
+def test_custom_attributes_are_returned(client: FlaskClient) -> None:
     name = "X-Amzn-SageMaker-Custom-Attributes"
     reply = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "a=b;c=d"})
     assert reply.headers[name] == "a=b;c=d"
@@ -320,5 +320,5 @@ def test_custom_attributes_come_back(client: FlaskClient) -> None:
     assert "1024" in refused.get_json()["error"]
 
 
-def test_body_without_a_content_type_is_json(client: FlaskClient) -> None:
+def test_a_body_without_a_content_type_is_json(client: FlaskClient) -> None:
     assert client.post("/invocations", data=b'{"inputs": "Hello"}').status_code == 200

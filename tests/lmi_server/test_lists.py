@@ -1,4 +1,4 @@
-"""engine=Python on `/invocations`: an array with one element a prompt, for one prompt or several."""
+"""engine=Python on `/invocations`: the answer is a list with one element for each prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = ["one two three", "four five", "six"]
 
 
 @pytest.fixture
-def dynamic(make_client: MakeClient) -> FlaskClient:
+def dynamic_client(make_client: MakeClient) -> FlaskClient:
     return make_client(engine_kind="Python")
 
 
@@ -31,25 +31,25 @@ def post(client: FlaskClient, inputs: Any, **fields: Any) -> TestResponse:
     return client.post("/invocations", json={"inputs": inputs, **fields})
 
 
-def test_one_string_is_answered_with_one_element(dynamic: FlaskClient) -> None:
-    assert post(dynamic, "Hello").get_json() == [{"generated_text": ANSWER}]
-    assert post(dynamic, ["Hello"]).get_json() == [{"generated_text": ANSWER}]
+def test_the_answer_to_a_string_is_a_list_of_one_element(dynamic_client: FlaskClient) -> None:
+    assert post(dynamic_client, "Hello").get_json() == [{"generated_text": ANSWER}]
+    assert post(dynamic_client, ["Hello"]).get_json() == [{"generated_text": ANSWER}]
 
 
-def test_each_prompt_has_its_element_in_order(dynamic: FlaskClient, echoing: FakeEngine) -> None:
-    reply = post(dynamic, PROMPTS, parameters={"details": True})
+def test_elements_are_in_the_order_of_the_prompts(dynamic_client: FlaskClient, echoing: FakeEngine) -> None:
+    reply = post(dynamic_client, PROMPTS, parameters={"details": True})
     assert reply.status_code == 200
     assert [element["generated_text"] for element in reply.get_json()] == PROMPTS
     assert [element["details"]["inputs"] for element in reply.get_json()] == PROMPTS
-    full = post(dynamic, PROMPTS, parameters={"return_full_text": True}).get_json()
+    full = post(dynamic_client, PROMPTS, parameters={"return_full_text": True}).get_json()
     assert [element["generated_text"] for element in full] == [prompt * 2 for prompt in PROMPTS]
 
 
-def test_they_are_submitted_together_as_requests_of_their_own(
-    dynamic: FlaskClient, echoing: FakeEngine, text_model: TextModel
+def test_prompts_are_submitted_together_as_separate_requests(
+    dynamic_client: FlaskClient, echoing: FakeEngine, text_model: TextModel
 ) -> None:
     parameters = {"max_new_tokens": 9, "do_sample": True, "seed": 7, "stop": "x"}
-    reply = dynamic.post(
+    reply = dynamic_client.post(
         "/invocations",
         json={"inputs": PROMPTS, "parameters": parameters},
         headers={"x-request-id": "my-label"},
@@ -63,27 +63,29 @@ def test_they_are_submitted_together_as_requests_of_their_own(
     assert echoing.requests[0].sampling.seed == 7
 
 
-def test_without_a_seed_each_prompt_has_its_own(dynamic: FlaskClient, echoing: FakeEngine) -> None:
-    post(dynamic, ["same", "same"], parameters={"do_sample": True})
+def test_prompts_without_a_seed_get_different_seeds(dynamic_client: FlaskClient, echoing: FakeEngine) -> None:
+    post(dynamic_client, ["same", "same"], parameters={"do_sample": True})
     assert len({request.sampling.seed for request in echoing.requests}) == 2
 
 
 LONG = "six seven eight nine ten 0123456789 and the capital of Italy is Rome"
 
 
-def test_each_ends_in_its_own_way(dynamic: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+def test_each_prompt_has_its_own_finish_reason(
+    dynamic_client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
     def script(request: Request) -> list[RequestOutput]:
         if request.prompt_token_ids == text_model.encode(PROMPTS[0]):
             return tokens(request, [*text_model.encode(LONG), 2], FinishReason.EOS_TOKEN)
         return tokens(request, text_model.encode("two stop three four five"))
 
     engine.script = script
-    reply = post(dynamic, PROMPTS[:2], parameters={"details": True, "stop": " stop"})
+    reply = post(dynamic_client, PROMPTS[:2], parameters={"details": True, "stop": " stop"})
     first, second = reply.get_json()
     assert (first["generated_text"], second["generated_text"]) == (LONG, "two")
     assert first["details"]["finish_reason"] == "eos_token"
     assert second["details"]["finish_reason"] == "stop_sequence"
-    # The script goes on after the stop string, and the other prompt longer still: what comes then is nobody's.
+    # The second prompt is aborted at its stop string, while the first one continues. Later outputs are dropped.
     assert engine.aborted == [engine.requests[1].id]
 
 
@@ -91,8 +93,8 @@ def test_each_ends_in_its_own_way(dynamic: FlaskClient, engine: FakeEngine, text
     ("error", "status"),
     [(RequestFailed("not a number"), 424), (Overloaded("the queue is full"), 503)],
 )
-def test_one_that_fails_fails_the_request_and_stops_the_others(
-    error: Any, status: int, dynamic: FlaskClient, engine: FakeEngine, text_model: TextModel
+def test_a_failed_prompt_fails_the_request_and_aborts_the_others(
+    error: Any, status: int, dynamic_client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     never = threading.Event()
 
@@ -102,7 +104,7 @@ def test_one_that_fails_fails_the_request_and_stops_the_others(
         return [*tokens(request, text_model.encode("one"), None), never]
 
     engine.script = script
-    reply = post(dynamic, PROMPTS)
+    reply = post(dynamic_client, PROMPTS)
     assert reply.status_code == status
     assert reply.get_json()["error"] == f"inputs[1]: {error}"
     first, _, third = engine.requests
@@ -110,14 +112,14 @@ def test_one_that_fails_fails_the_request_and_stops_the_others(
     assert engine.abort_reasons == [AbortReason.FAILED] * 2
 
 
-def test_a_client_that_leaves_frees_all_of_them(
-    dynamic: FlaskClient, engine: FakeEngine, text_model: TextModel, caplog: pytest.LogCaptureFixture
+def test_a_client_disconnect_aborts_all_prompts(
+    dynamic_client: FlaskClient, engine: FakeEngine, text_model: TextModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.script = lambda request: [*tokens(request, text_model.encode("one"), None), threading.Event()]
     server, client = socket.socketpair()
     client.close()
     with server, caplog.at_level("INFO"):
-        dynamic.post(
+        dynamic_client.post(
             "/invocations",
             json={"inputs": PROMPTS},
             environ_overrides={"gunicorn.socket": server},
@@ -127,18 +129,18 @@ def test_a_client_that_leaves_frees_all_of_them(
     assert "finish=client_gone" in caplog.text
 
 
-def test_the_log_line_counts_all_of_them(
-    dynamic: FlaskClient, echoing: FakeEngine, text_model: TextModel, caplog: pytest.LogCaptureFixture
+def test_the_log_line_counts_all_prompts(
+    dynamic_client: FlaskClient, echoing: FakeEngine, text_model: TextModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        post(dynamic, PROMPTS).close()
+        post(dynamic_client, PROMPTS).close()
     total = sum(len(text_model.encode(prompt)) for prompt in PROMPTS)
     assert f"prompts=3 prompt_tokens={total} generated_tokens={total} " in caplog.text
     assert "finish=length" in caplog.text
 
 
 @pytest.mark.parametrize("server", [ServerConfig(), ServerConfig(output_formatter="sse")])
-def test_a_stream_has_one_prompt(
+def test_a_stream_supports_only_one_prompt(
     server: ServerConfig, make_client: MakeClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     client = make_client(server, engine_kind="Python")
@@ -163,23 +165,23 @@ def test_a_stream_has_one_prompt(
         (7, ["inputs", "7", "a list of 1 to 128"]),
     ],
 )
-def test_bad_lists_are_refused_by_name(
-    inputs: Any, mentions: list[str], dynamic: FlaskClient, engine: FakeEngine
+def test_invalid_lists_are_refused(
+    inputs: Any, mentions: list[str], dynamic_client: FlaskClient, engine: FakeEngine
 ) -> None:
-    reply = post(dynamic, inputs)
+    reply = post(dynamic_client, inputs)
     assert reply.status_code == 424
     for mention in mentions:
         assert mention in reply.get_json()["error"]
     assert engine.requests == []
 
 
-def test_as_many_prompts_as_are_accepted(dynamic: FlaskClient, echoing: FakeEngine) -> None:
+def test_the_maximum_number_of_prompts_is_accepted(dynamic_client: FlaskClient, echoing: FakeEngine) -> None:
     prompts = [f"number {n}" for n in range(128)]
-    reply = post(dynamic, prompts)
+    reply = post(dynamic_client, prompts)
     assert [element["generated_text"] for element in reply.get_json()] == prompts
 
 
-def test_engine_mpi_says_who_takes_lists(client: FlaskClient, engine: FakeEngine) -> None:
+def test_engine_mpi_refuses_lists_and_mentions_engine_python(client: FlaskClient, engine: FakeEngine) -> None:
     reply = post(client, PROMPTS)
     assert reply.status_code == 424
     error = reply.get_json()["error"]
@@ -188,10 +190,10 @@ def test_engine_mpi_says_who_takes_lists(client: FlaskClient, engine: FakeEngine
     assert engine.requests == []
 
 
-def test_the_engine_watches_the_time_of_a_batch(
+def test_the_engine_enforces_the_timeout_of_a_batch(
     make_client: MakeClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    """The web process has no deadline of its own under engine=Python: it does not know when the batch began."""
+    """The web process sets no deadline under engine=Python, because it does not know when the batch started."""
     gate = threading.Event()
     engine.script = lambda request: [gate, *tokens(request, text_model.encode("one"))]
     client = make_client(ServerConfig(predict_timeout=0.05), engine_kind="Python")

@@ -1,4 +1,4 @@
-"""Log-probabilities in answers: of the chosen token, of the likeliest in its place, of the prompt."""
+"""Log-probabilities in answers: of generated tokens, of top tokens, and of the prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lmi(client: FlaskClient, stream: bool = False, **parameters: Any) -> TestRes
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The lists of a stream's choice, put together."""
+    """Concatenate the log-probability lists of all records of a stream with one choice."""
     lists: dict[str, list[Any]] = {}
     for record in records:
         for name, values in (record["choices"][0]["logprobs"] or {}).items():
@@ -48,7 +48,7 @@ def joined(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def expected_top(text_model: TextModel, token_id: int, text: str, number: int) -> dict[str, float]:
-    """A row of `top_logprobs`: the likeliest under their texts, the token's own as it is told."""
+    """Return a row of `top_logprobs`, which is keyed by text. `text` is the text of the token itself."""
     row: dict[str, float] = {}
     for other, logprob in top(token_id, number):
         row.setdefault(text if other == token_id else text_model.token_text(other), logprob)
@@ -57,7 +57,7 @@ def expected_top(text_model: TextModel, token_id: int, text: str, number: int) -
 
 @pytest.mark.parametrize("number", [0, 1, 5])
 @pytest.mark.parametrize("stream", [False, True])
-def test_completions_lists(
+def test_log_probabilities_of_completions(
     number: int, stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     reply = completions(client, logprobs=number, stream=stream, temperature=0.5)
@@ -70,19 +70,20 @@ def test_completions_lists(
     for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
         assert ANSWER.startswith(token, offset)
     rows = [
-        expected_top(text_model, one, text, number) for one, text in zip(ids, lists["tokens"], strict=True)
+        expected_top(text_model, token_id, text, number)
+        for token_id, text in zip(ids, lists["tokens"], strict=True)
     ]
     assert lists["top_logprobs"] == (rows if number else [] if stream else None)
 
 
-def test_the_token_is_listed_even_where_it_is_none_of_the_likeliest(
+def test_completions_list_the_token_even_if_it_is_not_a_top_token(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    (one,) = text_model.encode("a")
+    (token_id,) = text_model.encode("a")
     others = ((text_model.encode("b")[0], -0.1), (text_model.encode("c")[0], -0.2))
     engine.script = lambda request: [
         RequestOutput(
-            request.id, (one,), (-3.0,), (others,), finish_reason=FinishReason.LENGTH
+            request.id, (token_id,), (-3.0,), (others,), finish_reason=FinishReason.LENGTH
         )
     ]  # fmt: skip
     lists = completions(client, logprobs=2, temperature=1).get_json()["choices"][0]["logprobs"]
@@ -105,8 +106,8 @@ def test_echo_with_logprobs_lists_the_prompt_first(
         lists, text = choice["logprobs"], choice["text"]
     assert text == PROMPT + ANSWER == "".join(lists["tokens"])
     num_prompt = len(text_model.encode(PROMPT))
-    own = [None, *(float(-place) for place in range(1, num_prompt))]
-    assert lists["token_logprobs"] == own + [-0.5] * len(text_model.encode(ANSWER))
+    prompt_logprobs = [None, *(float(-position) for position in range(1, num_prompt))]
+    assert lists["token_logprobs"] == prompt_logprobs + [-0.5] * len(text_model.encode(ANSWER))
     assert lists["top_logprobs"][0] is None
     assert all(len(row) >= 1 for row in lists["top_logprobs"][1:])
     for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
@@ -114,7 +115,7 @@ def test_echo_with_logprobs_lists_the_prompt_first(
     assert engine.requests[0].sampling.prompt_logprobs == 2
 
 
-def test_echo_of_a_cut_prompt_is_what_is_left_of_it(
+def test_echo_of_a_truncated_prompt_is_the_rest_of_it(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     choice = completions(client, logprobs=0, echo=True, truncate_prompt_tokens=3).get_json()["choices"][0]
@@ -124,7 +125,7 @@ def test_echo_of_a_cut_prompt_is_what_is_left_of_it(
 
 @pytest.mark.parametrize("number", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_content(
+def test_log_probabilities_of_chat(
     number: int, stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = says(text_model, "café 😀 one")
@@ -138,10 +139,10 @@ def test_chat_content(
     ids = text_model.encode("café 😀 one")
     for token_id, entry in zip(ids, content, strict=True):
         assert len(entry["top_logprobs"]) == number
-        for (other, logprob), told in zip(top(token_id, number), entry["top_logprobs"], strict=True):
+        for (other, logprob), found in zip(top(token_id, number), entry["top_logprobs"], strict=True):
             text = entry["token"] if other == token_id else text_model.token_text(other)
-            known = None if "\ufffd" in text else list(text.encode())
-            assert told == {"token": text, "logprob": logprob, "bytes": known}
+            data = None if "\ufffd" in text else list(text.encode())
+            assert found == {"token": text, "logprob": logprob, "bytes": data}
 
 
 def test_chat_without_logprobs_has_none(client: FlaskClient, engine: FakeEngine) -> None:
@@ -151,10 +152,10 @@ def test_chat_without_logprobs_has_none(client: FlaskClient, engine: FakeEngine)
 
 
 @pytest.mark.parametrize("path", ["completions", "chat", "lmi"])
-def test_no_list_tells_a_stop_string(
+def test_log_probabilities_do_not_reveal_a_stop_string(
     path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    """Not even token by token: 'F', 'r', 'an', 'ce' are held back until it is clear what they become."""
+    """The tokens 'F', 'r', 'an', 'ce' are held back until it is clear whether the stop string follows."""
     engine.script = says(text_model, ANSWER)
     if path == "completions":
         reply = completions(client, logprobs=1, stream=True, stop="France is")
@@ -166,7 +167,7 @@ def test_no_list_tells_a_stop_string(
     texts: list[str] = []
     for record in records:
         if path == "lmi":
-            texts += [record["token"]["text"], *(one["text"] for one in record["top_tokens"])]
+            texts += [record["token"]["text"], *(entry["text"] for entry in record["top_tokens"])]
         elif logprobs := record["choices"][0]["logprobs"]:
             texts += (
                 logprobs["tokens"] if path == "completions" else [e["token"] for e in logprobs["content"]]
@@ -180,10 +181,10 @@ def test_lmi_top_tokens(client: FlaskClient, engine: FakeEngine, text_model: Tex
     for name in ("top_n_tokens", "logprobs"):
         details = lmi(client, **{name: 2}).get_json()["details"]
         assert engine.requests[-1].sampling.top_logprobs == 2
-        for token, likeliest, token_id in zip(details["tokens"], details["top_tokens"], ids, strict=True):
-            assert [one["id"] for one in likeliest] == [other for other, _ in top(token_id, 2)]
-            assert likeliest[0] == token
-            assert likeliest[1]["log_prob"] == -1.5
+        for token, entries, token_id in zip(details["tokens"], details["top_tokens"], ids, strict=True):
+            assert [entry["id"] for entry in entries] == [other for other, _ in top(token_id, 2)]
+            assert entries[0] == token
+            assert entries[1]["log_prob"] == -1.5
     lines = [json.loads(line) for line in lmi(client, stream=True, top_n_tokens=2).text.splitlines()]
     assert [len(line["top_tokens"]) for line in lines] == [2] * len(ids)
     assert "details" in lines[-1]
@@ -198,20 +199,20 @@ def test_lmi_prefill(client: FlaskClient, engine: FakeEngine, text_model: TextMo
     assert [token["log_prob"] for token in prefill] == [None, *(float(-i) for i in range(1, len(prefill)))]
     assert "prompt_logprobs" not in details
     assert engine.requests[0].sampling.prompt_logprobs == 0
-    one = client.post("/invocations", json={"inputs": "a", "parameters": {"decoder_input_details": True}})
-    assert [token["log_prob"] for token in one.get_json()["details"]["prefill"]] == [None]
+    short = client.post("/invocations", json={"inputs": "a", "parameters": {"decoder_input_details": True}})
+    assert [token["log_prob"] for token in short.get_json()["details"]["prefill"]] == [None]
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_prompt_logprobs_in_vllms_form(
+def test_prompt_logprobs_use_the_format_of_vllm(
     number: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    told = {
+    bodies = {
         "completions": completions(client, prompt_logprobs=number).get_json()["choices"][0],
         "chat": chat(client, prompt_logprobs=number).get_json(),
         "lmi": lmi(client, prompt_logprobs=number).get_json()["details"],
     }
-    for (path, body), request in zip(told.items(), engine.requests, strict=True):
+    for (path, body), request in zip(bodies.items(), engine.requests, strict=True):
         rows = body["prompt_logprobs"]
         assert rows[0] is None
         assert len(rows) == len(request.prompt_token_ids)
@@ -223,7 +224,7 @@ def test_prompt_logprobs_in_vllms_form(
     assert "prompt_logprobs" not in completions(client).get_json()["choices"][0]
 
 
-def test_minus_infinity_is_told_as_a_number(
+def test_minus_infinity_is_returned_as_a_finite_number(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = lambda request: tokens(request, text_model.encode("a"), logprob=float("-inf"))
@@ -232,10 +233,10 @@ def test_minus_infinity_is_told_as_a_number(
     assert lists["top_logprobs"] == [{"a": -9999.0}]
 
 
-def long_report(engine: FakeEngine, text_model: TextModel, n: int = 1) -> Sequence[Completion]:
-    """The answers to a prompt of 2000 tokens, with 20 of the likeliest in the place of each."""
+def complete_long_prompt(engine: FakeEngine, text_model: TextModel, n: int = 1) -> Sequence[Completion]:
+    """Complete a prompt of 2000 tokens, with 20 top tokens for each."""
     sampling = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
-    ids = tuple(place % text_model.vocabulary_size for place in range(2000))
+    ids = tuple(number % text_model.vocabulary_size for number in range(2000))
     request = GenerationRequest("", ids, sampling, TextRules(continues_prompt=True), "prompt", n, n)
     http = HttpRequest("a", arrival_time=0.0)
     generation = TextGeneration(http, [request], engine=engine, text=text_model, client=ClientWatch(None))
@@ -244,7 +245,7 @@ def long_report(engine: FakeEngine, text_model: TextModel, n: int = 1) -> Sequen
     return generation.result.completions
 
 
-def test_a_long_report_decodes_each_token_once(
+def test_log_probabilities_of_a_long_prompt_decode_each_token_once(
     engine: FakeEngine, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_model = TextModel.from_folder(model_folder)
@@ -257,11 +258,13 @@ def test_a_long_report_decodes_each_token_once(
         return decode(self, token_ids, skip_special_tokens)
 
     monkeypatch.setattr(TextModel, "decode", counting)
-    long_report(engine, text_model)
+    complete_long_prompt(engine, text_model)
     assert num_decodes <= 2 * text_model.vocabulary_size
 
 
-def test_other_greenlets_run_during_a_long_report(engine: FakeEngine, text_model: TextModel) -> None:
+def test_other_greenlets_run_while_a_long_prompt_is_completed(
+    engine: FakeEngine, text_model: TextModel
+) -> None:
     num_turns = 0
 
     def count_turns() -> None:
@@ -271,12 +274,14 @@ def test_other_greenlets_run_during_a_long_report(engine: FakeEngine, text_model
             gevent.sleep(0)
 
     other = gevent.spawn(count_turns)
-    long_report(engine, text_model)
+    complete_long_prompt(engine, text_model)
     other.kill()
     assert num_turns > 5
 
 
-def test_answers_to_one_prompt_share_its_report(engine: FakeEngine, text_model: TextModel) -> None:
-    first, *others = (completion.prompt_tokens for completion in long_report(engine, text_model, n=3))
+def test_choices_of_a_prompt_share_its_log_probabilities(engine: FakeEngine, text_model: TextModel) -> None:
+    first, *others = (
+        completion.prompt_tokens for completion in complete_long_prompt(engine, text_model, n=3)
+    )
     assert len(first) == 2000
     assert all(tokens is first for tokens in others)

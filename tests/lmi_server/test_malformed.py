@@ -1,4 +1,4 @@
-"""Bodies that must be refused: the answer names field, value and limit, and the next good request works."""
+"""Malformed bodies are refused with field, value and limit, and the next valid requests succeed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.lmi_server.malformed_bodies import BODIES, CHAT, COMPLETIONS, GOOD, I
 
 
 def error_text(reply: TestResponse, path: str) -> str:
-    """The error's text, from the form that the path has."""
+    """Check the error format of the path. Returns the message."""
     body = json.loads(reply.data)
     if path == INVOCATIONS:
         assert set(body) == {"error", "code"}
@@ -29,7 +29,9 @@ def error_text(reply: TestResponse, path: str) -> str:
 
 
 @pytest.mark.parametrize("case", BODIES, ids=lambda case: case.name)
-def test_refuses_and_goes_on(case: Malformed, client: FlaskClient, engine: FakeEngine) -> None:
+def test_a_malformed_body_is_refused_and_the_next_requests_succeed(
+    case: Malformed, client: FlaskClient, engine: FakeEngine
+) -> None:
     reply = client.post(case.path, data=case.body, content_type=case.content_type)
     assert reply.status_code == case.status, reply.text
     text = error_text(reply, case.path)
@@ -41,7 +43,7 @@ def test_refuses_and_goes_on(case: Malformed, client: FlaskClient, engine: FakeE
         assert client.post(path, data=body, content_type="application/json").status_code == 200
 
 
-def test_there_are_enough_of_them() -> None:
+def test_malformed_bodies_cover_all_paths_with_unique_names() -> None:
     assert len(BODIES) >= 60
     assert len({case.name for case in BODIES}) == len(BODIES)
     assert {case.path for case in BODIES} == {INVOCATIONS, CHAT, COMPLETIONS}
@@ -54,6 +56,6 @@ def test_openai_param_names_the_field(client: FlaskClient) -> None:
     assert error["code"] == "invalid_request"
 
 
-def test_prompt_too_long_has_openais_code(client: FlaskClient) -> None:
+def test_a_prompt_that_is_too_long_has_openais_code(client: FlaskClient) -> None:
     body = {"messages": [{"role": "user", "content": "word " * 2000}]}
     assert client.post(CHAT, json=body).get_json()["error"]["code"] == "context_length_exceeded"

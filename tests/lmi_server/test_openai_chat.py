@@ -53,7 +53,7 @@ def test_whole_answer(path: str, client: FlaskClient, engine: FakeEngine, text_m
     assert not request.sampling.logprobs
 
 
-def test_model_name_when_none_is_given(client: FlaskClient) -> None:
+def test_default_model_name(client: FlaskClient) -> None:
     assert post(client).get_json()["model"] == "lmi"
 
 
@@ -103,9 +103,7 @@ def test_text_parts_and_developer_role(
     assert engine.requests[0].prompt_token_ids == text_model.encode(rendered, add_special_tokens=False)
 
 
-def test_unknown_extras_are_ignored_with_a_log_line(
-    client: FlaskClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_fields_are_ignored_and_logged(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert post(client, my_extra=[1, 2]).status_code == 200
         options = {"include_usage": True, "continuous_usage_stats": True}
@@ -116,7 +114,7 @@ def test_unknown_extras_are_ignored_with_a_log_line(
 
 
 @pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [400, 424], strict=True)))
-def test_errors_go_by_the_path(path: str, status: int, client: FlaskClient) -> None:
+def test_the_error_format_depends_on_the_path(path: str, status: int, client: FlaskClient) -> None:
     reply = client.post(path, json={"messages": []})
     assert reply.status_code == status
     error = reply.get_json()["error"]

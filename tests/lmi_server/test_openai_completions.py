@@ -25,7 +25,7 @@ def post(client: FlaskClient, prompt: Any = PROMPT, path: str = PATHS[0], **fiel
 
 
 def texts(records: list[dict[str, Any]]) -> dict[int, str]:
-    """The text of each choice of a stream."""
+    """Return the text of each choice of a stream, by index."""
     joined: dict[int, str] = {}
     for choice in (choice for record in records for choice in record["choices"]):
         joined[choice["index"]] = joined.get(choice["index"], "") + choice["text"]
@@ -79,7 +79,7 @@ def test_stream(path: str, include_usage: bool, client: FlaskClient, engine: Fak
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_a_choice_for_each_prompt(
+def test_each_prompt_has_its_own_choice(
     as_ids: bool, client: FlaskClient, echoing: FakeEngine, text_model: TextModel
 ) -> None:
     ids = [list(text_model.encode(prompt)) for prompt in PROMPTS]
@@ -102,7 +102,7 @@ def test_a_list_of_ids_is_one_prompt(client: FlaskClient, engine: FakeEngine, te
     assert list(engine.requests[0].prompt_token_ids) == ids
 
 
-def test_streamed_choices_come_in_between_each_other(client: FlaskClient, echoing: FakeEngine) -> None:
+def test_streamed_choices_are_interleaved(client: FlaskClient, echoing: FakeEngine) -> None:
     records = chunks(post(client, PROMPTS, stream=True, stream_options={"include_usage": True}))
     usage = records.pop()["usage"]
     assert usage["completion_tokens"] == usage["prompt_tokens"] > 3
@@ -112,7 +112,7 @@ def test_streamed_choices_come_in_between_each_other(client: FlaskClient, echoin
     assert sorted(c["index"] for c in choices if c["finish_reason"]) == [0, 1, 2]
 
 
-def test_one_prompt_goes_on_while_another_waits(
+def test_a_waiting_prompt_does_not_block_the_others(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     gate = threading.Event()
@@ -138,16 +138,16 @@ def test_one_prompt_goes_on_while_another_waits(
 def test_echo(
     stream: bool, as_ids: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    prompt: Any = [list(text_model.encode(one)) for one in PROMPTS] if as_ids else PROMPTS
+    prompt: Any = [list(text_model.encode(text)) for text in PROMPTS] if as_ids else PROMPTS
     reply = post(client, prompt, echo=True, stream=stream)
     if stream:
         got = texts(chunks(reply))
     else:
         got = {choice["index"]: choice["text"] for choice in reply.get_json()["choices"]}
-    assert got == {index: one + ANSWER for index, one in enumerate(PROMPTS)}
+    assert got == {index: text + ANSWER for index, text in enumerate(PROMPTS)}
 
 
-def test_stop_strings_end_each_choice_alone(
+def test_stop_strings_apply_to_each_choice_separately(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     def script(request: Request) -> list[RequestOutput]:
@@ -168,7 +168,7 @@ def test_stop_strings_end_each_choice_alone(
         assert engine.requests[-1].id not in engine.aborted
 
 
-def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngine) -> None:
+def test_neutral_values_and_extra_fields_are_accepted(client: FlaskClient, engine: FakeEngine) -> None:
     fields: dict[str, Any] = {
         "n": 1,
         "best_of": 1,
@@ -199,9 +199,9 @@ def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngin
     assert sampling.stop_token_ids == ()
 
 
-@pytest.mark.parametrize(("path", "named"), list(zip(PATHS, ['"message":', '"code":424'], strict=True)))
-def test_a_stream_that_fails_has_no_done(
-    path: str, named: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+@pytest.mark.parametrize(("path", "error_field"), list(zip(PATHS, ['"message":', '"code":424'], strict=True)))
+def test_a_failed_stream_does_not_end_with_done(
+    path: str, error_field: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     def script(request: Request) -> list[RequestOutput]:
         first = request.prompt_token_ids == text_model.encode(PROMPTS[0])
@@ -212,7 +212,7 @@ def test_a_stream_that_fails_has_no_done(
     reply = post(client, PROMPTS, path=path, stream=True)
     assert reply.status_code == 200
     assert "prompt[0]: the step failed" in reply.text.rstrip().rsplit("data: ", 1)[1]
-    assert named in reply.text.rstrip().rsplit("data: ", 1)[1]
+    assert error_field in reply.text.rstrip().rsplit("data: ", 1)[1]
     assert "[DONE]" not in reply.text
 
 
@@ -224,7 +224,7 @@ def test_a_body_with_two_prompts_is_refused(client: FlaskClient) -> None:
     assert client.post("/invocations", json={"prompt": "a", "inputs": None}).status_code == 200
 
 
-def test_ids_of_a_prompt_go_up_to_the_vocabulary(
+def test_token_ids_must_be_in_the_vocabulary(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     last = text_model.vocabulary_size - 1

@@ -1,4 +1,4 @@
-"""Names that LMI, vLLM and transformers' `generate` have for what this server does."""
+"""Parameter names of LMI, vLLM and transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def error(reply: TestResponse) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_lengths(path: str, client: FlaskClient, engine: FakeEngine) -> None:
+def test_names_of_length_limits(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
         assert post(client, path, **{name: 7}).status_code == 200
         assert engine.requests[-1].sampling.max_new_tokens == 7
@@ -57,9 +57,7 @@ def test_lengths(path: str, client: FlaskClient, engine: FakeEngine) -> None:
         assert limits in error(beyond)
 
 
-def test_the_length_of_an_encoder_decoders_output_leaves_the_prompt_out(
-    tmp_path: Path,
-) -> None:
+def test_max_length_of_an_encoder_decoder_excludes_the_prompt(tmp_path: Path) -> None:
     folder = build_model_folder(tmp_path)
     (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
     text = TextModel.from_folder(folder)
@@ -86,18 +84,20 @@ def test_the_text_of_an_encoder_decoder_does_not_continue_the_prompt(stream: boo
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_ends(path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
-    def ends() -> tuple[int, ...]:
+def test_names_of_stop_conditions(
+    path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    def stop_token_ids() -> tuple[int, ...]:
         return engine.requests[-1].sampling.stop_token_ids
 
-    for given, expected in ((5, (5,)), ([7, 8, 7], (7, 8)), ([], ()), (None, (2, 0))):
-        assert post(client, path, eos_token_id=given).status_code == 200
-        assert ends() == expected
+    for value, expected in ((5, (5,)), ([7, 8, 7], (7, 8)), ([], ()), (None, (2, 0))):
+        assert post(client, path, eos_token_id=value).status_code == 200
+        assert stop_token_ids() == expected
     assert post(client, path, eos_token_id=5, stop_token_ids=6).status_code == 200
-    assert ends() == (5, 6)
+    assert stop_token_ids() == (5, 6)
     for name in ("ignore_eos", "ignore_eos_token"):
         assert post(client, path, eos_token_id=5, **{name: True}).status_code == 200
-        assert ends() == ()
+        assert stop_token_ids() == ()
     for name in ("stop", "stop_sequences", "stop_strings"):
         reply = post(client, path, **{name: [" France"]})
         assert reply.status_code == 200
@@ -105,7 +105,7 @@ def test_ends(path: str, client: FlaskClient, engine: FakeEngine, text_model: Te
         assert "France is" not in reply.text
 
 
-def test_a_given_eos_ends_as_the_models_own(
+def test_an_eos_token_in_the_request_acts_like_that_of_the_model(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     (dot,) = text_model.encode(".")
@@ -116,7 +116,7 @@ def test_a_given_eos_ends_as_the_models_own(
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_choices_and_seeds(path: str, client: FlaskClient, engine: FakeEngine) -> None:
+def test_names_of_choices_and_seeds(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     assert post(client, path, num_return_sequences=3).status_code == 200
     assert engine.submissions == [3]
     assert post(client, path, random_seed=5, temperature=1).status_code == 200
@@ -129,22 +129,22 @@ def test_choices_and_seeds(path: str, client: FlaskClient, engine: FakeEngine) -
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_tokens_that_must_not_come(path: str, client: FlaskClient, engine: FakeEngine) -> None:
+def test_names_of_banned_tokens(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     assert post(client, path, bad_words_ids=[[5], [6, 7]], suppress_tokens=[9, 8]).status_code == 200
     assert engine.requests[-1].sampling.bad_words == ((9,), (8,), (5,), (6, 7))
     assert engine.requests[-1].sampling.stop_token_ids == (2, 0)
     assert post(client, path, suppress_tokens=[2]).status_code == 200
-    assert engine.requests[-1].sampling.stop_token_ids == (0,), "what never comes ends nothing"
+    assert engine.requests[-1].sampling.stop_token_ids == (0,), "a suppressed token is no stop token"
     assert post(client, path, bad_sequences=["."], suppress_tokens=3).status_code == 200
     assert (3,) in engine.requests[-1].sampling.bad_words
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_parameters_of_generate_reach_engine_python(
+def test_generate_parameters_reach_engine_python(
     path: str, make_client: MakeClient, engine: FakeEngine
 ) -> None:
     client = make_client(engine_kind="Python")
-    asked = {
+    generate_parameters = {
         "no_repeat_ngram_size": 3,
         "encoder_no_repeat_ngram_size": 2,
         "encoder_repetition_penalty": 1.5,
@@ -153,7 +153,7 @@ def test_parameters_of_generate_reach_engine_python(
         "forced_eos_token_id": [2, 3],
         "sequence_bias": [[[5, 6], 1.5], [[7], -2]],
     }
-    assert post(client, path, **asked).status_code == 200
+    assert post(client, path, **generate_parameters).status_code == 200
     assert engine.requests[-1].sampling.generate == GenerateParams(
         3, 2, 1.5, (5, 6), (7,), (2, 3), (((5, 6), 1.5), ((7,), -2.0))
     )
@@ -165,7 +165,7 @@ def test_parameters_of_generate_reach_engine_python(
 
 
 @pytest.mark.parametrize(("path", "default"), list(zip(BODIES, (False, True, True), strict=True)))
-def test_special_tokens_of_the_tokenizer(path: str, default: bool, tmp_path: Path) -> None:
+def test_special_tokens_can_be_added_or_omitted(path: str, default: bool, tmp_path: Path) -> None:
     folder = build_model_folder(tmp_path)
     text = TextModel.from_folder(folder)
     text.tokenizer.post_processor = processors.TemplateProcessing(
@@ -173,8 +173,8 @@ def test_special_tokens_of_the_tokenizer(path: str, default: bool, tmp_path: Pat
     )
     engine = FakeEngine(says(text, ANSWER))
     client = create_app(web_config(folder), engine, text).test_client()
-    for given, added in ((None, default), (True, True), (False, False)):
-        assert post(client, path, add_special_tokens=given).status_code == 200
+    for value, added in ((None, default), (True, True), (False, False)):
+        assert post(client, path, add_special_tokens=value).status_code == 200
         assert (engine.requests[-1].prompt_token_ids[0] == 0) == added
     assert post(client, path, truncate_prompt_tokens=3).status_code == 200
     assert len(engine.requests[-1].prompt_token_ids) == 3

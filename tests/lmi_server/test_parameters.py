@@ -1,4 +1,4 @@
-"""The parameter table: whatever is sent is either used as it stands or refused by name, never a server's error."""
+"""The parameter table: any input is either used or refused by name, and never causes a server error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ NUMBERS = [
 @pytest.mark.parametrize(
     ("name", "row"), NUMBERS, ids=[f"{name}-{row.type.maximum}" for name, row in NUMBERS]
 )
-def test_range_ends_where_the_text_says(name: str, row: Any) -> None:
+def test_accepted_ranges_match_their_descriptions(name: str, row: Any) -> None:
     names = next(column for column in Names if name in row.names(column))
     step = 1 if isinstance(row.type, Int) else 1e-6
     refusals: list[str] = []
@@ -125,7 +125,7 @@ def test_names_are_unambiguous() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_name", "meant"),
+    ("unknown_name", "nearest"),
     [
         ("temprature", "temperature"),
         ("max_new_token", "max_new_tokens"),
@@ -133,9 +133,9 @@ def test_names_are_unambiguous() -> None:
         ("detail", "details"),
     ],
 )
-def test_nearest_name(given_name: str, meant: str) -> None:
-    with pytest.raises(InvalidField, match=f"did you mean '{meant}'"):
-        parse_parameters({given_name: 1}, Names.LMI)
+def test_an_unknown_name_is_refused_with_the_nearest_name(unknown_name: str, nearest: str) -> None:
+    with pytest.raises(InvalidField, match=f"did you mean '{nearest}'"):
+        parse_parameters({unknown_name: 1}, Names.LMI)
 
 
 def test_two_names_of_one_parameter_may_agree() -> None:

@@ -39,7 +39,7 @@ def test_ping_when_ready(path: str, client: FlaskClient) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    ("health", "words"),
+    ("health", "reason_part"),
     [
         (Health(EngineState.STARTING, "reading weights", 0.0), "loading: reading weights"),
         (Health(EngineState.READY, "", STALE_AFTER_SECONDS + 1), "no progress"),
@@ -47,19 +47,19 @@ def test_ping_when_ready(path: str, client: FlaskClient) -> None:
         (Health(EngineState.FAILED, "rank 1 is gone", 0.0), "rank 1 is gone"),
     ],
 )
-def test_ping_says_why_not(
-    health: Health, words: str, path: str, client: FlaskClient, engine: FakeEngine
+def test_ping_reports_why_the_engine_is_not_ready(
+    health: Health, reason_part: str, path: str, client: FlaskClient, engine: FakeEngine
 ) -> None:
     engine.state = health
     reply = client.get(path)
     assert reply.status_code == 503
-    assert words in reply.get_json()["reason"]
+    assert reason_part in reply.get_json()["reason"]
     assert int(reply.headers["Retry-After"]) > 0
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("serving", [1, 0])
-def test_ping_says_how_many_copies_serve(
+def test_ping_reports_how_many_copies_serve(
     path: str, serving: int, client: FlaskClient, engine: FakeEngine
 ) -> None:
     up, down = Health(EngineState.READY, "", 0.0), Health(EngineState.FAILED, "killed", 0.0)
@@ -69,7 +69,7 @@ def test_ping_says_how_many_copies_serve(
     assert reply.get_json()["copies"] == {"serving": serving, "total": 3}
 
 
-def test_ping_of_one_engine_does_not_speak_of_copies(client: FlaskClient) -> None:
+def test_ping_does_not_report_copies_of_a_single_engine(client: FlaskClient) -> None:
     assert client.get("/ping").get_json() == {"status": "Healthy"}
 
 
@@ -77,7 +77,7 @@ def test_version(client: FlaskClient) -> None:
     assert client.get("/version").get_json() == {"version": importlib.metadata.version("lmi-server")}
 
 
-def test_metrics_show_the_engines_snapshot(client: FlaskClient) -> None:
+def test_metrics_include_the_engines_snapshot(client: FlaskClient) -> None:
     found = samples(client)
     none = frozenset[tuple[str, str]]()
     assert found["lmi_requests_running", none] == 3
@@ -94,12 +94,12 @@ def test_metrics_show_the_engines_snapshot(client: FlaskClient) -> None:
     assert found["lmi_engine_up", none] == 1
 
 
-def test_metrics_have_the_sum_and_each_copys_own(client: FlaskClient, engine: FakeEngine) -> None:
-    one = make_stats()
+def test_metrics_include_the_sum_and_each_copy(client: FlaskClient, engine: FakeEngine) -> None:
+    stats = make_stats()
     engine.engine_stats = replace(
-        one,
-        counters={name: 2 * value for name, value in one.counters.items()},
-        copies={"1": one, "3": replace(one, gauges={**one.gauges, "lmi_kv_blocks_free": 5.0})},
+        stats,
+        counters={name: 2 * value for name, value in stats.counters.items()},
+        copies={"1": stats, "3": replace(stats, gauges={**stats.gauges, "lmi_kv_blocks_free": 5.0})},
     )
     found = samples(client)
     assert found["lmi_steps_total", frozenset()] == 34
@@ -110,7 +110,7 @@ def test_metrics_have_the_sum_and_each_copys_own(client: FlaskClient, engine: Fa
     assert found["lmi_step_seconds_sum", attention] == 3.5
     assert found["lmi_step_seconds_sum", attention | {("copy", "3")}] == 3.5
     assert found["lmi_batch_size_count", frozenset({("copy", "1")})] == 11
-    # Those who add up label sets leave out the copies' own.
+    # Parsers that add up label sets skip the metrics of single copies.
     text = client.get("/metrics").text
     assert parse_metrics(text).samples["lmi_steps_total"] == 34
     assert scrape.parse_metrics(text).samples["lmi_steps_total"] == 34
@@ -130,12 +130,12 @@ def test_metrics_count_requests_by_route_and_status(client: FlaskClient) -> None
     assert count("other", "404") == 1
 
 
-def test_metrics_without_an_answer_of_the_engine(client: FlaskClient, engine: FakeEngine) -> None:
+def test_metrics_of_an_engine_that_does_not_answer(client: FlaskClient, engine: FakeEngine) -> None:
     engine.engine_stats = None
     found = samples(client)
     assert found["lmi_engine_up", frozenset()] == 0
     assert not any(name.startswith("lmi_steps") for name, _ in found)
-    assert not scrape.parse_metrics(client.get("/metrics").text).idle, "it may be busy"
+    assert not scrape.parse_metrics(client.get("/metrics").text).idle, "the engine may be busy"
 
 
 _TWO_WORKERS = """
@@ -153,7 +153,7 @@ print(metrics.render(FakeEngine(lambda request: [])).decode())
 """
 
 
-def test_several_workers_are_added_up(tmp_path: Path) -> None:
+def test_metrics_of_several_workers_are_added_up(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", _TWO_WORKERS],
@@ -173,7 +173,7 @@ def log_line(caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_log_line_a_request(
+def test_each_request_logs_one_line(
     stream: bool, client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -186,14 +186,16 @@ def test_one_log_line_a_request(
     assert "secret" not in caplog.text
 
 
-def test_log_line_of_a_refusal(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_of_a_refused_request(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         client.post("/invocations", json={}, buffered=True)
     assert "status=424" in log_line(caplog)
     assert log_line(caplog).endswith("finish=invalid_request")
 
 
-def test_health_looks_are_not_logged(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_health_checks_and_metrics_are_not_logged(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         for path in PATHS:
             client.get(path, buffered=True)

@@ -1,4 +1,4 @@
-"""`POST /predictions/{model}`: `/invocations` by DJL Serving's name."""
+"""`POST /predictions/{model}`: DJL Serving's path of `/invocations`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 @pytest.mark.parametrize(
     "path", ["/predictions/test", "/predictions/a_model-7.1/v2", "/predictions/org/model"]
 )
-def test_answers_as_invocations_does(path: str, client: FlaskClient) -> None:
+def test_predictions_behave_like_invocations(path: str, client: FlaskClient) -> None:
     reply = client.post(path, json={"inputs": "Hello"}, headers={ATTRIBUTES: "a=b"})
     assert reply.status_code == 200
     assert reply.get_json() == {"generated_text": ANSWER}
@@ -28,7 +28,7 @@ def test_answers_as_invocations_does(path: str, client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "named"),
+    ("path", "mention"),
     [
         ("/predictions/a%20b", "a b"),
         ("/predictions/..", "model"),
@@ -38,17 +38,17 @@ def test_answers_as_invocations_does(path: str, client: FlaskClient) -> None:
         ("/predictions/a/b/c", "path"),
     ],
 )
-def test_impossible_names_are_not_found(
-    path: str, named: str, client: FlaskClient, engine: FakeEngine
+def test_invalid_names_are_not_found(
+    path: str, mention: str, client: FlaskClient, engine: FakeEngine
 ) -> None:
     reply = client.post(path, json={"inputs": "Hello"})
     assert reply.status_code == 404
     assert reply.get_json()["code"] == 404
-    assert named in reply.get_json()["error"]
+    assert mention in reply.get_json()["error"]
     assert engine.requests == []
 
 
-def test_other_methods_are_told_which(client: FlaskClient) -> None:
+def test_other_methods_get_an_allow_header(client: FlaskClient) -> None:
     reply = client.get("/predictions/test")
     assert reply.status_code == 405
     assert "POST" in reply.headers["Allow"]

@@ -1,4 +1,4 @@
-"""Sampling where a body does not say: OpenAI's bodies by OpenAI's and the model's defaults, others greedily."""
+"""Sampling defaults: OpenAI bodies use OpenAI's and the model's defaults, other bodies are greedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GREEDY = [("/invocations", {"inputs": "Hi"}), ("/invocations", {"prompt": "Hi"})
 
 
 class Server:
-    """A model folder with a generation_config.json of its own, served."""
+    """A server of a model folder with the given generation_config.json."""
 
     def __init__(self, folder: Path, source: Path, generation_config: Any, option: str = "auto") -> None:
         shutil.copytree(source, folder)
@@ -39,7 +39,7 @@ class Server:
         self.client = create_app(config, self.engine, text).test_client()
 
     def sampling(self, path: str, body: dict[str, Any], **fields: Any) -> SamplingParams:
-        """What the engine is asked for."""
+        """Send a request. Returns the sampling parameters that reach the engine."""
         own = {"parameters": fields} if "inputs" in body else fields
         reply = self.client.post(path, json={**body, **own})
         assert reply.status_code == 200, reply.text
@@ -70,7 +70,7 @@ def summary(params: SamplingParams) -> tuple[float, float, int, float, float, fl
     )
 
 
-def test_without_a_temperature_openais_bodies_sample_and_others_are_greedy(
+def test_without_a_temperature_openai_bodies_sample_and_others_are_greedy(
     tmp_path: Path, model_folder: Path
 ) -> None:
     server = Server(tmp_path / "model", model_folder, {"eos_token_id": 2})
@@ -87,7 +87,7 @@ def test_without_a_temperature_openais_bodies_sample_and_others_are_greedy(
         assert server.sampling(path, body, do_sample=True).temperature == 1.0
 
 
-def test_the_models_file_gives_the_defaults_of_openais_bodies_alone(
+def test_generation_config_sets_the_defaults_of_openai_bodies_only(
     tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -95,8 +95,8 @@ def test_the_models_file_gives_the_defaults_of_openais_bodies_alone(
     assert "option.generation_config=vllm" in caplog.text
     for path, body in OPENAI:
         assert summary(server.sampling(path, body)) == (0.6, 0.9, 20, 0.05, 1.1, 1.0), path
-        asked = {"temperature": 0.3, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-        assert summary(server.sampling(path, body, **asked)) == (0.3, 1.0, 0, 0.0, 1.0, 1.0)
+        explicit = {"temperature": 0.3, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+        assert summary(server.sampling(path, body, **explicit)) == (0.3, 1.0, 0, 0.0, 1.0, 1.0)
         greedy = server.sampling(path, body, temperature=0)
         assert (greedy.temperature, greedy.repetition_penalty) == (0.0, 1.1)
         assert server.sampling(path, body).max_new_tokens != 5
@@ -105,24 +105,24 @@ def test_the_models_file_gives_the_defaults_of_openais_bodies_alone(
         assert server.sampling(path, body, do_sample=True).temperature == 1.0
 
 
-def test_the_models_file_can_be_left_out(tmp_path: Path, model_folder: Path) -> None:
+def test_generation_config_can_be_ignored(tmp_path: Path, model_folder: Path) -> None:
     server = Server(tmp_path / "model", model_folder, MODEL, option="vllm")
     for path, body in OPENAI:
         assert summary(server.sampling(path, body)) == (1.0, 1.0, 0, 0.0, 1.0, 1.0)
 
 
-def test_what_no_request_could_ask_for_is_left_out_with_a_warning(
+def test_invalid_defaults_are_ignored_with_a_warning(
     tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(
         tmp_path / "model", model_folder, {**MODEL, "temperature": -1, "top_p": "high", "top_k": None}
     )
     assert summary(server.sampling(*OPENAI[0])) == (1.0, 1.0, 0, 0.05, 1.1, 1.0)
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [message.split(": ")[2] for message in warned] == ["temperature", "top_p"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message.split(": ")[2] for message in warnings] == ["temperature", "top_p"]
 
 
-def test_beam_search_needs_no_temperature(tmp_path: Path, model_folder: Path) -> None:
+def test_beam_search_ignores_the_default_temperature(tmp_path: Path, model_folder: Path) -> None:
     server = Server(tmp_path / "model", model_folder, MODEL)
     for path, body in OPENAI:
         params = server.sampling(path, body, num_beams=3)

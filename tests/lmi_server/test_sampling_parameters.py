@@ -1,4 +1,4 @@
-"""What a body says of how tokens are chosen, where they end and how it is served, as the engine is told it."""
+"""Sampling, stop and scheduling parameters of a body, as they reach the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text_of(reply: TestResponse) -> str:
 
 @pytest.fixture
 def sampling(engine: FakeEngine) -> Any:
-    """The last request's."""
+    """A function that returns the sampling parameters of the last request."""
 
     def last() -> SamplingParams:
         return engine.requests[-1].sampling
@@ -48,7 +48,7 @@ def sampling(engine: FakeEngine) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_numbers_reach_the_engine(path: str, client: FlaskClient, sampling: Any) -> None:
+def test_sampling_parameters_reach_the_engine(path: str, client: FlaskClient, sampling: Any) -> None:
     numbers = {
         "min_p": 0.1,
         "typical_p": 0.9,
@@ -75,7 +75,7 @@ def test_the_numbers_reach_the_engine(path: str, client: FlaskClient, sampling: 
         ("/v1/completions", ["min_tokens", "min_new_tokens", "min_length"]),
     ],
 )
-def test_names_of_the_least_output(path: str, names: list[str], client: FlaskClient, sampling: Any) -> None:
+def test_names_of_the_minimum_length(path: str, names: list[str], client: FlaskClient, sampling: Any) -> None:
     for name in names:
         assert post(client, path, **{name: 5}).status_code == 200
         assert sampling().min_new_tokens == 5
@@ -85,7 +85,7 @@ def test_names_of_the_least_output(path: str, names: list[str], client: FlaskCli
     assert "given 5; accepted: at most 4" in refused.text
 
 
-def test_without_any_of_them_a_request_is_plain(client: FlaskClient, sampling: Any) -> None:
+def test_a_greedy_request_without_other_parameters_is_plain(client: FlaskClient, sampling: Any) -> None:
     for path in PATHS:
         assert post(client, path, temperature=0).status_code == 200
         assert sampling().plain
@@ -95,7 +95,7 @@ def test_without_any_of_them_a_request_is_plain(client: FlaskClient, sampling: A
     ("path", "name"),
     [("/invocations", "bad_sequences"), ("/invocations", "bad_words"), (PATHS[0], "bad_words")],
 )
-def test_bad_words_as_they_stand_alone_and_after_a_space(
+def test_bad_words_are_banned_alone_and_after_a_space(
     path: str, name: str, client: FlaskClient, sampling: Any, text_model: TextModel
 ) -> None:
     assert post(client, path, **{name: ["France", " capital", " "]}).status_code == 200
@@ -106,7 +106,7 @@ def test_bad_words_as_they_stand_alone_and_after_a_space(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_stop_token_ids_end_like_stop_strings(
+def test_stop_token_ids_act_like_stop_strings(
     path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel, sampling: Any
 ) -> None:
     (stop,) = text_model.encode(".")
@@ -126,7 +126,7 @@ def test_stop_token_ids_end_like_stop_strings(
     assert sampling().stop_token_ids == (stop,)
 
 
-def test_eos_is_told_from_a_stop_token(
+def test_the_finish_reason_distinguishes_eos_from_a_stop_token(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     engine.script = lambda request: tokens(request, [*text_model.encode("one"), 2], FinishReason.EOS_TOKEN)
@@ -142,7 +142,7 @@ def test_eos_is_told_from_a_stop_token(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_stop_string_can_be_part_of_the_text(stream: bool, client: FlaskClient) -> None:
+def test_the_stop_string_can_be_included_in_the_text(stream: bool, client: FlaskClient) -> None:
     parameters = {"stop": ["France"], "include_stop_str_in_output": True, "details": True}
     body = {"inputs": PROMPT, "parameters": parameters, "stream": stream}
     reply = client.post("/invocations", json=body)
@@ -178,7 +178,7 @@ def test_truncation_keeps_the_end_of_the_prompt(
         assert engine.requests[-1].prompt_token_ids == whole[-number:]
 
 
-def test_a_prompt_beyond_the_context_can_be_cut(
+def test_a_prompt_longer_than_the_context_can_be_truncated(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     long = "one two three " * 100
@@ -207,7 +207,7 @@ def test_priority_and_deadline(path: str, make_client: MakeClient, engine: FakeE
 
 
 @pytest.mark.parametrize("kind", ["MPI", "Python"])
-def test_a_timeout_of_its_own_ends_a_request(kind: str, make_client: MakeClient, engine: FakeEngine) -> None:
+def test_a_request_can_set_its_own_timeout(kind: str, make_client: MakeClient, engine: FakeEngine) -> None:
     never = threading.Event()
     engine.script = lambda request: [never]
     reply = post(make_client(engine_kind=kind), "/invocations", timeout=0.05)
@@ -229,7 +229,7 @@ def test_a_timeout_of_its_own_ends_a_request(kind: str, make_client: MakeClient,
         ("/v1/chat/completions", {"num_beams": 3}),
     ],
 )
-def test_what_engine_python_does_not_do(
+def test_engine_python_refuses_unsupported_parameters(
     path: str, parameters: dict[str, Any], make_client: MakeClient, engine: FakeEngine
 ) -> None:
     client = make_client(engine_kind="Python")
@@ -241,7 +241,7 @@ def test_what_engine_python_does_not_do(
     assert post(make_client(), path, **parameters).status_code == 200
 
 
-def test_beams_come_with_details(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+def test_beam_search_returns_details(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
     engine.script = lambda request: tokens(request, text_model.encode(ANSWER), per_step=1000)
     body = post(client, "/invocations", num_beams=3).get_json()
     assert body["generated_text"] == ANSWER

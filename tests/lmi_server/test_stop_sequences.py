@@ -1,4 +1,4 @@
-"""Stop strings over tokens, whatever their boundaries, against looking at the whole text."""
+"""Stop strings across token boundaries, compared with a search of the whole text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lmi_server.generation.answer_text import (
 from lmi_server.text.tokenizer import TextModel
 
 ALPHABET = "ab é😀你"
-"""Few letters, so that stop strings come up; some of one token, some of several, none of which is text by itself."""
+"""Few letters, so that stop strings occur. Some are one token, others several tokens that are no text by themselves."""
 CHUNKS = st.lists(st.text(ALPHABET, max_size=4), max_size=12)
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
-    """Letter by letter: the text before the first stop string that is complete; whether there was one."""
+    """Search letter by letter. Returns the text up to the first complete stop string, and whether there is one."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -33,11 +33,11 @@ def naive(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
 def run(
     text_model: TextModel, ids: list[int], rules: TextRules, prompt: str, per_step: int
 ) -> tuple[list[str], list[str], Completion]:
-    """What is shown, and the texts of the tokens that are told, step by step, and the end."""
+    """Return the shown text of each step, the text of the tokens released by each step, and the completion."""
     sampling = SamplingParams(max_new_tokens=len(ids) + 1)
     request = GenerationRequest(prompt, text_model.encode(prompt), sampling, rules, "inputs")
     continuation = CompletionText(0, PromptText(request, text_model))
-    shown, told = [], []
+    shown, released_texts = [], []
     for at in range(0, len(ids), per_step):
         last = at + per_step >= len(ids)
         reason = FinishReason.LENGTH if last else None
@@ -45,38 +45,38 @@ def run(
             RequestOutput("a", tuple(ids[at : at + per_step]), finish_reason=reason)
         )
         shown.append(step.shown)
-        told.append("".join(token.text for token in step.released))
+        released_texts.append("".join(token.text for token in step.released))
         if step.completion is not None:
-            return shown, told, step.completion
-    raise AssertionError("there was no end")
+            return shown, released_texts, step.completion
+    raise AssertionError("the text was not completed")
 
 
 @given(CHUNKS, STOPS, st.text(ALPHABET, min_size=1, max_size=6), st.integers(1, 3), st.booleans())
 @example(["a", "b", "é"], ["bé", "abé"], "a", 1, False)
 @example(["😀", "a"], ["😀a", "a"], "😀", 1, False)
 @example(["b a"], ["ab"], "a", 1, False)
-def test_text_ends_at_the_first_stop_string_and_nothing_of_it_is_shown(
+def test_text_ends_at_the_first_stop_string(
     text_model: TextModel, chunks: list[str], stops: list[str], prompt: str, per_step: int, include: bool
 ) -> None:
-    """The prompt may end in the first letters of a stop string: it does not count."""
+    """A stop string that starts in the prompt does not count."""
     ids = [token for chunk in chunks for token in text_model.encode(chunk)] or list(text_model.encode("a"))
     text = text_model.decode(ids)
     expected, stopped = naive(text, stops, include)
     rules = TextRules(continues_prompt=True, stop_strings=tuple(stops), include_stop=include)
-    shown, told, completion = run(text_model, ids, rules, prompt, per_step)
+    shown, released_texts, completion = run(text_model, ids, rules, prompt, per_step)
     assert completion.text == "".join(shown) == expected
     assert completion.finish_reason is (FinishReason.STOP_SEQUENCE if stopped else FinishReason.LENGTH)
     for number in range(1, len(shown) + 1):
         visible = "".join(shown[:number])
         assert expected.startswith(visible)
-        assert visible.startswith("".join(told[:number]))
-    assert "".join(token.text for token in completion.released) == "".join(told)
+        assert visible.startswith("".join(released_texts[:number]))
+    assert "".join(token.text for token in completion.released) == "".join(released_texts)
     if not stopped:
-        assert "".join(told) == expected
+        assert "".join(released_texts) == expected
 
 
 @given(CHUNKS, st.lists(st.text("é😀你 ", min_size=1, max_size=3), max_size=3), st.booleans(), st.booleans())
-def test_a_special_token_by_its_name_ends_the_text_too(
+def test_a_special_token_can_be_a_stop_string(
     text_model: TextModel, chunks: list[str], stops: list[str], include: bool, skip: bool
 ) -> None:
     name = "<|im_start|>"
@@ -89,9 +89,9 @@ def test_a_special_token_by_its_name_ends_the_text_too(
     assert completion.finish_reason is FinishReason.STOP_SEQUENCE
 
 
-def test_what_was_held_back_is_shown_when_it_went_no_further(text_model: TextModel) -> None:
+def test_held_back_text_is_shown_if_no_stop_string_follows(text_model: TextModel) -> None:
     rules = TextRules(True, stop_strings=("bbbb",))
     ids = [token for letter in "abbba" for token in text_model.encode(letter)]
-    shown, told, _ = run(text_model, ids, rules, "b", 1)
+    shown, released_texts, _ = run(text_model, ids, rules, "b", 1)
     assert shown == ["a", "", "", "", "bbba"]
-    assert told == ["a", "", "", "", "bbba"]
+    assert released_texts == ["a", "", "", "", "bbba"]

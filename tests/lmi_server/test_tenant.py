@@ -1,4 +1,4 @@
-"""Whose request it is, by its headers."""
+"""The tenant of a request, from its headers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def tenant(client: FlaskClient, engine: FakeEngine, headers: dict[str, str]) -> 
     return engine.requests[-1].tenant
 
 
-def test_without_a_header_there_is_none(client: FlaskClient, engine: FakeEngine) -> None:
+def test_without_a_header_there_is_no_tenant(client: FlaskClient, engine: FakeEngine) -> None:
     assert tenant(client, engine, {}) == ""
     assert tenant(client, engine, {"Authorization": "Basic abc"}) == ""
     assert tenant(client, engine, {"Authorization": "Bearer "}) == ""
 
 
-def test_the_header_goes_before_the_key(client: FlaskClient, engine: FakeEngine) -> None:
+def test_the_tenant_header_overrides_the_api_key(client: FlaskClient, engine: FakeEngine) -> None:
     headers = {"X-Tenant-Id": "acme/eu-1", "Authorization": "Bearer secret"}
     assert tenant(client, engine, headers) == "id:acme/eu-1"
     assert tenant(client, engine, {"X-Tenant-Id": "~" * 128}) == "id:" + "~" * 128
 
 
-def test_a_key_is_told_as_a_hash_that_does_not_change(
+def test_an_api_key_becomes_a_stable_hash(
     client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -40,14 +40,14 @@ def test_a_key_is_told_as_a_hash_that_does_not_change(
     assert tenant(client, engine, {"api-key": "sk-secret-1"}) == seen
     assert tenant(client, engine, {"x-api-key": "sk-secret-1"}) == seen
     assert tenant(client, engine, {"x-api-key": "sk-secret-2"}) != seen
-    # Nobody comes to it by naming it.
+    # The header cannot impersonate the tenant of a key.
     assert tenant(client, engine, {"X-Tenant-Id": seen}) != seen
     assert "sk-secret" not in caplog.text
     assert "sk-secret" not in repr(engine.requests)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "x" * 129, "caf\xe9", "tab\there"])
-def test_a_name_that_is_none_is_refused(name: str, client: FlaskClient, engine: FakeEngine) -> None:
+def test_an_invalid_tenant_name_is_refused(name: str, client: FlaskClient, engine: FakeEngine) -> None:
     for path, body, status in (LMI, CHAT):
         reply = client.post(path, json=body, headers={"X-Tenant-Id": name})
         assert reply.status_code == status
@@ -56,7 +56,7 @@ def test_a_name_that_is_none_is_refused(name: str, client: FlaskClient, engine: 
     assert engine.requests == []
 
 
-def test_all_answers_to_a_request_are_one_tenants(client: FlaskClient, engine: FakeEngine) -> None:
+def test_all_choices_of_a_request_have_the_same_tenant(client: FlaskClient, engine: FakeEngine) -> None:
     body = {"prompt": ["Hello", "Hi"], "n": 2}
     client.post("/v1/completions", json=body, headers={"X-Tenant-Id": "acme"})
     assert [request.tenant for request in engine.requests] == ["id:acme"] * 4
