@@ -14,7 +14,7 @@ StartEngine = Callable[[MpiEngineConfig], EngineProcess]
 
 @pytest.fixture
 def start_engine() -> Iterator[StartEngine]:
-    """Start engines that end with the test. Each is ready when this returns."""
+    """Function that starts an engine and waits until it is ready. The engines end with the test."""
     engines: list[EngineProcess] = []
 
     def start(config: MpiEngineConfig) -> EngineProcess:

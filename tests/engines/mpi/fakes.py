@@ -1,8 +1,8 @@
 """A model without tensors and a front without sockets, for tests of the scheduler and the leader.
 
-`FakeModel` has a cache of slots, written and read through block tables only. Its next token is a pure function of
-what it finds there, so a table that overlaps another one, a position computed twice or never, or a block that
-somebody else wrote to gives wrong tokens.
+`FakeModel` has a cache of slots, written and read through block tables only. Its next token is a pure function of the
+cache contents. So overlapping block tables, positions that are computed twice or never, and blocks that another
+sequence has overwritten lead to wrong tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.wire import Drain, ToClient, ToEngine
 
 VOCAB = 32
-"""Ids that the model makes."""
+"""Number of token ids that the model generates."""
 NUM_IDS = 256
-"""Ids that a prompt may hold."""
+"""Number of token ids that a prompt may contain."""
 CLIENT = b"web process 1"
 
 
 def next_token(history: Sequence[int], window: int | None = None) -> int:
-    """The model: a pure function of all tokens so far, or of those in the window."""
+    """Return the next token: a pure function of all tokens so far, or of the tokens in the window."""
     return zlib.crc32(bytes(history[-(window or len(history)) :])) % VOCAB
 
 
 def continue_alone(request: Request, window: int | None = None) -> tuple[list[int], FinishReason]:
-    """What `request` must come to, whoever shares its steps."""
+    """Return the expected output of `request`, which does not depend on other requests."""
     history = list(request.prompt_token_ids)
     output: list[int] = []
     while True:
@@ -54,24 +54,24 @@ def make_request(
 
 @dataclass
 class FakeModel:
-    """Runs plans on a cache of `num_blocks * block_size` slots, which it finds by the tables that plans tell of."""
+    """Runs plans on a cache of slots, which it addresses through the block tables of the plans."""
 
     block_size: int
     slots: dict[int, int] = field(default_factory=dict)
     tables: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By row: index -> block."""
+    """Block table of each row, from index to block."""
     window: int | None = None
-    """Latest tokens that it reads; None: all."""
+    """Number of latest tokens that the model reads; None for all."""
 
     def run(self, plan: StepPlan) -> list[int]:
-        """The next token of each sampling sequence, in the plan's order."""
+        """Run a plan. Return the next token of each sampled sequence, in the order of the plan."""
         if plan.kind is not PlanKind.STEP:
             raise ValueError(f"only steps can be run, not {plan.kind.name}")
         self.apply(plan)
         return self.compute(plan)
 
     def compute(self, plan: StepPlan) -> list[int]:
-        """The step itself, on tables that are up to date."""
+        """Compute the step with the current block tables."""
         token_ids = iter(plan.token_ids)
         for row, start, count in zip(plan.rows, plan.starts, plan.query_lens, strict=True):
             for position in range(start, start + count):
@@ -88,7 +88,7 @@ class FakeModel:
         return range(0 if self.window is None else max(0, stop - self.window), stop)
 
     def apply(self, plan: StepPlan) -> None:
-        """What the plan changes before its tokens are computed."""
+        """Apply the copies and block-table updates of the plan."""
         for source, destination in zip(plan.copies[::2], plan.copies[1::2], strict=True):
             for slot, other in zip(self._slots_of(source), self._slots_of(destination), strict=True):
                 self.slots.pop(other, None)
@@ -112,7 +112,7 @@ class FakeModel:
 
 @dataclass
 class ScriptedFront:
-    """Plays a script: the messages of each turn of the loop. When it is over, drains."""
+    """Returns the messages of a script, turn by turn, and then a drain message."""
 
     script: list[list[tuple[bytes, ToEngine]]]
     gone: set[bytes] = field(default_factory=set)
@@ -122,7 +122,7 @@ class ScriptedFront:
     timeouts: list[float] = field(default_factory=list)
     closed: bool = False
     messages: list[list[str]] = field(default_factory=list)
-    """Of each message with outputs, whose they are."""
+    """Request ids of each message with outputs."""
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         self.timeouts.append(timeout)
@@ -135,7 +135,9 @@ class ScriptedFront:
     def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
         self.messages.append([output.id for output in outputs])
         for output in outputs:
-            assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
+            assert not any(o.finished for o in self.outputs.get(output.id, [])), (
+                "an output after the last one"
+            )
             self.outputs.setdefault(output.id, []).append(output)
             self.owners[output.id] = client
         return client not in self.gone

@@ -1,4 +1,4 @@
-"""Rank 0's loop with a model without tensors, for tests."""
+"""The loop of rank 0 with a fake model, for tests."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tests.engines.mpi.fakes import (
 )
 
 POISON = VOCAB
-"""A prompt token that the model does not survive, and never makes."""
+"""A prompt token that makes the model fail. The model never generates it."""
 INFO = EngineInfo("m", "MPI", 1, "cpu", "fp32", 256, 256, 4, 4, 64, True)
 TWO = b"web process 2"
 
 
 class Executor:
-    """Runs plans on the fake model; steps with the poison in them fail."""
+    """Runs plans on the fake model. Steps that contain the poison token fail."""
 
     def __init__(self) -> None:
         self.model = FakeModel(4)
@@ -55,7 +55,7 @@ class Executor:
         logits: Any = None
         if plan.kind is PlanKind.STEP:
             self.num_steps_tried += 1
-            self.model.apply(plan)  # what the whole brings holds, though its computation fails
+            self.model.apply(plan)  # updates stay applied even if the computation fails
             if POISON in plan.token_ids:
                 raise StepFailed("poison")
             logits = self.model.compute(plan) or None
@@ -63,7 +63,7 @@ class Executor:
 
 
 class ScriptedSampler:
-    """Takes the model's tokens as they are. Rows in `broken` make it fail, those in `not_finite` get nonsense."""
+    """Returns the tokens of the model. It fails for rows in `broken`; rows in `not_finite` get non-finite results."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -98,14 +98,14 @@ class Lab:
         self.leader = Leader(self.core, self.board, stopwatch)
 
     def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
-        """Run the script to its end; nothing may be left of it."""
-        door = ScriptedFront(list(script), **front)
-        self.leader.serve(door, INFO)  # type: ignore[arg-type]
-        assert door.closed
+        """Run the script to its end, and check that all requests and blocks are gone."""
+        scripted = ScriptedFront(list(script), **front)
+        self.leader.serve(scripted, INFO)  # type: ignore[arg-type]
+        assert scripted.closed
         assert self.executor.kinds[-1] is PlanKind.STOP
         assert self.blocks.num_free == self.blocks.num_blocks
         assert not self.scheduler.has_work
-        return door
+        return scripted
 
 
 def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEngine]]:
@@ -113,7 +113,7 @@ def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEn
 
 
 def check_alone(front: ScriptedFront, request: Request) -> None:
-    """Its tokens are those that it would have had alone, and it has ended once."""
+    """Check that the outputs equal those of the request running alone."""
     expected, reason = continue_alone(request)
     assert front.tokens(request.id) == expected
     assert front.outputs[request.id][-1].finish_reason is reason

@@ -1,4 +1,4 @@
-"""Beam search of the whole engine against transformers' own, among other requests."""
+"""Beam search of the whole engine against transformers, with other requests running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engines.mpi.conftest import StartEngine
 from tests.support.engine_process import collect, make_config, tokens_of
 
 _STOP = (3, 5, 8, 13, 21, 34, 55, 89, 144)
-"""Many, so that some are met."""
+"""Many stop tokens, so that some of them occur."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _by_transformers(model: LlamaForCausalLM, prompt: tuple[int, ...], case: _Ca
         pytest.param(False, "guaranteed_no_evict", False, marks=pytest.mark.long),
     ],
 )
-def test_beam_search_gives_the_tokens_of_transformers(
+def test_beam_search_returns_the_tokens_of_transformers(
     paged: bool,
     policy: str,
     prefix_caching: bool,
@@ -92,14 +92,14 @@ def test_beam_search_gives_the_tokens_of_transformers(
         make_config(tiny_llama, paged=paged, policy=policy, prefix_caching=prefix_caching, num_blocks=60)
     )
     prompts = [answer.prompt for answer in answers if len(answer.prompt) <= 33]
-    asked = [(prompt, case) for prompt in prompts[::3] for case in _CASES]
+    searches = [(prompt, case) for prompt in prompts[::3] for case in _CASES]
     streams = []
-    for i, (prompt, case) in enumerate(asked):
+    for i, (prompt, case) in enumerate(searches):
         request = Request(f"beams {i}", prompt, case.sampling(), time.monotonic())
         streams.append(engine.client.submit(request))
     plain = [engine.submit(f"plain {i}", one.prompt, len(one.tokens)) for i, one in enumerate(answers[::4])]
     endings = set()
-    for (prompt, case), stream in zip(asked, streams, strict=True):
+    for (prompt, case), stream in zip(searches, streams, strict=True):
         outputs = collect(stream)
         assert len(outputs) == 1
         assert outputs[0].token_ids == _by_transformers(model, prompt, case), case

@@ -1,4 +1,4 @@
-"""The engine's counters where steps are planned before the last one has ended, as on a GPU."""
+"""Metrics of an engine that plans steps before the previous step has ended, as on a GPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.engines.mpi.leader_lab import INFO, ScriptedSampler
 from tests.engines.mpi.scheduler.late_steps import LateModel
 
 _HOST, _DEVICE = 0.001, 0.02
-"""Seconds of a step."""
+"""Seconds that a step takes."""
 
 
 class _Device:
-    """A clock, and an executor that returns at once and computes for `_DEVICE` seconds."""
+    """A clock, and an executor that returns immediately and computes for `_DEVICE` seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -69,8 +69,8 @@ def core(device: _Device) -> EngineCore:
     def clock() -> float:
         return device.now
 
-    parts: list[Any] = [scheduler, blocks, device, ScriptedSampler(), Stopwatch(clock), StepTrace("")]
-    return EngineCore(*parts, clock=clock)
+    arguments: list[Any] = [scheduler, blocks, device, ScriptedSampler(), Stopwatch(clock), StepTrace("")]
+    return EngineCore(*arguments, clock=clock)
 
 
 def _sum(core: EngineCore, name: str) -> float:
@@ -78,7 +78,9 @@ def _sum(core: EngineCore, name: str) -> float:
     return found.sum
 
 
-def test_a_request_has_waited_until_its_own_step_was_planned(device: _Device, core: EngineCore) -> None:
+def test_queue_time_ends_when_the_first_step_of_a_request_is_planned(
+    device: _Device, core: EngineCore
+) -> None:
     core.add(make_request("first", max_new_tokens=9))
     core.step()
     core.step()
@@ -90,7 +92,7 @@ def test_a_request_has_waited_until_its_own_step_was_planned(device: _Device, co
     assert _sum(core, "lmi_queue_seconds") == pytest.approx(0.008)
 
 
-def test_waiting_for_the_device_is_the_models_time(device: _Device, core: EngineCore) -> None:
+def test_waiting_for_the_device_does_not_count_as_step_overhead(device: _Device, core: EngineCore) -> None:
     core.add(make_request("first", max_new_tokens=9))
     while core.has_work:
         core.step()

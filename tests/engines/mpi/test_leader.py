@@ -1,4 +1,4 @@
-"""Rank 0's loop with a model without tensors: whose request a failure is, and how an engine ends."""
+"""The loop of rank 0 with a fake model: sending of outputs, isolation of failures, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_requests_of_all_clients_are_served_together(lab: Lab) -> None:
     assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
 
 
-def test_tokens_of_several_steps_are_sent_together_but_for_first_and_last_ones(
+def test_tokens_are_sent_in_batches_except_the_first_and_last_of_a_request(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
@@ -59,9 +59,7 @@ def test_after_a_pause_tokens_are_sent_step_by_step(lab: Lab, monkeypatch: pytes
     assert front.messages == [["a"]] * 9
 
 
-def test_what_is_held_is_sent_when_nothing_is_left_to_compute(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_tokens_are_sent_when_no_work_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
     monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
     abort = (CLIENT, Abort("a", AbortReason.CLIENT_LEFT))
@@ -69,7 +67,7 @@ def test_what_is_held_is_sent_when_nothing_is_left_to_compute(
     assert front.messages == [["a"], ["a"]]
 
 
-def test_an_idle_engine_waits_for_messages_and_beats(lab: Lab) -> None:
+def test_an_idle_engine_waits_for_messages_and_sends_heartbeats(lab: Lab) -> None:
     front = lab.serve([], [], submit(make_request("a", [1], 3)))
     assert lab.executor.kinds[:3] == [PlanKind.BEAT, PlanKind.BEAT, PlanKind.STEP]
     assert front.timeouts[:3] == [2.0, 2.0, 2.0]
@@ -91,23 +89,22 @@ def test_an_idle_engine_audits_its_blocks_once(lab: Lab, caplog: pytest.LogCaptu
     lab.blocks.release(holder)
 
 
-# Whose failure it is
+# Isolation of failures
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_request_that_breaks_its_step_is_isolated(lab: Lab, place: int) -> None:
+def test_a_request_that_fails_its_step_is_isolated(lab: Lab, place: int) -> None:
     good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
     poison = make_request("poison", [1, POISON, 2], 5)
-    everybody = [*good[:place], poison, *good[place:]]
-    front = lab.serve(submit(*everybody))
+    front = lab.serve(submit(*good[:place], poison, *good[place:]))
     (end,) = front.outputs["poison"]
     assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
     for request in good:
         check_alone(front, request)
 
 
-def test_a_poison_that_comes_late_does_not_disturb_those_that_run(lab: Lab) -> None:
-    """It stands behind the first chunk of its prompt, and the others are decoding by then."""
+def test_a_poison_in_a_later_chunk_does_not_disturb_running_requests(lab: Lab) -> None:
+    """The poison is in the second chunk of its prompt, when the other requests are decoding."""
     good = [make_request(f"good {i}", range(i + 1), 8) for i in range(3)]
     poison = make_request("poison", [*range(20), POISON], 5)
     late = make_request("late", range(9), 4)
@@ -117,7 +114,7 @@ def test_a_poison_that_comes_late_does_not_disturb_those_that_run(lab: Lab) -> N
         check_alone(front, request)
 
 
-def test_two_poisons_in_one_step_are_both_found(lab: Lab) -> None:
+def test_two_failing_requests_in_one_step_are_both_isolated(lab: Lab) -> None:
     good = [make_request(f"good {i}", range(i + 1), 5) for i in range(2)]
     poisons = [make_request(f"poison {i}", [POISON], 5) for i in range(2)]
     front = lab.serve(submit(poisons[0], *good, poisons[1]))
@@ -127,18 +124,18 @@ def test_two_poisons_in_one_step_are_both_found(lab: Lab) -> None:
     assert lab.executor.num_steps_tried < 20
 
 
-def test_a_request_that_breaks_sampling_is_isolated(lab: Lab) -> None:
+def test_a_request_that_fails_sampling_is_isolated(lab: Lab) -> None:
     good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
     lab.sampler.broken = {"bad"}
     front = lab.serve(submit(good[0], make_request("bad"), *good[1:]))
     assert front.outputs["bad"][-1].error_kind == RequestFailed.kind
-    assert "divides" not in front.outputs["bad"][-1].error_message, "inner details are for the log"
+    assert "divides" not in front.outputs["bad"][-1].error_message, "internal details belong in the log"
     for request in good:
         check_alone(front, request)
     assert "bad" in lab.sampler.forgotten
 
 
-def test_logits_that_are_not_finite_end_their_request_only(lab: Lab) -> None:
+def test_non_finite_logits_end_only_their_request(lab: Lab) -> None:
     good = make_request("good", range(6), 5)
     lab.sampler.not_finite = {"bad"}
     front = lab.serve(submit(make_request("bad"), good))
@@ -146,7 +143,7 @@ def test_logits_that_are_not_finite_end_their_request_only(lab: Lab) -> None:
     check_alone(front, good)
 
 
-def test_a_refusal_goes_to_who_asked_and_nothing_else_happens(tmp_path: Path) -> None:
+def test_a_refusal_goes_only_to_the_client_that_sent_the_request(tmp_path: Path) -> None:
     lab = Lab(tmp_path, max_num_seqs=1, max_waiting=1)
     a, b, c = make_request("a", [1], 3), make_request("b", [2], 3), make_request("c", [3], 3)
     front = lab.serve(submit(a, b, c), submit(make_request("long", range(70), 1), client=TWO))
@@ -157,7 +154,7 @@ def test_a_refusal_goes_to_who_asked_and_nothing_else_happens(tmp_path: Path) ->
     assert front.owners["long"] == TWO
 
 
-def test_failures_are_counted_apart(lab: Lab) -> None:
+def test_finished_failed_and_aborted_requests_are_counted_separately(lab: Lab) -> None:
     poison, good = make_request("poison", [POISON]), make_request("good", [1, 2], 3)
     front = lab.serve(
         submit(poison, good, make_request("left", [5], 40)),
@@ -180,7 +177,7 @@ def _observed(front: ScriptedFront, name: str) -> HistogramData:
 
 
 @pytest.mark.parametrize("reason", AbortReason)
-def test_an_answer_that_a_stop_string_ended_counts_as_finished(lab: Lab, reason: AbortReason) -> None:
+def test_a_request_ended_by_a_stop_sequence_counts_as_finished(lab: Lab, reason: AbortReason) -> None:
     front = lab.serve(
         submit(make_request("a", [5], 40)), [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))]
     )
@@ -194,10 +191,10 @@ def test_an_answer_that_a_stop_string_ended_counts_as_finished(lab: Lab, reason:
     assert (times.sum > 0) is finished
 
 
-# Clients that leave
+# Clients that disconnect
 
 
-def test_an_aborted_request_gets_nothing_more_and_its_blocks_are_free(lab: Lab) -> None:
+def test_an_aborted_request_gets_no_more_outputs_and_frees_its_blocks(lab: Lab) -> None:
     other = make_request("b", range(4), 6)
     front = lab.serve(
         submit(make_request("a", range(30), 20), other),
@@ -214,7 +211,7 @@ def test_an_aborted_request_gets_nothing_more_and_its_blocks_are_free(lab: Lab) 
     assert "a" in lab.sampler.forgotten
 
 
-def test_nobody_aborts_the_request_of_another(lab: Lab) -> None:
+def test_a_client_cannot_abort_the_request_of_another_client(lab: Lab) -> None:
     request = make_request("a", range(4), 6)
     front = lab.serve(
         submit(request),
@@ -224,7 +221,7 @@ def test_nobody_aborts_the_request_of_another(lab: Lab) -> None:
     check_alone(front, request)
 
 
-def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab) -> None:
+def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
     staying = make_request("staying", range(4), 12)
     script = [
         [
@@ -239,6 +236,3 @@ def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab) -> N
     check_alone(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
-
-
-# Counters

@@ -1,4 +1,4 @@
-"""What rank 0's loop reports, how it starts, and how it ends."""
+"""The loop of rank 0: stats, warm-up, drain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
     return Lab(tmp_path, paged=request.param)
 
 
-def test_stats_say_what_the_engine_has_done(lab: Lab) -> None:
+def test_stats_report_steps_tokens_and_blocks(lab: Lab) -> None:
     a, b = make_request("a", range(5), 4), make_request("b", range(3), 4)
     front = lab.serve(submit(a, b), [], [], [], [(TWO, GetStats(77))])
     ((client, message),) = front.sent
@@ -53,10 +53,10 @@ def test_stats_say_what_the_engine_has_done(lab: Lab) -> None:
     }
 
 
-# Beginning and end
+# Warm-up and drain
 
 
-def test_the_warm_up_computes_and_leaves_no_trace(lab: Lab) -> None:
+def test_the_warm_up_leaves_no_blocks_and_no_counts(lab: Lab) -> None:
     lab.leader.warm_up(make_request("warm-up", range(8), 2))
     assert lab.executor.kinds == [PlanKind.STEP, PlanKind.STEP]
     assert lab.blocks.num_free == lab.blocks.num_blocks
@@ -65,7 +65,7 @@ def test_the_warm_up_computes_and_leaves_no_trace(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("failing", ["the model", "sampling", "numbers"])
-def test_a_warm_up_that_fails_is_an_error(lab: Lab, failing: str) -> None:
+def test_a_failing_warm_up_raises(lab: Lab, failing: str) -> None:
     lab.sampler.broken = {"warm-up"} if failing == "sampling" else set()
     lab.sampler.not_finite = {"warm-up"} if failing == "numbers" else set()
     prompt = [POISON] if failing == "the model" else [1, 2]
@@ -73,7 +73,7 @@ def test_a_warm_up_that_fails_is_an_error(lab: Lab, failing: str) -> None:
         lab.leader.warm_up(make_request("warm-up", prompt, 2))
 
 
-def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: Lab) -> None:
+def test_drain_finishes_accepted_requests_and_refuses_new_ones(lab: Lab) -> None:
     running = [make_request(f"r{i}", range(i + 1), 10) for i in range(4)]
     waiting = make_request("waiting", range(3), 5)
     front = lab.serve(
@@ -90,23 +90,23 @@ def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: Lab)
     assert lab.board.read().state is EngineState.DRAINING
 
 
-def test_ended_requests_are_forgotten(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drain_does_not_wait_for_ended_requests(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     requests = [make_request("a", [1], 2), make_request("bad", [POISON]), make_request("left", [2], 40)]
     with caplog.at_level("INFO"):
         lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
     assert "draining: waiting at most 60 s for 0 requests" in caplog.messages
 
 
-def test_drain_of_an_idle_engine_ends_at_once(lab: Lab) -> None:
+def test_drain_of_an_idle_engine_ends_immediately(lab: Lab) -> None:
     front = lab.serve([(CLIENT, Drain(60.0))])
     assert len(front.timeouts) == 1
     assert lab.executor.kinds[-1] is PlanKind.STOP
 
 
-def test_an_audit_that_fails_at_the_drain_is_logged_and_the_ranks_end(
+def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The drain has done its work: its exit code is not to say that the engine failed."""
+    """The drain has succeeded, so the exit code must not report a failure of the engine."""
     holder = Sequence(make_request("holder", [1, 2], 3))
     assert lab.blocks.admit(holder, reserve=False)
     holder.block_table.append(99)
@@ -117,7 +117,7 @@ def test_an_audit_that_fails_at_the_drain_is_logged_and_the_ranks_end(
     assert "the audit of the KV cache failed" in caplog.text
 
 
-def test_when_the_time_to_drain_is_over_the_rest_is_reported(lab: Lab) -> None:
+def test_requests_that_do_not_finish_before_the_drain_timeout_get_an_error(lab: Lab) -> None:
     running = [make_request(f"r{i}", range(i + 1), 40) for i in range(4)]
     waiting = make_request("waiting", range(3), 5)
     front = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(0.0))])
@@ -130,6 +130,6 @@ def test_when_the_time_to_drain_is_over_the_rest_is_reported(lab: Lab) -> None:
     assert front.owners["waiting"] == TWO
 
 
-def test_draining_goes_on_though_all_clients_are_gone(lab: Lab) -> None:
+def test_draining_ends_even_if_all_clients_are_gone(lab: Lab) -> None:
     front = lab.serve(submit(make_request("a", range(4), 40)), [(TWO, Drain(60.0))], gone={CLIENT})
     assert front.closed

@@ -1,4 +1,4 @@
-"""A prompt that makes the real model compute NaN: it fails alone, and what it wrote to the cache hurts nobody."""
+"""A prompt that makes the real model compute NaN: only its request fails, and no NaN in the cache affects others."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Turn = list[tuple[bytes, ToEngine]]
 
 
 @pytest.fixture(scope="module")
-def poisonous(
+def poisoned_model(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]
 ) -> tuple[Path, int]:
-    """The tiny model with NaN as the embedding of a token that no answer has in it; that token."""
+    """The tiny model with NaN as the embedding of a token that occurs in no answer, and that token."""
     used = {token for answer in answers for token in (*answer.prompt, *answer.tokens)}
     poison = next(token for token in range(VOCAB_SIZE) if token not in used)
-    folder = tmp_path_factory.mktemp("poisonous") / "model"
+    folder = tmp_path_factory.mktemp("poisoned_model") / "model"
     shutil.copytree(tiny_llama, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"][poison] = torch.nan
@@ -47,7 +47,7 @@ def poisonous(
 
 
 def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFront:
-    """Everything that rank 0 has, but for the socket. 40 blocks of 8 tokens, 16 prompt tokens a step."""
+    """Run all of rank 0 except the socket, with 40 blocks of 8 tokens and 16 prompt tokens per step."""
     config = make_config(model, paged=paged)
     stopwatch = Stopwatch(time.perf_counter)
     runner = load_model(config, Communicator(), torch.device("cpu"), stopwatch)
@@ -79,11 +79,11 @@ def _check(front: ScriptedFront, answers: list[Answer]) -> None:
 
 @pytest.mark.parametrize("paged", [True, False], ids=["paged", "contiguous"])
 @pytest.mark.parametrize("length", [1, 8, 30, 60])
-def test_it_fails_alone_among_those_that_run(
-    poisonous: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, length: int
+def test_a_prompt_with_nan_fails_alone_among_running_requests(
+    poisoned_model: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, length: int
 ) -> None:
-    """The others share its steps, and their hidden slots may lie beside or in what it has written."""
-    model, poison = poisonous
+    """The other requests share its steps, and their masked slots may contain the NaN that it has written."""
+    model, poison = poisoned_model
     running = answers[:6]
     good = _good(running)
     bad = _submit("bad", (poison,) * length, 8)
@@ -97,11 +97,11 @@ def test_it_fails_alone_among_those_that_run(
 
 @pytest.mark.parametrize("paged", [True, False], ids=["paged", "contiguous"])
 @pytest.mark.parametrize("aborted", [True, False], ids=["aborted", "failed"])
-def test_its_blocks_are_clean_for_the_next(
-    poisonous: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, aborted: bool
+def test_blocks_that_contained_nan_can_be_reused(
+    poisoned_model: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, aborted: bool
 ) -> None:
-    """It has filled blocks with NaN and is gone, by its client's leaving or by its own failure."""
-    model, poison = poisonous
+    """The request has filled blocks with NaN, and was then aborted by its client or has failed."""
+    model, poison = poisoned_model
     later = answers[:8]
     bad = _submit("bad", (poison,) * 100, 20)
     leave: Turn = [(CLIENT, Abort("bad", AbortReason.CLIENT_LEFT))] if aborted else []

@@ -1,4 +1,4 @@
-"""How a rank ends: its graphs go before its group, and the group before the process."""
+"""Shutdown of a rank: first its graphs are dropped, then its process group, then the process ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_drops_its_graphs_then_leaves_its_group(
+def test_a_rank_drops_its_graphs_before_it_leaves_its_group(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -32,8 +32,8 @@ def test_a_rank_drops_its_graphs_then_leaves_its_group(
         executor=SimpleNamespace(follow=lambda: bool(done.append("followed"))),
     )
     monkeypatch.setattr(worker, "die_with_parent", lambda: None)
-    monkeypatch.setattr(worker, "_start", lambda *given: rank)
-    monkeypatch.setattr(worker, "_lead", lambda *given: done.append("led"))
+    monkeypatch.setattr(worker, "_start", lambda *arguments: rank)
+    monkeypatch.setattr(worker, "_lead", lambda *arguments: done.append("led"))
     monkeypatch.setattr(worker.MpiEngineConfig, "from_json", lambda text: None)
     StatusBoard.create(tmp_path / "status", 2)
     config = tmp_path / "config.json"
@@ -44,14 +44,14 @@ def test_a_rank_drops_its_graphs_then_leaves_its_group(
 
 
 class _Graph:
-    """Stands for a CUDA graph, which holds the communicator whose sums it has recorded."""
+    """A fake CUDA graph. A real one references the communicator of its recorded all-reduces."""
 
     def replay(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def test_dropped_graphs_are_gone() -> None:
-    made: list[weakref.ref[_Graph]] = []
+def test_dropped_graphs_are_garbage_collected() -> None:
+    recorded: list[weakref.ref[_Graph]] = []
 
     def decode(inputs: DecodeInputs) -> DecodeOutputs:
         tokens = inputs.numbers[0].long()
@@ -59,30 +59,32 @@ def test_dropped_graphs_are_gone() -> None:
 
     def record(call: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:
         graph = _Graph()
-        made.append(weakref.ref(graph))
+        recorded.append(weakref.ref(graph))
         return graph.replay, call()
 
     graphs = DecodeGraphs(decode, CPU, record)
     graphs.capture([1, 2, 4], padding_row=9)
     gc.collect()
     assert graphs.bucket(3) == 4
-    assert all(graph() is not None for graph in made)
+    assert all(graph() is not None for graph in recorded)
     graphs.drop()
     gc.collect()
-    assert [graph() for graph in made] == [None] * 3
+    assert [graph() for graph in recorded] == [None] * 3
     assert graphs.bucket(1) == 0
 
 
-def test_the_group_of_gpus_is_destroyed_before_the_process_ends(
+def test_closing_the_communicator_destroys_the_process_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    calls: list[str] = []
     comm: Any = SimpleNamespace(
-        Get_rank=lambda: 0, Get_size=lambda: 1, Barrier=lambda: None, Allreduce=lambda *given, op: None
+        Get_rank=lambda: 0, Get_size=lambda: 1, Barrier=lambda: None, Allreduce=lambda *arguments, op: None
     )
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(IN_PLACE=0, MAX=1, MIN=2)))
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **named: said.append("init"))
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: said.append("destroy"))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda *arguments, **options: calls.append("init")
+    )
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("destroy"))
     communicator = NcclCommunicator(comm, tmp_path, CPU)
     communicator.close()
-    assert said == ["init", "destroy"]
+    assert calls == ["init", "destroy"]

@@ -1,4 +1,4 @@
-"""A model whose layers all have a sliding window: transformers' tokens, and no more blocks than the window needs."""
+"""A model with a sliding window in all layers: tokens equal those of transformers, blocks are limited by the window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = (4 * WINDOW, 3 * WINDOW + 5, 4 * WINDOW, 7, 3, 1, 6, 2)
 MODES = [
     Mode(max_num_batched_tokens=24),
     Mode(prefix_caching=False, chunked_prefill=False),
-    # Blocks run out: sequences are preempted and computed again.
+    # Blocks run out, so sequences are preempted and recomputed.
     Mode(max_num_batched_tokens=24, num_blocks=22),
     Mode("guaranteed_no_evict", max_prefill_tokens=9),
     Mode("guaranteed_no_evict", paged=False, prefix_caching=False),
@@ -62,12 +62,12 @@ def expected(model: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_tokens_are_those_of_transformers(
+def test_tokens_equal_those_of_transformers(
     lab: CoreLab, mode: Mode, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     running = lab.start(mode)
     requests = [greedy(f"r{i}", prompt, NUM_NEW) for i, prompt in enumerate(prompts)]
-    # The last one shares the first one's prompt, as two answers to one request do.
+    # A sibling: it shares the prompt of the first request.
     requests.append(greedy("twin", prompts[0], NUM_NEW, same_prompt_as="r0"))
     found = run_all(running, requests, gap=2.0)
     assert list(found.values()) == [*expected, expected[0]]
@@ -76,10 +76,10 @@ def test_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [1, 6, 64])
-def test_a_prompt_of_four_windows_holds_one_window_and_a_page(
+def test_a_long_prompt_holds_the_blocks_of_one_window_and_one_page(
     lab: CoreLab, chunk: int, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    """And, while a chunk is computed, that."""
+    """While a chunk is computed, the blocks of the chunk are held as well."""
     running = lab.start(Mode(max_num_batched_tokens=chunk, max_prefill_tokens=chunk))
     running.core.add(greedy("r", prompts[0], NUM_NEW))
     tokens: list[int] = []
@@ -94,10 +94,10 @@ def test_a_prompt_of_four_windows_holds_one_window_and_a_page(
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
-def test_a_cache_for_the_windows_is_enough_for_long_prompts(
+def test_a_cache_of_window_size_is_enough_for_long_prompts(
     model: Path, tmp_path: Path, policy: str, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    """14 blocks of 4 tokens: two sequences with a window of 16 and a chunk of 9; `max_model_len` has 32 pages."""
+    """14 blocks of 4 tokens hold two sequences with a window of 16 and a chunk of 9. `max_model_len` is 32 blocks."""
     lab = CoreLab(model, tmp_path, block_size=4, num_blocks=14, max_model_len=128, max_step_tokens=9)
     running = lab.start(Mode(policy, max_prefill_tokens=9, max_num_batched_tokens=9))
     found = run_all(running, [greedy(f"r{i}", prompt, NUM_NEW) for i, prompt in enumerate(prompts)])

@@ -1,4 +1,4 @@
-"""The engine as processes: right tokens at every degree, and a decent end whatever happens."""
+"""The engine as processes: correct tokens at every tensor-parallel degree, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.support.engine_process import (
 from tests.support.waiting import wait_until
 
 _SHAPES = [(1, True), (2, False)]
-"""Tensor-parallel degree, and whether attention is paged. `make verify` has all combinations."""
+"""Tensor-parallel degree, and whether attention is paged. `make verify` covers all combinations."""
 _LONG = 100
-"""Tokens of a request that is still running when the test has something else to do."""
+"""Output tokens of a request that must still be running when the test continues."""
 
 
 @pytest.fixture(
@@ -39,7 +39,7 @@ _LONG = 100
     ids=lambda shape: f"degree {shape[0]}, {'paged' if shape[1] else 'contiguous'}",
 )
 def engine(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[EngineProcess]:
-    """One engine of each shape for all tests that leave it as it was."""
+    """One engine of each shape, shared by all tests."""
     degree, paged = request.param
     engine = EngineProcess(make_config(tiny_llama, degree, paged))
     try:
@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[EngineP
         engine.destroy()
 
 
-def _all_free(engine: EngineProcess) -> None:
+def _check_all_free(engine: EngineProcess) -> None:
     gauges = engine.stats().gauges
     assert (
         gauges["lmi_kv_blocks_free"] + gauges["lmi_kv_blocks_cached"] == gauges["lmi_kv_blocks_total"] == 40
@@ -60,7 +60,7 @@ def _all_free(engine: EngineProcess) -> None:
 def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
     engine: EngineProcess, answers: list[Answer]
 ) -> None:
-    """Requests come while others are anywhere in their prompts and outputs; more of them than there are places."""
+    """Requests arrive while others are at any point of their prompts and outputs, and exceed the number of places."""
     numbers = random.Random(3)
     order = numbers.sample(range(len(answers)), len(answers))
     streams: dict[int, ClientStream] = {}
@@ -78,18 +78,18 @@ def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
             outputs[i] += collect(stream)
         assert tuple(tokens_of(outputs[i])) == answers[i].tokens, len(answers[i].prompt)
         assert outputs[i][-1].finish_reason is FinishReason.LENGTH
-    _all_free(engine)
+    _check_all_free(engine)
 
 
-def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers: list[Answer]) -> None:
-    """Running ones and waiting ones, while another request goes on undisturbed."""
-    rounds = itertools.count()
+def test_aborted_requests_free_their_blocks(engine: EngineProcess, answers: list[Answer]) -> None:
+    """Running and waiting requests are aborted while another request continues."""
+    attempts = itertools.count()
     answer = answers[3]
 
     def all_are_aborted() -> bool:
-        """Not so where this test was slower than the first of them."""
+        """Return False when the first request finished before it was aborted."""
         before = engine.stats().counters
-        number = next(rounds)
+        number = next(attempts)
         names = [f"leaving {number}.{i}" for i in range(10)]
         leaving = [engine.submit(name, range(i + 1), _LONG) for i, name in enumerate(names)]
         next_output(leaving[0])
@@ -97,7 +97,7 @@ def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers:
         for name in names:
             engine.client.abort(name, AbortReason.CLIENT_LEFT)
         assert tuple(tokens_of(collect(staying))) == answer.tokens
-        _all_free(engine)
+        _check_all_free(engine)
         after = engine.stats().counters
         aborted, finished = (
             after[name] - before[name]
@@ -111,7 +111,7 @@ def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers:
 
 @pytest.mark.parametrize("prompt_logprobs", [None, 1])
 @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1])
-def test_a_token_that_the_model_lacks_ends_its_request_alone(
+def test_a_token_id_outside_the_vocabulary_fails_only_its_request(
     engine: EngineProcess, answers: list[Answer], token_id: int, prompt_logprobs: int | None
 ) -> None:
     answer = answers[3]
@@ -120,10 +120,10 @@ def test_a_token_that_the_model_lacks_ends_its_request_alone(
     assert refusal.error_kind == "invalid_request"
     assert f"token id {token_id} at position 1" in refusal.error_message
     assert tuple(tokens_of(collect(staying))) == answer.tokens
-    _all_free(engine)
+    _check_all_free(engine)
 
 
-def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:
+def test_the_engine_reports_its_configuration_and_memory(engine: EngineProcess) -> None:
     stats = engine.stats()
     ranks = engine.ranks()
     assert sorted(ranks) == list(range(stats.info.world_size))
@@ -136,7 +136,7 @@ def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:
     def memory_lines() -> list[str]:
         return [line for line in engine.log.splitlines(keepends=True) if "memory in bytes" in line]
 
-    # The other ranks' lines take their way through mpirun.
+    # The lines of the other ranks arrive through mpirun.
     wait_until(lambda: "".join(memory_lines()).count("\n") >= stats.info.world_size)
     lines = memory_lines()
     assert len(lines) == stats.info.world_size
@@ -144,7 +144,7 @@ def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:
 
 
 @pytest.mark.mpi
-def test_a_damaged_model_is_reported_on_the_board(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_damaged_model_is_reported_on_the_status_board(tiny_llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_llama, folder)
     weights = folder / "model.safetensors"
@@ -161,10 +161,10 @@ def test_a_damaged_model_is_reported_on_the_board(tiny_llama: Path, tmp_path: Pa
         engine.destroy()
 
 
-def test_a_rank_that_stops_is_noticed_and_a_drain_leaves_nothing(
+def test_a_stopped_rank_is_detected_and_a_drain_ends_all_processes(
     engine: EngineProcess, answers: list[Answer]
 ) -> None:
-    """The last test of each engine."""
+    """Must be the last test of each engine."""
     ranks = engine.ranks()
     last = ranks[max(ranks)]
     last.send_signal(signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_a_rank_that_stops_is_noticed_and_a_drain_leaves_nothing(
     last.send_signal(signal.SIGCONT)
     wait_until(lambda: engine.health.ready)
     streams = [engine.submit(str(i), a.prompt, len(a.tokens)) for i, a in enumerate(answers)]
-    firsts = [next_output(stream) for stream in streams]  # a request that comes after the drain is refused
+    firsts = [next_output(stream) for stream in streams]  # a request that arrives after the drain is refused
     engine.drain(60.0)
     outputs = [[first, *collect(stream)] for first, stream in zip(firsts, streams, strict=True)]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
