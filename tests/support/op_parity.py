@@ -1,5 +1,5 @@
-"""An operation's Triton kernel against its reference, on fresh random inputs, over poisoned memory,
-and, in the interpreter, within its tensors."""
+"""Compare an operation's Triton kernel with its reference: on new random inputs, with poisoned memory, and with bounds
+checks in the interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.bounded_memory import bounded_memory
 
 
 def check_parity(check: OpCheck, dtype: torch.dtype, generator: torch.Generator, device: str = "cpu") -> int:
-    """Raise AssertionError where kernel and reference differ; returns how many examples were compared."""
+    """Raise AssertionError if kernel and reference differ. Return the number of examples compared."""
     count = 0
     for inputs in check.examples(generator, dtype):
         expected = check.reference(**inputs)
@@ -31,9 +31,9 @@ def check_parity(check: OpCheck, dtype: torch.dtype, generator: torch.Generator,
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """What `torch.empty` and its like give is NaN or the largest number, so that what nobody wrote is seen."""
+    """Fill new memory (`torch.empty` and the like) with NaN or the largest number, to expose unwritten elements."""
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    # Only to have memory filled: what else it asks of operations is not asked here.
+    # Only needed to fill memory. Operations without a deterministic implementation just warn.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
@@ -44,7 +44,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def _moved(inputs: Inputs, device: str) -> Inputs:
-    """Copies: the reference's stay as they are, whatever the kernel writes."""
+    """Copy the inputs, so that the kernel does not overwrite those of the reference."""
     moved: Inputs = tree_map(
         lambda value: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value, inputs
     )

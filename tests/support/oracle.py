@@ -1,4 +1,4 @@
-"""What transformers answers to the fixed prompts; computed once per model and versions, then cached."""
+"""Output of transformers for the fixed prompts, computed once per model and library versions, then cached."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.prompts import Prompt, by_name
 
 MAX_NEW_TOKENS = 64
 FEW_TOKENS = 16
-"""That `make test` compares; `make verify` compares `MAX_NEW_TOKENS`."""
+"""Number of tokens that `make test` compares; `make verify` compares `MAX_NEW_TOKENS`."""
 FEW_PROMPTS = ("capital", "haiku", "recipe", "once", "code", "long-story")
-"""Names of the prompts that `make test` asks for."""
+"""Names of the prompts that `make test` uses."""
 _FORMAT = 3
-"""Raise it when what is stored changes."""
+"""Increase this when the stored data changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class Answer:
     """One prompt's greedy continuation."""
 
     text: str
-    """The prompt as the model sees it: plain, or rendered with the model's chat template."""
+    """The prompt as the model gets it: plain, or rendered with the model's chat template."""
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Without the EOS token that may have ended it."""
+    """Tokens of the continuation, without a final EOS token."""
     ended: bool
-    """Whether an EOS token ended it."""
+    """Whether an EOS token ended the continuation."""
     output: str
     """`token_ids` as text."""
     unending_token_ids: tuple[int, ...]
-    """What a request that ignores EOS gets."""
+    """Tokens for a request that ignores EOS."""
     unending_output: str
     smallest_gap: float
-    """The smallest distance between the two best logits of any step."""
+    """The smallest difference between the two best logits of any step."""
 
     def ignoring_eos(self) -> Answer:
-        """The same prompt's answer to a request that ignores EOS."""
+        """The answer to a request that ignores EOS."""
         return replace(self, token_ids=self.unending_token_ids, output=self.unending_output, ended=False)
 
 
@@ -59,7 +59,7 @@ def _read(path: Path) -> Answer:
 
 @cache
 def model_hash(model: Path) -> str:
-    """SHA-256 over the files that decide what the model answers."""
+    """SHA-256 of the files that determine the output of the model."""
     digest = hashlib.sha256()
     for path in sorted(model.iterdir()):
         if path.suffix in {".json", ".jinja", ".safetensors"}:
@@ -77,7 +77,7 @@ def _cache_path(model: Path, prompt: Prompt, max_new_tokens: int) -> Path:
 
 
 def oracle(model: Path, prompts: Sequence[Prompt], max_new_tokens: int = MAX_NEW_TOKENS) -> list[Answer]:
-    """The answers to `prompts`, in order; those not yet cached are computed (64 tokens: about 3 s on 2 cores)."""
+    """The answers to `prompts`, in order. Missing ones are computed (64 tokens: about 3 s on 2 cores)."""
     paths = [_cache_path(model, prompt, max_new_tokens) for prompt in prompts]
     missing = [(prompt, path) for prompt, path in zip(prompts, paths, strict=True) if not path.exists()]
     if missing:
@@ -86,8 +86,8 @@ def oracle(model: Path, prompts: Sequence[Prompt], max_new_tokens: int = MAX_NEW
 
 
 def few_answers(model: Path, *names: str) -> list[Answer]:
-    """The answers of `FEW_TOKENS` tokens to prompts of `FEW_PROMPTS`, all of which the first call computes: most of the
-    time goes into starting transformers."""
+    """Answers of `FEW_TOKENS` tokens to some of `FEW_PROMPTS`. The first call computes them for all of these prompts,
+    since most of the time goes into starting transformers."""
     folder = cache_dir() / "oracle"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -97,10 +97,10 @@ def few_answers(model: Path, *names: str) -> list[Answer]:
 
 
 def _compute(model: Path, missing: Sequence[tuple[Prompt, Path]], max_new_tokens: int) -> None:
-    asked = [{"messages": prompt.as_messages(), "text": prompt.text} for prompt, _ in missing]
+    requests = [{"messages": prompt.as_messages(), "text": prompt.text} for prompt, _ in missing]
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.oracle_generate", str(model), str(max_new_tokens)],
-        input=json.dumps(asked),
+        input=json.dumps(requests),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -2,7 +2,7 @@
 
     python -m tests.support.oracle_generate MODEL_DIR MAX_NEW_TOKENS < prompts.json > answers.json
 
-Its own process because it imports torch, which neither the tests nor the web process shall.
+A separate process, because it imports torch, which neither the tests nor the web process may.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 
 def render(tokenizer: Any, prompt: dict[str, Any]) -> tuple[str, list[int]]:
-    """The text of a prompt and its token ids; a chat goes through the model's own template."""
+    """Return the text of a prompt and its token ids. Chats are rendered with the model's template."""
     if not prompt["messages"]:
         return prompt["text"], tokenizer(prompt["text"])["input_ids"]
     text = tokenizer.apply_chat_template(prompt["messages"], tokenize=False, add_generation_prompt=True)
@@ -26,7 +26,7 @@ def render(tokenizer: Any, prompt: dict[str, Any]) -> tuple[str, list[int]]:
 
 
 def smallest_gap(logits: tuple[torch.Tensor, ...]) -> float:
-    """The smallest distance between the two best logits of any step: how near the nearest tie was."""
+    """The smallest difference between the two best logits of any step, which shows how close the closest tie is."""
     best = torch.stack([row[0] for row in logits]).float().topk(2).values
     return float((best[:, 0] - best[:, 1]).min())
 
@@ -34,7 +34,7 @@ def smallest_gap(logits: tuple[torch.Tensor, ...]) -> float:
 def answer(
     model: Any, tokenizer: Any, prompt: dict[str, Any], max_new_tokens: int, eos_ids: list[int]
 ) -> dict[str, Any]:
-    """Continue one prompt greedily for `max_new_tokens`, EOS or not; greedy tokens up to an EOS are the same."""
+    """Continue a prompt greedily for `max_new_tokens`, past EOS. Tokens up to the first EOS do not depend on that."""
     text, prompt_ids = render(tokenizer, prompt)
     ids = torch.tensor([prompt_ids])
     result = model.generate(
@@ -71,7 +71,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     eos = model.generation_config.eos_token_id
     eos_ids = eos if isinstance(eos, list) else [eos]
-    model.generation_config.eos_token_id = None  # nothing ends an answer before its last token
+    model.generation_config.eos_token_id = None  # generate max_new_tokens in any case
     answers = []
     with torch.inference_mode():
         for number, prompt in enumerate(prompts := json.load(sys.stdin), start=1):

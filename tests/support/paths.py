@@ -1,4 +1,4 @@
-"""Where things are, and in which environment child processes run."""
+"""Paths, and the environment of child processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 REPO_ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-_CONFIGURING = ("OPTION_", "SERVING_", "SAGEMAKER_", "ARGS_", "OMPI_", "PMIX_", "PRTE_")
+_CONFIGURING_PREFIXES = ("OPTION_", "SERVING_", "SAGEMAKER_", "ARGS_", "OMPI_", "PMIX_", "PRTE_")
 _CONFIGURING_NAMES = {
     "HF_MODEL_ID",
     "HF_REVISION",
@@ -24,7 +24,7 @@ _CONFIGURING_NAMES = {
 
 
 def cache_dir() -> Path:
-    """The folder that the server itself uses for what it prepares."""
+    """The folder in which the server keeps prepared models."""
     if value := os.environ.get("LMI_CACHE_DIR"):
         return Path(value)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -32,11 +32,11 @@ def cache_dir() -> Path:
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without anything that would configure a server, plus `extra`."""
+    """This process's environment without variables that configure a server, plus `extra`."""
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(_CONFIGURING) and name not in _CONFIGURING_NAMES
+        if not name.startswith(_CONFIGURING_PREFIXES) and name not in _CONFIGURING_NAMES
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(REPO_ROOT), str(REPO_ROOT / "kernels")])
     environment["PYTHONUNBUFFERED"] = "1"
@@ -45,9 +45,9 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def prepare_bundled_model() -> Path:
-    """The bundled model's folder; made ready on first use. `LMI_TEST_MODEL` names another one to test with.
+    """Return the folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` overrides it.
 
-    Raises `subprocess.CalledProcessError` when it cannot be prepared; the cause stands in the output.
+    Raises `subprocess.CalledProcessError` if preparation fails. The output shows the cause.
     """
     if value := os.environ.get("LMI_TEST_MODEL"):
         return Path(value)

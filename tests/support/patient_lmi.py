@@ -1,4 +1,4 @@
-"""`python -m tests.support.patient_lmi prepare ...`: `lmi` that gives a server on a busy machine time to answer."""
+"""`python -m tests.support.patient_lmi prepare ...`: `lmi` with longer time limits, for busy machines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from container.cli import main
 from container.models.files import retry
 
 
-def be_patient() -> None:
-    """Only the modules that are needed: they import boto3 or huggingface_hub."""
+def extend_time_limits() -> None:
+    """Change only the needed modules, since they import boto3 or huggingface_hub."""
     retry.SILENCE_SECONDS = 60.0
     if any(word.startswith("s3://") for word in sys.argv):
         from container.models.files.s3 import remote as s3
@@ -22,5 +22,5 @@ def be_patient() -> None:
 
 
 if __name__ == "__main__":
-    be_patient()
+    extend_time_limits()
     main(sys.argv[1:], prog_name="lmi")

@@ -1,4 +1,4 @@
-"""Step plans built by hand: {row: tokens} in, a plan out that tells the ranks what they do not know yet."""
+"""Hand-built step plans: convert {row: tokens} to a plan with the block-table entries that ranks do not have yet."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.sampling.batch import SamplingRow
 
 BLOCK_SIZE = 4
-_BY_THE_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
+_SAMPLED_BY_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 
 
 class PlanMaker:
-    """Keeps, by row, the block table, how much of it the ranks know, and how many tokens are computed."""
+    """Tracks for each row its block table, the entries sent to the ranks, and the number of computed tokens."""
 
     def __init__(self, block_size: int = BLOCK_SIZE) -> None:
         self.block_size = block_size
         self.computed: dict[int, int] = {}
         self._tables: dict[int, list[int]] = {}
-        self._told: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
 
     def begin(self, row: int, table: Sequence[int], computed: int = 0) -> None:
-        """From now on the row is a new sequence's, whose first `computed` tokens stand in the cache already."""
+        """Assign the row to a new sequence. Its first `computed` tokens are in the cache already."""
         self._tables[row] = list(table)
-        self._told[row] = 0
+        self._sent[row] = 0
         self.computed[row] = computed
 
     def plan(
@@ -39,15 +39,15 @@ class PlanMaker:
         *,
         copies: Sequence[int] = (),
     ) -> StepPlan:
-        """The next tokens of some rows, in this order. wants: by row, `WANT_LOGITS` where it says nothing."""
+        """Plan the next tokens of some rows, in this order. wants: by row; defaults to `WANT_LOGITS`."""
         starts, updates = [], []
         for row, tokens in chunks.items():
             starts.append(self.computed[row])
             self.computed[row] += len(tokens)
-            told, needed = self._told[row], -(-self.computed[row] // self.block_size)
-            if needed > told:
-                updates += [row, told, needed - told, *self._tables[row][told:needed]]
-                self._told[row] = needed
+            sent, needed = self._sent[row], -(-self.computed[row] // self.block_size)
+            if needed > sent:
+                updates += [row, sent, needed - sent, *self._tables[row][sent:needed]]
+                self._sent[row] = needed
         return StepPlan(
             PlanKind.STEP,
             list(chunks),
@@ -61,9 +61,9 @@ class PlanMaker:
 
 
 def run_plan(runner: LoadedModel, plan: StepPlan, targets: Sequence[PromptTargets] = ()) -> StepResult:
-    """A whole step of one rank, which gives logits also where a device could choose tokens itself."""
+    """Run a complete step on one rank. Returns logits even if the device could choose tokens itself."""
     runner.steps.update(plan)
-    rows = [SamplingRow(f"row {row}", _BY_THE_HOST, [0], 1) for row in range(plan.num_sampled)]
+    rows = [SamplingRow(f"row {row}", _SAMPLED_BY_HOST, [0], 1) for row in range(plan.num_sampled)]
     return runner.steps.compute(runner.steps.prepare(plan), targets, rows)
 
 
@@ -72,31 +72,31 @@ def plans_in_chunks(
     tables: Sequence[Sequence[int]],
     chunks: Sequence[Sequence[int]],
 ) -> list[tuple[StepPlan, list[tuple[int, int]]]]:
-    """Steps that feed all prompts at once, prompt i in chunks of the sizes `chunks[i]`, the rest token by token.
+    """Plan steps that feed all prompts at once: prompt i in chunks of sizes `chunks[i]`, then token by token.
 
-    With each plan come (prompt, position) of the logits that it gives: those of each chunk's last token.
+    Each plan comes with the (prompt, position) of its logits, which are those of the last token of each chunk.
     """
     maker = PlanMaker()
     for row, table in enumerate(tables[: len(prompts)]):
         maker.begin(row, table)
     plans = []
     for step in range(max(map(len, prompts))):
-        parts: dict[int, Sequence[int]] = {}
+        step_chunks: dict[int, Sequence[int]] = {}
         for row, prompt in enumerate(prompts):
-            done = maker.computed[row]
-            if done < len(prompt):
+            num_computed = maker.computed[row]
+            if num_computed < len(prompt):
                 size = chunks[row][step] if step < len(chunks[row]) else 1
-                parts[row] = prompt[done : done + size]
-        if parts:
-            plan = maker.plan(parts)
-            plans.append((plan, [(row, maker.computed[row] - 1) for row in parts]))
+                step_chunks[row] = prompt[num_computed : num_computed + size]
+        if step_chunks:
+            plan = maker.plan(step_chunks)
+            plans.append((plan, [(row, maker.computed[row] - 1) for row in step_chunks]))
     return plans
 
 
 def run_plans(
     runner: LoadedModel, plans: Sequence[tuple[StepPlan, list[tuple[int, int]]]]
 ) -> dict[tuple[int, int], torch.Tensor]:
-    """(prompt, position) -> [vocab_size]; on ranks other than 0 nothing."""
+    """Return logits [vocab_size] by (prompt, position). Ranks other than 0 return none."""
     found: dict[tuple[int, int], torch.Tensor] = {}
     for plan, places in plans:
         logits = run_plan(runner, plan).logits

@@ -1,4 +1,4 @@
-"""Kernels with a planted error: a module with one piece of its source replaced, checked in place of the right one."""
+"""Kernels with a planted error: a copy of a module with one piece of its source replaced, checked instead of it."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from tests.kernels.references.check import MODULES, OpCheck
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 
-_MOST_TRIES = 12
+_MAX_TRIES = 12
 
 
 @dataclass(frozen=True)
 class Planted:
-    """`right` stands exactly once in the module's source and is replaced by `wrong`."""
+    """An error: `wrong` replaces `right`, which occurs exactly once in the module's source."""
 
     what: str
     module: str
-    """In `lmi_kernels`."""
+    """A module of `lmi_kernels`."""
     check: str
-    """The name of the `OpCheck` that must catch it."""
+    """The name of the `OpCheck` that must catch the error."""
     right: str
     wrong: str
     between: tuple[str, ...] = ()
-    """Modules in `lmi_kernels` through which the checked operation uses this one, each after those that it imports."""
+    """Modules of `lmi_kernels` through which the checked operation uses this module, in import order."""
 
 
 def assert_caught(planted: Planted, folder: Path) -> None:
-    """The operation's own check finds the error. That it finds nothing without one, test_parity.py shows."""
+    """Assert that the operation's check finds the error. test_parity.py shows that it passes without one."""
     file = Path(lmi_kernels.__file__).parent.joinpath(*planted.module.split(".")).with_suffix(".py")
     source = file.read_text(encoding="utf-8")
-    assert source.count(planted.right) == 1, f"{planted.right!r} stands {source.count(planted.right)} times"
-    # In a file, because Triton reads its kernels' source from there.
+    assert source.count(planted.right) == 1, f"{planted.right!r} occurs {source.count(planted.right)} times"
+    # Triton needs a file, since it reads the source of kernels from there.
     wrong = folder / "wrong.py"
     wrong.write_text(source.replace(planted.right, planted.wrong), encoding="utf-8")
     check = _check_of(planted, wrong)
     with pytest.raises(Exception):  # noqa: B017  a wrong result, or an index that the interpreter refuses
-        _check_again_and_again(check)
+        _check_repeatedly(check)
 
 
-def _check_again_and_again(check: OpCheck) -> None:
-    """A wrong draw does not show with every seed."""
-    for _ in range(_MOST_TRIES):
+def _check_repeatedly(check: OpCheck) -> None:
+    """Check with several seeds, since not every seed exposes a wrong random draw."""
+    for _ in range(_MAX_TRIES):
         check_parity(check, torch.float32, fresh_generator())
 
 
 def _check_of(planted: Planted, wrong: Path) -> OpCheck:
-    """The check, of operations that use the wrong module."""
+    """The check, for operations that use the wrong module."""
     (reference,) = (
         name
         for name in MODULES
@@ -70,7 +70,7 @@ def _check_of(planted: Planted, wrong: Path) -> OpCheck:
 
 
 def _execute(name: str, file: Path) -> ModuleType:
-    """The module of this name, made anew from a file."""
+    """Execute a file as the module of this name."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None

@@ -1,9 +1,9 @@
-"""A copy of a model in which two tokens are faulty. Run as a program: it imports torch.
+"""A copy of a model with two faulty tokens. Run this as a program, since it imports torch:
 
     python -m tests.support.poisoned_model MODEL_DIR TARGET_DIR
 
-`NOT_A_NUMBER` has an embedding of NaN (so the copy's output layer is not tied to the embeddings any more), `BEYOND` is
-known to the tokenizer and not to the model. Both pass every check of a request's body: they fail where it is computed.
+`NOT_A_NUMBER` has an embedding of NaN, so the output layer of the copy is no longer tied to the embeddings. `BEYOND` is
+known to the tokenizer, but not to the model. Both pass every check of a request's body, and fail during computation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BEYOND = "<|beyond|>"
 
 
 def poison(source: Path, target: Path) -> None:
-    """Write the copy. Raises `StopIteration` where the model's tokenizer has no token to be poisoned."""
+    """Write the copy. Raises `StopIteration` if the model's tokenizer lacks the token `NOT_A_NUMBER`."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,4 +1,4 @@
-"""Finding every process that a server has started, whoever its parent is by now."""
+"""Find every process that a server has started, even if its parent has exited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 MARK = "LMI_TEST_MARK"
-"""Environment variable by which descendants are known after their parent is gone."""
+"""Environment variable that identifies descendants after their parent has exited."""
 
 _GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 _RANK_MODULE = re.compile(r"engines\.mpi\.\w+")
@@ -27,7 +27,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def marked(mark: str) -> set[psutil.Process]:
-    """All living processes whose environment carries this mark."""
+    """All running processes with this mark in their environment."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(*_GONE, psutil.AccessDenied):
@@ -37,7 +37,7 @@ def marked(mark: str) -> set[psutil.Process]:
 
 
 def descendants(pid: int) -> set[psutil.Process]:
-    """The living children of a process, their children, and so on."""
+    """The running descendants of a process."""
     try:
         return {process for process in psutil.Process(pid).children(recursive=True) if _alive(process)}
     except _GONE:
@@ -45,7 +45,7 @@ def descendants(pid: int) -> set[psutil.Process]:
 
 
 def called_with(processes: Iterable[psutil.Process], holds: Callable[[str], bool]) -> list[psutil.Process]:
-    """Those of `processes` that live and have a word in their command that `holds`."""
+    """The running `processes` with an argument for which `holds` is true."""
     found = []
     for process in processes:
         with contextlib.suppress(*_GONE, psutil.AccessDenied):
@@ -55,14 +55,14 @@ def called_with(processes: Iterable[psutil.Process], holds: Callable[[str], bool
 
 
 def wait_gone(processes: Collection[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """Those of `processes` that still live after at most `timeout` seconds.
+    """Wait until `processes` have exited, and return those that still run after `timeout` seconds.
 
-    Looks only: psutil's own waiting would take the exit code away from the parent.
+    Polls, since psutil's wait functions would take the exit code away from the parent.
     """
     deadline = time.monotonic() + timeout
-    while (left := [process for process in processes if _alive(process)]) and time.monotonic() < deadline:
+    while (running := [process for process in processes if _alive(process)]) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return left
+    return running
 
 
 def describe(process: psutil.Process) -> str:
@@ -73,7 +73,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL, with a SIGCONT behind it for those that are stopped."""
+    """Send SIGKILL, then SIGCONT for stopped processes."""
     for process in processes:
         with contextlib.suppress(*_GONE):
             process.send_signal(signal.SIGKILL)
@@ -81,12 +81,12 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def engine_ranks(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    """The engine's ranks among `processes`, by rank number; rank 0 alone when there is no mpirun."""
+    """The engine's ranks among `processes`, by rank number. Without mpirun there is only rank 0."""
     ranks = {}
     for process in processes:
         with contextlib.suppress(*_GONE, psutil.AccessDenied):
             if not Path(process.exe()).name.startswith("python"):
-                continue  # mpirun has the ranks' command in its own
+                continue  # the command of mpirun includes that of the ranks
             if not any(_RANK_MODULE.fullmatch(argument) for argument in process.cmdline()):
                 continue
             environment = process.environ()

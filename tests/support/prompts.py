@@ -1,7 +1,7 @@
-"""The 32 fixed prompts on which greedy output is compared with transformers: 16 chats, 16 plain texts.
+"""The 32 fixed prompts for which greedy output is compared with transformers: 16 chats, 16 plain texts.
 
-They run from 5 to 600 tokens and differ in language, form and subject. Texts are written here or put together
-from seeded word lists, so they are the same on every machine.
+They have 5 to 600 tokens and differ in language, form and subject. Texts are fixed or generated from word lists with a
+seed, so they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Either a chat or a plain text, by name."""
+    """A chat or a plain text, with a name."""
 
     name: str
     messages: tuple[tuple[str, str], ...] = ()
@@ -130,6 +130,6 @@ ALL = CHAT + PLAIN
 
 
 def by_name(*names: str) -> tuple[Prompt, ...]:
-    """The prompts of these names, in the order asked. Raises `KeyError` on a name that is none."""
+    """The prompts with these names, in the same order. Raises `KeyError` for an unknown name."""
     table = {prompt.name: prompt for prompt in ALL}
     return tuple(table[name] for name in names)

@@ -1,4 +1,4 @@
-"""config.json of published models. Their weights are nowhere here."""
+"""Contents of config.json of published models, without weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter in half the time."""
+"""Patch Triton's interpreter to run in half the time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lmi_kernels._triton import INTERPRETED
 
 @contextmanager
 def quick_interpreter() -> Iterator[None]:
-    """Replace the language's functions once a launch. The interpreter does so anew, to no effect, whenever a kernel
-    calls a function of its own."""
+    """Replace the language's functions once per launch. The interpreter needlessly repeats that for each call of a
+    kernel's own functions."""
     if not INTERPRETED:
         yield
         return

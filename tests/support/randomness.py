@@ -1,7 +1,4 @@
-"""Random numbers in tests: always the same few, or with LMI_TEST_EXAMPLES=full many new ones.
-
-`make test` takes the few, `make verify` the many.
-"""
+"""Seeds of random tests: fixed in quick runs (`make test`), new with LMI_TEST_EXAMPLES=full (`make verify`)."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ _calls: Counter[str] = Counter()
 
 
 def random_seed() -> int:
-    """Return LMI_TEST_SEED, else in a quick run the same numbers for the same test, else a new one."""
-    if given := os.environ.get("LMI_TEST_SEED"):
-        return int(given)
+    """Return LMI_TEST_SEED if set. Otherwise quick runs return fixed seeds for each test, full runs new seeds."""
+    if seed := os.environ.get("LMI_TEST_SEED"):
+        return int(seed)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if FULL or not test:
         return secrets.randbits(31)

@@ -1,4 +1,4 @@
-"""In place of CUDA graphs where there is no GPU: what was recorded is done again, into the memory that it gave then."""
+"""A substitute for CUDA graphs without a GPU: replay runs the function again and writes to the recorded outputs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LAUNCHES = {
     *("select", "slice", "unbind", "view"),
     "set_",  # Triton's interpreter
 }
-"""What a graph may hold beside kernels of our own: nothing that waits for the device, whose shape depends on what a
-tensor holds, or that brings numbers from the host. Add to it with care."""
+"""Operations that a graph may hold besides our own kernels. None of them waits for the device, copies from the host, or
+has a shape that depends on values. Add to this with care."""
 
 
 class NotCapturableError(Exception):
-    """A CUDA graph would not hold this, or do something else when it is replayed."""
+    """A CUDA graph could not hold this operation, or would behave differently when it is replayed."""
 
 
 class EagerGraphs:
-    """A `Record`. Counts how often something was replayed."""
+    """A `Record` that counts replays."""
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -43,33 +43,33 @@ class EagerGraphs:
             with again:
                 for old, new in zip(_tensors(outputs), _tensors(decode()), strict=True):
                     old.copy_(new)
-            # A graph reads and writes what was there when it was recorded, wherever that is now.
+            # A graph reads and writes the addresses that were used when it was recorded.
             if not again.outside <= first.outside | _addresses(_tensors(outputs)):
-                raise NotCapturableError("other memory is read or written than when the graph was recorded")
+                raise NotCapturableError("a replay uses other memory than the recording")
 
         return replay, outputs
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation, those by which kernels get their arguments included."""
+    """Observes every operation, including those that pass arguments to kernels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: set[int] = set()
+        self._allocated: set[int] = set()
         self.outside: set[int] = set()
-        """Addresses of memory that is taken, and was not made here."""
+        """Addresses of memory that is used, but was not allocated here."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
         if name not in _LAUNCHES:
-            raise NotCapturableError(f"{func} in what a graph is to hold")
+            raise NotCapturableError(f"{func} is not allowed in a graph")
         taken = _addresses(tree_leaves((args, dict(kwargs or {}))))
-        self.outside |= taken - self._made
-        made = func(*args, **(kwargs or {}))
-        self._made |= _addresses(tree_leaves(made)) - self.outside
-        return made
+        self.outside |= taken - self._allocated
+        result = func(*args, **(kwargs or {}))
+        self._allocated |= _addresses(tree_leaves(result)) - self.outside
+        return result
 
 
 def _tensors(outputs: DecodeOutputs) -> Iterator[torch.Tensor]:

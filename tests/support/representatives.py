@@ -1,4 +1,4 @@
-"""Of many cases that are alike, those of `make test`."""
+"""Select the cases that `make test` runs among many similar ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def representatives(cases: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
-    """Return all cases for `pytest.mark.parametrize`; those not chosen are marked `long`."""
+    """Return all cases for `pytest.mark.parametrize`. Cases that are not in `chosen` are marked `long`."""
     found = []
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)
