@@ -1,4 +1,4 @@
-"""Attention by torch, where there are no native kernels, against the loops of the tests' reference."""
+"""Attention in torch, which is used without native kernels, against the loops of the reference."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.seeds import fresh_generator
 UNTOUCHED = 12345.0
 BLOCK_SIZE = 4
 LENGTHS = ((9, 1), (1, 1), (21, 21), (40, 13), (17, 1), (12, 12))
-"""Keys and, of these, queries."""
+"""Number of keys and number of queries of each sequence."""
 
 
 def _tables(generator: torch.Generator) -> torch.Tensor:
-    """[num_seqs, blocks]: each sequence's blocks, shuffled."""
-    most = max(-(-keys // BLOCK_SIZE) for keys, _ in LENGTHS)
-    return 1 + torch.randperm(len(LENGTHS) * most, generator=generator).view(len(LENGTHS), most)
+    """Make shuffled blocks for each sequence: [num_seqs, blocks]."""
+    max_blocks = max(-(-keys // BLOCK_SIZE) for keys, _ in LENGTHS)
+    return 1 + torch.randperm(len(LENGTHS) * max_blocks, generator=generator).view(len(LENGTHS), max_blocks)
 
 
 def _rules(head_dim: int, num_heads: int) -> dict[str, ScoreRules]:
@@ -42,7 +42,7 @@ def _rules(head_dim: int, num_heads: int) -> dict[str, ScoreRules]:
 
 
 def _attend(q: torch.Tensor, pool: torch.Tensor, tables: torch.Tensor, rules: ScoreRules) -> torch.Tensor:
-    """Blocks before a sequence's window are given to others: the first, which holds NaN."""
+    """Compute attention. Blocks before a sequence's window are replaced with block 0, which holds NaN."""
     sequences, row = [], 0
     for table, (keys, queries) in zip(tables, LENGTHS, strict=True):
         blocks = table[: -(-keys // BLOCK_SIZE)].clone()
@@ -56,24 +56,26 @@ def _attend(q: torch.Tensor, pool: torch.Tensor, tables: torch.Tensor, rules: Sc
 
 
 @pytest.mark.parametrize("name", _rules(1, 1))
-@pytest.mark.parametrize(("kv_heads", "share", "head_dim"), [(1, 1, 2), (3, 3, 64), (2, 4, 6), (1, 7, 80)])
+@pytest.mark.parametrize(
+    ("kv_heads", "group_size", "head_dim"), [(1, 1, 2), (3, 3, 64), (2, 4, 6), (1, 7, 80)]
+)
 @torch.inference_mode()
-def test_equals_the_reference_and_reads_no_foreign_slot(
-    kv_heads: int, share: int, head_dim: int, name: str
+def test_attention_equals_the_reference_and_reads_only_its_own_slots(
+    kv_heads: int, group_size: int, head_dim: int, name: str
 ) -> None:
-    rules = _rules(head_dim, kv_heads * share)[name]
+    rules = _rules(head_dim, kv_heads * group_size)[name]
     generator = fresh_generator()
     tables = _tables(generator)
-    # One layer of a cache of three; what was not written is NaN.
+    # One layer of a cache of three. Unwritten slots are NaN.
     pool = torch.full((3, 2, kv_heads, 1 + tables.numel(), BLOCK_SIZE, head_dim), torch.nan)[1]
     for table, (keys, _) in zip(tables, LENGTHS, strict=True):
-        places = torch.arange(keys)
+        positions = torch.arange(keys)
         kv = torch.randn(keys, 2, kv_heads, head_dim, generator=generator)
-        store_kv(kv, pool, table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE)
+        store_kv(kv, pool, table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
     before = pool.clone()
     query_lens = torch.tensor([queries for _, queries in LENGTHS])
     num_tokens = int(query_lens.sum())
-    q = torch.randn(num_tokens + 2, kv_heads * share, head_dim, generator=generator)
+    q = torch.randn(num_tokens + 2, kv_heads * group_size, head_dim, generator=generator)
     out = _attend(q, pool, tables, rules)
     expected = attention_reference(
         q[:num_tokens],
@@ -89,16 +91,16 @@ def test_equals_the_reference_and_reads_no_foreign_slot(
     torch.testing.assert_close(pool, before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("share", [1, 2, 3, 4])
-def test_the_reference_is_dense_causal_attention(share: int) -> None:
-    """The oracle itself, on a pool whose blocks are in order: softmax(q k^T / sqrt(d)) v, future hidden."""
+@pytest.mark.parametrize("group_size", [1, 2, 3, 4])
+def test_the_reference_is_dense_causal_attention(group_size: int) -> None:
+    """Check the oracle itself on a pool with blocks in order: softmax(q k^T / sqrt(d)) v with a causal mask."""
     generator = fresh_generator()
     pool = torch.randn(2, 2, 3, 4, 6, generator=generator)
-    q = torch.randn(10, 2 * share, 6, generator=generator)
-    keys, values = pool.reshape(2, 2, 12, 6)[:, :, :10].double().repeat_interleave(share, dim=1)
+    q = torch.randn(10, 2 * group_size, 6, generator=generator)
+    keys, values = pool.reshape(2, 2, 12, 6)[:, :, :10].double().repeat_interleave(group_size, dim=1)
     scores = torch.einsum("qhd,hkd->hqk", q.double(), keys) / 6**0.5
     hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     expected = torch.einsum("hqk,hkd->qhd", weights, values)
-    only = torch.tensor([[0, 1, 2]]), torch.tensor([0]), torch.tensor([10]), torch.tensor([0, 10])
-    torch.testing.assert_close(attention_reference(q, pool, *only, ScoreRules(6**-0.5)), expected)
+    one_sequence = torch.tensor([[0, 1, 2]]), torch.tensor([0]), torch.tensor([10]), torch.tensor([0, 10])
+    torch.testing.assert_close(attention_reference(q, pool, *one_sequence, ScoreRules(6**-0.5)), expected)

@@ -1,5 +1,5 @@
-"""With native kernels a row's result has the same bits whatever else its step computes: compared by `torch.equal`,
-never by tolerance. Attention, sampling and products with each instruction set have tests of their own in `cpu`."""
+"""With native kernels, the result of a row is bit-identical in every batch. `cpu` has the same tests for attention,
+sampling and linears with each instruction set."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.support.seeds import fresh_generator, integers
 
 pytestmark = pytest.mark.skipif(load() is None, reason="native kernels are not built here")
 
-Rows = Callable[[torch.Tensor], torch.Tensor]
+Compute = Callable[[torch.Tensor], torch.Tensor]
 _COUNT = 96
 
 
-def _assert_alone_as_in_company(compute: Rows, generator: torch.Generator) -> None:
-    """compute: results of these of `_COUNT` rows, any of them several times."""
-    every = compute(torch.arange(_COUNT))
+def _assert_batch_invariant(compute: Compute, generator: torch.Generator) -> None:
+    """compute: maps row numbers below `_COUNT`, possibly repeated, to results."""
+    expected = compute(torch.arange(_COUNT))
     for num_rows in (*range(1, 24), 40, 57, 150):
         rows = torch.tensor(integers(generator, 0, _COUNT, num_rows))
-        assert torch.equal(compute(rows), every[rows]), num_rows
+        assert torch.equal(compute(rows), expected[rows]), num_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -44,10 +44,10 @@ def test_linears_and_embeddings(out_features: int, in_features: int, dtype: torc
     weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
     x = torch.randn(_COUNT, in_features, generator=generator)
     whole = pack(weight, torch.randn(out_features, generator=generator))
-    _assert_alone_as_in_company(lambda rows: linear(x[rows], whole), generator)
+    _assert_batch_invariant(lambda rows: linear(x[rows], whole), generator)
     for gated in (pack(weight, gated="silu"), pack(weight, gated="gelu")):
-        _assert_alone_as_in_company(lambda rows, gated=gated: gated_linear(x[rows], gated), generator)
-    _assert_alone_as_in_company(lambda rows: embedding(rows, whole), generator)
+        _assert_batch_invariant(lambda rows, gated=gated: gated_linear(x[rows], gated), generator)
+    _assert_batch_invariant(lambda rows: embedding(rows, whole), generator)
 
 
 @torch.inference_mode()
@@ -71,7 +71,7 @@ def test_experts() -> None:
         ) -> torch.Tensor:
             return experts(x[rows], logits[rows], weights, top_k)
 
-        _assert_alone_as_in_company(compute, generator)
+        _assert_batch_invariant(compute, generator)
 
 
 @torch.inference_mode()
@@ -82,13 +82,11 @@ def test_elementwise_operations() -> None:
         weight = torch.randn(2 * hidden, generator=generator)
         angles = torch.randn(_COUNT, 1, hidden // 9, generator=generator)
 
-        def turned(rows: torch.Tensor, x: torch.Tensor = x, angles: torch.Tensor = angles) -> torch.Tensor:
+        def rotated(rows: torch.Tensor, x: torch.Tensor = x, angles: torch.Tensor = angles) -> torch.Tensor:
             heads = x[rows].view(len(rows), 18, -1).clone()
             rotary_(heads, angles[rows].cos(), angles[rows].sin())
             return heads
 
-        _assert_alone_as_in_company(turned, generator)
-        _assert_alone_as_in_company(
-            lambda rows, x=x, weight=weight: rms_norm(x[rows], weight, 1e-5), generator
-        )
-        _assert_alone_as_in_company(lambda rows, x=x: activate_and_mul(x[rows], "silu"), generator)
+        _assert_batch_invariant(rotated, generator)
+        _assert_batch_invariant(lambda rows, x=x, weight=weight: rms_norm(x[rows], weight, 1e-5), generator)
+        _assert_batch_invariant(lambda rows, x=x: activate_and_mul(x[rows], "silu"), generator)

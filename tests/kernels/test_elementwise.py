@@ -1,4 +1,4 @@
-"""rms_norm, rotary_ and the activations: against double precision, and bit by bit against transformers."""
+"""rms_norm, rotary_ and the activations: close to double precision, and bit-identical to transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPS = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 1), (1, 576), (5, 36), (33, 577)])
 @torch.inference_mode()
-def test_rms_norm_has_the_bits_of_transformers(num_tokens: int, hidden: int, dtype: torch.dtype) -> None:
+def test_rms_norm_is_bit_identical_to_transformers(num_tokens: int, hidden: int, dtype: torch.dtype) -> None:
     generator = fresh_generator()
     x = (torch.randn(num_tokens, hidden, generator=generator) * 10).to(dtype)
     norm = LlamaRMSNorm(hidden, eps=1e-5).to(dtype)
@@ -30,7 +30,7 @@ def test_rms_norm_has_the_bits_of_transformers(num_tokens: int, hidden: int, dty
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-5, 0.1])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
-def test_rms_norm_in_double_precision(size: float, eps: float) -> None:
+def test_rms_norm_matches_double_precision(size: float, eps: float) -> None:
     generator = fresh_generator()
     x = torch.randn(7, 64, generator=generator) * size
     weight = torch.randn(64, generator=generator)
@@ -38,7 +38,7 @@ def test_rms_norm_in_double_precision(size: float, eps: float) -> None:
     torch.testing.assert_close(rms_norm(x, weight, eps).double(), expected, rtol=2e-6, atol=1e-9)
 
 
-def test_rms_norm_leaves_its_input_alone() -> None:
+def test_rms_norm_does_not_modify_its_input() -> None:
     x = torch.randn(2, 8, generator=fresh_generator())
     before = x.clone()
     rms_norm(x, torch.ones(8), 1e-6)
@@ -52,11 +52,11 @@ def _angles(generator: torch.Generator, num_tokens: int, head_dim: int) -> torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 1, 2), (5, 9, 64), (17, 4, 6)])
-def test_rotary_is_that_of_transformers(
+def test_rotary_is_bit_identical_to_transformers(
     num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     generator = fresh_generator()
-    # The first heads of a wider projection, as the attention layer has them.
+    # The first heads of a wider projection, as the attention layer passes them.
     wide = torch.randn(num_tokens, num_heads + 2, head_dim, generator=generator).to(dtype)
     before = wide.clone()
     x = before[:, :num_heads]
@@ -71,9 +71,9 @@ def test_rotary_is_that_of_transformers(
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_turns_each_pair_by_its_angle(interleaved: bool) -> None:
+def test_rotary_rotates_each_pair_by_its_angle(interleaved: bool) -> None:
     generator = fresh_generator()
-    # The first features of a head.
+    # Only the first 8 features of a head are rotated.
     heads = torch.randn(6, 3, 11, generator=generator)
     angles = torch.rand(6, 4, generator=generator) * 6.3
     dim = -1 if interleaved else -2
@@ -85,17 +85,17 @@ def test_rotary_turns_each_pair_by_its_angle(interleaved: bool) -> None:
         interleaved,
     )
     x = heads[..., :8].double().unflatten(-1, (4, 2) if interleaved else (2, 4))
-    # As complex numbers a rotation is one product.
-    turned = torch.complex(*x.unbind(dim)) * torch.polar(
+    # A rotation is one product of complex numbers.
+    rotated = torch.complex(*x.unbind(dim)) * torch.polar(
         torch.ones_like(angles).double(), angles.double()
     ).unsqueeze(1)
-    expected = torch.stack((turned.real, turned.imag), dim).flatten(-2)
+    expected = torch.stack((rotated.real, rotated.imag), dim).flatten(-2)
     torch.testing.assert_close(y[..., :8].double(), expected, rtol=0, atol=2e-6)
     assert torch.equal(y[..., 8:], heads[..., 8:])
 
 
 def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
-    """`size`: the product that 1 + erf or 1 + tanh, which cancels near -1, is a factor of.
+    """size: the result without the factor 1 + erf or 1 + tanh, which cancels near -1.
 
     torch's own erf errs by up to 3 units in the last place of 1 around x = -3, on every instruction set.
     """
@@ -105,7 +105,7 @@ def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("kind", "theirs"),
+    ("kind", "transformers_kind"),
     [
         ("gelu", "gelu"),
         ("gelu_tanh", "gelu_pytorch_tanh"),
@@ -115,14 +115,14 @@ def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) ->
         ("relu2", "relu2"),
     ],
 )
-def test_activations_have_the_bits_of_transformers_and_are_right(
-    kind: Activation, theirs: str, dtype: torch.dtype
+def test_activations_are_accurate_and_bit_identical_to_transformers(
+    kind: Activation, transformers_kind: str, dtype: torch.dtype
 ) -> None:
     x = (torch.randn(3, 577, generator=fresh_generator()) * 3).to(dtype)
     before = x.clone()
     y = activate(x, kind)
     assert y.dtype == dtype
-    assert torch.equal(y, ACT2FN[theirs](x))
+    assert torch.equal(y, ACT2FN[transformers_kind](x))
     _assert_near(y, BY_TORCH[kind](x.double()), x.double())
     assert torch.equal(x, before)
 
@@ -130,7 +130,7 @@ def test_activations_have_the_bits_of_transformers_and_are_right(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", list(BY_TORCH))
 @pytest.mark.parametrize(("num_tokens", "intermediate"), [(1, 1), (3, 1536), (40, 7)])
-def test_activate_and_mul_in_double_precision(
+def test_activate_and_mul_matches_double_precision(
     num_tokens: int, intermediate: int, kind: Activation, dtype: torch.dtype
 ) -> None:
     generator = fresh_generator()
@@ -145,7 +145,7 @@ def test_activate_and_mul_in_double_precision(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scale_and_softcap_have_the_bits_of_transformers(dtype: torch.dtype) -> None:
+def test_scale_and_softcap_are_bit_identical_to_transformers(dtype: torch.dtype) -> None:
     x = (torch.randn(3, 577, generator=fresh_generator()) * 40).to(dtype)
     assert torch.equal(scale(x, 24.0), x * 24.0)
     assert torch.equal(softcap(x, 30.0), torch.tanh(x / 30.0) * 30.0)

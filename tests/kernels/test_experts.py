@@ -35,44 +35,44 @@ def _layer(
     st.integers(0, 2**31 - 1),
 )
 @torch.inference_mode()
-def test_equals_the_reference(
+def test_experts_equal_the_reference(
     rows: int, num_experts: int, top_k: int, packed: bool, renormalise: bool, gated: Activation, seed: int
 ) -> None:
     generator = generator_from(seed)
     gate_up, down = _layer(generator, num_experts, 36, 50, packed)
     x = torch.randn(rows, 36, generator=generator)
-    logits = torch.randn(rows, num_experts, generator=generator).round(decimals=1)  # some are equal
-    logits[:, 0] -= 9  # an expert that hardly any row chooses
+    logits = torch.randn(rows, num_experts, generator=generator).round(decimals=1)  # with ties
+    logits[:, 0] -= 9  # an expert that almost no row selects
     top_k = min(top_k, num_experts)
     weights = pack_experts(gate_up, down, gated=gated)
     assert weights.per_expert is not None
     assert all((part.packed is not None) == packed for pair in weights.per_expert for part in pair)
-    got = experts(x, logits, weights, top_k, renormalise=renormalise)
-    (want,) = experts_reference(x, logits, gate_up, down, top_k, None, renormalise, gated)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    found = experts(x, logits, weights, top_k, renormalise=renormalise)
+    (expected,) = experts_reference(x, logits, gate_up, down, top_k, None, renormalise, gated)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @torch.inference_mode()
-def test_equals_transformers(top_k: int) -> None:
+def test_experts_equal_mixtral(top_k: int) -> None:
     generator = fresh_generator()
     config = MixtralConfig(
         hidden_size=36, intermediate_size=52, num_local_experts=5, num_experts_per_tok=top_k
     )
-    config._experts_implementation = "grouped_mm"  # what its models choose by themselves
+    config._experts_implementation = "grouped_mm"  # the default of its models
     block = MixtralSparseMoeBlock(config)
     gate_up, down = _layer(generator, 5, 36, 52, False)
     block.experts.gate_up_proj.data, block.experts.down_proj.data = gate_up, down
     block.gate.weight.data = torch.randn(5, 36, generator=generator)
     x = torch.randn(23, 36, generator=generator)
-    got = experts(x, torch.nn.functional.linear(x, block.gate.weight), pack_experts(gate_up, down), top_k)
-    torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-5)
+    found = experts(x, torch.nn.functional.linear(x, block.gate.weight), pack_experts(gate_up, down), top_k)
+    torch.testing.assert_close(found, block(x[None])[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
 @torch.inference_mode()
-def test_shares_are_those_of_qwen3(renormalise: bool) -> None:
+def test_experts_equal_qwen3(renormalise: bool) -> None:
     generator = fresh_generator()
     config = Qwen3MoeConfig(
         hidden_size=36,
@@ -88,36 +88,36 @@ def test_shares_are_those_of_qwen3(renormalise: bool) -> None:
     block.gate.weight.data = torch.randn(5, 36, generator=generator)
     x = torch.randn(23, 36, generator=generator)
     logits = torch.nn.functional.linear(x, block.gate.weight)
-    got = experts(x, logits, pack_experts(gate_up, down), 2, renormalise=renormalise)
-    torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-5)
+    found = experts(x, logits, pack_experts(gate_up, down), 2, renormalise=renormalise)
+    torch.testing.assert_close(found, block(x[None])[0], rtol=1e-5, atol=1e-5)
 
 
-def test_no_rows_give_no_rows() -> None:
+def test_an_empty_batch_gives_an_empty_result() -> None:
     weights = pack_experts(torch.ones(2, 6, 4), torch.ones(2, 4, 3))
     assert experts(torch.empty(0, 4), torch.empty(0, 2), weights, 2).shape == (0, 4)
 
 
-def test_equal_logits_choose_the_first_experts() -> None:
+def test_equal_logits_select_the_first_experts() -> None:
     # Expert e gives every row the value e + 1: silu(9) * up, scaled by down.
     numbers = torch.arange(1.0, 5.0)
     gate_up = torch.tensor([[9.0], [1.0]]).expand(4, 2, 1)
     down = (numbers / torch.nn.functional.silu(torch.tensor(9.0)))[:, None, None]
     x = torch.ones(3, 1)
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 5.0, 5.0, 5.0], [5.0, 1.0, 2.0, 2.0]])
-    got = experts(x, logits, pack_experts(gate_up, down), 1)
-    torch.testing.assert_close(got[:, 0], torch.tensor([1.0, 2.0, 1.0]))
-    got = experts(x[:2], logits[:2], pack_experts(gate_up, down), 2)
-    torch.testing.assert_close(got[:, 0], torch.tensor([1.5, 2.5]))
+    found = experts(x, logits, pack_experts(gate_up, down), 1)
+    torch.testing.assert_close(found[:, 0], torch.tensor([1.0, 2.0, 1.0]))
+    found = experts(x[:2], logits[:2], pack_experts(gate_up, down), 2)
+    torch.testing.assert_close(found[:, 0], torch.tensor([1.5, 2.5]))
 
 
 @pytest.mark.parametrize(
     ("gate_up", "down"), [((2, 6, 4), (2, 4, 2)), ((2, 5, 4), (2, 4, 2)), ((2, 6, 4), (3, 4, 3))]
 )
-def test_refuses_shapes_that_do_not_belong_together(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
+def test_mismatched_shapes_are_rejected(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="2 \\* intermediate"):
         pack_experts(torch.ones(gate_up), torch.ones(down))
 
 
-def test_refuses_weights_that_hold_nothing() -> None:
+def test_empty_weights_are_rejected() -> None:
     with pytest.raises(ValueError, match="one by one or stacked"):
         experts(torch.ones(1, 1), torch.ones(1, 1), ExpertWeights(None, None), 1)

@@ -1,4 +1,4 @@
-"""layer_norms and add_layer_norms on the CPU: bit by bit what transformers' Falcon computes."""
+"""layer_norms and add_layer_norms on a CPU: bit-identical to torch, and so to transformers' Falcon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def _norms(
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 1), (5, 36), (33, 577)])
 @torch.inference_mode()
-def test_has_the_bits_of_torch(num_tokens: int, hidden: int, count: int, dtype: torch.dtype) -> None:
+def test_layer_norms_are_bit_identical_to_torch(
+    num_tokens: int, hidden: int, count: int, dtype: torch.dtype
+) -> None:
     generator = fresh_generator()
     x, residual = (torch.randn(2, num_tokens, hidden, generator=generator) * 10).to(dtype)
     norms = _norms(generator, count, hidden, dtype)
@@ -40,14 +42,14 @@ def test_has_the_bits_of_torch(num_tokens: int, hidden: int, count: int, dtype: 
     assert all(map(torch.equal, outs, [norm(total) for norm in norms]))
 
 
-def test_without_a_bias() -> None:
+def test_layer_norms_without_a_bias() -> None:
     x, weight = torch.randn(2, 5, 36, generator=fresh_generator())
     expected = torch.nn.functional.layer_norm(x, (36,), weight[0], None, 1e-5)
     assert torch.equal(layer_norms(x, [(weight[0], None)], 1e-5)[0], expected)
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_one_or_two_outputs(count: int) -> None:
+def test_zero_or_three_outputs_are_rejected(count: int) -> None:
     x = torch.zeros(1, 4)
     with pytest.raises(ValueError, match=f"{count} pairs of weight and bias; accepted are 1 and 2"):
         layer_norms(x, [(x[0], x[0])] * count, 1e-5)

@@ -17,7 +17,7 @@ def _exact_weight(generator: torch.Generator, out_features: int, in_features: in
 
 
 def _bound(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """How far an fp32 sum of these products may lie from the exact one: depth * eps * sum of magnitudes, generous."""
+    """Return a generous bound for the error of an fp32 sum: depth * eps * sum of magnitudes."""
     depth = max(8.0, w.shape[1] ** 0.5)
     return depth * torch.finfo(torch.float32).eps * (x.double().abs() @ w.double().abs().T) + 1e-30
 
@@ -25,7 +25,9 @@ def _bound(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("exact", [True, False])
-def test_is_the_fp32_product(out_features: int, in_features: int, with_bias: bool, exact: bool) -> None:
+def test_linear_is_accurate_to_fp32(
+    out_features: int, in_features: int, with_bias: bool, exact: bool
+) -> None:
     generator = fresh_generator()
     w = _exact_weight(generator, out_features, in_features)
     if not exact:
@@ -45,18 +47,18 @@ def test_is_the_fp32_product(out_features: int, in_features: int, with_bias: boo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_packs_weights_that_survive_fp16(dtype: torch.dtype) -> None:
-    # Few bits, so that bf16 holds them too; zeros of both signs, fp16's subnormals and its extremes.
+def test_weights_that_fp16_represents_exactly_are_packed(dtype: torch.dtype) -> None:
+    # Zeros of both signs, fp16's subnormals and extremes. bf16 can represent all of them.
     values = torch.tensor([0.0, -0.0, 0.5, -1.25, 2**-14, 2**-24, -(2**-20), 3 * 2**-24, 32768.0, 63488.0])
     weight = pack(values.view(2, 5).to(dtype))
     assert weight.packed is not None
     assert weight.dense is None
-    # The identity shows every weight alone: nothing is lost in the packing.
+    # The product with the identity returns every weight: packing loses nothing.
     assert torch.equal(linear(torch.eye(5).repeat(2, 1), weight)[:5], values.view(2, 5).T)
 
 
 @pytest.mark.parametrize("value", [1 / 3, 65536.0, -1e30, 2.0**-25, 1 + 2.0**-12, float("nan")])
-def test_keeps_weights_dense_that_fp16_would_change(value: float) -> None:
+def test_weights_that_fp16_would_change_stay_dense(value: float) -> None:
     w = torch.ones(3, 4)
     w[1, 2] = value
     weight = pack(w)
@@ -65,18 +67,18 @@ def test_keeps_weights_dense_that_fp16_would_change(value: float) -> None:
     assert torch.equal(weight.dense, w) or value != value
 
 
-def test_finds_the_one_inexact_weight_of_a_tall_matrix() -> None:
-    # The check walks the rows in blocks: the last row of a second block counts too.
+def test_one_inexact_weight_of_a_tall_matrix_is_found() -> None:
+    # The check reads the rows in blocks. The inexact weight is in the last row of the second block.
     w = torch.zeros(8192 + 7, 2)
     assert pack(w).packed is not None
     w[-1, 1] = 0.1
     assert pack(w).packed is None
 
 
-def test_widens_low_precision_weights_for_the_dense_product() -> None:
+def test_dense_products_widen_low_precision_weights() -> None:
     generator = fresh_generator()
     w = torch.randn(6, 8, generator=generator).bfloat16()
-    w[0, 0] = 2.0**-40  # bf16 holds it, fp16 does not
+    w[0, 0] = 2.0**-40  # exact in bf16, not in fp16
     x = torch.randn(3, 8, generator=generator)
     weight = pack(w, torch.ones(6, dtype=torch.bfloat16))
     assert weight.packed is None
@@ -85,13 +87,13 @@ def test_widens_low_precision_weights_for_the_dense_product() -> None:
     torch.testing.assert_close(y, (x.double() @ w.double().T + 1).float(), rtol=0, atol=1e-5)
 
 
-def test_no_rows_give_no_rows() -> None:
+def test_an_empty_batch_gives_an_empty_result() -> None:
     assert linear(torch.empty(0, 4), pack(torch.ones(3, 4))).shape == (0, 3)
 
 
 @pytest.mark.parametrize("kind", list(BY_TORCH))
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_gated_weight_keeps_its_activation(kind: Activation, exact: bool) -> None:
+def test_gated_linear_applies_the_activation_of_its_weight(kind: Activation, exact: bool) -> None:
     generator = fresh_generator()
     w = _exact_weight(generator, 2 * 21, 33) * (1 if exact else 1 / 3)
     x = torch.randn(5, 33, generator=generator)
@@ -100,13 +102,13 @@ def test_a_gated_weight_keeps_its_activation(kind: Activation, exact: bool) -> N
     torch.testing.assert_close(y.double(), BY_TORCH[kind](gate) * up, rtol=1e-5, atol=1e-6)
 
 
-def test_gates_that_are_missing_or_unknown_are_refused() -> None:
+def test_missing_and_unknown_gates_are_rejected() -> None:
     with pytest.raises(ValueError, match="packed as gated"):
         gated_linear(torch.ones(1, 2), pack(torch.ones(2, 2)))
     with pytest.raises(ValueError, match=r"activation: unknown \(got 'swiglu'\); allowed: gelu"):
         pack(torch.ones(2, 2), gated="swiglu")  # type: ignore[arg-type]
 
 
-def test_refuses_a_weight_that_holds_nothing() -> None:
+def test_an_empty_weight_is_rejected() -> None:
     with pytest.raises(ValueError, match="packed or a dense"):
         linear(torch.ones(1, 1), LinearWeight(None, None, None))

@@ -1,5 +1,5 @@
-"""Every operation on a GPU against its float64 reference, and some at the sizes of use. Needs torch, triton and pytest
-alone; `make gpu-check` does the same and measures."""
+"""Every operation on a GPU against its float64 reference, and some of them at production sizes. Requires only torch,
+triton and pytest. `make gpu-check` runs the same checks and measures performance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_kernel_equals_its_reference(check: OpCheck, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("name", COMPARISONS)
 @torch.inference_mode()
-def test_kernel_is_right_at_the_sizes_of_use(name: str, tmp_path: Path) -> None:
+def test_kernel_is_accurate_at_production_sizes(name: str, tmp_path: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     results = Results("kernels-bf16", device, smoke=False)
     context = Context(results, device, smoke=False, folder=tmp_path, out=tmp_path, deadline=Deadline(600.0))

@@ -1,4 +1,4 @@
-"""The reference that rope_and_store's kernel is held against, itself against what CPUs run."""
+"""The reference of rope_and_store's kernel against the operations that CPUs run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.seeds import fresh_generator
 
 @pytest.mark.parametrize("with_norms", [True, False])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (7, 1, 80), (2, 2, 6)])
-def test_reference_is_what_cpus_compute(
+def test_reference_equals_the_cpu_operations(
     num_heads: int, num_kv_heads: int, head_dim: int, with_norms: bool
 ) -> None:
     generator = fresh_generator()
@@ -37,20 +37,24 @@ def test_reference_is_what_cpus_compute(
     )
 
     heads = qkv.view(num_rows, -1, head_dim).clone()
-    turned = heads[:, : num_heads + num_kv_heads]
+    rotated = heads[:, : num_heads + num_kv_heads]
     if norms is not None:
-        for part, weight in zip((turned[:, :num_heads], turned[:, num_heads:]), norms, strict=True):
+        for part, weight in zip((rotated[:, :num_heads], rotated[:, num_heads:]), norms, strict=True):
             part.copy_(rms_norm(part, weight, 1e-6))
-    turns = angles[positions, None]
-    rotary_(turned, torch.cat((turns, turns), -1).cos(), torch.cat((-turns.sin(), turns.sin()), dim=-1))
+    row_angles = angles[positions, None]
+    rotary_(
+        rotated,
+        torch.cat((row_angles, row_angles), -1).cos(),
+        torch.cat((-row_angles.sin(), row_angles.sin()), dim=-1),
+    )
     real = slots >= 0
     store_kv(heads[real, num_heads:].view(-1, 2, num_kv_heads, head_dim), pool, slots[real])
     torch.testing.assert_close(q, heads[:, :num_heads].double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(written, pool.double(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors on a CPU")
-def test_a_cpu_is_told_what_to_use_instead() -> None:
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter accepts tensors on a CPU")
+def test_the_error_on_a_cpu_names_the_alternatives() -> None:
     rows = torch.zeros(1, dtype=torch.int64)
     pool = torch.zeros(2, 1, 1, 1, 4)
     with pytest.raises(RuntimeError, match="not on cpu; on a CPU use rotary_ and store_kv"):

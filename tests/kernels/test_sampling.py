@@ -1,5 +1,5 @@
-"""The references of the sampling kernels, and what serves on a CPU: against the sampler's own steps, known answers and
-the expected distribution."""
+"""The references of the sampling kernels and the CPU implementations, against the sampler's steps, known answers and
+expected distributions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.seeds import fresh_generator, integers
     ],
     ids=["zeros", "ones", "pi"],
 )
-def test_words_are_the_known_answers_of_philox(seed: int, counter: list[int], answer: list[int]) -> None:
+def test_philox_gives_the_known_answers(seed: int, counter: list[int], answer: list[int]) -> None:
     signed = seed - ((seed >> 63) << 64)
     c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
     words = philox(torch.tensor([signed]), c0, c1, c2, c3)
@@ -49,19 +49,19 @@ def _noise(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -
 
 
 COUNT = 40_000
-MANY, ONE = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.int64)
+RANGE, ONES = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
     ("seeds", "positions", "tokens"),
     [
-        (7 * ONE, 3 * ONE, MANY),
-        (7 * ONE, MANY, 5 * ONE),
-        (MANY, 3 * ONE, 5 * ONE),
-        (-MANY, 3 * ONE, 128_000 * ONE),
-        (MANY, MANY, MANY),
-        (7 * ONE, MANY // 2, MANY % 2),
-        (MANY // 2, ONE, MANY % 2 * 32_768),
+        (7 * ONES, 3 * ONES, RANGE),
+        (7 * ONES, RANGE, 5 * ONES),
+        (RANGE, 3 * ONES, 5 * ONES),
+        (-RANGE, 3 * ONES, 128_000 * ONES),
+        (RANGE, RANGE, RANGE),
+        (7 * ONES, RANGE // 2, RANGE % 2),
+        (RANGE // 2, ONES, RANGE % 2 * 32_768),
     ],
     ids=["tokens", "positions", "seeds", "large seeds", "all", "two neighbours", "two far apart"],
 )
@@ -73,12 +73,12 @@ def test_noise_is_gumbel_and_neighbours_are_independent(
     for cells, count in ((uniform * 256).long(), 256), (pairs, 256):
         expected = len(cells) / count
         statistic = (torch.bincount(cells, minlength=count) - expected).square().sum() / expected
-        # Mean 255, deviation 23; the numbers are fixed, so this never fails by chance.
+        # Mean 255, standard deviation 22.6. The inputs are fixed, so the test never fails by chance.
         assert float(statistic) < 255 + 4 * 22.6
 
 
 def test_noise_is_the_same_everywhere() -> None:
-    """Bits that no processor, library or release may change: seeds would mean other answers."""
+    """No processor, library or release may change these bits. Otherwise a seed would give other tokens."""
     seeds, positions = torch.tensor([0, 1, -1]), torch.tensor([0, 2**33 + 5, 77])
     bits = _noise(seeds[:, None], positions[:, None], torch.tensor([0, 1, 49_151, 151_935])).view(torch.int32)
     assert bits.tolist() == [
@@ -88,16 +88,16 @@ def test_noise_is_the_same_everywhere() -> None:
     ]
 
 
-@pytest.mark.parametrize("heat", [0.5, 1.0, 3.0])
-def test_tokens_are_drawn_in_proportion_to_their_probabilities(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_tokens_are_drawn_in_proportion_to_their_probabilities(temperature: float) -> None:
     generator = fresh_generator()
     rows, vocab = 20_000, 16
     row = torch.randn(vocab, generator=generator).mul_(1.5)
     row[3] = -torch.inf
     threshold = row.sort().values[3]
-    chosen, finite = choose_tokens_reference(
+    tokens, finite = choose_tokens_reference(
         row.expand(rows, -1),
-        torch.full((rows,), heat),
+        torch.full((rows,), temperature),
         threshold.expand(rows),
         torch.full((rows,), vocab, dtype=torch.int32),
         torch.full((rows,), integers(generator, 0, 2**31, 1)[0]),
@@ -105,8 +105,8 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(heat: float) -> N
     )
     assert bool(finite.all())
     kept = row >= threshold
-    expected = (row / heat).where(kept, -torch.inf).double().softmax(-1)[kept] * rows
-    counts = torch.bincount(chosen, minlength=vocab)
+    expected = (row / temperature).where(kept, -torch.inf).double().softmax(-1)[kept] * rows
+    counts = torch.bincount(tokens, minlength=vocab)
     assert int(counts[~kept].sum()) == 0
     chi_square = ((counts[kept] - expected).square() / expected).sum()
     p = torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2.0), (chi_square / 2.0).float())
@@ -114,7 +114,7 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(heat: float) -> N
 
 
 @pytest.mark.parametrize("grid", [0.0, 0.25], ids=["distinct logits", "many equal logits"])
-def test_thresholds_by_ordering_some_keep_what_those_by_sorting_all_keep(grid: float) -> None:
+def test_partial_sorting_keeps_the_same_tokens_as_full_sorting(grid: float) -> None:
     generator = fresh_generator()
     rows, compared = 8, 0
     for _ in range(20):
@@ -123,18 +123,22 @@ def test_thresholds_by_ordering_some_keep_what_those_by_sorting_all_keep(grid: f
         if grid:
             logits = logits.div_(grid).round_().mul_(grid)
         logits[:, 1::7] = -torch.inf
-        heat, mass, share = (torch.rand(3, rows, generator=generator).double() + 1e-3).clamp(max=0.999)
+        temperature, mass, share = (torch.rand(3, rows, generator=generator).double() + 1e-3).clamp(max=0.999)
         kinds = torch.randint(2, (3, rows), generator=generator)
         ranks = torch.randint(1, vocab + 2, (rows,), generator=generator) * kinds[0]
         masses = mass.where(kinds[1] == 1, 1.0)
-        inputs = (logits, 0.3 + heat, ranks, masses, share**3 * kinds[2])
+        inputs = (logits, 0.3 + temperature, ranks, masses, share**3 * kinds[2])
         expected, found = (
             _kept(logits, *call(*inputs)) for call in (thresholds_reference, logit_thresholds_cpu)
         )
         for i in range(rows):
             own = logits[i].double()
             edge = own.topk(int(ranks[i])).values[-1] if 0 < ranks[i] < vocab else -torch.inf
-            sums = (own.where(own >= edge, -torch.inf) / (0.3 + heat[i])).softmax(-1).sort(descending=True)
+            sums = (
+                (own.where(own >= edge, -torch.inf) / (0.3 + temperature[i]))
+                .softmax(-1)
+                .sort(descending=True)
+            )
             if masses[i] == 1.0 or not bool(((sums.values.cumsum(-1) - masses[i]).abs() < CLOSE).any()):
                 assert torch.equal(found[i], expected[i])
                 compared += 1
@@ -147,9 +151,9 @@ def _kept(logits: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
-@pytest.mark.parametrize("heat", [1e-30, 1e-3, 0.7, 1.0, 50.0])
-def test_a_first_look_never_loses_the_winner(spread: float, heat: float) -> None:
-    """The quick way to choose gives the tokens that exact noise for all of them gives."""
+@pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.7, 1.0, 50.0])
+def test_the_first_look_never_excludes_the_winner(spread: float, temperature: float) -> None:
+    """The tokens are those that exact noise for the whole vocabulary selects."""
     generator = fresh_generator()
     rows = 12
     for vocab in (1, 63, 64, 5000, 9001):
@@ -159,7 +163,7 @@ def test_a_first_look_never_loses_the_winner(spread: float, heat: float) -> None
         edges[::2] = -torch.inf
         inputs = (
             logits,
-            torch.full((rows,), heat).where(torch.arange(rows) % 5 > 0, 0.0),
+            torch.full((rows,), temperature).where(torch.arange(rows) % 5 > 0, 0.0),
             edges,
             torch.randint(vocab, (rows,), dtype=torch.int32, generator=generator),
             torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
@@ -169,8 +173,8 @@ def test_a_first_look_never_loses_the_winner(spread: float, heat: float) -> None
             assert torch.equal(found, expected)
 
 
-def test_a_first_look_rules_nothing_out_where_a_word_is_zero() -> None:
-    """Whose noise only the bits behind tell."""
+def test_the_first_look_excludes_nothing_if_a_word_is_zero() -> None:
+    """With a first word of 0, the noise depends on the second word, which the first look does not compute."""
     x = torch.zeros(640)
     x[0] = -20.0
     zero = torch.zeros((), dtype=torch.int32)
@@ -179,7 +183,7 @@ def test_a_first_look_rules_nothing_out_where_a_word_is_zero() -> None:
     assert 0 < int(FirstLook(640).can_win(x, 1.0, ordinary).sum()) < 8
 
 
-def test_penalties_are_those_of_the_steps() -> None:
+def test_penalties_equal_those_of_the_sampling_steps() -> None:
     generator = fresh_generator()
     vocab, num_rows = 50, 3
     logits = torch.randn(num_rows, vocab, generator=generator).mul_(4.0)

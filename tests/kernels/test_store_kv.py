@@ -23,8 +23,8 @@ def test_writes_each_token_to_its_slot_and_nothing_else(
     assert torch.equal(pool, expected)
 
 
-def test_writes_one_layer_of_a_cache_from_a_part_of_a_projection() -> None:
-    # As the attention layer calls it: the pool is a view of the whole cache, the keys and values of the fused qkv.
+def test_writes_one_layer_of_a_cache_from_part_of_a_fused_qkv() -> None:
+    # The attention layer passes views: of one layer of the cache, and of keys and values in the fused qkv.
     generator = fresh_generator()
     cache = torch.zeros(3, 2, 2, 5, 4, 8)
     qkv = torch.randn(6, 3 + 2 + 2, 8, generator=generator)
@@ -37,7 +37,7 @@ def test_writes_one_layer_of_a_cache_from_a_part_of_a_projection() -> None:
     assert not cache[2].any()
 
 
-def test_no_tokens_change_nothing() -> None:
+def test_an_empty_batch_changes_nothing() -> None:
     pool = torch.ones(2, 1, 2, 2, 2)
     store_kv(torch.empty(0, 2, 1, 2), pool, torch.empty(0, dtype=torch.int64))
     assert bool((pool == 1).all())

@@ -1,9 +1,10 @@
-"""`python -m tests.kernels.triton.compile_ahead [operation ...]`: every Triton kernel, as serving launches it, compiled
-for GPUs that are not here; registers, shared memory and spills by Triton's own ptxas. Spills end it with 1.
+"""`python -m tests.kernels.triton.compile_ahead [operation ...]`: compile every Triton kernel, as serving launches it,
+for GPUs that this machine lacks, and report registers, shared memory and spills from Triton's own ptxas. The exit
+status is 1 if a kernel spills or needs too much shared memory.
 
-What is compiled is what the launchers launch: they are called with `meta` tensors of real models' shapes, and Triton
-itself specialises their arguments, but compiles for the named target and runs nothing. Code for sm_86 is sm_80's,
-assembled again: Triton writes the same PTX for both, which one variant of each operation shows anew.
+The launchers are called with `meta` tensors of real models' shapes. Triton specialises the kernels for their arguments,
+but compiles for the given target and runs nothing. For sm_86, the PTX for sm_80 is assembled again: Triton writes the
+same PTX for both, which one variant of each operation confirms.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
 _SM_90 = "sm_90"
 _SLOW_TO_COMPILE = ("varlen_attention", "decode_attention", "experts")
-"""These first, so that no process is left with one of them at the end."""
+"""Operations to compile first, so that no process is still busy with one of them at the end."""
 _ASSEMBLED_FOR = {80: (80, 86), 86: (86,), 90: (90,)}
-"""For which GPUs the PTX made for one is assembled."""
+"""Compute capabilities that the PTX for each capability is assembled for."""
 
 
 class Job(NamedTuple):
@@ -46,18 +47,18 @@ class Job(NamedTuple):
     operation: str
     capability: int
     tuned_for: str
-    """Whose launch parameters."""
+    """Name of the table of launch parameters."""
 
     @property
-    def whole(self) -> bool:
-        """All variants; else one shows that the operation compiles with these parameters."""
+    def all_variants(self) -> bool:
+        """Whether to compile all variants. Otherwise one shows that the operation compiles with these parameters."""
         return self.capability == 80 or self.tuned_for == _SM_90
 
     @property
     def dtypes(self) -> dict[torch.dtype, int | None]:
-        """How many of its calls are compiled with each; None: all. fp16 makes no other code than bf16 but for its
-        conversions: once is enough."""
-        if not self.whole:
+        """Number of calls to compile with each dtype; None: all. One is enough for fp16, whose code differs from that
+        for bf16 only in conversions."""
+        if not self.all_variants:
             return {torch.bfloat16: 1}
         return {torch.bfloat16: None} | ({torch.float16: 1} if self.tuned_for == _SM_90 else {})
 
@@ -68,7 +69,7 @@ class Variant:
 
     job: Job
     capability: int
-    """What it is assembled for."""
+    """Compute capability that it is assembled for."""
     kernel: str
     constants: str
     num_warps: int
@@ -77,11 +78,11 @@ class Variant:
     spilled: int
     """Bytes stored by spills."""
     code: str
-    """Digest of its PTX, without the GPU's name."""
+    """Digest of its PTX without the name of the GPU."""
 
     @property
     def fault(self) -> str:
-        """Why it must not be: empty when all is well."""
+        """The limit that it violates, or an empty string."""
         limit = _SHARED_LIMITS[self.capability]
         if self.shared > limit:
             return f"{self.shared} bytes of shared memory, the limit is {limit}"
@@ -89,7 +90,7 @@ class Variant:
 
 
 def compile_operation(job: Job) -> list[Variant]:
-    """All variants of an operation's kernels. Not in a process that serves: Triton's driver is replaced."""
+    """Compile the variants of an operation's kernels. Replaces Triton's driver, so no kernel can run afterwards."""
     launched: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def keep(kernel: Any, kwargs: dict[str, Any]) -> None:
@@ -104,7 +105,7 @@ def compile_operation(job: Job) -> list[Variant]:
             knobs.compilation.scope(),
             compile_only((job.tuned_for, tuning.DEFAULT), 132, keep),
         ):
-            # Line information holds paths, and Triton's cache may hold what another copy of this folder compiled.
+            # Line information contains paths, and Triton's cache may contain kernels of another checkout.
             knobs.compilation.disable_line_info = True
             for dtype, num_calls in job.dtypes.items():
                 for inputs in itertools.islice(check.production(dtype), num_calls):
@@ -121,7 +122,7 @@ def compile_operation(job: Job) -> list[Variant]:
 def _end_with_ptx(
     backend: Any = None, stages: dict[str, Any] | None = None, *more: Any
 ) -> tuple[str, str] | None:
-    """Triton's hook: what is compiled is not assembled. Called without arguments it names itself, for caches."""
+    """Hook of Triton that skips assembly. Without arguments, it returns its key for Triton's cache."""
     if stages is None:
         return "ends with PTX", "'ends with PTX'"
     stages["cubin"] = lambda source, metadata: b""
@@ -145,12 +146,12 @@ def _variant(job: Job, capability: int, kernel: Any, kwargs: dict[str, Any]) -> 
 
 
 def _ptx(kernel: Any, capability: int) -> str:
-    """As if made for a GPU of `capability`."""
+    """Return the kernel's PTX with `capability` as its target."""
     return re.sub(r"(\.target sm_)\d+", rf"\g<1>{capability}", kernel.asm["ptx"])
 
 
 def _assemble(kernel: Any, capability: int) -> str:
-    """What ptxas says of the kernel, called as Triton calls it."""
+    """Return the report of ptxas, called as Triton calls it."""
     backend = make_backend(GPUTarget("cuda", capability, 32))
     with knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as report:
         knobs.nvidia.dump_ptxas_log = True
@@ -161,7 +162,7 @@ def _assemble(kernel: Any, capability: int) -> str:
 def _number(pattern: str, report: str) -> int:
     match = re.search(pattern, report)
     if match is None:
-        raise ValueError(f"ptxas does not say {pattern!r}: {report}")
+        raise ValueError(f"no {pattern!r} in the report of ptxas: {report}")
     return int(match[1])
 
 
@@ -174,21 +175,21 @@ def jobs(operations: list[str]) -> Iterator[Job]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("operations", nargs="*", help="names of operations; none: all")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    parser.add_argument("operations", nargs="*", help="operations to compile (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     arguments = parser.parse_args()
     print(
         f"{'kernel':40} {'sm':>3} {'warps':>5} {'regs':>5} {'shared':>7} {'spill':>6}  tuned for, constants"
     )
     faults = count = 0
     codes: set[str] = set()
-    # Processes that begin with torch and Triton loaded.
+    # Forked processes have torch and Triton already loaded.
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         for variants in pool.imap(compile_operation, jobs(arguments.operations), chunksize=1):
             for variant in variants:
                 fault = variant.fault
                 if variant.job.capability == 86 and variant.code not in codes:
-                    fault = "Triton's code is not that for sm_80: what was assembled for sm_86 says nothing"
+                    fault = "PTX differs from that for sm_80, so the results of assembling that for sm_86 are invalid"
                 codes.add(variant.code)
                 print(
                     f"{variant.kernel:40} {variant.capability:3} {variant.num_warps:5} {variant.registers:5} "

@@ -1,4 +1,4 @@
-"""Kernels that leave their tensors are stopped, whether or not the wrong memory changes a result."""
+"""Kernels fail if they access memory outside of their tensors, even if that does not change a result."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def _add(total_ptr, index):
 
 
 def _copied(num_read: int, num_written: int) -> torch.Tensor:
-    # Both lie in the middle of larger storages, so that the wrong memory is there and nothing is broken by a miss.
+    # Both tensors are in the middle of larger storages, so that an undetected access does no harm.
     source, target = torch.arange(24.0)[8:16], torch.zeros(24)
     with bounded_memory():
         _copy[(1,)](source, target[8:16], num_read, num_written, BLOCK=16)
     return target
 
 
-def test_masked_lanes_access_nothing() -> None:
+def test_masked_lanes_access_no_memory() -> None:
     assert _copied(8, 8)[8:16].tolist() == list(range(8, 16))
 
 
 @pytest.mark.parametrize(("num_read", "num_written"), [(9, 8), (8, 9), (16, 16)])
-def test_one_element_too_far_is_refused(num_read: int, num_written: int) -> None:
+def test_accesses_past_the_end_are_rejected(num_read: int, num_written: int) -> None:
     with pytest.raises(Exception, match="outside of all tensors"):
         _copied(num_read, num_written)
 
 
-@pytest.mark.parametrize(("index", "right"), [(0, True), (3, True), (4, False), (-1, False)])
-def test_atomics_are_bounded(index: int, right: bool) -> None:
+@pytest.mark.parametrize(("index", "valid"), [(0, True), (3, True), (4, False), (-1, False)])
+def test_atomics_outside_of_a_tensor_are_rejected(index: int, valid: bool) -> None:
     counts = torch.zeros(12, dtype=torch.int32)
     with bounded_memory():
-        if right:
+        if valid:
             _add[(1,)](counts[4:8], index)
             assert counts.nonzero().tolist() == [[4 + index]]
             return

@@ -1,5 +1,4 @@
-"""The elementwise operations as models call them, in Triton's interpreter: what their checks, which call the launchers,
-do not see."""
+"""The elementwise operations as models call them, in Triton's interpreter. Their checks call only the launchers."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"])
-def test_far_from_zero_the_gate_is_shut_or_open(kind: Activation) -> None:
+def test_gates_saturate_far_from_zero(kind: Activation) -> None:
     gate_up = torch.tensor([[-1e3, -1e10, 1e3, 1e10, 2.0, 2.0, 2.0, 2.0]])
     assert activate_and_mul(gate_up, kind).tolist() == [[0, 0, 2e3, pytest.approx(2e10)]]
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_layer_norms_with_each_affine(count: int) -> None:
+def test_layer_norms_apply_each_affine(count: int) -> None:
     generator = fresh_generator()
     x, residual = torch.randn(2, 3, 20, generator=generator).unbind()
     affines = [
@@ -39,16 +38,16 @@ def test_layer_norms_with_each_affine(count: int) -> None:
 
 
 @pytest.mark.parametrize("with_norms", [True, False])
-def test_rope_and_store_of_a_layer_of_a_cache(with_norms: bool) -> None:
+def test_rope_and_store_writes_one_layer_of_a_cache(with_norms: bool) -> None:
     generator = fresh_generator()
     qkv = torch.randn(3, (4 + 2 * 2) * 16, generator=generator)
     cache = torch.randn(3, 2, 2, 2, 4, 16, generator=generator)
     before = cache.clone()
     norms = torch.randn(2, 16, generator=generator).unbind() if with_norms else None
     cos_sin = torch.randn(9, 16, generator=generator)
-    places = torch.tensor([3, 8, 0]), torch.tensor([6, 1, -1])
-    q, pool = rope_and_store_reference(qkv, cos_sin, *places, cache[1], 4, norms, 1e-5)
-    found = rope_and_store(qkv, cos_sin, *places, cache[1], 4, norms, 1e-5)
+    positions_and_slots = torch.tensor([3, 8, 0]), torch.tensor([6, 1, -1])
+    q, pool = rope_and_store_reference(qkv, cos_sin, *positions_and_slots, cache[1], 4, norms, 1e-5)
+    found = rope_and_store(qkv, cos_sin, *positions_and_slots, cache[1], 4, norms, 1e-5)
     torch.testing.assert_close(found, q.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(cache[1], pool.float(), rtol=1e-5, atol=1e-5)
     assert torch.equal(cache[::2], before[::2])

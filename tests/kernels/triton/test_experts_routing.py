@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_logits_that_are_no_numbers_choose_experts_that_exist(bad: float) -> None:
-    """A broken row must not make the products read outside of the weights, nor touch other rows."""
+def test_non_finite_logits_select_existing_experts(bad: float) -> None:
+    """A non-finite row must not make the products read outside of the weights or affect other rows."""
     generator = fresh_generator()
     logits = torch.randn(5, 3, generator=generator)
     logits[1], logits[3, 2] = bad, bad
@@ -25,15 +25,15 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist(bad: float) -> Non
     places = routing.sorted_choices[: int(routing.block_ends[-1]) * 16]
     assert places[places < 10].sort().values.tolist() == list(range(10))
     assert bool((places <= 10).all())
-    right = route_reference(logits.nan_to_num(0, 0, 0), top_k=2, block_m=16)
+    expected = route_reference(logits.nan_to_num(0, 0, 0), top_k=2, block_m=16)
     for row in (0, 2, 4):
         torch.testing.assert_close(
             routing.choice_weights[2 * row : 2 * row + 2].double(),
-            right.choice_weights[2 * row : 2 * row + 2],
+            expected.choice_weights[2 * row : 2 * row + 2],
         )
 
 
-def test_no_spread_of_rows_needs_more_blocks() -> None:
+def test_max_blocks_bounds_every_distribution_of_rows() -> None:
     generator = fresh_generator()
     for _ in range(300):
         num_experts, block_m = integers(generator, 1, 9, 1)[0], integers(generator, 1, 5, 1)[0]
@@ -49,12 +49,12 @@ def test_no_spread_of_rows_needs_more_blocks() -> None:
     assert max_blocks(4096, 8, 128) == 39
 
 
-def test_the_public_operation_takes_the_kernels_and_no_rows_too() -> None:
+def test_the_public_operation_uses_the_kernels_and_accepts_an_empty_batch() -> None:
     generator = fresh_generator()
     gate_up, down = torch.randn(3, 20, 8, generator=generator), torch.randn(3, 8, 10, generator=generator)
     x, logits = torch.randn(4, 8, generator=generator), torch.randn(4, 3, generator=generator)
     weights = pack_experts(gate_up, down)
     assert weights.per_expert is None
-    (want,) = experts_reference(x, logits, gate_up, down, 2)
-    torch.testing.assert_close(experts(x, logits, weights, 2).double(), want, rtol=1e-4, atol=1e-4)
+    (expected,) = experts_reference(x, logits, gate_up, down, 2)
+    torch.testing.assert_close(experts(x, logits, weights, 2).double(), expected, rtol=1e-4, atol=1e-4)
     assert experts(x[:0], logits[:0], weights, 2).shape == (0, 8)

@@ -13,7 +13,7 @@ from tests.support.seeds import fresh_generator
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
 
-# Not bf16: the interpreter's products of bf16 are garbage.
+# Not bf16: the interpreter computes wrong products of bf16.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
 def test_kernel_equals_its_reference(check: OpCheck, dtype: torch.dtype) -> None:

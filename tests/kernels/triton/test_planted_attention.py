@@ -1,4 +1,4 @@
-"""Errors planted in the kernel of varlen attention, and in what it shares with decode attention."""
+"""Errors planted in the kernel of varlen attention and in the code that it shares with decode attention."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 PLANTED = (
     Planted(
-        "sees one key too many",
+        "one key too many is visible",
         "attention.tiles",
         "varlen_attention",
         "keys_at[None, :] <= positions[:, None]",
         "keys_at[None, :] <= positions[:, None] + 1",
     ),
     Planted(
-        "the next tile from this one's pages",
+        "next tile read from the pages of this one",
         "attention.tiles",
         "varlen_attention",
         "pages = _pages(table_ptr, tile + BLOCK_N,",
         "pages = _pages(table_ptr, tile,",
     ),
     Planted(
-        "missing tail",
+        "last key missing",
         "attention.tiles",
         "varlen_attention",
         "(keys_at < num_keys)",
         "(keys_at < num_keys - 1)",
     ),
     Planted(
-        "reads what was not written",
+        "unwritten slots are read",
         "attention.tiles",
         "varlen_attention",
         "(keys_at >= first_key) & (keys_at < num_keys)",
@@ -49,56 +49,56 @@ PLANTED = (
         "keys_at[None, :] >= positions[:, None] - WINDOW",
     ),
     Planted(
-        "exponentials of base 2",
+        "softmax of base 2",
         "attention.tiles",
         "varlen_attention",
         "factor = scale * log2_e if plain",
         "factor = scale if plain",
     ),
     Planted(
-        "sinks of base e",
+        "sinks not converted to base 2",
         "attention.tiles",
         "varlen_attention",
         "sinks * 1.4426950408889634",
         "sinks",
     ),
     Planted(
-        "old sums not shrunk",
+        "old sums not rescaled",
         "attention.tiles",
         "varlen_attention",
         "weighted = weighted * shrink[:, None]",
         "weighted = weighted * 1.0",
     ),
     Planted(
-        "tiles that are part of a page all begin with it",
+        "tiles within a page all start at its first slot",
         "attention.tiles",
         "varlen_attention",
         "places = tile % BLOCK_SIZE + slots",
         "places = slots",
     ),
     Planted(
-        "search forgets the blocks that are not full",
+        "search ignores partial blocks",
         "attention.tiles",
         "varlen_attention",
         "block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)",
         "block = index - tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M",
     ),
     Planted(
-        "no mask on the diagonal's tile",
+        "no mask on the diagonal tile",
         "attention.varlen",
         "varlen_attention",
         "closed = (low + 1) // BLOCK_N * BLOCK_N",
         "closed = (low + BLOCK_N) // BLOCK_N * BLOCK_N",
     ),
     Planted(
-        "no mask where the window cuts",
+        "no mask at the edge of the window",
         "attention.varlen",
         "varlen_attention",
         "tl.maximum(high - WINDOW + BLOCK_N, 0)",
         "tl.maximum(low - WINDOW + 1, 0)",
     ),
     Planted(
-        "every KV head is the first",
+        "every head reads the first KV head",
         "attention.varlen",
         "varlen_attention",
         "keys_ptr = pool_ptr + kv_head * head_size",

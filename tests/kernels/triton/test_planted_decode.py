@@ -1,4 +1,4 @@
-"""Errors planted into decode attention: plan, tiles and combination."""
+"""Errors planted in decode attention: in its plan, tiles and combination."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _combine(what: str, right: str, wrong: str) -> Planted:
 
 PLANTED = (
     _plan("the last tile is missing", "(seq_len + (BLOCK_N - 1)) // BLOCK_N", "seq_len // BLOCK_N"),
-    _plan("a window is not looked at", "tl.maximum(seq_len - WINDOW, 0) // BLOCK_N", "0"),
-    _plan("later sequences begin at 0 again", "total + tl.cumsum(tiles, 0)", "tl.cumsum(tiles, 0)"),
-    _plan("a sequence that ends there is taken", "+ middle) > tile", "+ middle) >= tile"),
+    _plan("the window is ignored", "tl.maximum(seq_len - WINDOW, 0) // BLOCK_N", "0"),
+    _plan("later sequences start at 0 again", "total + tl.cumsum(tiles, 0)", "tl.cumsum(tiles, 0)"),
+    _plan("a sequence that ends before the tile is selected", "+ middle) > tile", "+ middle) >= tile"),
     Planted(
         "values are not masked",
         "attention.tiles",
@@ -42,12 +42,16 @@ PLANTED = (
     ),
     _tiles("missing tail", "stop = start + (end - begin) * BLOCK_N", "stop = seq_len // BLOCK_N * BLOCK_N"),
     _tiles("wrong split bound", "tl.minimum(seq_end, (program + 1)", "tl.minimum(seq_end, program"),
-    _tiles("a part is taken for the whole", "(begin == seq_begin) & (end", "(begin == begin) & (end"),
-    _tiles("tiles before the window", "(first_key // BLOCK_N + begin - seq_begin)", "(begin - seq_begin)"),
+    _tiles("a part is treated as a whole sequence", "(begin == seq_begin) & (end", "(begin == begin) & (end"),
+    _tiles(
+        "tiles before the window are read",
+        "(first_key // BLOCK_N + begin - seq_begin)",
+        "(begin - seq_begin)",
+    ),
     _tiles("a sink in every part", "& (begin == seq_begin)\n", "& (begin >= seq_begin)\n"),
     _tiles("a sink of another head", "tl.load(sinks_ptr + head,", "tl.load(sinks_ptr + row,"),
-    _tiles("one key too many", "position, slopes, keys_ptr", "position + 1, slopes, keys_ptr"),
-    _tiles("heads of another kv head", "head = kv_head * SHARE + row", "head = row"),
+    _tiles("one key too many is visible", "position, slopes, keys_ptr", "position + 1, slopes, keys_ptr"),
+    _tiles("heads of another KV head", "head = kv_head * SHARE + row", "head = row"),
     _combine(
         "no rescaling of parts", "weight = tl.exp2(maxima - new_max)", "weight = tl.exp2(maxima - maxima)"
     ),
@@ -57,7 +61,7 @@ PLANTED = (
         "last_slot = (end - 1) // per_program + seq",
         "last_slot = (end - 1) // per_program + seq - 1",
     ),
-    _combine("padding stays as it was", "(tiles == 0)[:, None]", "(tiles < 0)[:, None]"),
+    _combine("padding is not zeroed", "(tiles == 0)[:, None]", "(tiles < 0)[:, None]"),
 )
 
 

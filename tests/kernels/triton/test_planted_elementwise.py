@@ -1,4 +1,4 @@
-"""Errors planted in the elementwise kernels, and in those that build a step's inputs: each must be caught."""
+"""Errors planted in the elementwise kernels and in the kernels that build the inputs of a step."""
 
 from __future__ import annotations
 
@@ -32,27 +32,35 @@ def _update(what: str, right: str, wrong: str) -> Planted:
     return Planted(what, "update_block_tables", "update_block_tables", right, wrong)
 
 
-# None of them writes outside its tensors: that would harm the tests' own process.
+# No error makes a kernel write outside of its tensors, because that would corrupt the test process.
 PLANTED = (
     _rope("missing tail of a head", "in_half = columns < half\n", "in_half = columns < half - 1\n"),
     _rope("missing last head", "(heads < all_heads) & in_half", "(heads < all_heads - 1) & in_half"),
-    _rope("turned the other way", "low32 * cos - high32 * sin", "low32 * cos + high32 * sin"),
-    _rope("sine read as cosine", "tl.load(angle + turned,", "tl.load(angle,"),
-    _rope("angle of the row's number", "tl.load(positions_ptr + row) * ROTARY_DIM", "row * ROTARY_DIM"),
-    _rope("halves of the whole head", "columns + turned, columns + half)", "columns + half, columns + half)"),
+    _rope("rotated in the other direction", "low32 * cos - high32 * sin", "low32 * cos + high32 * sin"),
+    _rope("cosine read as sine", "tl.load(angle + turned,", "tl.load(angle,"),
+    _rope("angle of the row number", "tl.load(positions_ptr + row) * ROTARY_DIM", "row * ROTARY_DIM"),
     _rope(
-        "the rest's first half twice",
+        "pairs from the halves of the whole head",
+        "columns + turned, columns + half)",
+        "columns + half, columns + half)",
+    ),
+    _rope(
+        "first half of the rest used twice",
         "columns + turned, columns + half)",
         "columns + turned, columns + turned)",
     ),
     _rope(
-        "more is turned",
+        "too many columns rotated",
         "sin = tl.load(angle + turned, mask=columns < turned",
         "sin = tl.load(angle + turned, mask=in_half",
     ),
-    _rope("values are turned", "low = tl.where(is_value, low32,", "low = tl.where(False, low32,"),
+    _rope("values are rotated", "low = tl.where(is_value, low32,", "low = tl.where(False, low32,"),
     _rope("values are normalised", "low = tl.where(is_value, low,", "low = tl.where(False, low,"),
-    _rope("keys by the queries' norm", "tl.where(is_query, q_low, k_low)", "tl.where(True, q_low, k_low)"),
+    _rope(
+        "keys normalised by the queries' norm",
+        "tl.where(is_query, q_low, k_low)",
+        "tl.where(True, q_low, k_low)",
+    ),
     _rope("norm of half a head", "low32 * low32 + high32 * high32", "2 * low32 * low32"),
     _rope("norm without its eps", "tl.rsqrt(mean + eps)", "tl.rsqrt(mean + 0.01)"),
     _rope("another head's plane", "(heads - NUM_HEADS).to", "(all_heads - 1 - heads).to"),
@@ -73,14 +81,14 @@ PLANTED = (
         "mean not subtracted", "elementwise.layer_norm", "layer_norms", "inside, x32 - mean,", "inside, x32,"
     ),
     Planted(
-        "tail in the variance",
+        "padding in the variance",
         "elementwise.layer_norm",
         "layer_norms",
         "tl.where(inside, x32 - mean, 0.0)",
         "x32 - mean",
     ),
     Planted(
-        "second is the first",
+        "second affine is the first",
         "elementwise.layer_norm",
         "layer_norms",
         "(normed, weight2_ptr, bias2_ptr",
@@ -101,7 +109,7 @@ PLANTED = (
         "weight2_ptr, bias_ptr, columns,",
     ),
     Planted(
-        "nothing added",
+        "residual not added",
         "elementwise.layer_norm",
         "add_layer_norms",
         "ADDS=residual is not None",
@@ -117,22 +125,24 @@ PLANTED = (
     ),
     _gated("missing tail", "inside = columns < width", "inside = columns < width - 1"),
     _gated("row too short", "row * 2 * width", "row * width"),
-    _gated("gate for up", "tl.load(source + width,", "tl.load(source,"),
-    _gated("up and gate", "activated(gate, KIND) * up", "activated(up, KIND) * gate"),
-    _gated("silu for all", "gate_up, out, width, KIND=kind", 'gate_up, out, width, KIND="silu"'),
+    _gated("gate read as up", "tl.load(source + width,", "tl.load(source,"),
+    _gated("gate and up swapped", "activated(gate, KIND) * up", "activated(up, KIND) * gate"),
+    _gated("silu for every kind", "gate_up, out, width, KIND=kind", 'gate_up, out, width, KIND="silu"'),
     _activation("missing tail", "inside = places < count", "inside = places < count - 1"),
     _activation("no square root", "0.7071067811865476", "0.5"),
-    _activation("erf for tanh", 'KIND == "gelu":', 'KIND in ("gelu", "gelu_tanh"):'),
-    _activation("sigmoid of half", "1.5957691216057308", "0.7978845608028654"),
+    _activation("erf instead of tanh", 'KIND == "gelu":', 'KIND in ("gelu", "gelu_tanh"):'),
+    _activation("sigmoid of half the argument", "1.5957691216057308", "0.7978845608028654"),
     _activation("sigmoid alone", "y = x * _sigmoid(x)", "y = _sigmoid(x)"),
-    _activation("negative as positive", "x < 0, small, 1.0", "x < 0, 1.0, 1.0"),
-    _activation("quick as silu", "_sigmoid(1.702 * x)", "_sigmoid(x)"),
-    _activation("negative let through", "tl.where(x < 0, 0.0, x)", "x"),
+    _activation("negative treated as positive", "x < 0, small, 1.0", "x < 0, 1.0, 1.0"),
+    _activation("quick_gelu computed as silu", "_sigmoid(1.702 * x)", "_sigmoid(x)"),
+    _activation("negative not clamped", "tl.where(x < 0, 0.0, x)", "x"),
     _activation("not squared", "y = y * y", "y = y"),
     _step("wrong page", "position // BLOCK_SIZE", "position // BLOCK_SIZE + 1"),
     _step("slot in 32 bits", "mask=real, other=0).to(tl.int64)\n    slot", "mask=real, other=0)\n    slot"),
     _step(
-        "sequence for table row", "block_tables_ptr + places", "block_tables_ptr + places - table_row + seq"
+        "sequence number as table row",
+        "block_tables_ptr + places",
+        "block_tables_ptr + places - table_row + seq",
     ),
     _step("position from the step's start", "start + i - first_row, 0)", "start + i, 0)"),
     _step("padding has a token", "token_ids_ptr + i, mask=real,", "token_ids_ptr + i, mask=is_row,"),
@@ -147,15 +157,15 @@ PLANTED = (
     ),
     _step("missing last row", "is_row = i < num_rows", "is_row = i < num_rows - 1"),
     _step("missing last sequence", "is_seq = i < num_seqs", "is_seq = i < num_seqs - 1"),
-    _step("grid by rows alone", "cdiv(max(num_rows, num_seqs), _BLOCK)", "cdiv(num_rows, _BLOCK)"),
+    _step("grid sized by rows only", "cdiv(max(num_rows, num_seqs), _BLOCK)", "cdiv(num_rows, _BLOCK)"),
     _update(
         "padding is written",
         "row * max_blocks + column, block, mask=row >= 0)",
         "tl.maximum(row, 0) * max_blocks + column, block, mask=inside)",
     ),
     _update("missing tail", "inside = i < num_updates", "inside = i < num_updates - 1"),
-    _update("one block too few", "cdiv(num_updates, _BLOCK)", "num_updates // _BLOCK"),
-    _update("block for column", "row * max_blocks + column,", "row * max_blocks + row,"),
+    _update("one program too few", "cdiv(num_updates, _BLOCK)", "num_updates // _BLOCK"),
+    _update("row number as column", "row * max_blocks + column,", "row * max_blocks + row,"),
 )
 
 

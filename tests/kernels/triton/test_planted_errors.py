@@ -1,4 +1,4 @@
-"""The comparison of kernels and references sees errors: each of these is planted, and must be caught."""
+"""Errors planted in the RMSNorm kernels. The comparison with the reference must catch each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors planted in the experts' kernels, each of which its check must catch."""
+"""Errors planted in the kernels of experts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PLANTED = (
         "tl.range(0, K // BLOCK_K * BLOCK_K, BLOCK_K",
     ),
     Planted(
-        "gate and up change places",
+        "gate and up swapped",
         "linear.grouped_matmul",
         "gate_up_matmul",
         "sums = activated(sums, GATE) * ups",
         "sums = activated(ups, GATE) * sums",
     ),
     Planted(
-        "silu for all",
+        "silu for every kind",
         "linear.grouped_matmul",
         "gate_up_matmul",
         "activated(sums, GATE)",
@@ -36,21 +36,21 @@ PLANTED = (
     ),
     Planted("always renormalised", "linear.route", "route", "RENORMALISE=renormalise", "RENORMALISE=True"),
     Planted(
-        "another row",
+        "wrong row",
         "linear.grouped_matmul",
         "gate_up_matmul",
         "(choices // CHOICES_PER_ROW)",
         "(choices % CHOICES_PER_ROW)",
     ),
     Planted(
-        "another choice's share",
+        "share of another choice",
         "linear.grouped_matmul",
         "down_matmul",
         "tl.load(shares_ptr + choices,",
         "tl.load(shares_ptr + choices // 2,",
     ),
     Planted(
-        "tiles left out",
+        "tiles skipped",
         "linear.grouped_matmul",
         "down_matmul",
         "column = program % a_group // group_size",
@@ -71,7 +71,7 @@ PLANTED = (
         "tl.zeros([BLOCK_M], tl.int32)",
     ),
     Planted(
-        "equal logits are both chosen",
+        "equal logits are both selected",
         "linear.route",
         "route",
         "experts == tl.argmax(left, axis=1)[:, None]",
@@ -85,7 +85,7 @@ PLANTED = (
         "counts // BLOCK_M",
     ),
     Planted("later rows overwrite", "linear.route", "route", "place += tl.sum(chosen)", "place += 0"),
-    Planted("padding goes to experts", "linear.route", "route", "other=-1) >= 0)", "other=-1) >= -1)"),
+    Planted("padding is routed to experts", "linear.route", "route", "other=-1) >= 0)", "other=-1) >= -1)"),
     Planted(
         "padding is summed",
         "linear.sum_choices",
@@ -94,7 +94,7 @@ PLANTED = (
         "slots_ptr + row) >= -1",
     ),
     Planted(
-        "one part short",
+        "last part missing",
         "linear.sum_choices",
         "sum_choices",
         "static_range(TOP_K)",

@@ -1,4 +1,4 @@
-"""What references do not say of the sampling kernels: the ends of the noise, no influence of the batch."""
+"""Properties of the sampling kernels beyond their references: extreme noise, and independence of the batch."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def _keys(words_ptr: Any) -> None:
     tl.store(words_ptr + 3, d.to(tl.int64))
 
 
-def test_keys_are_those_of_philox() -> None:
+def test_keys_equal_philox() -> None:
     words = torch.zeros(4, dtype=torch.int64)
     _keys[(1,)](words)
     # Random123's known answers for key 0 and counter 0.
     assert (words & 0xFFFFFFFF).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-def test_noise_is_precise_and_finite_at_both_ends() -> None:
+def test_noise_is_accurate_and_finite_at_both_ends() -> None:
     fronts = [0, 1, 2, 1000, 2**26 - 1, 2**26, 2**30, 2**31 - 2**8, 2**31 - 1]
     words = torch.tensor(fronts + [0] * (16 - len(fronts)))
     noise = torch.empty(16)
     _noise_of[(1,)](words, noise, BLOCK=16)
     for front, found in zip(fronts, noise.tolist(), strict=False):
         v = min(front * 2.0**-31 + 1.5 * 2.0**-62, 1.0 - 2.0**-24)
-        # Towards 1 fp32 has lost what 1 - v is; what loses a draw may lose it by a little more or less.
+        # Near 1, fp32 cannot represent 1 - v precisely. Such noise never wins a draw, so precision does not matter.
         tolerance = 1e-5 if v < 0.9 else 0.05
         assert found == pytest.approx(-math.log(-math.log1p(-v)), abs=tolerance)
 
@@ -66,7 +66,7 @@ def _rows(inputs: dict[str, Any], rows: torch.Tensor | slice) -> dict[str, Any]:
     return {name: value[rows] for name, value in inputs.items() if name != "penalties"} | {"penalties": some}
 
 
-def test_a_row_gets_the_same_alone_and_in_any_batch() -> None:
+def test_tokens_are_the_same_alone_and_in_any_batch() -> None:
     generator = fresh_generator()
     rows, vocab = 17, 9000
     logits = torch.randn(rows, vocab, generator=generator)
@@ -79,7 +79,7 @@ def test_a_row_gets_the_same_alone_and_in_any_batch() -> None:
         "positions": torch.randint(2**20, (rows,), generator=generator),
         "penalties": example_penalties(generator, rows, vocab),
     }
-    # So many rows that each is one program's; alone it is shared among several.
+    # One program computes each row of this batch. Alone, a row is split among several programs.
     together, _ = choose_tokens(**inputs)
     assert len(set(together.tolist())) > rows // 2
     for i in (0, 8, 16):
@@ -89,7 +89,7 @@ def test_a_row_gets_the_same_alone_and_in_any_batch() -> None:
     assert torch.equal(backwards.flip(0), together)
 
 
-def test_thresholds_are_the_same_alone_and_in_any_batch() -> None:
+def test_thresholds_are_the_same_in_any_batch() -> None:
     generator = fresh_generator()
     rows = 3
     inputs = {
@@ -106,8 +106,8 @@ def test_thresholds_are_the_same_alone_and_in_any_batch() -> None:
         assert torch.equal(one, other.flip(0))
 
 
-def test_log_probabilities_far_from_zero_are_as_precise_as_near_it() -> None:
-    """Of logits that only differences can be exponentiated of, among very many that hardly count."""
+def test_logprobs_of_logits_far_from_zero_are_accurate() -> None:
+    """At this size only differences of logits can be exponentiated. Most of the tokens contribute little."""
     generator = fresh_generator()
     logits = torch.randn(1, 20_000, generator=generator)
     tokens = torch.tensor([123])
@@ -115,11 +115,11 @@ def test_log_probabilities_far_from_zero_are_as_precise_as_near_it() -> None:
         moved = logits + shift
         found = token_logprobs(moved, tokens, torch.ones(1, dtype=torch.int64))
         expected = moved.double().log_softmax(-1)[:, 123]
-        # fp32 has so many digits left at these logits.
+        # The tolerance allows for the precision of fp32 at these logits.
         torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=2e-5 + abs(shift) * 2e-7)
 
 
-def test_tokens_are_counted_up_to_a_bound() -> None:
+def test_token_counts_are_bounded() -> None:
     counts = torch.zeros(2, 5, dtype=torch.int16)
     counts[1, 3] = 2 * (MOST_COUNTED - 2) + 1
     for _ in range(5):
