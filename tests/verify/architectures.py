@@ -1,4 +1,4 @@
-"""The models that engine=MPI knows against transformers, on small random configurations in fp32."""
+"""Compare the models of engine=MPI with transformers, on small random configurations in fp32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TESTS = {
 
 
 def verify(lab: Lab, report: Report) -> None:
-    for what, (tests, environment) in _TESTS.items():
+    for name, (tests, environment) in _TESTS.items():
         done = run_python(
             "-m",
             "pytest",
@@ -38,15 +38,15 @@ def verify(lab: Lab, report: Report) -> None:
             tests,
             environment={**_FULL, **environment},
         )
-        report.require(done.returncode == 0, f"{what}: {last_line(done)}")
+        report.require(done.returncode == 0, f"{name}: {last_line(done)}")
         missing = [kind for kind in SHAPES if not _is_tested(kind, done.stdout)]
         report.require(
-            not missing, f"{what}: every kind of model is tested{f', but {missing}' if missing else ''}"
+            not missing, f"{name}: every kind of model is tested{f', but {missing}' if missing else ''}"
         )
 
 
 def _is_tested(kind: str, printed: str) -> bool:
-    """Whether a test's id has a kind's name, or its variants' name for it (`gemma3` for `gemma3_text`)."""
+    """Check whether a test id contains the name of a kind, or its short name (`gemma3` for `gemma3_text`)."""
     names = (kind, kind.removesuffix("_text").replace("_", "-"))
     return any(f"{before}{name}" in printed for name in names for before in "[-")
 

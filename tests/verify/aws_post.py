@@ -1,4 +1,4 @@
-"""The published comparison of dynamic and rolling batching, on the bundled model: how large the gain is, and why."""
+"""The published comparison of dynamic and rolling batching on the bundled model: size and parts of the gain."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TITLE = (
 BASE, ROLLING_PAGED = "dynamic-4", "rolling-paged"
 CONFIGURATIONS = {BASE, "rolling", ROLLING_PAGED, "dynamic-32", "static-4", "static-32"}
 MIN_GAINS = ((4.0, 3.0), (1.5, 1.5))
-"""By scenario: how many times the tokens/s, and how many times lower the p90 latency."""
+"""For each scenario, the ratio of tokens/s and the ratio by which the p90 latency is lower."""
 GAIN_SECTIONS = ("Comparison with the AWS post", "Where the gain comes from")
 LIMIT_SECONDS = 3600.0
 
 
 def compare(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run the command; returns what it printed and its JSON. Raises `AssertionError` if it fails."""
+    """Run the command. Returns its output and its JSON. Raises `AssertionError` if it fails."""
     return run_lmi(
         folder, "compare", "--aws-post", "--output", "aws-post.md", *arguments, seconds=LIMIT_SECONDS
     )
@@ -37,9 +37,9 @@ def summary_of(data: dict[str, Any], config: str, scenario: str) -> dict[str, An
 
 
 def figure_line(data: dict[str, Any], config: str, scenario: str) -> str:
-    one = summary_of(data, config, scenario)
-    speed, latency = (one["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
-    ratio = one["ratios_to_first"]["output_tokens_per_second"]
+    summary = summary_of(data, config, scenario)
+    speed, latency = (summary["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
+    ratio = summary["ratios_to_first"]["output_tokens_per_second"]
     return (
         f"{scenario}: {config}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
         f" {latency['value']:.2f} s, {ratio['value']:.2f} times {BASE}'s tokens/s"
@@ -47,7 +47,7 @@ def figure_line(data: dict[str, Any], config: str, scenario: str) -> str:
 
 
 def judge(data: dict[str, Any], printed: str, report: Report) -> None:
-    """The line's conditions, from the command's own JSON."""
+    """Check the conditions of the line on the command's JSON."""
     names = {config["name"] for config in data["configurations"]}
     scenarios = [scenario["name"] for scenario in data["plan"]["scenarios"]]
     for scenario in scenarios:
@@ -60,7 +60,7 @@ def judge(data: dict[str, Any], printed: str, report: Report) -> None:
     for sentence in data["caveats"]:
         report.figure(f"caveat: {sentence}")
     report.require(names == CONFIGURATIONS, f"configs: {', '.join(sorted(names))}")
-    report.require(all(name in printed for name in names), "every config stands in what was printed")
+    report.require(all(name in printed for name in names), "the output names every config")
     failed = sum(one["figures"]["num_errors"] for one in data["rounds"])
     report.require(failed == 0, f"{failed} requests failed")
     for scenario, (min_speed, min_latency) in zip(scenarios, MIN_GAINS, strict=True):
@@ -84,5 +84,5 @@ def verify(lab: Lab, report: Report, *options: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("options", nargs="*", help="for lmi compare: -- --rounds 1 --requests 4 --users 4")
-    asked = parser.parse_args().options
-    run_alone(NUMBER, TITLE, lambda lab, report: verify(lab, report, *asked))
+    options = parser.parse_args().options
+    run_alone(NUMBER, TITLE, lambda lab, report: verify(lab, report, *options))

@@ -1,7 +1,6 @@
-"""A row has the same bits whatever shares its step, with native CPU kernels: a product, then the whole model.
+"""Native CPU kernels give a row the same bits in any batch: checked for single products, then for the whole model.
 
-Beside the product stands how often torch's bits depend on the company. On another processor this is the check to run
-first.
+For comparison, torch's products are checked too. Run this line first on another processor.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TITLE = "A request's logits have the same bits however its steps are put togethe
 
 CPU = torch.device("cpu")
 _SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-"""Out and in features of SmolLM2's layers."""
+"""Output and input features of SmolLM2's layers."""
 _BLOCK_SIZE = 16
 _PROMPT_TOKENS, _NEW_TOKENS = 200, 6
 
@@ -49,20 +48,20 @@ def _check_products(report: Report, threads: int) -> None:
         weight = torch.randn(shape, generator=generator) * 0.05
         native = pack(weight)
         x = torch.randn(96, shape[1], generator=generator)
-        expected, torchs_own = linear(x, native), F.linear(x, weight)
+        expected, expected_of_torch = linear(x, native), F.linear(x, weight)
         for num_rows in (*range(1, 70), 127, 128, 129, 255, 256, 257):
             rows = torch.tensor(integers(generator, 0, 96, num_rows))
             cases += 1
             ours += not torch.equal(linear(x[rows], native), expected[rows])
-            torchs += not torch.equal(F.linear(x[rows], weight), torchs_own[rows])
+            torchs += not torch.equal(F.linear(x[rows], weight), expected_of_torch[rows])
     report.require(
         ours == 0,
-        f"products, {threads} threads: {torchs} of {cases} row counts differ with torch's, {ours} with ours",
+        f"products, {threads} threads: of {cases} row counts, {torchs} differ with torch, {ours} with native kernels",
     )
 
 
 def _check_model(report: Report, name: str, folder: Path) -> None:
-    """Logits of the prompt's last token and of some more, by ways to compute them."""
+    """Compare the logits of the prompt's last token and of some more tokens, computed in several ways."""
     vocab_size = read_config(folder).vocab_size
     rng = random.Random(_PROMPT_TOKENS)
     tokens = [rng.randrange(vocab_size) for _ in range(_PROMPT_TOKENS + _NEW_TOKENS)]
@@ -86,14 +85,14 @@ def _check_model(report: Report, name: str, folder: Path) -> None:
 def _logits(
     runner: LoadedModel, tokens: list[int], sizes: list[int], neighbours: int, paged: bool, rng: random.Random
 ) -> torch.Tensor:
-    """[_NEW_TOKENS + 1, vocab_size]: the prompt in chunks of these sizes in turn, then token by token."""
+    """Compute the prompt in chunks of these sizes, then token by token: [_NEW_TOKENS + 1, vocab_size]."""
     maker = PlanMaker(_BLOCK_SIZE)
-    each = -(-(len(tokens) + 1) // _BLOCK_SIZE)
-    blocks = list(range(each * (neighbours + 1)))
+    blocks_per_row = -(-(len(tokens) + 1) // _BLOCK_SIZE)
+    blocks = list(range(blocks_per_row * (neighbours + 1)))
     if paged:
         rng.shuffle(blocks)
     for row in range(neighbours + 1):
-        maker.begin(row, blocks[row * each : (row + 1) * each])
+        maker.begin(row, blocks[row * blocks_per_row : (row + 1) * blocks_per_row])
     found = []
     step = 0
     while maker.computed[0] < len(tokens):
@@ -101,7 +100,7 @@ def _logits(
         until = _PROMPT_TOKENS if done < _PROMPT_TOKENS else done + 1
         chunks = {0: tokens[done : min(until, done + sizes[step % len(sizes)])]}
         for row in range(1, neighbours + 1):
-            # Some decode, some prefill, some begin anew; those that are at their end sit out.
+            # Some rows decode, some prefill, some start. Rows that are complete are left out.
             size = min(rng.choice([1, 1, 1, 9]), len(tokens) - maker.computed[row])
             if size > 0:
                 chunks[row] = [rng.randrange(90) for _ in range(size)]

@@ -1,4 +1,4 @@
-"""The real clients against a live server: openai, boto3's sagemaker-runtime and curl, each by its end-to-end tests."""
+"""Run the end-to-end tests of the real clients against a live server: openai, boto3's sagemaker-runtime and curl."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ CLIENTS = {
     "boto3": ("tests/e2e/test_sagemaker_client.py",),
     "curl": ("tests/docs/test_commands.py",),
 }
-"""Each client's files; those with curl are the commands of the documentation."""
+"""Test files by client. The tests with curl run the commands of the documentation."""
 TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How one client's tests ended."""
+    """Results of one client's tests."""
 
     passed: int
     failed: tuple[str, ...]
-    """Names of tests that failed or broke off."""
+    """Names of tests that failed or raised an error."""
     skipped: int
 
 
 def read_counts(report: Path) -> dict[str, Counts]:
-    """A JUnit report of pytest's, by client."""
+    """Read the results by client from pytest's JUnit report."""
     by_client = {}
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))  # noqa: S314 - written by our own child
     for client, files in CLIENTS.items():

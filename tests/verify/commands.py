@@ -1,4 +1,4 @@
-"""Commands of this repository, run as a developer runs them, their output shown."""
+"""Run commands of this repository as a developer does, and show their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.paths import REPO_ROOT, child_environment
 def run_python(
     *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`python` with these arguments, in the repository; what it printed is printed when it has ended."""
+    """Run `python` with these arguments in the repository. Its output is printed when it has exited."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=REPO_ROOT,
@@ -29,7 +29,7 @@ def run_python(
 
 
 def run_lmi(folder: Path, *arguments: str, seconds: float) -> tuple[str, dict[str, Any]]:
-    """Run `lmi` with `--json` in a folder; returns its output and its JSON. Raises `AssertionError` on failure."""
+    """Run `lmi` with `--json` in a folder. Returns its output and its JSON. Raises `AssertionError` if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     file, log = folder / "result.json", folder / f"{arguments[0]}.log"
     with log.open("ab") as errors:
@@ -51,4 +51,4 @@ def run_lmi(folder: Path, *arguments: str, seconds: float) -> tuple[str, dict[st
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
+    return lines[-1] if lines else "no output"

@@ -1,4 +1,4 @@
-"""How often `lmi compare` calls equal configurations different, and finds a true difference: on recorded rounds."""
+"""Count how often `lmi compare` finds a difference between recorded rounds, if there is one and if there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE = "lmi compare: at most 6.5 % of 1,000 comparisons of equal configurations
 
 _COMPARISONS = 1000
 _MAX_ERRORS = 0.065
-"""5 % is the design; 1,000 comparisons repeat to about 1.5 %."""
+"""The design is 5 %. The share in 1,000 comparisons varies by about 1.5 %."""
 _ROUNDS = (3, 5, 10)
 _PRECISIONS = (("rolling", 0.4), ("dynamic", 0.05))
 
@@ -28,18 +28,18 @@ _PRECISIONS = (("rolling", 0.4), ("dynamic", 0.05))
 def verify(lab: Lab, report: Report) -> None:
     for kind in KINDS:
         count = len(recorded_rounds(kind))
-        report.require(count >= 40, f"{kind}: {count} rounds were recorded")
+        report.require(count >= 40, f"{kind}: {count} recorded rounds")
         for num_rounds in _ROUNDS:
             share = share_different(comparisons(kind, num_rounds, _COMPARISONS))
             report.require(share <= _MAX_ERRORS, f"{kind}, {num_rounds} rounds: {share:.1%} called different")
             in_sequence = share_different(consecutive(kind, num_rounds))
-            report.figure(f"of the rounds as they followed each other: {in_sequence:.1%}")
+            report.figure(f"runs of consecutive rounds: {in_sequence:.1%}")
     for kind, precision in _PRECISIONS:
-        made = list(stopped_by_width(kind, precision, _COMPARISONS))
-        share, mean = share_different(made), statistics.fmean(one.num_rounds for one in made)
+        results = list(stopped_by_width(kind, precision, _COMPARISONS))
+        share, mean = share_different(results), statistics.fmean(one.num_rounds for one in results)
         report.require(
             share <= _MAX_ERRORS,
-            f"{kind}, until the interval is {precision:.0%} to each side, {mean:.0f} rounds on average: {share:.1%}",
+            f"{kind}, interval of {precision:.0%} to each side, {mean:.0f} rounds on average: {share:.1%} different",
         )
     found = [share_found(comparisons("dynamic", count, _COMPARISONS, speed=1.05)) for count in _ROUNDS]
     shares = ", ".join(f"{share:.1%} at {count}" for share, count in zip(found, _ROUNDS, strict=True))

@@ -1,7 +1,7 @@
-"""engine=Python: 120 requests, no two alike, share batches of 8; 10 of them are bad and fail where they are computed.
+"""engine=Python: 120 different requests share batches of 8. 10 of them are bad and fail while they are computed.
 
-The bad ones pass every check at the door: five hold a token whose embedding is NaN, five one that the model does not
-have (`tests/support/poisoned_model.py`). The others must get what each of them gets alone.
+The bad requests pass validation: five contain a token whose embedding is NaN, five a token without an embedding
+(`tests/support/poisoned_model.py`). Each good request must get the same response as alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBER = 12
 TITLE = "engine=Python: 120 requests with differing parameters, 10 of them bad: 10 errors, 110 right answers"
 
 NUM_REQUESTS, NUM_BAD = 120, 10
-_PATIENCE_SECONDS = 900.0
+_TIMEOUT_SECONDS = 900.0
 _PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a small town by the sea,",
@@ -44,50 +44,50 @@ _PROMPTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MixedRequest:
     """One request of the mix."""
 
     inputs: str
     parameters: dict[str, Any]
     stream: bool
-    told: str = ""
-    """What its error must say; empty for a good one."""
+    error: str = ""
+    """Text that its error must contain. Empty for a good request."""
 
     def send(self, client: Client) -> Outcome:
-        ask = client.stream if self.stream else client.generate
-        return ask(self.inputs, **self.parameters)
+        call = client.stream if self.stream else client.generate
+        return call(self.inputs, **self.parameters)
 
 
-def make_requests(seed: int) -> list[Asked]:
-    """The mix, in random order."""
+def make_requests(seed: int) -> list[MixedRequest]:
+    """Return the mix in random order."""
     rng = random.Random(seed)
-    asked = []
+    requests = []
     for number in range(NUM_REQUESTS):
-        inputs, told = rng.choice(_PROMPTS), ""
+        inputs, error = rng.choice(_PROMPTS), ""
         if number < NUM_BAD:
-            token, told = ((NOT_A_NUMBER, "not finite"), (BEYOND, "token id"))[number % 2]
+            token, error = ((NOT_A_NUMBER, "not finite"), (BEYOND, "token id"))[number % 2]
             inputs = f"{inputs}{token}{rng.choice(_PROMPTS)}"
-        asked.append(Asked(inputs, _parameters(rng, number), rng.random() < 0.5, told))
-    rng.shuffle(asked)
-    return asked
+        requests.append(MixedRequest(inputs, _parameters(rng, number), rng.random() < 0.5, error))
+    rng.shuffle(requests)
+    return requests
 
 
 def _parameters(rng: random.Random, number: int) -> dict[str, Any]:
-    """Any of the parameters, so that no two requests have the same."""
-    chosen: dict[str, Any] = {"max_new_tokens": rng.randint(1, 20), "seed": 1000 + number}
+    """Return random parameters. No two requests have the same ones."""
+    parameters: dict[str, Any] = {"max_new_tokens": rng.randint(1, 20), "seed": 1000 + number}
     if rng.random() < 0.6:
-        chosen["temperature"] = rng.choice([0.3, 0.7, 1.0, 1.5])
+        parameters["temperature"] = rng.choice([0.3, 0.7, 1.0, 1.5])
         if rng.random() < 0.5:
-            chosen["top_k"] = rng.randint(1, 60)
+            parameters["top_k"] = rng.randint(1, 60)
         if rng.random() < 0.5:
-            chosen["top_p"] = rng.choice([0.5, 0.8, 0.95])
+            parameters["top_p"] = rng.choice([0.5, 0.8, 0.95])
     if rng.random() < 0.3:
-        chosen["repetition_penalty"] = rng.choice([1.1, 1.5, 2.0])
+        parameters["repetition_penalty"] = rng.choice([1.1, 1.5, 2.0])
     if rng.random() < 0.3:
-        chosen["stop_sequences"] = rng.sample([",", ".", " the", "\n", "and"], rng.randint(1, 3))
+        parameters["stop_sequences"] = rng.sample([",", ".", " the", "\n", "and"], rng.randint(1, 3))
     if rng.random() < 0.3:
-        chosen["ignore_eos_token"] = True
-    return chosen
+        parameters["ignore_eos_token"] = True
+    return parameters
 
 
 def poisoned_model(lab: Lab) -> Path:
@@ -98,24 +98,26 @@ def poisoned_model(lab: Lab) -> Path:
 
 
 def judge(
-    report: Report, asked: Sequence[Asked], shared: Sequence[Outcome], alone: Sequence[Outcome]
+    report: Report, requests: Sequence[MixedRequest], batched: Sequence[Outcome], alone: Sequence[Outcome]
 ) -> None:
-    bad = [(a, s) for a, s in zip(asked, shared, strict=True) if a.told]
-    told = [s for a, s in bad if s.ending is Ending.TOLD and a.told in s.error]
+    bad = [(request, seen) for request, seen in zip(requests, batched, strict=True) if request.error]
+    right = [seen for request, seen in bad if seen.ending is Ending.TOLD and request.error in seen.error]
     report.require(
-        len(told) == len(bad) == NUM_BAD, f"{len(told)} of {len(bad)} bad requests get their error"
+        len(right) == len(bad) == NUM_BAD, f"{len(right)} of {len(bad)} bad requests get their error"
     )
-    for a, s in bad:
-        if s not in told:
-            report.figure(f"  expected {a.told!r}: {s.describe()[:200]}")
-    good = [(a, s, o) for a, s, o in zip(asked, shared, alone, strict=True) if not a.told]
-    wrong = [(a, s, o) for a, s, o in good if not _same(s, o)]
+    for request, seen in bad:
+        if seen not in right:
+            report.figure(f"  expected {request.error!r}: {seen.describe()[:200]}")
+    good = [triple for triple in zip(requests, batched, alone, strict=True) if not triple[0].error]
+    wrong = [triple for triple in good if not _same(*triple[1:])]
     report.require(
         not wrong and len(good) == NUM_REQUESTS - NUM_BAD,
-        f"{len(good) - len(wrong)} of {len(good)} good requests get what they get alone",
+        f"{len(good) - len(wrong)} of {len(good)} good requests get the same response as alone",
     )
-    for a, s, o in wrong:
-        report.figure(f"  {a}: {s.describe()[:150]} {s.text!r}; alone {o.describe()[:150]} {o.text!r}")
+    for request, seen, expected in wrong:
+        report.figure(
+            f"  {request}: {seen.describe()[:150]} {seen.text!r}; alone {expected.describe()[:150]} {expected.text!r}"
+        )
 
 
 def _same(one: Outcome, other: Outcome) -> bool:
@@ -125,21 +127,21 @@ def _same(one: Outcome, other: Outcome) -> bool:
 
 
 def verify(lab: Lab, report: Report) -> None:
-    asked = make_requests(seed=4)
+    requests = make_requests(seed=4)
     text = dynamic_properties(poisoned_model(lab), batch_size=8, max_batch_delay=20)
     with Server(lab.folder / "differing-parameters", text) as server:
         server.wait_ready()
-        client = Client(server.base_url, _PATIENCE_SECONDS)
-        with ThreadPoolExecutor(len(asked)) as pool:
-            shared = list(pool.map(lambda each: each.send(client), asked))
+        client = Client(server.base_url, _TIMEOUT_SECONDS)
+        with ThreadPoolExecutor(len(requests)) as pool:
+            batched = list(pool.map(lambda request: request.send(client), requests))
         seen = batches(client.metrics())
         report.figure(f"{seen.requests:g} requests in {seen.count:g} batches")
         report.require(seen.requests == NUM_REQUESTS and seen.count <= 24, "the requests share batches")
-        alone = [Outcome() if each.told else each.send(client) for each in asked]
+        alone = [Outcome() if request.error else request.send(client) for request in requests]
         after = batches(client.metrics()).since(seen)
-        report.require(after.count == after.requests == NUM_REQUESTS - NUM_BAD, "then each goes alone")
-        judge(report, asked, shared, alone)
-        report.require(client.metrics()[RESTARTS] == 0, "the generating process lives")
+        report.require(after.count == after.requests == NUM_REQUESTS - NUM_BAD, "afterwards each runs alone")
+        judge(report, requests, batched, alone)
+        report.require(client.metrics()[RESTARTS] == 0, "the generating process was not restarted")
 
 
 if __name__ == "__main__":

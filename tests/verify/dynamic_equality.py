@@ -1,4 +1,4 @@
-"""engine=Python: greedy tokens of 32 prompts equal transformers' on each prompt alone, at batch sizes 1 and 8."""
+"""engine=Python: greedy tokens of 32 prompts equal transformers' for each prompt alone, at batch sizes 1 and 8."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NUMBER = 8
 TITLE = "engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8"
 
 _BATCH_SIZES = (1, 8)
-_PATIENCE_SECONDS = 900.0
-"""What comes last waits for all others."""
+_TIMEOUT_SECONDS = 900.0
+"""The last request waits for all others."""
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -25,14 +25,14 @@ def verify(lab: Lab, report: Report) -> None:
         text = dynamic_properties(lab.model, dtype="fp32", batch_size=size)
         with Server(lab.folder / f"dynamic-equality-{size}", text) as server:
             server.wait_ready()
-            client = Client(server.base_url, _PATIENCE_SECONDS)
+            client = Client(server.base_url, _TIMEOUT_SECONDS)
             outcomes = ask_at_random(client, answers, seed=40 + size)
             judge(report, f"batch_size={size}, random arrivals", answers, outcomes)
             seen = batches(client.metrics())
             report.figure(f"{seen.requests:g} requests in {seen.count:g} batches")
             report.require(
                 seen.requests == 32 and (seen.count == 32 if size == 1 else seen.count < 16),
-                f"batch_size={size}: requests {'go alone' if size == 1 else 'share batches'}",
+                f"batch_size={size}: requests {'run alone' if size == 1 else 'share batches'}",
             )
 
 

@@ -1,4 +1,4 @@
-"""`lmi endpoint` and the boto3 script of the documentation: shares, a target variant, updates under load."""
+"""`lmi endpoint` with the boto3 script of the documentation: traffic shares, a target variant, updates under load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBER = 38
 TITLE = "lmi endpoint: the documentation's boto3 script, 9:1 shares, updates under load without a failure, rollback"
 
 _REQUESTS = 2000
-_AT_ONCE = 8
+_CONCURRENCY = 8
 _FIELDS: dict[str, Any] = {
     "EndpointName": ENDPOINT,
     "ContentType": "application/json",
@@ -41,7 +41,7 @@ def verify(lab: Lab, report: Report) -> None:
         status = sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"]
         report.require(status == "InService", f"the documentation's script deployed two variants: {status}")
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_CONCURRENCY) as pool:
             shares = Counter(pool.map(lambda _: _invoke(runtime), range(_REQUESTS)))
         share = shares["A"] / _REQUESTS
         report.require(
@@ -57,9 +57,9 @@ def verify(lab: Lab, report: Report) -> None:
             described = _update(sagemaker, "next", seen)
         config, failed = described["EndpointConfigName"], seen.total() - seen["A"] - seen["B"] - seen["next"]
         report.require(
-            config == "next", f"an update under load: {config} serves, {seen['next']} answers by it"
+            config == "next", f"an update under load: {config} serves and gave {seen['next']} answers"
         )
-        report.require(failed == 0, f"{failed} of {seen.total()} requests failed meanwhile")
+        report.require(failed == 0, f"{failed} of {seen.total()} requests failed during the update")
 
         _configure(sagemaker, folder, "bad", {"OPTION_DTYPE": "fp17"})
         with _load(runtime) as seen:
@@ -67,12 +67,12 @@ def verify(lab: Lab, report: Report) -> None:
         config, reason = described["EndpointConfigName"], described.get("FailureReason", "")
         report.require(config == "next" and "fp17" in reason, f"a bad version: {config} serves; {reason}")
         failed = seen.total() - seen["next"]
-        report.require(failed == 0, f"{failed} of {seen.total()} requests failed meanwhile")
+        report.require(failed == 0, f"{failed} of {seen.total()} requests failed during the update")
     report.require(endpoint.exit_code == 0, f"SIGTERM: exit code {endpoint.exit_code}")
 
 
 def _deploy(url: str, folder: Path, work: Path) -> None:
-    """Run the script of docs/rehearsing.md, with the model's folder in place of its example."""
+    """Run the script of docs/rehearsing.md, with the model's folder in place of the example folder."""
     page = (REPO_ROOT / "docs" / "rehearsing.md").read_text(encoding="utf-8")
     script = page.split("```python\n", 1)[1].split("```", 1)[0]
     path = work / "deploy.py"
@@ -87,7 +87,7 @@ def _deploy(url: str, folder: Path, work: Path) -> None:
 
 
 def _configure(sagemaker: Any, folder: Path, name: str, environment: dict[str, str]) -> None:
-    """Make a model and a configuration of one variant, all of this name."""
+    """Create a model, and a configuration with one variant, all with this name."""
     source = {"S3Uri": f"file://{folder}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
     container = {
         "Image": "lmi",
@@ -100,20 +100,20 @@ def _configure(sagemaker: Any, folder: Path, name: str, environment: dict[str, s
 
 
 def _invoke(runtime: Any, **fields: str) -> str:
-    """Return the variant that answered, or what went wrong."""
+    """Return the variant that answered, or an error text."""
     try:
         reply = runtime.invoke_endpoint(**_FIELDS, **fields)
         if "generated_text" not in json.load(reply["Body"]):
             return "no text"
         return str(reply["InvokedProductionVariant"])
-    except Exception as error:  # counted
+    except Exception as error:  # counted as a failure
         return f"{type(error).__name__}: {error}"
 
 
 @contextmanager
 def _load(runtime: Any) -> Iterator[Counter[str]]:
-    """Requests during the block, and on until there were enough; by whom they were answered."""
-    over, lock = threading.Event(), threading.Lock()
+    """Send requests during the block, and until there are `_REQUESTS`. Yields the counts by variant that answered."""
+    stopping, lock = threading.Event(), threading.Lock()
     seen: Counter[str] = Counter()
 
     def count() -> int:
@@ -121,23 +121,23 @@ def _load(runtime: Any) -> Iterator[Counter[str]]:
             return seen.total()
 
     def run() -> None:
-        while not over.is_set() or count() < _REQUESTS:
-            answered = _invoke(runtime)
+        while not stopping.is_set() or count() < _REQUESTS:
+            variant = _invoke(runtime)
             with lock:
-                seen[answered] += 1
+                seen[variant] += 1
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        running = [pool.submit(run) for _ in range(_AT_ONCE)]
+    with ThreadPoolExecutor(_CONCURRENCY) as pool:
+        running = [pool.submit(run) for _ in range(_CONCURRENCY)]
         try:
             yield seen
         finally:
-            over.set()
-    for one in running:
-        one.result()
+            stopping.set()
+    for future in running:
+        future.result()
 
 
 def _update(sagemaker: Any, config: str, seen: Counter[str]) -> dict[str, Any]:
-    """Update the endpoint in the middle of the load; return what it is when that is over."""
+    """Update the endpoint under load, wait until that is complete, and return the endpoint's description."""
     wait_until(lambda: sum(list(seen.values())) >= _REQUESTS // 4)
     sagemaker.update_endpoint(EndpointName=ENDPOINT, EndpointConfigName=config)
     while True:

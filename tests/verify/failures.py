@@ -1,4 +1,4 @@
-"""What happens when the server is told to end, when a rank stands still and when a rank is killed."""
+"""Failures under load: SIGTERM for the server, a stopped rank, a killed rank."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STALL_SECONDS = 10.0
 RESUME_SECONDS = 15.0
 DEATH_SECONDS = 10.0
 CLIENT_SECONDS = 90.0
-"""A client that has heard nothing for so long counts as hung."""
+"""A client that receives nothing for this long counts as hung."""
 _CAUSE = re.compile(
     r"rank\s*\d.*(signal|SIGKILL|killed|died|lost|exit)|(signal|SIGKILL|killed|died|lost).*rank", re.I
 )
 
 
 class Load:
-    """Requests under way, half of them streamed."""
+    """Requests in flight, half of them streamed."""
 
     def __init__(self, client: Client, lengths: list[int]) -> None:
-        """Start a request for each number of tokens in `lengths`, EOS ignored."""
+        """Start a request for each number of tokens in `lengths`, with EOS ignored."""
         self._pool = ThreadPoolExecutor(len(lengths))
         patient = Client(client.base_url, CLIENT_SECONDS)
         self._calls: list[Future[Outcome]] = []
@@ -40,38 +40,38 @@ class Load:
             ask = Ask(f"Number {number} is", parameters, stream=number % 2 == 0)
             self._calls.append(self._pool.submit(patient.outcome, ask))
         self.num_accepted = 0
-        """Requests that the server said it had."""
+        """Running and waiting requests, as the server reports them."""
         expected = len(lengths)
         seen = wait_metrics(client, lambda now: now[RUNNING] + now[WAITING] == expected, 60.0)
         self.num_accepted = int(seen[RUNNING] + seen[WAITING])
         self.num_waiting = int(seen[WAITING])
 
     def outcomes(self) -> list[Outcome]:
-        """Wait for every client."""
+        """Wait for every client and return the outcomes."""
         self._pool.shutdown()
         return [call.result() for call in self._calls]
 
 
 def judge_clients(report: Report, outcomes: list[Outcome], *, what: str) -> None:
-    """Nobody hangs, nobody is cut off without a word."""
+    """Require that every client gets a complete response or an error."""
     seen = Counter(str(outcome.ending) for outcome in outcomes)
     good = all(outcome.ending in {Ending.COMPLETE, Ending.TOLD} for outcome in outcomes)
     report.require(good, f"{what}: {len(outcomes)} clients: {dict(seen)}")
     for outcome in outcomes:
         if outcome.ending in {Ending.CUT, Ending.HUNG}:
             report.figure(outcome.describe())
-    told = next((outcome.error for outcome in outcomes if outcome.ending is Ending.TOLD), None)
-    if told is not None:
-        report.figure(f"told, for example:{told[:200]}")
+    error = next((outcome.error for outcome in outcomes if outcome.ending is Ending.TOLD), None)
+    if error is not None:
+        report.figure(f"error of one client: {error[:200]}")
 
 
 def judge_nothing_left(report: Report, server: Server, *, what: str) -> None:
-    left = server.left_over()
-    report.require(not left, f"{what}: processes left: {left or 'none'}")
+    left_over = server.left_over()
+    report.require(not left_over, f"{what}: processes left: {left_over or 'none'}")
 
 
 def verify_term(lab: Lab, report: Report, degree: int) -> None:
-    """SIGTERM while some requests can finish in time, some cannot and some still wait."""
+    """Send SIGTERM while some requests can finish in time, some cannot, and some are waiting."""
     what = f"SIGTERM, degree {degree}"
     name = f"term-{degree}"
     options = {"tensor_parallel_degree": degree, "max_rolling_batch_size": 16}
@@ -91,13 +91,13 @@ def verify_term(lab: Lab, report: Report, degree: int) -> None:
         judge_clients(report, outcomes, what=what)
         complete = sum(outcome.ending is Ending.COMPLETE for outcome in outcomes)
         report.require(
-            complete >= 12, f"{what}: {complete} answers completed, of 12 short ones that ran at least 12"
+            complete >= 12, f"{what}: {complete} responses complete, at least the 12 short running ones"
         )
         judge_nothing_left(report, server, what=what)
 
 
 def seconds_until_ping(client: Client, ready: bool, timeout: float) -> float | None:
-    """Seconds until `/ping` is 200 (`ready`) or is not; None when it does not come to that in time."""
+    """Return the seconds until `/ping` is 200 (`ready`) or is not, or None after `timeout`."""
     started = time.monotonic()
     while (elapsed := time.monotonic() - started) < timeout:
         if (client.ping(timeout=1.0) == 200) is ready:
@@ -107,7 +107,7 @@ def seconds_until_ping(client: Client, ready: bool, timeout: float) -> float | N
 
 
 def verify_stop(lab: Lab, report: Report) -> None:
-    """SIGSTOP of each rank in turn, then SIGCONT; the server lives on."""
+    """Send SIGSTOP, then SIGCONT to each rank in turn. The server must recover."""
     with lab.ready("stop", tensor_parallel_degree=2) as server:
         for number, rank in sorted(server.ranks().items()):
             what = f"SIGSTOP of rank {number}"
@@ -115,14 +115,16 @@ def verify_stop(lab: Lab, report: Report) -> None:
             try:
                 stalled = seconds_until_ping(server.client, ready=False, timeout=STALL_SECONDS)
                 if stalled is not None:
-                    report.figure(f"{what}: /ping says: {server.client.get('/ping').body.strip()[:200]}")
+                    report.figure(
+                        f"{what}: response of /ping: {server.client.get('/ping').body.strip()[:200]}"
+                    )
             finally:
                 rank.send_signal(signal.SIGCONT)
-            told = "still 200" if stalled is None else f"not 200 after {stalled:.1f} s"
-            report.require(stalled is not None, f"{what}: /ping {told}, limit {STALL_SECONDS:g} s")
+            state = "still 200" if stalled is None else f"not 200 after {stalled:.1f} s"
+            report.require(stalled is not None, f"{what}: /ping {state}, limit {STALL_SECONDS:g} s")
             resumed = seconds_until_ping(server.client, ready=True, timeout=RESUME_SECONDS)
-            told = "not 200" if resumed is None else f"200 after {resumed:.1f} s"
-            report.require(resumed is not None, f"{what}, then SIGCONT: /ping {told}")
+            state = "not 200" if resumed is None else f"200 after {resumed:.1f} s"
+            report.require(resumed is not None, f"{what}, then SIGCONT: /ping {state}")
             outcome = server.client.generate("Hello", max_new_tokens=4)
             report.require(
                 outcome.ending is Ending.COMPLETE, f"{what}, then SIGCONT: a request: {outcome.describe()}"
@@ -130,7 +132,7 @@ def verify_stop(lab: Lab, report: Report) -> None:
 
 
 def verify_kill(lab: Lab, report: Report, degree: int, number: int) -> None:
-    """SIGKILL of one rank under load."""
+    """Kill one rank under load with SIGKILL."""
     what = f"kill -9 of rank {number} of {degree}"
     with lab.ready(f"kill-{degree}-{number}", tensor_parallel_degree=degree) as server:
         load = Load(server.client, [3000] * 8)

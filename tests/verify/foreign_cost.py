@@ -1,6 +1,6 @@
-"""`python -m tests.verify.foreign_cost`: the time of a decode of a Llama as transformers' module against our own.
+"""`python -m tests.verify.foreign_cost`: compare decode times of a Llama as transformers' module and as our own model.
 
-Random weights of SmolLM2-135M's shape, bf16, on native kernels with one thread; steps of both models alternate.
+Both have random weights in bf16 with the shape of SmolLM2-135M, native kernels and one thread. Their steps alternate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import set_num_threads
 
 LIMIT = 1.3
-"""Times the step of our own model that the other may take."""
+"""Maximum ratio of the step time of transformers' module to that of our own model."""
 _BATCH, _CONTEXT, _BLOCK = 32, 256, 16
 _SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,7 @@ _SHAPE = {
 
 
 def measure(steps: int) -> tuple[float, float]:
-    """Return the median milliseconds of a decode step by our own model, and by transformers' module."""
+    """Return the median milliseconds of a decode step of our own model and of transformers' module."""
     set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_SHAPE), encoding="utf-8")
@@ -81,7 +81,7 @@ def _plan() -> StepPlan:
 
 
 def main() -> int:
-    """Print both times and their quotient. Returns 1 when it is above the limit."""
+    """Print both times and their ratio. Returns 1 if the ratio is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     own, foreign = measure(parser.parse_args().steps)

@@ -1,4 +1,4 @@
-"""Modules of transformers on this engine's cache against transformers itself, and against our own Llama in time."""
+"""Run modules of transformers on this engine's cache: logits against transformers, times against our own Llama."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TITLE = "Architectures without a file of our own: logits and tokens are transfor
 
 def verify(lab: Lab, report: Report) -> None:
     for name in FOREIGN:
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             save_foreign(folder, name)
             for degree in degrees(folder):
                 worst, same = differences(folder, degree)
@@ -26,7 +26,8 @@ def verify(lab: Lab, report: Report) -> None:
     own, foreign = measure(60)
     report.require(
         foreign <= LIMIT * own,
-        f"a decode of Llama takes {foreign:.1f} ms this way, {own:.1f} ms by our own; limit {LIMIT} times",
+        f"a decode of Llama takes {foreign:.1f} ms as transformers' module, {own:.1f} ms as our own model;"
+        f" limit {LIMIT} times",
     )
 
 

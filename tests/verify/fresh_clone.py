@@ -1,4 +1,4 @@
-"""A newcomer's way: clone, `make serve`, the printed curl line; then `make test`."""
+"""The first steps of a new user: clone, `make serve`, the printed curl line, then `make test`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NUMBER = 1
 TITLE = "From a fresh clone: make serve and its curl line say Paris; make test passes"
 
 SERVE_SECONDS = 1800.0
-"""Downloads and the one-time conversion of the model included."""
+"""Includes downloads and the one-time conversion of the model."""
 TEST_SECONDS = 3600.0
 STOP_SECONDS = 40.0
 _CURL = re.compile(r"^\W*(curl\s.*)$", re.MULTILINE)
 _OURS = ("LMI_", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "XDG_CACHE_HOME", "MAKE", "MFLAGS")
 
 
-def newcomers_environment(cache: Path, mark: str) -> dict[str, str]:
-    """This environment without our virtual environment, caches and make variables; an empty cache."""
+def new_user_environment(cache: Path, mark: str) -> dict[str, str]:
+    """Return this environment without our virtual environment, caches and make variables, and with an empty cache."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     if venv := os.environ.get("VIRTUAL_ENV"):
         folders = environment["PATH"].split(os.pathsep)
@@ -35,7 +35,7 @@ def newcomers_environment(cache: Path, mark: str) -> dict[str, str]:
 
 
 def wait_curl_line(log: Path, make: subprocess.Popen[bytes]) -> str | None:
-    """The curl line as soon as it is printed; None when `make` ends or the time is over first."""
+    """Wait for the curl line. Returns None if `make` exits or the time limit passes first."""
     deadline = time.monotonic() + SERVE_SECONDS
     while time.monotonic() < deadline:
         if found := _CURL.search(log.read_text(errors="replace")):
@@ -72,15 +72,16 @@ def verify_serve(clone: Path, environment: dict[str, str], report: Report) -> No
             ["bash", "-c", line], capture_output=True, text=True, env=environment, check=False, timeout=120
         )
         report.require(
-            "Paris" in answer.stdout, f"the curl line, as printed, answers: {answer.stdout.strip()[:300]}"
+            "Paris" in answer.stdout, f"response to the printed curl line: {answer.stdout.strip()[:300]}"
         )
     finally:
         os.killpg(make.pid, signal.SIGTERM)
-        left = processes.wait_gone(processes.marked(environment[processes.MARK]), STOP_SECONDS)
-        processes.kill(left)
+        left_over = processes.wait_gone(processes.marked(environment[processes.MARK]), STOP_SECONDS)
+        processes.kill(left_over)
         make.wait()
     report.require(
-        not left, f"after SIGTERM nothing is left: {[processes.describe(one) for one in left] or 'yes'}"
+        not left_over,
+        f"after SIGTERM: processes left: {[processes.describe(one) for one in left_over] or 'none'}",
     )
 
 
@@ -117,8 +118,8 @@ def verify(lab: Lab, report: Report) -> None:
     head = subprocess.run(
         ["git", "log", "-1", "--format=%h %s"], cwd=clone, capture_output=True, text=True, check=True
     )
-    report.figure(f"clone of {head.stdout.strip()} in an empty folder; what is not committed is not in it")
-    environment = newcomers_environment(clone.parent / "cache", mark=f"fresh-{os.getpid()}")
+    report.figure(f"clone of {head.stdout.strip()} in an empty folder; uncommitted changes are not included")
+    environment = new_user_environment(clone.parent / "cache", mark=f"fresh-{os.getpid()}")
     verify_serve(clone, environment, report)
     verify_test(clone, environment, report)
 

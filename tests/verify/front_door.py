@@ -1,4 +1,4 @@
-"""What one client sends cannot keep others out: costly bodies, and thousands of idle and slow connections."""
+"""One client cannot lock others out: costly bodies, and thousands of idle and slow connections."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ NUM_NAMES = 100_000
 MAX_REFUSAL_SECONDS = 0.5
 NUM_CONNECTIONS = 4000
 NUM_OPENED = 4400
-"""Some of them are closed at any moment, and come again."""
+"""More than `NUM_CONNECTIONS`, since some are closed at any moment and then reopened."""
 NUM_PINGS = 100
 PING_EVERY_SECONDS = 0.25
 MAX_P95_SECONDS = 0.1
 MAX_SILENCE_SECONDS = 1.0
-"""Of `/ping` while a body of 64 MiB is taken apart."""
+"""Longest `/ping` while a body of 64 MiB is parsed."""
 NUM_GOOD = 20
 SLOW_BODY_SECONDS = 40
-"""More than a client may stand still, at a little more than the least rate."""
+"""Longer than a client may stall, at slightly more than the minimum rate."""
 _LARGEST = 64 * 1024 * 1024
 
 
 class Pinger:
-    """Asks `/ping` again and again, in a thread, each time on a new connection."""
+    """Request `/ping` repeatedly in a thread, each time on a new connection."""
 
     def __init__(self, client: Client, every: float) -> None:
         self._client = client
@@ -66,8 +66,8 @@ class Pinger:
             self._thread.join()
 
 
-def _filled(unit: bytes) -> bytes:
-    """A body of 64 MiB: a list of units."""
+def _list_of(unit: bytes) -> bytes:
+    """Return a body of 64 MiB: a list of repeated units."""
     head, tail = b'{"inputs": [', b"0]}"
     return head + unit * ((_LARGEST - len(head) - len(tail)) // len(unit)) + tail
 
@@ -75,11 +75,11 @@ def _filled(unit: bytes) -> bytes:
 def costly_bodies() -> dict[str, bytes]:
     escapes = b"\\n" * (_LARGEST // 2 - 20)
     return {
-        "empty lists": _filled(b"[],"),
-        "objects": _filled(b'{"a":1},'),
-        "texts of commas": _filled(b'",",'),
-        "one text of escapes": b'{"inputs": "' + escapes + b'"}',
-        "one text beyond ASCII": ('{"inputs": "' + "é" * (_LARGEST // 2 - 20) + '"}').encode(),
+        "empty lists": _list_of(b"[],"),
+        "objects": _list_of(b'{"a":1},'),
+        "strings of commas": _list_of(b'",",'),
+        "one string of escapes": b'{"inputs": "' + escapes + b'"}',
+        "one string of non-ASCII characters": ('{"inputs": "' + "é" * (_LARGEST // 2 - 20) + '"}').encode(),
     }
 
 
@@ -92,7 +92,7 @@ def judge_bodies(report: Report, client: Client) -> None:
         seconds.append(time.monotonic() - began)
     report.require(
         statuses == {424} and max(seconds) <= MAX_REFUSAL_SECONDS,
-        f"{NUM_NAMES} names, the last one double: {statuses} after {max(seconds):.2f} s at most",
+        f"{NUM_NAMES} names, the last one repeated: {statuses} after {max(seconds):.2f} s at most",
     )
 
     def send(costly: bytes) -> None:
@@ -112,7 +112,7 @@ def judge_bodies(report: Report, client: Client) -> None:
 
 
 def slow_upload(server: Server) -> bytes:
-    """The status line that a body gets which comes at 1.5 kB a second."""
+    """Upload a body at 1.5 kB a second. Returns the status line of the response."""
     body = json.dumps({"inputs": "Once", "parameters": {"max_new_tokens": 2}}).encode()
     body += b" " * (1500 * SLOW_BODY_SECONDS - len(body))
     with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
@@ -125,35 +125,37 @@ def slow_upload(server: Server) -> bytes:
 
 def judge_slow_clients(report: Report, server: Server) -> None:
     client = server.client
-    wanted = client.generate("Once upon a time,", max_new_tokens=16)
-    with SlowClients("127.0.0.1", server.port, NUM_OPENED) as crowd, ThreadPoolExecutor(6) as pool:
+    expected = client.generate("Once upon a time,", max_new_tokens=16)
+    with SlowClients("127.0.0.1", server.port, NUM_OPENED) as slow_clients, ThreadPoolExecutor(6) as pool:
         upload = pool.submit(slow_upload, server)
-        asked = [
+        calls = [
             pool.submit(client.generate, "Once upon a time,", max_new_tokens=16) for _ in range(NUM_GOOD)
         ]
 
         def watch() -> None:
             while len(pinger.seconds) < NUM_PINGS or not upload.done():
-                crowd.watch()
+                slow_clients.watch()
 
         pinger = Pinger(client, PING_EVERY_SECONDS)
         pinger.during(watch)
-        answers = [one.result() for one in asked]
+        answers = [call.result() for call in calls]
         status_line = upload.result()
     p95 = statistics.quantiles(pinger.seconds, n=20)[-1]
-    right = sum(one.ending is Ending.COMPLETE and one.token_ids == wanted.token_ids for one in answers)
-    num_open = statistics.median(crowd.num_open)
+    right = sum(
+        answer.ending is Ending.COMPLETE and answer.token_ids == expected.token_ids for answer in answers
+    )
+    num_open = statistics.median(slow_clients.num_open)
     report.require(
         num_open >= NUM_CONNECTIONS,
-        f"{num_open:.0f} idle and trickling connections, {min(crowd.num_open)} at the least; {crowd.num_closed} were "
-        "closed for their slowness, and others came in their place",
+        f"{num_open:.0f} idle and trickling connections, at least {min(slow_clients.num_open)}; "
+        f"{slow_clients.num_closed} were closed because they were too slow, and replaced",
     )
     report.require(
         pinger.failed == 0 and p95 <= MAX_P95_SECONDS,
         f"{len(pinger.seconds)} pings: median {statistics.median(pinger.seconds) * 1000:.0f} ms, p95 "
         f"{p95 * 1000:.0f} ms, longest {max(pinger.seconds) * 1000:.0f} ms, {pinger.failed} failed",
     )
-    report.require(right == NUM_GOOD, f"{right} of {NUM_GOOD} good requests answered right")
+    report.require(right == NUM_GOOD, f"{right} of {NUM_GOOD} good requests got the right response")
     report.require(
         b" 200 " in status_line, f"a body that takes {SLOW_BODY_SECONDS} s: {status_line.decode()}"
     )

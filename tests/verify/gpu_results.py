@@ -1,4 +1,4 @@
-"""docs/gpu-results.md: what a GPU has shown, and what it has not. Runs nothing on a GPU: `make gpu-check` does."""
+"""Check docs/gpu-results.md for missed targets. `make gpu-check` runs the checks on a GPU; this line does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def verify(lab: Lab, report: Report) -> None:
     page = (REPO_ROOT / "docs/gpu-results.md").read_text(encoding="utf-8")
     for target in TARGETS.values():
         row = re.search(rf"^\| {re.escape(target.title)}[^|]*\|(.*)$", page, re.MULTILINE)
-        report.require(row is not None, f"{target.title}: is on the page")
+        report.require(row is not None, f"{target.title}: on the page")
         if row is not None:
             state = row[1].strip(" |")
             report.require("FAIL" not in state, f"{target.title}: {state}")
