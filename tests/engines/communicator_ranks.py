@@ -1,4 +1,4 @@
-"""Run by mpirun as each rank of test_parallel.py: says all that ranks say to each other, and prints what it got."""
+"""Run by mpirun as each rank of test_parallel.py: call every operation of the communicator and save the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engines.parallel import MpiCommunicator, make_communicator
 from engines.partition import split_evenly
 
 PLANS = [b"", b"x", *(bytes(i % 251 for i in range(n)) for n in (16375, 16376, 16377, 256000, 9, 0))]
-"""Short ones and long ones, and those about the size that one message carries."""
+"""Short and long plans, and plans around the size of one message."""
 IDLE_S = 1.0
 
 
@@ -29,22 +29,22 @@ def main() -> None:
     with torch.inference_mode():
         found["inference sum"] = comm.all_reduce(torch.ones(3)).tolist()
 
-    told = torch.full((5,), 40 + comm.rank)
-    found["broadcast"] = [comm.broadcast(told) is told, told.unique().tolist()]
+    tensor = torch.full((5,), 40 + comm.rank)
+    found["broadcast"] = [comm.broadcast(tensor) is tensor, tensor.unique().tolist()]
 
     whole = torch.arange(3 * 11, dtype=torch.float32).view(3, 11)
     shards = [split_evenly(11, world_size, rank) for rank in range(world_size)]
     own = shards[comm.rank]
     widths = [shard.size for shard in shards]
-    for rows in (3, 1, 3):  # the kept buffer is larger than what the second one needs
+    for rows in (3, 1, 3):  # the second call reuses a buffer that is larger than needed
         gathered = comm.gather_columns(whole[:rows, own.start : own.stop], widths)
         found[f"gathered {rows}"] = None if gathered is None else torch.equal(gathered, whole[:rows])
 
     for dtype in (torch.float32, torch.bfloat16):
         matrix = whole.to(dtype)
-        mine = split_evenly(3, world_size, comm.rank)
+        own_rows = split_evenly(3, world_size, comm.rank)
         part = torch.empty(3, own.size, dtype=dtype)
-        comm.exchange_columns(matrix[mine.start : mine.stop], own, part)
+        comm.exchange_columns(matrix[own_rows.start : own_rows.stop], own, part)
         found[f"exchanged {dtype}"] = torch.equal(part, matrix[:, own.start : own.stop])
 
     found["all_reduce_max"] = [comm.all_reduce_max(0), comm.all_reduce_max(comm.rank)]
@@ -55,17 +55,17 @@ def main() -> None:
         plans.append(comm.broadcast_plan(plan if comm.rank == 0 else None) == plan)
     found["plans"] = plans
 
-    # While rank 0 has nothing to say, the others sleep: processor time, not wall time.
-    before = _processor_seconds()
+    # The other ranks sleep while rank 0 is idle, so their CPU time does not grow.
+    before = _cpu_seconds()
     if comm.rank == 0:
         time.sleep(IDLE_S)
     comm.broadcast_plan(b"end" if comm.rank == 0 else None)
-    found["idle seconds"] = _processor_seconds() - before
+    found["idle seconds"] = _cpu_seconds() - before
     assert isinstance(comm, MpiCommunicator) or world_size == 1
     (folder / f"{comm.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def _processor_seconds() -> float:
+def _cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

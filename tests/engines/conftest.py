@@ -1,4 +1,4 @@
-"""A tiny model of engines as processes, and what transformers makes of it."""
+"""A tiny model for engine processes, and its outputs in transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_TOKENS = 16
 
 
 class Answer(NamedTuple):
-    """A prompt, and its greedy continuation by transformers' `generate`."""
+    """A prompt and its greedy continuation by `generate` of transformers."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 @pytest.fixture
 def still_clock(monkeypatch: pytest.MonkeyPatch) -> float:
-    """The status board's clock stands still at this time: no heartbeat grows old while the machine is busy."""
+    """Stop the clock of the status board at the returned time, so that no heartbeat gets stale on a busy machine."""
     now = 1000.0
     monkeypatch.setattr("engines.health.time", SimpleNamespace(monotonic=lambda: now))
     return now
@@ -34,14 +34,14 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> float:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-llama")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers' own
+        warnings.simplefilter("ignore")  # warnings of transformers
         save_tiny_llama(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def answers(tiny_llama: Path) -> list[Answer]:
-    """12 prompts of 1 to 90 tokens, `NUM_TOKENS` more for each."""
+    """12 prompts of 1 to 90 tokens, each with `NUM_TOKENS` output tokens."""
     import torch
     from transformers import LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""The web process's side of the wire, against a real front that a scripted engine serves from a thread."""
+"""The engine client of the web process, against a real front that a scripted engine serves from a thread."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Handler = Callable[[Front, bytes, ToEngine], None]
 
 
 class _Engine:
-    """A thread that owns a front, hands each message to `handle`, and remembers it."""
+    """A thread that owns a front, records each message and passes it to `handle`."""
 
     def __init__(self, address: str, handle: Handler = lambda front, client, message: None) -> None:
         self.messages: list[ToEngine] = []
         self.handle = handle
         self.calls: list[Callable[[Front, bytes], None]] = []
-        """Run by the thread with the last client it heard of."""
+        """Functions for the thread to call with the client that sent the last message."""
         self._address = address
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
@@ -54,8 +54,8 @@ class _Engine:
 
 
 @pytest.fixture(autouse=True)
-def beats_stay_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A board gets one heartbeat here, and a busy machine may take its time."""
+def heartbeats_stay_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The board gets only one heartbeat in these tests, and must stay ready on a busy machine."""
     monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 1e9)
 
 
@@ -82,7 +82,7 @@ def client(tmp_path: Path, board: StatusBoard) -> Iterator[EngineClient]:
 
 
 def _answer(*outputs: RequestOutput) -> Handler:
-    """Answer each submitted request with `outputs`, one message each."""
+    """Return a handler that sends `outputs` for each submitted request, one message per output."""
 
     def handle(front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -115,14 +115,14 @@ def test_outputs_are_delivered_in_order(engine: _Engine, client: EngineClient) -
     assert _collect(client.submit(make_request("a"))) == expected
 
 
-def test_the_request_arrives_as_it_was(engine: _Engine, client: EngineClient) -> None:
+def test_a_request_arrives_unchanged(engine: _Engine, client: EngineClient) -> None:
     request = make_request("a", range(100), 7, stop=[3], arrival_time=12.5)
     client.submit(request)
     _wait(lambda: engine.messages == [Submit(request)])
 
 
-def test_many_greenlets_wait_at_once(engine: _Engine, client: EngineClient) -> None:
-    """One message holds a step's outputs of many requests; each stream sees its own."""
+def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineClient) -> None:
+    """One message contains the outputs of many requests. Each stream receives only its own."""
     numbers = itertools.count()
     waiting: list[str] = []
 
@@ -159,13 +159,15 @@ def test_requests_submitted_together_share_a_stream(
     assert (output.id, output.error_kind) == ("a", "engine_died")
 
 
-def test_next_gives_none_when_its_time_is_over(engine: _Engine, client: EngineClient) -> None:
+def test_next_returns_none_when_it_times_out(engine: _Engine, client: EngineClient) -> None:
     stream = client.submit(make_request("a"))
     assert stream.next(0.01) is None
     assert stream.next(-1.0) is None
 
 
-def test_abort_is_told_once_and_nothing_is_delivered_after_it(engine: _Engine, client: EngineClient) -> None:
+def test_abort_is_sent_once_and_no_output_is_delivered_after_it(
+    engine: _Engine, client: EngineClient
+) -> None:
     aborted, other = client.submit(make_request("a")), client.submit(make_request("b"))
     _wait(lambda: len(engine.messages) == 2)
     client.abort("a", AbortReason.CLIENT_LEFT)
@@ -180,7 +182,7 @@ def test_abort_is_told_once_and_nothing_is_delivered_after_it(engine: _Engine, c
     assert engine.messages.count(Abort("a", AbortReason.CLIENT_LEFT)) == 1
 
 
-def test_abort_after_the_end_says_nothing(engine: _Engine, client: EngineClient) -> None:
+def test_abort_after_the_end_sends_nothing(engine: _Engine, client: EngineClient) -> None:
     engine.handle = _answer(RequestOutput("a", finish_reason=FinishReason.LENGTH))
     _collect(client.submit(make_request("a")))
     client.abort("a", AbortReason.CLIENT_LEFT)
@@ -190,7 +192,7 @@ def test_abort_after_the_end_says_nothing(engine: _Engine, client: EngineClient)
     assert not any(isinstance(message, Abort) for message in engine.messages)
 
 
-def test_stats_are_those_of_the_engine(engine: _Engine, client: EngineClient) -> None:
+def test_stats_come_from_the_engine(engine: _Engine, client: EngineClient) -> None:
     def handle(front: Front, name: bytes, message: ToEngine) -> None:
         if isinstance(message, GetStats):
             front.send(name, Stats(message.token, _STATS))
@@ -199,38 +201,40 @@ def test_stats_are_those_of_the_engine(engine: _Engine, client: EngineClient) ->
     assert client.stats(60) == _STATS
 
 
-def test_stats_give_none_when_the_engine_does_not_answer(engine: _Engine, client: EngineClient) -> None:
+def test_stats_return_none_when_the_engine_does_not_answer(engine: _Engine, client: EngineClient) -> None:
     assert client.stats(0.05) is None
 
 
 def _schedule(front: Front, name: bytes, message: ToEngine) -> None:
-    """Answers as rank 0 does: one setting can be changed, others are refused."""
+    """Answer like rank 0: one setting can be changed, the others are refused."""
     if isinstance(message, ConfigureScheduler):
         refused = {field: "fixed at the start" for field in message.changes if field != "max_waiting"}
         settings = SchedulerSettings(4, 64, 64, int(message.changes.get("max_waiting") or 1000))
         front.send(name, SchedulerState(message.token, settings, refused))
 
 
-def test_the_scheduler_is_changed_and_asked(engine: _Engine, client: EngineClient) -> None:
+def test_scheduler_settings_can_be_changed_and_read(engine: _Engine, client: EngineClient) -> None:
     engine.handle = _schedule
     state = client.configure_scheduler({"max_waiting": 7, "max_queued_tokens": None}, 60)
     assert state is not None
     assert state.settings == SchedulerSettings(4, 64, 64, 7)
     assert state.refused == {"max_queued_tokens": "fixed at the start"}
-    asked = client.configure_scheduler({}, 60)
-    assert asked is not None
-    assert asked.settings == SchedulerSettings(4, 64, 64, 1000)
+    current = client.configure_scheduler({}, 60)
+    assert current is not None
+    assert current.settings == SchedulerSettings(4, 64, 64, 1000)
     sent = [message for message in engine.messages if isinstance(message, ConfigureScheduler)]
     assert [message.changes for message in sent] == [{"max_waiting": 7, "max_queued_tokens": None}, {}]
 
 
-def test_a_scheduler_that_does_not_answer(engine: _Engine, client: EngineClient, board: StatusBoard) -> None:
+def test_configure_scheduler_returns_none_when_the_engine_does_not_answer(
+    engine: _Engine, client: EngineClient, board: StatusBoard
+) -> None:
     assert client.configure_scheduler({}, 0.05) is None
     board.set_state(EngineState.FAILED, "gone")
     assert client.configure_scheduler({}, 60) is None
 
 
-def test_answers_of_two_kinds_do_not_mix(engine: _Engine, client: EngineClient) -> None:
+def test_stats_and_scheduler_answers_do_not_mix(engine: _Engine, client: EngineClient) -> None:
     def handle(front: Front, name: bytes, message: ToEngine) -> None:
         _schedule(front, name, message)
         if isinstance(message, GetStats):
@@ -243,7 +247,7 @@ def test_answers_of_two_kinds_do_not_mix(engine: _Engine, client: EngineClient) 
     assert greenlets[1].value.settings == SchedulerSettings(4, 64, 64, 1000)
 
 
-def test_a_late_answer_is_not_taken_for_the_next_one(engine: _Engine, client: EngineClient) -> None:
+def test_a_late_answer_is_not_mistaken_for_the_next_one(engine: _Engine, client: EngineClient) -> None:
     late = EngineStats(_STATS.info, {"late": 1.0}, {}, ())
 
     def handle(front: Front, name: bytes, message: ToEngine) -> None:
@@ -263,7 +267,7 @@ def test_a_refusal_is_the_first_and_only_output(engine: _Engine, client: EngineC
 
 
 @pytest.mark.parametrize("state", [EngineState.FAILED, EngineState.STOPPED])
-def test_when_the_engine_dies_all_who_wait_are_told(
+def test_all_waiting_requests_get_an_error_when_the_engine_dies(
     engine: _Engine, client: EngineClient, board: StatusBoard, state: EngineState
 ) -> None:
     streams = [client.submit(make_request(str(i))) for i in range(3)]
@@ -280,11 +284,11 @@ def test_when_the_engine_dies_all_who_wait_are_told(
     assert client.stats(5) is None
 
 
-def test_what_was_on_its_way_when_the_engine_stopped_is_delivered(
+def test_outputs_sent_before_the_engine_stopped_are_delivered(
     engine: _Engine, client: EngineClient, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when a new request comes in just then: that one alone is told at once."""
-    monkeypatch.setattr("engines.client._LAST_OUTPUTS_SECONDS", 200.0)  # however long they are on their way
+    """This holds even if a new request arrives at that moment. Only the new request gets an error immediately."""
+    monkeypatch.setattr("engines.client._LAST_OUTPUTS_SECONDS", 200.0)  # long enough for a busy machine
     stream = client.submit(make_request("a"))
     _wait(lambda: len(engine.messages) == 1)
     done = RequestOutput("a", (1, 2), finish_reason=FinishReason.LENGTH)
@@ -296,37 +300,37 @@ def test_what_was_on_its_way_when_the_engine_stopped_is_delivered(
         sent.set()
 
     engine.calls.append(finish)
-    # Blocks this thread and with it all greenlets: the output lies in the socket, nobody has read it.
+    # Blocks this thread and all its greenlets, so the output stays unread in the socket.
     assert sent.wait(60)
     (refusal,) = _collect(client.submit(make_request("late")))
     assert refusal.error_kind == "engine_died"
     assert _collect(stream) == [done]
 
 
-def test_the_engine_need_not_be_there_yet(tmp_path: Path, client: EngineClient) -> None:
+def test_a_request_can_be_submitted_before_the_engine_listens(tmp_path: Path, client: EngineClient) -> None:
     stream = client.submit(make_request("a"))
     done = RequestOutput("a", finish_reason=FinishReason.LENGTH)
-    engine = _Engine(f"ipc://{tmp_path}/e.sock", _answer(done))  # the request comes as soon as it listens
+    engine = _Engine(f"ipc://{tmp_path}/e.sock", _answer(done))  # receives the request as soon as it listens
     try:
         assert _collect(stream) == [done]
     finally:
         engine.stop()
 
 
-def test_health_is_what_the_board_says(client: EngineClient, board: StatusBoard) -> None:
+def test_health_comes_from_the_status_board(client: EngineClient, board: StatusBoard) -> None:
     assert client.health().ready
     board.set_state(EngineState.DRAINING)
     assert client.health().state is EngineState.DRAINING
     assert not client.health().ready
 
 
-def test_the_client_follows_an_engine_that_is_started_again(tmp_path: Path) -> None:
-    """Its requests fail, what it had not read is dropped, and its successor serves the next ones."""
+def test_the_client_follows_a_restarted_engine(tmp_path: Path) -> None:
+    """Requests of the dead engine fail, unread messages are dropped, and the new engine serves the next requests."""
     path, address = tmp_path / "status", f"ipc://{tmp_path}/e.sock"
     board = StatusBoard.create(path, 1)
     client = EngineClient(address, path)
     try:
-        lost = client.submit(make_request("lost"))  # nobody listens: the message stays in the socket
+        lost = client.submit(make_request("lost"))  # no engine listens, so the message stays in the socket
         board.set_state(EngineState.FAILED, "killed")
         successor = StatusBoard.create(tmp_path / "status.new", 1)
         (tmp_path / "status.new").replace(path)

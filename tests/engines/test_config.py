@@ -1,4 +1,4 @@
-"""The engine's configuration reaches its process as JSON, unchanged."""
+"""Engine configurations and their JSON form, in which they are passed to the engine process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_configuration_survives_json(config: MpiEngineConfig) -> None:
 
 
 @given(_CONFIGS, st.data())
-def test_a_field_that_nobody_knows_is_refused(config: MpiEngineConfig, data: st.DataObject) -> None:
+def test_an_unknown_field_raises(config: MpiEngineConfig, data: st.DataObject) -> None:
     part = data.draw(st.sampled_from(["model", "parallel", "cache", "scheduler"]))
     text = json.loads(config.to_json())
     text[part]["unknown"] = 1
@@ -54,7 +54,7 @@ def test_a_field_that_nobody_knows_is_refused(config: MpiEngineConfig, data: st.
 @pytest.mark.parametrize(
     "part", [ModelSettings, ParallelConfig, CacheConfig, SchedulerConfig, MpiEngineConfig]
 )
-def test_nothing_writes_into_a_configuration_later(part: type) -> None:
+def test_configurations_are_immutable(part: type) -> None:
     name = fields(part)[0].name
     values = {field.name: 1 for field in fields(part)}
     with pytest.raises(dataclasses.FrozenInstanceError):

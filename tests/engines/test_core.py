@@ -1,4 +1,4 @@
-"""When an output is the last one, and what greedy means."""
+"""Request outputs, sampling parameters and finish reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from engines.core import FinishReason, RequestOutput, SamplingParams
         (RequestOutput("a", error_kind="request_failed"), True),
     ],
 )
-def test_a_reason_or_an_error_is_the_end(output: RequestOutput, finished: bool) -> None:
+def test_an_output_with_a_finish_reason_or_an_error_is_finished(
+    output: RequestOutput, finished: bool
+) -> None:
     assert output.finished is finished
 
 
@@ -26,5 +28,5 @@ def test_only_temperature_zero_is_greedy(temperature: float, greedy: bool) -> No
     assert SamplingParams(1, temperature=temperature).greedy is greedy
 
 
-def test_finish_reasons_are_the_words_of_the_reply() -> None:
+def test_finish_reasons_are_the_strings_of_the_response() -> None:
     assert [str(reason) for reason in FinishReason] == ["length", "eos_token", "stop_sequence"]

@@ -1,4 +1,4 @@
-"""Errors keep their kind and their text over a process boundary."""
+"""Errors keep their kind and message across processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_kinds_differ() -> None:
     assert len({error.kind for error in _KINDS}) == len(_KINDS) > 5
 
 
-def test_a_kind_that_nobody_knows_is_a_failed_request() -> None:
+def test_an_unknown_kind_becomes_a_failed_request() -> None:
     rebuilt = error_from_kind("out_of_cheese", "redo from start")
     assert type(rebuilt) is RequestFailed
     assert str(rebuilt) == "redo from start"

@@ -1,4 +1,4 @@
-"""Rank 0's door, with plain ZeroMQ clients."""
+"""The front of rank 0, with plain ZeroMQ clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def front(address: str) -> Iterator[Front]:
 
 @pytest.fixture
 def connect(address: str) -> Iterator[Connect]:
-    """Make DEALER sockets; `receive_limit` is the number of messages that a client's own queue takes."""
+    """Function that connects a DEALER socket. `receive_limit` is the receive high-water mark of the client."""
     context = zmq.Context()
     sockets: list[zmq.Socket[bytes]] = []
 
@@ -57,26 +57,26 @@ def connect(address: str) -> Iterator[Connect]:
 
 
 def _receive(front: Front, count: int) -> list[tuple[bytes, ToEngine]]:
-    """Messages until there are `count`."""
+    """Receive until there are `count` messages."""
     messages: list[tuple[bytes, ToEngine]] = []
 
-    def enough() -> bool:
+    def is_complete() -> bool:
         messages.extend(front.receive(0.1))
         return len(messages) >= count
 
-    wait_until(enough)
+    wait_until(is_complete)
     return messages
 
 
 def _hello(front: Front, socket: zmq.Socket[bytes]) -> bytes:
-    """Have the front know this client; its name there."""
+    """Make the front know this client. Return its name."""
     socket.send(encode(Abort("hello", AbortReason.CLIENT_LEFT)))
     ((client, _),) = _receive(front, 1)
     return client
 
 
 def _next(socket: zmq.Socket[bytes]) -> Outputs:
-    assert socket.poll(200_000), "nothing came"
+    assert socket.poll(200_000), "no message was received"
     message = decode_to_client(socket.recv())
     assert isinstance(message, Outputs)
     return message
@@ -97,12 +97,12 @@ def test_messages_arrive_in_order_with_their_client(front: Front, connect: Conne
     ]
 
 
-def test_without_messages_receive_returns_when_its_time_is_over(front: Front) -> None:
+def test_receive_returns_at_its_timeout_without_messages(front: Front) -> None:
     assert list(front.receive(0.0)) == []
     assert list(front.receive(0.01)) == []
 
 
-def test_garbage_is_dropped_and_what_follows_is_not(front: Front, connect: Connect) -> None:
+def test_garbage_is_dropped_and_later_messages_are_received(front: Front, connect: Connect) -> None:
     socket = connect()
     client = _hello(front, socket)
     socket.send(b"\xff\xfe garbage")
@@ -126,45 +126,47 @@ def test_outputs_go_to_their_client_only(front: Front, connect: Connect) -> None
     assert not two.poll(0)
 
 
-def test_a_client_that_is_gone_is_reported(front: Front, connect: Connect) -> None:
+def test_sending_to_a_disconnected_client_returns_false(front: Front, connect: Connect) -> None:
     staying, leaving = connect(), connect()
     name_staying, name = _hello(front, staying), _hello(front, leaving)
     leaving.close()
 
-    def reported() -> bool:
-        # Any call that looks at the socket takes note of the closed connection.
+    def is_detected() -> bool:
+        # Any call that polls the socket detects the closed connection.
         list(front.receive(0.01))
         return not front.send_outputs(name, [RequestOutput("a", (1,))])
 
-    wait_until(reported)
+    wait_until(is_detected)
     assert front.send_outputs(name_staying, [RequestOutput("b", (1,))])
     assert _next(staying).outputs[0].id == "b"
 
 
-def test_a_client_that_never_was_is_reported(front: Front) -> None:
+def test_sending_to_an_unknown_client_returns_false(front: Front) -> None:
     assert not front.send_outputs(b"stranger", [])
 
 
-_MANY = 6000
+_NUM_MESSAGES = 6000
 
 
 def _fill(front: Front, client: bytes) -> None:
-    """Far more than the queues and buffers between front and client take."""
+    """Send far more messages than the queues and buffers between front and client can hold."""
     padding = "x" * 500
-    for i in range(_MANY):
+    for i in range(_NUM_MESSAGES):
         assert front.send_outputs(client, [RequestOutput(str(i), error_kind="e", error_message=padding)])
 
 
-def test_a_slow_client_gets_everything_in_order_and_holds_nobody_up(front: Front, connect: Connect) -> None:
+def test_a_slow_client_gets_all_outputs_in_order_and_does_not_delay_others(
+    front: Front, connect: Connect
+) -> None:
     slow, quick = connect(receive_limit=1), connect()
     name_slow, name_quick = _hello(front, slow), _hello(front, quick)
     _fill(front, name_slow)
-    assert front.send_outputs(name_quick, [RequestOutput("quick")]), "one slow client must not hold up others"
+    assert front.send_outputs(name_quick, [RequestOutput("quick")]), "a slow client must not delay others"
     assert _next(quick).outputs[0].id == "quick"
     received = []
-    for _ in range(_MANY):
+    for _ in range(_NUM_MESSAGES):
         received.append(_next(slow).outputs[0].id)
-    assert received == [str(i) for i in range(_MANY)]
+    assert received == [str(i) for i in range(_NUM_MESSAGES)]
 
 
 _READER = """
@@ -181,20 +183,19 @@ print(count)
 """
 
 
-def test_what_is_left_is_sent_before_the_door_closes(
+def test_unsent_outputs_are_sent_before_the_front_closes(
     front: Front, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To a web process that was stopped for a while: its socket's buffers are full, its connection stands."""
-    monkeypatch.setattr(
-        "engines.front._CLOSE_SECONDS", 60.0
-    )  # a busy machine may take longer than the door waits
+    """The web process was stopped for a while: its socket buffers are full, but the connection is alive."""
+    # A busy machine may take longer than the default.
+    monkeypatch.setattr("engines.front._CLOSE_SECONDS", 60.0)
     arguments = [
         sys.executable,
         "-c",
         _READER,
         address,
         encode(Abort("hello", AbortReason.CLIENT_LEFT)).hex(),
-        str(_MANY),
+        str(_NUM_MESSAGES),
     ]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as reader:
         ((client, _),) = _receive(front, 1)
@@ -202,16 +203,16 @@ def test_what_is_left_is_sent_before_the_door_closes(
         _fill(front, client)
         reader.send_signal(signal.SIGCONT)
         front.close()
-        assert reader.communicate(timeout=200)[0] == f"{_MANY}\n"
+        assert reader.communicate(timeout=200)[0] == f"{_NUM_MESSAGES}\n"
 
 
-def test_a_client_that_does_not_read_cannot_keep_the_door_open(address: str, connect: Connect) -> None:
+def test_a_client_that_does_not_read_cannot_block_closing(address: str, connect: Connect) -> None:
     front = Front(address)
     _fill(front, _hello(front, connect(receive_limit=1)))
     front.close()
 
 
-def test_waiting_ends_when_a_watched_file_can_be_read(front: Front) -> None:
+def test_receive_returns_when_a_watched_file_is_readable(front: Front) -> None:
     reading, writing = os.pipe()
     front.watch(reading)
     os.write(writing, b"x")
@@ -219,6 +220,6 @@ def test_waiting_ends_when_a_watched_file_can_be_read(front: Front) -> None:
     front.unwatch(reading)
     started = time.monotonic()
     assert list(front.receive(0.05)) == []
-    assert time.monotonic() - started >= 0.05, "no longer watched, though it can be read"
+    assert time.monotonic() - started >= 0.05, "the file is readable but no longer watched"
     os.close(reading)
     os.close(writing)

@@ -1,4 +1,4 @@
-"""The status board: what one process writes, another reads, whatever state the writer is in."""
+"""The status board: one process writes the health of the engine, others read it even after the writer has died."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def board(tmp_path: Path) -> StatusBoard:
 
 
 def _set_beat(path: Path, rank: int, beat: float) -> None:
-    """Write a heartbeat, by the layout that the module's docstring gives."""
+    """Write a heartbeat in the file layout that the module docstring of engines.health describes."""
     with path.open("r+b") as file:
         file.seek(8 + 8 * rank)
         file.write(struct.pack("<d", beat))
 
 
-def test_a_new_board_says_that_the_model_is_loading(board: StatusBoard) -> None:
+def test_a_new_board_reports_that_the_model_is_loading(board: StatusBoard) -> None:
     health = board.read()
     assert health.state is EngineState.STARTING
     assert health.reason == ""
@@ -41,15 +41,13 @@ def test_only_the_owner_may_read_or_write(tmp_path: Path, board: StatusBoard) ->
     assert stat.S_IMODE((tmp_path / "status").stat().st_mode) == 0o600
 
 
-def test_a_board_is_never_laid_over_another_file(tmp_path: Path, board: StatusBoard) -> None:
+def test_a_board_never_overwrites_a_file(tmp_path: Path, board: StatusBoard) -> None:
     with pytest.raises(FileExistsError):
         StatusBoard.create(tmp_path / "status", 1)
 
 
 @pytest.mark.parametrize("state", list(EngineState))
-def test_state_and_reason_are_seen_by_another_reader(
-    tmp_path: Path, board: StatusBoard, state: EngineState
-) -> None:
+def test_another_reader_sees_state_and_reason(tmp_path: Path, board: StatusBoard, state: EngineState) -> None:
     board.set_state(state, "because")
     other = StatusBoard.open(tmp_path / "status")
     assert (other.read().state, other.read().reason) == (state, "because")
@@ -62,23 +60,23 @@ def test_state_and_reason_are_seen_by_another_reader(
 @example(reason="ü" * 1030)
 @example(reason="x" + "ü" * 1030)
 @examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_reason_can_be_told(board: StatusBoard, reason: str) -> None:
-    """Errors quote what they were given: bytes of a file name that are no UTF-8, a page of text."""
+def test_any_text_can_be_a_reason(board: StatusBoard, reason: str) -> None:
+    """Error messages may quote file names that are not valid UTF-8, or long texts."""
     board.set_state(EngineState.FAILED, reason)
     health = board.read()
     assert health.state is EngineState.FAILED
-    told = reason.encode(errors="replace")
-    assert health.reason == told[:2048].decode(errors="ignore")
+    encoded = reason.encode(errors="replace")
+    assert health.reason == encoded[:2048].decode(errors="ignore")
 
 
-def test_a_long_reason_is_cut_and_a_short_one_after_it_is_whole(board: StatusBoard) -> None:
+def test_a_long_reason_is_truncated_and_fully_replaced_by_a_short_one(board: StatusBoard) -> None:
     board.set_state(EngineState.FAILED, "ä" * 5000)
     assert board.read().reason == "ä" * 1024
     board.set_state(EngineState.FAILED, "short")
     assert board.read().reason == "short"
 
 
-def test_ready_needs_a_beat_of_every_rank(board: StatusBoard, still_clock: float) -> None:
+def test_ready_requires_a_heartbeat_of_every_rank(board: StatusBoard, still_clock: float) -> None:
     board.set_state(EngineState.READY)
     board.beat(0)
     assert not board.read().ready
@@ -103,16 +101,16 @@ def test_one_silent_rank_makes_the_engine_not_ready(
 
 
 @pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
-def test_a_fresh_beat_alone_is_not_ready(state: EngineState) -> None:
+def test_a_fresh_heartbeat_in_another_state_is_not_ready(state: EngineState) -> None:
     health = Health(state, "the cause", 0.1)
     assert not health.ready
     assert health.describe().endswith(": the cause")
 
 
-def test_another_process_writes_and_dies_and_its_words_remain(
+def test_state_and_reason_of_a_killed_writer_remain(
     tmp_path: Path, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 200.0)  # its beats are of the real clock
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 200.0)  # its heartbeats use the real clock
     program = (
         "import os, sys, pathlib\n"
         "from engines.health import EngineState, StatusBoard\n"
@@ -144,7 +142,7 @@ def test_another_process_writes_and_dies_and_its_words_remain(
     assert board.read().describe() == "the engine has failed: kaputt: Überlauf"
 
 
-def test_opening_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_opening_a_missing_or_truncated_board_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         StatusBoard.open(tmp_path / "missing")
     (tmp_path / "short").write_bytes(b"")

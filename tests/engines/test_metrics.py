@@ -1,4 +1,4 @@
-"""The engine's counters: each observation lands in one bucket, a snapshot is a copy."""
+"""Counters and histograms of the engine, and their snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_each_observation_is_in_exactly_one_bucket(values: list[float]) -> None:
         assert sum(data.counts[: i + 1]) == sum(value <= bound for value in values)
 
 
-def test_a_bound_belongs_to_its_bucket() -> None:
+def test_an_upper_bound_is_inclusive() -> None:
     histogram = Histogram("h", _BOUNDS, {"part": "model"})
     histogram.observe(2.0)
     data = histogram.snapshot()
@@ -36,7 +36,7 @@ def _histogram_sums(stats: EngineStats) -> dict[tuple[str, str], tuple[int, floa
     return {(h.name, h.labels.get("part", "")): (sum(h.counts), h.sum) for h in stats.histograms}
 
 
-def test_a_step_counts_its_sequences_and_its_seconds_by_part() -> None:
+def test_a_step_counts_its_sequences_and_its_seconds_per_part() -> None:
     metrics = EngineMetrics()
     metrics.observe_step(3, 3, {"model": 0.5, "sample": 0.25})
     metrics.observe_step(5, 5, {"model": 0.5})
@@ -50,7 +50,7 @@ def test_a_step_counts_its_sequences_and_its_seconds_by_part() -> None:
     assert stats.info is _INFO
 
 
-def test_a_snapshot_does_not_change_any_more() -> None:
+def test_a_snapshot_does_not_change_later() -> None:
     metrics = EngineMetrics()
     before = metrics.snapshot(_INFO, {})
     metrics.tokens_generated += 4
@@ -61,7 +61,7 @@ def test_a_snapshot_does_not_change_any_more() -> None:
     assert metrics.snapshot(_INFO, {}).counters["lmi_tokens_generated_total"] == 4
 
 
-def test_all_names_that_are_promised_are_there() -> None:
+def test_all_documented_metrics_exist() -> None:
     metrics = EngineMetrics()
     metrics.observe_step(1, 1, {"model": 1.0})
     stats = metrics.snapshot(_INFO, {})

@@ -18,7 +18,7 @@ from tests.support.paths import REPO_ROOT, child_environment
 CPU = torch.device("cpu")
 
 
-def test_a_single_rank_talks_to_nobody(tmp_path: Path) -> None:
+def test_a_single_rank_needs_no_communication(tmp_path: Path) -> None:
     comm = make_communicator(1, CPU, tmp_path)
     assert type(comm) is Communicator
     assert (comm.rank, comm.world_size) == (0, 1)
@@ -52,12 +52,12 @@ def _run_ranks(degree: int, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("degree", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
+def test_mpi_ranks_communicate(degree: int, tmp_path: Path) -> None:
     done = _run_ranks(degree, tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(degree):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
-        assert found.pop("idle seconds") < 0.5, "an idle rank burns its core"
+        assert found.pop("idle seconds") < 0.5, "an idle rank uses CPU time"
         assert found == {
             "type": "MpiCommunicator",
             "rank": rank,
@@ -75,7 +75,7 @@ def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
         }
 
 
-def test_another_number_of_ranks_than_configured_is_refused(
+def test_a_number_of_ranks_other_than_configured_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = SimpleNamespace(Get_size=lambda: 1)

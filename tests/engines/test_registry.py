@@ -1,4 +1,4 @@
-"""A registry lists names without importing what stands behind them."""
+"""Registries list names without importing their targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TARGETS = {
 }
 
 
-def test_a_name_gives_what_its_target_names() -> None:
+def test_a_name_returns_its_imported_target() -> None:
     assert Registry(_TARGETS)["good"] is colorsys.rgb_to_hsv
 
 
@@ -28,7 +28,7 @@ def test_listing_imports_nothing() -> None:
     assert "engines.nowhere" not in sys.modules
 
 
-def test_a_name_that_is_not_there_is_a_key_error() -> None:
+def test_an_unknown_name_raises_a_key_error() -> None:
     registry = Registry(_TARGETS)
     assert "other" not in registry
     assert registry.get("other") is None
@@ -36,7 +36,7 @@ def test_a_name_that_is_not_there_is_a_key_error() -> None:
         registry["other"]
 
 
-def test_a_target_that_does_not_exist_is_an_error_when_asked_for() -> None:
+def test_a_missing_target_raises_on_access() -> None:
     with pytest.raises(ModuleNotFoundError):
         Registry(_TARGETS)["no module"]
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""Seconds by part, with a clock that the test moves."""
+"""The stopwatch, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_parts_add_up_between_resets() -> None:
     assert stopwatch.reset() == {"schedule": 0.25}
 
 
-def test_each_end_of_a_part_is_a_sign_of_life() -> None:
-    signs: list[str] = []
-    stopwatch = Stopwatch(lambda: 0.0, on_stop=lambda: signs.append("alive"))
+def test_on_stop_is_called_at_the_end_of_each_part() -> None:
+    stops: list[str] = []
+    stopwatch = Stopwatch(lambda: 0.0, on_stop=lambda: stops.append("alive"))
     stopwatch.start()
     stopwatch.add("model", 1.0)
-    assert signs == []
+    assert stops == []
     stopwatch.stop("attention")
     stopwatch.stop("attention")
-    assert signs == ["alive", "alive"]
+    assert stops == ["alive", "alive"]

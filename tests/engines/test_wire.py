@@ -1,4 +1,4 @@
-"""Every message crosses the wire as it was; anything else is refused."""
+"""Encoding and decoding of the messages between web process and engine."""
 
 from __future__ import annotations
 
@@ -129,23 +129,23 @@ _TO_CLIENT = st.one_of(
 
 
 @given(_TO_ENGINE)
-def test_what_is_sent_to_the_engine_arrives(message: ToEngine) -> None:
+def test_messages_to_the_engine_survive_encoding(message: ToEngine) -> None:
     assert decode_to_engine(encode(message)) == message
 
 
 @given(_TO_CLIENT)
-def test_what_is_sent_to_a_client_arrives(message: ToClient) -> None:
+def test_messages_to_a_client_survive_encoding(message: ToClient) -> None:
     assert decode_to_client(encode(message)) == message
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused(data: bytes) -> None:
+def test_garbage_raises(data: bytes) -> None:
     for decode in (decode_to_engine, decode_to_client):
         with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
             decode(data)
 
 
-def test_messages_of_the_other_direction_are_refused() -> None:
+def test_messages_of_the_other_direction_raise() -> None:
     with pytest.raises(msgspec.ValidationError):
         decode_to_engine(encode(Outputs([])))
     with pytest.raises(msgspec.ValidationError):
@@ -166,12 +166,12 @@ def test_messages_of_the_other_direction_are_refused() -> None:
         "Abort",
     ],
 )
-def test_a_message_of_the_wrong_shape_is_refused(message: object) -> None:
+def test_a_message_of_the_wrong_shape_raises(message: object) -> None:
     with pytest.raises(msgspec.ValidationError):
         decode_to_engine(msgspec.msgpack.encode(message))
 
 
 @given(_TO_ENGINE, st.integers(1, 20))
-def test_a_cut_message_is_refused(message: ToEngine, missing: int) -> None:
+def test_a_truncated_message_raises(message: ToEngine, missing: int) -> None:
     with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
         decode_to_engine(encode(message)[:-missing])
