@@ -1,8 +1,8 @@
-"""How others fetch a prefix of S3: boto3's transfer manager, and ranges in parallel processes, as s5cmd's threads do.
+"""Other ways to download an S3 prefix: boto3's transfer manager, and ranges in parallel processes, like s5cmd.
 
     python -m tests.support.s3_peers boto3|boto3-wide|ranges BUCKET PREFIX FOLDER
 
-Each writes the objects of the prefix into the folder, verifies nothing, and flushes what it has written to the disk.
+Each writes the objects of the prefix to the folder and flushes them to disk, without verification.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 _WIDE = 32
 _RANGE_BYTES = 50 << 20
 _RANGES_AT_ONCE = 5
-"""Both as s5cmd has them by default."""
+"""Both are the defaults of s5cmd."""
 _READ_BYTES = 1 << 20
 
 Objects = list[tuple[str, int, Path]]
-"""(key, bytes, target)."""
+"""(key, size in bytes, target) of each object."""
 
 
 def _client() -> Any:
@@ -52,7 +52,7 @@ def boto3_wide(bucket: str, objects: Objects) -> None:
 
 
 def _read_ranges(bucket: str, ranges: list[tuple[str, int, int, Path]]) -> None:
-    """[start, stop) of each, in a process of its own."""
+    """Download the ranges [start, stop). Runs in a separate process."""
     client = _client()
 
     def read(key: str, start: int, stop: int, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""What transformers' logits processors make of one row: the oracle of sampling steps.
+"""The oracle of sampling steps: transformers' logits processors, applied to one row.
 
 Presence and frequency penalties, which transformers lacks, are computed one token at a time in double precision.
 """
@@ -35,19 +35,19 @@ from engines.sampling.sampler import STEPS, LogitsStep
 from engines.sampling.typical_p import typical_p
 
 CLOSE = 1e-5
-"""Tokens whose cumulated probability is this near to a limit may be in or out: two orders of adding differ by less."""
+"""Tolerance of cumulative probabilities near a limit. A different order of summation changes them by less."""
 _TRUNCATES = ("top_k", "top_p", "min_p", "typical_p")
 _ALONE = SamplingParams(1, temperature=1.0)
 
 
 def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
-    """top_k, top_p and min_p as a step."""
+    """Apply top_k, top_p and min_p as a step."""
     plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
     find_edges(logits, plan).ban_others(logits, plan.sampled)
 
 
 ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)
-"""With those that only rows have that are drawn."""
+"""All steps, including those that apply only to sampled rows."""
 _STEPS: dict[str, LogitsStep] = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), penalties),
     "logit_bias": logit_bias,
@@ -57,17 +57,17 @@ _STEPS: dict[str, LogitsStep] = {
 
 
 class Stage(NamedTuple):
-    """One of our steps, and the processor of transformers that does the same for one row."""
+    """One of our steps, and the transformers processor that does the same for one row."""
 
     name: str
-    """Of the parameter."""
+    """Name of the parameter."""
     step: LogitsStep | None
-    """None: logits are divided by the temperature where they are looked at, and stay as they are."""
+    """None for the temperature: logits are divided by it when they are read, and not changed."""
     row: SamplingRow
-    """Asks for this stage only."""
+    """A row that uses this stage only."""
     processor: Any
     edge: Callable[[torch.Tensor], torch.Tensor]
-    """scores before the step, [vocab_size] -> bool: tokens of which rounding decides whether they stay."""
+    """Scores before the step, [vocab_size] -> bool: tokens for which rounding decides whether they stay."""
 
 
 class _OutputPenalty(LogitsProcessor):
@@ -83,7 +83,7 @@ class _OutputPenalty(LogitsProcessor):
 
 
 def stages(row: SamplingRow) -> Iterator[Stage]:
-    """Those that the row asks for, in the order in which they are to be applied."""
+    """Yield the stages that the row uses, in the order of application."""
     p, output = row.params, row.token_ids[row.num_prompt_tokens :]
     stops = list(p.stop_token_ids)
     if p.repetition_penalty != 1.0:
@@ -124,13 +124,13 @@ def stages(row: SamplingRow) -> Iterator[Stage]:
 
 
 def call(processor: Any, scores: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
-    """scores: [vocab_size] -> the same."""
+    """Apply a processor to one row. scores: [vocab_size] -> the same shape."""
     processed: torch.Tensor = processor(torch.tensor([list(token_ids)]), scores[None].clone())
     return processed[0]
 
 
 def processed(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
-    """One row through all its processors. logits: [vocab_size] -> the same."""
+    """Apply all processors of a row. logits: [vocab_size] -> the same shape."""
     scores = logits.log_softmax(-1) if row.params.num_beams > 1 else logits
     for stage in stages(row):
         scores = call(stage.processor, scores, row.token_ids)
@@ -138,7 +138,7 @@ def processed(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
 
 
 def is_clear(logits: torch.Tensor, row: SamplingRow) -> bool:
-    """Whether rounding decides nowhere on the way."""
+    """Whether no stage of the row depends on rounding."""
     scores = logits
     for stage in stages(row):
         if bool(stage.edge(scores).any()):
@@ -148,7 +148,7 @@ def is_clear(logits: torch.Tensor, row: SamplingRow) -> bool:
 
 
 def apply(steps: Sequence[LogitsStep], logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Our steps over a batch, as the sampler runs them, without what it keeps. `logits` stays as it is."""
+    """Apply our steps to a batch as the sampler does, with new sequence states. `logits` is not modified."""
     states: list[SequenceState | None] = []
     for row in rows:
         state = None
@@ -164,15 +164,15 @@ def apply(steps: Sequence[LogitsStep], logits: torch.Tensor, rows: Sequence[Samp
 
 
 def heated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """What a draw goes by: logits / temperature."""
+    """The logits to draw from: logits / temperature."""
     heat = [row.params.temperature if row.params.sampled else 1.0 for row in rows]
     return logits / torch.tensor(heat)[:, None]
 
 
 def deviation(ours: torch.Tensor, theirs: torch.Tensor, edge: torch.Tensor) -> float:
-    """The largest, relative where logits are above 1; infinite where a token stays that should not or goes that should.
+    """The largest deviation, relative where logits are above 1. Infinite if the tokens that stay differ.
 
-    Tokens at the edge are left out. All: [vocab_size].
+    Tokens at the edge are ignored. All arguments: [vocab_size].
     """
     ours, theirs = ours[~edge].double(), theirs[~edge].double()
     kept = theirs > -math.inf
@@ -193,15 +193,15 @@ def _stage(
 
 
 def _edge_of_mass(scores: torch.Tensor, keys: torch.Tensor, limit: float, blur: float = 0.0) -> torch.Tensor:
-    """Tokens that may stay or go: by rounding, or because they have an equal, of which the set holds only one.
+    """Tokens that may stay or go, because of rounding or because of a tie with another token.
 
-    keys: [vocab_size], the smallest stays; `blur` is what their rounding may come to.
+    keys: [vocab_size]; tokens with the smallest keys stay. blur: limit of the rounding error of keys.
     """
     probabilities, keys = scores.double().softmax(-1), keys.double()
     order = keys.argsort()
-    cumulated = torch.cat([torch.zeros(1, dtype=torch.float64), probabilities[order].cumsum(-1)])
-    surely_before = cumulated[torch.searchsorted(keys[order], keys - blur)]
-    perhaps_before = cumulated[torch.searchsorted(keys[order], keys + blur, right=True)] - probabilities
+    cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), probabilities[order].cumsum(-1)])
+    surely_before = cumulative[torch.searchsorted(keys[order], keys - blur)]
+    perhaps_before = cumulative[torch.searchsorted(keys[order], keys + blur, right=True)] - probabilities
     stays, goes = perhaps_before < limit - CLOSE, surely_before >= limit + CLOSE
     return ~(stays | goes) & (scores > -math.inf)
 

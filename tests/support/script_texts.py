@@ -1,4 +1,4 @@
-"""Generated texts of many scripts: what tokenizers get wrong."""
+"""Generated texts in many scripts, with characters that tokenizers tend to get wrong."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _SCRIPTS = (
 
 
 def script_texts(number: int, special: Sequence[str] = (), seed: int = 0) -> list[str]:
-    """Return `number` texts, always the same; `special`: tokens that may be within them."""
+    """Return `number` texts, always the same. `special`: tokens that may occur in them."""
     choose = random.Random(seed)
     sources = (WORDS, WORDS, _SPACES, _SPACES, _EMOJI, _MARKS, _ODD, tuple(special) or WORDS)
 

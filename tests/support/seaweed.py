@@ -22,10 +22,10 @@ ACCESS_KEY = "lmi-test-key"
 SECRET_KEY = "lmi-test-secret-never-shown"
 REGION = "eu-test-1"
 _READY_SECONDS = 240.0
-_GRPC = 10000
-"""Every port has a second one, this much higher."""
-_PORTS = range(10_000, 32_768 - _GRPC)
-"""Both are below those that Linux gives to outgoing connections, one of which might take them before the server."""
+_GRPC_OFFSET = 10000
+"""Every port has a second one for gRPC, higher by this number."""
+_PORTS = range(10_000, 32_768 - _GRPC_OFFSET)
+"""Both ports are below those of outgoing connections on Linux, which could take a port before the server does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Seaweed:
     _clients: list[Any] = field(default_factory=list)
 
     def client(self) -> Any:
-        """A boto3 client that writes to it, past any proxy; always the same."""
+        """A boto3 client that bypasses any faulty proxy; always the same one."""
         if not self._clients:
             self._clients.append(self._connect())
         return self._clients[0]
@@ -55,12 +55,12 @@ class Seaweed:
         )
 
     def make_bucket(self, bucket: str) -> None:
-        """Unless it is there."""
+        """Create the bucket unless it exists."""
         if bucket not in {found["Name"] for found in self.client().list_buckets()["Buckets"]}:
             self.client().create_bucket(Bucket=bucket)
 
     def upload(self, folder: Path, bucket: str, prefix: str) -> None:
-        """All files of `folder`, each as one object whose ETag is an MD5. `prefix` ends in `/` or is empty."""
+        """Upload each file of `folder` in one part, so its ETag is an MD5. `prefix` is empty or ends in `/`."""
         self.make_bucket(bucket)
         client = self.client()
         for path in sorted(folder.iterdir()):
@@ -69,7 +69,7 @@ class Seaweed:
 
 
 def credentials(url: str) -> dict[str, str]:
-    """The environment variables with which a client reaches the server at `url`, and nothing else of AWS."""
+    """The environment variables for clients of the server at `url`. They disable all other AWS configuration."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_REGION": REGION,
@@ -82,7 +82,7 @@ def credentials(url: str) -> dict[str, str]:
 
 
 def weed() -> Path | None:
-    """The program, beside this Python or on `PATH`."""
+    """The program, next to this Python or on `PATH`."""
     beside = Path(sys.executable).parent / "weed"
     found = str(beside) if beside.is_file() else shutil.which("weed")
     return Path(found) if found else None
@@ -90,9 +90,9 @@ def weed() -> Path | None:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Seaweed]:
-    """Start the server with its data in `folder`; it ends with the block.
+    """Start the server with its data in `folder`, and kill it after the block.
 
-    Raises: RuntimeError when there is no `weed`, or it does not come up.
+    Raises: RuntimeError if there is no `weed`, or it does not start.
     """
     program = weed()
     if program is None:
@@ -109,7 +109,7 @@ def running(folder: Path) -> Iterator[Seaweed]:
                 *(str(program), "server", f"-dir={data}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
                 *(f"-s3.port={s3}", f"-s3.config={identities}", "-master.volumeSizeLimitMB=1024"),
-                # Two servers at once would want the same ports for what is not used here.
+                # Disable unused services: two servers would need the same ports for them.
                 *("-s3.port.iceberg=0", "-s3.port.lance=0"),
                 *("-volume.max=64", "-volume.minFreeSpace=0", "-master.volumePreallocate=false"),
             ],
@@ -129,12 +129,12 @@ def running(folder: Path) -> Iterator[Seaweed]:
 
 
 def _wait_ready(server: Seaweed, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until a bucket can be made and an object written: the S3 port answers before volumes are there."""
+    """Wait until a bucket can be created and an object written. The S3 port responds before volumes are ready."""
     deadline = time.monotonic() + _READY_SECONDS
     while not _answers(server.url):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"SeaweedFS did not come up:\n{log.read_text(errors='replace')[-3000:]}")
-        time.sleep(0.1)  # another program's start: there is nothing to wait for but its port
+            raise RuntimeError(f"SeaweedFS did not start:\n{log.read_text(errors='replace')[-3000:]}")
+        time.sleep(0.1)  # the port is the only sign that another program has started
     from botocore.exceptions import BotoCoreError, ClientError
 
     client = server.client()
@@ -145,7 +145,7 @@ def _wait_ready(server: Seaweed, process: subprocess.Popen[bytes], log: Path) ->
             return
         except (BotoCoreError, ClientError) as error:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"SeaweedFS does not take objects: {error}") from error
+                raise RuntimeError(f"SeaweedFS does not accept objects: {error}") from error
             time.sleep(0.1)
 
 
@@ -171,7 +171,7 @@ def _identities() -> dict[str, object]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free, as are those for gRPC; all found before any is let go."""
+    """Return free ports with free gRPC ports. Holds all of them until the last one is found."""
     held: list[socket.socket] = []
     ports: list[int] = []
     try:
@@ -180,7 +180,7 @@ def _free_ports(count: int) -> list[int]:
             held += [socket.socket(), socket.socket()]
             try:
                 held[-2].bind(("127.0.0.1", port))
-                held[-1].bind(("127.0.0.1", port + _GRPC))
+                held[-1].bind(("127.0.0.1", port + _GRPC_OFFSET))
             except OSError:
                 continue
             ports.append(port)

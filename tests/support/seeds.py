@@ -1,4 +1,4 @@
-"""Random tensors, with the seed in the output of a test that fails."""
+"""Generators of random tensors, with the seed in the output of a failing test."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from tests.support.randomness import random_seed
 
 
 def fresh_generator() -> torch.Generator:
-    """A generator whose seed is printed; `LMI_TEST_SEED` gives one to repeat a failure with."""
+    """A generator with a printed seed. To repeat a failure, set `LMI_TEST_SEED` to that seed."""
     seed = random_seed()
     print(f"seed {seed}; to repeat: LMI_TEST_SEED={seed}")
     return torch.Generator().manual_seed(seed)
 
 
 def generator_from(seed: int) -> torch.Generator:
-    """The generator of a seed that hypothesis drew, and prints when the example fails."""
+    """A generator for a seed that hypothesis draws, and prints when the example fails."""
     return torch.Generator().manual_seed(seed)
 
 
 def integers(generator: torch.Generator, low: int, high: int, count: int) -> list[int]:
-    """`count` whole numbers in [low, high)."""
+    """Draw `count` integers in [low, high)."""
     return torch.randint(low, high, (count,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""A real server as a child process: `python -m container serve`, its log, its processes, its end."""
+"""A real server as a child process (`python -m container serve`), with its log and its processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.support.client import Client
 from tests.support.paths import REPO_ROOT, child_environment
 
 READY_SECONDS = 240.0
-"""How long a server may take until `/ping` answers 200; a machine under test is busy."""
+"""Time limit until `/ping` returns 200. Machines that run tests are busy."""
 END_SECONDS = 120.0
 _RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
-"""Opens `/admin` of every server that is started here."""
+"""Gives access to `/admin` of every server started here."""
 ADMIN_HEADERS = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 
 
@@ -37,9 +37,9 @@ class StartServer(Protocol):
 
 
 def properties_text(model: Path | str, **options: object) -> str:
-    """A serving.properties of the rolling-batch engine; `options` are `option.*` keys.
+    """A serving.properties for engine=MPI. `options`: `option.*` keys.
 
-    `job_queue_size` goes without the prefix. Python's True and False become Java's true and false.
+    `job_queue_size` is written without the prefix, and booleans in lower case.
     """
     lines = {"engine": "MPI", "option.model_id": str(model)}
     for name, value in options.items():
@@ -48,10 +48,10 @@ def properties_text(model: Path | str, **options: object) -> str:
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
-def _on_one_core(properties: str) -> list[str]:
-    """Words before the command of a server: where tests run side by side, each worker's server has a core of its own.
+def _pin_to_core(properties: str) -> list[str]:
+    """Command prefix that pins the server of each xdist worker to one core.
 
-    Two servers with a thread on each core would spend their time waiting for their own threads. Ranks keep all cores.
+    Two servers with a thread on each core would mostly wait for their own threads. Servers with ranks keep all cores.
     """
     worker, taskset = os.environ.get("PYTEST_XDIST_WORKER"), shutil.which("taskset")
     if worker is None or taskset is None or _RANKS.search(properties):
@@ -61,11 +61,11 @@ def _on_one_core(properties: str) -> list[str]:
 
 
 class ServerError(AssertionError):
-    """The server did not do what was waited for. The text ends with the tail of its log."""
+    """The server failed, or did not react in time. The message ends with the tail of its log."""
 
 
 class Server:
-    """One running server. A context manager: leaving it ends the server and all that it started."""
+    """A running server. A context manager: leaving it stops the server and all of its processes."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Server:
         served: Path | None = None,
         cwd: Path = REPO_ROOT,
     ) -> None:
-        """Write `properties` into `folder` and start. `pass_port=False` leaves out `--port`.
+        """Write `properties` into `folder` and start the server. `pass_port=False` omits `--port`.
 
-        served: what is served in place of `folder`; cwd: the folder in which it is started.
+        served: the folder to serve instead of `folder`. cwd: the working directory of the server.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -92,7 +92,7 @@ class Server:
         extra.setdefault("LMI_ADMIN_TOKEN", ADMIN_TOKEN)
         command = [sys.executable, "-P", "-m", "container", "serve", str(served or folder)]
         command += ["--host", "127.0.0.1"]
-        command[:0] = _on_one_core(properties)
+        command[:0] = _pin_to_core(properties)
         if pass_port:
             command += ["--port", str(self.port)]
         self.started = time.monotonic()
@@ -122,7 +122,7 @@ class Server:
         return "\n".join(self.log().splitlines()[-num_lines:])
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> float:
-        """Wait until `/ping` answers 200; returns the seconds since the start."""
+        """Wait until `/ping` returns 200. Return the seconds since the start."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.client.ping(timeout=30.0) == 200:
@@ -134,7 +134,7 @@ class Server:
         raise ServerError(f"/ping is not 200 after {timeout:.0f} s\n{self.log_tail()}")
 
     def processes(self) -> set[psutil.Process]:
-        """The server's living processes: those of its tree, and those that carry its mark."""
+        """The server's running processes: those of its tree, and those with its mark."""
         found = processes.marked(self._mark) | processes.descendants(self.pid)
         if self.process.poll() is None:
             found.add(psutil.Process(self.pid))
@@ -146,29 +146,29 @@ class Server:
         return processes.engine_ranks(self.processes())
 
     def wait_exit(self, timeout: float = END_SECONDS) -> int | None:
-        """The exit code, or None when the server still runs after `timeout` seconds."""
+        """Return the exit code, or None if the server still runs after `timeout` seconds."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def left_over(self, timeout: float = 120.0) -> list[str]:
-        """What still lives `timeout` seconds after the server's end, one line each."""
-        left = processes.wait_gone(self._seen | self.processes(), timeout)
-        return [processes.describe(process) for process in left]
+        """Describe the processes that still run after `timeout` seconds, one line each."""
+        leftover = processes.wait_gone(self._seen | self.processes(), timeout)
+        return [processes.describe(process) for process in leftover]
 
     def stop(self, timeout: float = END_SECONDS) -> None:
-        """SIGTERM, and insist on exit code 0 and on an empty process tree."""
+        """Send SIGTERM, and require exit code 0 and an empty process tree."""
         self.processes()
         self.process.terminate()
         code = self.wait_exit(timeout)
-        left = self.left_over()
+        leftover = self.left_over()
         self.destroy()
-        if code != 0 or left:
-            raise ServerError(f"SIGTERM: exit code {code}, processes left: {left}\n{self.log_tail()}")
+        if code != 0 or leftover:
+            raise ServerError(f"SIGTERM: exit code {code}, processes left: {leftover}\n{self.log_tail()}")
 
     def destroy(self) -> None:
-        """Kill whatever is left, without asking."""
+        """Kill all remaining processes."""
         processes.kill(self._seen | self.processes())
         self.process.wait()
 

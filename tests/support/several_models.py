@@ -1,4 +1,4 @@
-"""Several tiny models with different weights, or handlers that take their part, and a server of all of them."""
+"""Several tiny models with different weights, or handlers in their place, and a server for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.client import Client
 from tests.support.server import Server, properties_text
 
 REQUIRED_MB = 1000
-"""That each model asks for, more than its processes take."""
+"""Memory that each model requires, more than its processes use."""
 _PROMPT = "Once upon a time"
 _HANDLER = """
 import json
@@ -40,7 +40,7 @@ def handle(inputs: Input):
 
 
 def save_models(root: Path, names: str) -> dict[str, Path]:
-    """A folder for each name, below `root`, with a model of random weights and a serving.properties."""
+    """Write a folder below `root` for each name, with a random model and a serving.properties."""
     from tests.support.tiny_models import save_llama  # imports torch
     from tests.support.tokenizers import save_gpt2
 
@@ -59,7 +59,7 @@ def save_models(root: Path, names: str) -> dict[str, Path]:
 
 
 def save_handlers(root: Path, names: str) -> dict[str, Path]:
-    """A folder for each name, below `root`, with a handler that answers as a model does: it starts sooner."""
+    """Write a folder below `root` for each name, with a handler that responds like a model but starts faster."""
     folders = {}
     for number, name in enumerate(names):
         folders[name] = root / name
@@ -71,23 +71,23 @@ def save_handlers(root: Path, names: str) -> dict[str, Path]:
 
 
 def server_of(folder: Path, root: Path, room: int, environment: Mapping[str, str] | None = None) -> Server:
-    """A server of the models below `root`, with memory for `room` of them. folder: for its log."""
+    """A server for the models below `root`, with memory for `room` of them. folder: holds its log."""
     limit = {"LMI_MODELS_MEMORY_MB": str(room * REQUIRED_MB + REQUIRED_MB // 2)}
     return Server(folder, "", served=root, environment={**limit, **(environment or {})})
 
 
 def load(client: Client, name: str, folder: Path) -> int:
-    """The status of SageMaker's call to load a model."""
+    """Load a model with SageMaker's API, and return the status."""
     return client.post("/models", {"model_name": name, "url": str(folder)}).status
 
 
 def answer_of(client: Client, path: str, body: Mapping[str, object] | None = None) -> list[int]:
-    """The tokens of a greedy answer; each model gives others."""
+    """Return the tokens of a greedy response. They differ from model to model."""
     parameters = {"max_new_tokens": 8, "details": True, "ignore_eos_token": True}
-    asked = {"inputs": _PROMPT, "parameters": parameters, **(body or {})}
-    answer = client.post(path, asked)
+    request = {"inputs": _PROMPT, "parameters": parameters, **(body or {})}
+    answer = client.post(path, request)
     if answer.status != 200:
         raise AssertionError(f"{path}: {answer.status} {answer.body}")
-    if not asked.get("stream"):
+    if not request.get("stream"):
         return [token["id"] for token in answer.json()["details"]["tokens"]]
     return [json.loads(line)["token"]["id"] for line in answer.body.splitlines()]

@@ -1,4 +1,4 @@
-"""Tests that may be skipped. In CI any other skip is a failure: it would hide a program that is not installed."""
+"""Expected reasons for skips. In CI any other skip is a failure, since it may hide a missing program."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ _EXPECTED = (
 
 
 def unexpected(reasons: Iterable[str]) -> list[str]:
-    """Return the reasons that are not known, each once."""
-    said = {reason.removeprefix("Skipped: ") for reason in reasons}
-    return sorted(reason for reason in said if not reason.startswith(_EXPECTED))
+    """Return the unexpected reasons, without duplicates."""
+    texts = {reason.removeprefix("Skipped: ") for reason in reasons}
+    return sorted(reason for reason in texts if not reason.startswith(_EXPECTED))

@@ -1,7 +1,7 @@
-"""Clients that hold connections and hardly use them, in a process of their own: idle ones, and ones that trickle.
+"""Slow clients in a separate process: connections that are idle, or send a byte from time to time.
 
-`python -m tests.support.slow_clients HOST PORT COUNT` keeps COUNT connections open: what the server closes comes again.
-Each second it writes a line: how many were open, and how many the server has closed so far. It ends with its input.
+`python -m tests.support.slow_clients HOST PORT COUNT` keeps COUNT connections open, and reopens those that the server
+closes. Each second it prints how many were open, and how many the server has closed so far. It exits when stdin closes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _STARTS = (
     _HEAD + b"x-slow: ",
     _HEAD + b"Content-Length: 5000\r\n\r\n{",
 )
-"""What the clients send at first, by turns: nothing, a whole request, part of the headers, part of a body. The last two
+"""First bytes of the clients, in turn: nothing, a complete request, part of the headers, part of a body. The last two
 then send a space each second.
 """
 
 _TURNS = 10
-"""A second has so many, and in each of them another part of the clients sends."""
+"""Number of turns per second. In each turn another part of the clients sends."""
 
 
 class SlowClients:
-    """The process. A context manager: entering it waits until all are connected, leaving it ends it."""
+    """The process. A context manager: entering it waits until all clients are connected, leaving it stops them."""
 
     def __init__(self, host: str, port: int, count: int) -> None:
         self._process = subprocess.Popen(
@@ -48,9 +48,9 @@ class SlowClients:
             env=child_environment({}),
         )
         self.num_open: list[int] = []
-        """As counted each second, before those that the server had closed were opened anew."""
+        """Open connections in each second, before closed ones are reopened."""
         self.num_closed = 0
-        """By the server."""
+        """Connections that the server has closed."""
 
     def watch(self) -> None:
         """Wait for the process's next line."""
@@ -88,21 +88,21 @@ class _Crowd:
         self._selector.register(client, selectors.EVENT_READ, number)
 
     def trickle(self, turn: int) -> int:
-        """Send a byte of each tenth one that sends, and open those anew that have ended. Returns how many had not."""
-        ended = []
+        """Send a byte from this turn's clients, and reopen closed connections. Return how many were still open."""
+        closed = []
         for key, _ in self._selector.select(0):
             client = key.fileobj
             if not isinstance(client, socket.socket):
                 continue
             with contextlib.suppress(OSError):
                 if client.recv(65536).startswith(b"HTTP/1.1 200"):
-                    continue  # the one that asked for something
+                    continue  # the response to a complete request
             self._selector.unregister(client)
             client.close()
-            ended.append(key.data)
+            closed.append(key.data)
         num_open = len(self._selector.get_map())
-        self.num_closed += len(ended)
-        for number in ended:
+        self.num_closed += len(closed)
+        for number in closed:
             self._open(number)
         for key in list(self._selector.get_map().values()):
             sends = key.data % len(_STARTS) >= 2 and key.data // len(_STARTS) % _TURNS == turn

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: a communicator for tests that need several ranks but no MPI."""
+"""Ranks as threads of one process: a communicator for tests of several ranks without MPI."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 
 T = TypeVar("T")
 
-_PATIENCE_S = 200
+_TIMEOUT_S = 200
 
 
-class _Meeting:
-    """Where the ranks put what they say."""
+class _Exchange:
+    """Values of all ranks, and the barrier that they wait at."""
 
     def __init__(self, world_size: int) -> None:
-        self.barrier = threading.Barrier(world_size, timeout=_PATIENCE_S)
-        self.said: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=_TIMEOUT_S)
+        self.values: list[Any] = [None] * world_size
 
 
 class ThreadCommunicator:
-    """One rank's end of a meeting; sums are taken in the order of ranks, so all get the same bits."""
+    """The communicator of one rank. Sums are computed in the order of ranks, so all ranks get the same bits."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting = meeting
+    def __init__(self, exchange: _Exchange, rank: int) -> None:
+        self._shared = exchange
         self.rank = rank
-        self.world_size = len(meeting.said)
+        self.world_size = len(exchange.values)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.copy_(sum(self._exchange(tensor.clone())))
@@ -45,8 +45,8 @@ class ThreadCommunicator:
         out.copy_(torch.cat(self._exchange(rows.clone()))[:, columns.start : columns.stop])
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
-        said: bytes = self._exchange(plan)[0]
-        return said
+        received: bytes = self._exchange(plan)[0]
+        return received
 
     def all_reduce_max(self, value: int) -> int:
         return max(self._exchange(value))
@@ -55,28 +55,28 @@ class ThreadCommunicator:
         return min(self._exchange(value))
 
     def abort(self) -> None:
-        self._meeting.barrier.abort()
+        self._shared.barrier.abort()
 
     def close(self) -> None:
         pass
 
     def _exchange(self, value: Any) -> list[Any]:
-        self._meeting.said[self.rank] = value
-        self._meeting.barrier.wait()
-        said = list(self._meeting.said)
-        self._meeting.barrier.wait()
-        return said
+        self._shared.values[self.rank] = value
+        self._shared.barrier.wait()
+        values = list(self._shared.values)
+        self._shared.barrier.wait()
+        return values
 
 
 def run_ranks(world_size: int, function: Callable[[ThreadCommunicator], T]) -> list[T]:
-    """What `function` returns on each rank. A rank's error ends all, and is raised here."""
-    meeting = _Meeting(world_size)
+    """Run `function` on each rank and return the results. An error of a rank aborts all ranks and is raised."""
+    exchange = _Exchange(world_size)
 
     def run(rank: int) -> T:
         try:
-            return function(ThreadCommunicator(meeting, rank))
+            return function(ThreadCommunicator(exchange, rank))
         except BaseException:
-            meeting.barrier.abort()
+            exchange.barrier.abort()
             raise
 
     with ThreadPoolExecutor(world_size) as pool:

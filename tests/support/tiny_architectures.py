@@ -1,4 +1,4 @@
-"""Small random models of several architectures of transformers: what differs is how they know positions."""
+"""Small random models of several transformers architectures, with different kinds of positions."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def _llama() -> Any:
 
 
 def _gpt2() -> Any:
-    """A table of positions, which ends."""
+    """A table of positions, which limits the length."""
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=VOCAB_SIZE, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, **_IDS)
     )
 
 
 def _opt() -> Any:
-    """A table of positions, with an offset."""
+    """A table of positions with an offset."""
     return OPTForCausalLM(
         OPTConfig(
             vocab_size=VOCAB_SIZE,
@@ -65,12 +65,12 @@ def _opt() -> Any:
 
 
 def _bloom() -> Any:
-    """No positions: distances weigh on attention (ALiBi), as far as there are tokens."""
+    """ALiBi, without a limit of the length."""
     return BloomForCausalLM(BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4, **_IDS))
 
 
 def _mpt() -> Any:
-    """ALiBi, from a table which ends."""
+    """ALiBi from a table, which limits the length."""
     return MptForCausalLM(
         MptConfig(
             vocab_size=VOCAB_SIZE,
@@ -85,14 +85,14 @@ def _mpt() -> Any:
 
 
 def _mamba() -> Any:
-    """No attention: a state."""
+    """A recurrent state instead of attention."""
     return MambaForCausalLM(
         MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, state_size=8, num_hidden_layers=2, **_IDS)
     )
 
 
 def _t5() -> Any:
-    """An encoder and a decoder, with distances in buckets."""
+    """An encoder and a decoder, with relative positions in buckets."""
     shape = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
     ids = {**_IDS, "decoder_start_token_id": 3}
     return T5ForConditionalGeneration(T5Config(vocab_size=VOCAB_SIZE, **shape, **ids))
@@ -119,7 +119,7 @@ def _bart() -> Any:
 
 
 def _rwkv() -> Any:
-    """A state, which padding changes: its mask is not used."""
+    """A recurrent state. Padding changes it, since the mask is not used."""
     return RwkvForCausalLM(
         RwkvConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT, hidden_size=32, num_hidden_layers=2, **_IDS)
     )
@@ -139,17 +139,17 @@ ARCHITECTURES = {
 
 
 _SCALE = {"bart": 0.1, "mpt": 0.2, "t5": 1.0}
-_KEPT = ("A_log", "dt_proj", "time_mix")
+_NOT_REPLACED = ("A_log", "dt_proj", "time_mix")
 
 
 def make_model(architecture: str, seed: int = 0) -> Any:
-    """fp32 on the CPU, with weights so large that logits differ clearly and positions matter."""
+    """A model in fp32 on the CPU. Its weights are so large that logits differ clearly and positions matter."""
     torch.manual_seed(seed)
     model = ARCHITECTURES[architecture]()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim < 2 or any(kept in name for kept in _KEPT):
+            if parameter.ndim < 2 or any(kept in name for kept in _NOT_REPLACED):
                 continue
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * _SCALE.get(architecture, 0.5))
     return model.eval()
@@ -157,7 +157,7 @@ def make_model(architecture: str, seed: int = 0) -> Any:
 
 @torch.inference_mode()
 def generate_alone(model: Any, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """transformers' greedy continuation of one prompt, whatever the tokens are."""
+    """The greedy continuation of one prompt by transformers, past EOS."""
     ids = torch.tensor([prompt])
     output = model.generate(
         ids,

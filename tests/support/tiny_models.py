@@ -1,4 +1,4 @@
-"""Small checkpoints with random weights, and our model runner and transformers' model on them."""
+"""Small checkpoints with random weights, loaded by our model runner and by transformers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lmi_kernels._triton import INTERPRETED
 from tests.support.plans import BLOCK_SIZE
 
 VOCAB_SIZE = 97
-"""Odd, so that it never divides by the number of ranks."""
+"""Prime, so it is not divisible by the number of ranks."""
 _MAX_STEP_TOKENS = 24 if INTERPRETED else 256
-"""A runner goes through the largest step at its start, and Triton's interpreter takes milliseconds for a row."""
+"""A runner runs the largest step when it starts, and Triton's interpreter takes milliseconds per row."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -51,7 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA | {"head_dim": 6},
     "mixtral": _LLAMA | {"num_local_experts": 4, "intermediate_size": 30},
-    # As 7B: one KV head, one norm; and as 40B.
+    # Like 7B (one KV head, one norm), and like 40B.
     "falcon-7b": _FALCON | {"multi_query": True},
     "falcon-40b": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
     "falcon-rw": _FALCON
@@ -74,7 +74,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mpt": {"vocab_size": VOCAB_SIZE, "d_model": 36, "n_layers": 2, "n_heads": 9, "max_seq_len": 64},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 36, "n_layer": 2, "n_head": 9},
 }
-"""Of SmolLM2's proportions, 9 heads over 3 KV heads, or for Falcon nearly so."""
+"""Model configs by name. Their proportions are those of SmolLM2 (9 heads over 3 KV heads), or close to them."""
 
 
 def save_model(
@@ -87,12 +87,12 @@ def save_model(
     max_shard_size: str | None = None,
     **changes: Any,
 ) -> None:
-    """Save a checkpoint of one of `SHAPES`, but for `changes` to its config.
+    """Save a checkpoint of one of `SHAPES`, with `changes` to its config.
 
     Every parameter is random, norms and biases too, and large enough that logits differ clearly.
-    `exact_in_fp16`: weights have few bits, as those of a quantised model, and survive fp16 and bf16.
+    `exact_in_fp16`: weights have few bits, like those of a quantised model, and are exact in fp16 and bf16.
     """
-    # A copy: transformers writes into the dictionaries that it gets.
+    # A copy, since transformers modifies the dictionaries that it gets.
     config = AutoConfig.for_model(kind.partition("-")[0], **deepcopy({**SHAPES[kind], **changes}))
     save_random(
         folder, config, seed=seed, dtype=dtype, exact_in_fp16=exact_in_fp16, max_shard_size=max_shard_size
@@ -108,7 +108,7 @@ def save_random(
     exact_in_fp16: bool = False,
     max_shard_size: str | None = None,
 ) -> None:
-    """Save a checkpoint of transformers' `config`, as `save_model` says."""
+    """Save a checkpoint for a `config` of transformers. Arguments are those of `save_model`."""
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -122,15 +122,14 @@ def save_random(
 
 
 def save_llama(folder: Path, **changes: Any) -> None:
-    """`save_model` of a Llama."""
     save_model(folder, "llama", **changes)
 
 
 def load_oracle(folder: Path, dtype: str) -> Any:
-    """transformers' model, its weights rounded to `dtype`, computing in fp32."""
+    """The transformers model with weights rounded to `dtype`. It computes in fp32."""
     # The eager attention of Falcon adds ALiBi twice: to the scores, and to the mask that it adds to them.
     attention = "sdpa" if getattr(AutoConfig.from_pretrained(folder), "alibi", False) else "eager"
-    # Experts one by one: the grouped product asks for shapes that are multiples of something.
+    # Experts one by one, since the grouped product restricts the shapes.
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=DTYPES[dtype], attn_implementation=attention, experts_implementation="eager"
     )
@@ -139,7 +138,7 @@ def load_oracle(folder: Path, dtype: str) -> Any:
 
 @torch.inference_mode()
 def oracle_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
-    """[len(token_ids), vocab_size], fp32: of every position."""
+    """Logits of every position: [len(token_ids), vocab_size], fp32."""
     logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
     return logits
 

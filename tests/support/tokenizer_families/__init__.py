@@ -1,4 +1,4 @@
-"""Model folders of families as they are published: the same files and keys, with tiny vocabularies."""
+"""Model folders like those of published families: the same files and keys, with tiny vocabularies."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ _SAVE = (
     *(other_kinds.t5, other_kinds.word_level, other_kinds.word_piece, other_kinds.unigram),
 )
 FAMILIES: dict[str, Callable[[Path], None]] = {save.__name__: save for save in _SAVE}
-"""Functions that write a folder, by name."""
+"""Functions that write a model folder, by the name of the family."""

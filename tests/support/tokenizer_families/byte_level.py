@@ -92,7 +92,7 @@ def qwen3(folder: Path) -> None:
 
 
 def phi4(folder: Path) -> None:
-    """Its template is in chat_template.jinja; tokens of the template strip spaces around them."""
+    """The chat template is in chat_template.jinja. Its tokens strip the spaces around them."""
     tokenizer = byte_level(
         special("<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>", lstrip=True, rstrip=True),
         _CL100K,
@@ -129,7 +129,7 @@ def gpt2(folder: Path) -> None:
 
 
 def opt(folder: Path) -> None:
-    """No tokenizer.json; `</s>` begins every text."""
+    """There is no tokenizer.json. Every text starts with `</s>`."""
     tokenizer = byte_level([], None)
     vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]
     names = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -166,7 +166,7 @@ def _neox(folder: Path, model_type: str, added: list[AddedToken], config: dict[s
 
 
 def gpt_neox(folder: Path) -> None:
-    """Runs of spaces are added tokens that normalisation sees."""
+    """Runs of spaces are added tokens, matched in normalised text."""
     runs = [AddedToken(" " * length, normalized=True, special=False) for length in (8, 4, 3, 2)]
     added = [*special("<|endoftext|>", "<|padding|>"), *runs]
     _neox(folder, "gpt_neox", added, {"add_prefix_space": False, "tokenizer_class": "GPTNeoXTokenizer"})
@@ -229,7 +229,7 @@ def _ranks() -> list[str]:
 
 
 def tiktoken(folder: Path) -> None:
-    """tokenizer.model in tiktoken's format, as Llama 3's original files have it."""
+    """tokenizer.model in tiktoken's format, as in Llama 3's original files."""
     ranks = _ranks()
     names = ("<|begin_of_text|>", "<|end_of_text|>")
     added = {str(len(ranks) + place): as_object(text) | {"special": True} for place, text in enumerate(names)}
@@ -258,7 +258,7 @@ def tekken(folder: Path) -> None:
 
 
 def _byte_letters() -> dict[int, str]:
-    """GPT-2's letter for each byte: itself where it shows, else one from U+0100 on, in order."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    """GPT-2's letter for each byte: the byte itself if printable, otherwise one from U+0100 on, in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

@@ -10,14 +10,14 @@ from tests.support.tokenizer_families.parts import CORPUS, save, save_pieces, sp
 
 
 def t5(folder: Path) -> None:
-    """Unigram; its texts end with `</s>`, and decoding cleans up spaces."""
+    """Unigram. Texts end with `</s>`, and decoding cleans up spaces."""
     config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 5}
     config |= {"tokenizer_class": "T5Tokenizer", "clean_up_tokenization_spaces": True}
     save_pieces(folder, "unigram", "t5", config, vocab_size=400, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
 def word_level(folder: Path) -> None:
-    """Its tokenizer.json does not list the special tokens."""
+    """tokenizer.json does not list the special tokens."""
     words = ["<unk>", "</s>", *dict.fromkeys(" ".join(CORPUS).split())]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,4 +1,4 @@
-"""Parts of the folders: trained tokenizers of a few hundred tokens, and files."""
+"""Helpers for the families: trained tokenizers of a few hundred tokens, and files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def byte_level(
     normalizer: Any = None,
     ignore_merges: bool = False,
 ) -> Tokenizer:
-    """A byte-level BPE. `pattern`: None for GPT-2's own."""
+    """A byte-level BPE. `pattern`: defaults to that of GPT-2."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -60,13 +60,13 @@ def byte_level(
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    for token in added:  # one by one: the library sorts them by kind
+    for token in added:  # one by one, since the library would sort them by kind
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     return tokenizer
 
 
 def pieces(added: list[AddedToken], *, gemma: bool = False) -> Tokenizer:
-    """A BPE of sentencepiece's kind with byte fallback, as Llama 2's or Gemma's tokenizer.json has it."""
+    """A sentencepiece-like BPE with byte fallback, as in the tokenizer.json of Llama 2 or Gemma."""
     names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"] if gemma else ["<unk>", "<s>", "</s>"]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))  # noqa: S106
     replace = normalizers.Replace(" ", "▁")
@@ -93,7 +93,7 @@ def pieces(added: list[AddedToken], *, gemma: bool = False) -> Tokenizer:
 
 
 def begin(tokenizer: Tokenizer, bos: str, *, keep: Any = None) -> Tokenizer:
-    """Let the tokenizer write `bos` before a text."""
+    """Make the tokenizer add `bos` before a text."""
     number = tokenizer.token_to_id(bos)
     template = processors.TemplateProcessing(
         single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 {bos}:1 $B:1", special_tokens=[(bos, number)]
@@ -103,7 +103,7 @@ def begin(tokenizer: Tokenizer, bos: str, *, keep: Any = None) -> Tokenizer:
 
 
 def added_tokens_decoder(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
-    """As tokenizer_config.json lists them."""
+    """The added tokens, in the format of tokenizer_config.json."""
     names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     return {
         str(number): {name: getattr(token, name) for name in names}
@@ -112,7 +112,7 @@ def added_tokens_decoder(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
 
 
 def as_object(text: str, *, normalized: bool = False) -> dict[str, Any]:
-    """As special_tokens_map.json writes a token."""
+    """A token, in the format of special_tokens_map.json."""
     return {"content": text, "lstrip": False, "normalized": normalized, "rstrip": False, "single_word": False}
 
 
@@ -123,7 +123,7 @@ def write(folder: Path, name: str, data: Any) -> None:
 
 
 def sentencepiece_model(kind: str, **settings: Any) -> bytes:
-    """A tokenizer.model of `bpe` or `unigram`."""
+    """The content of a tokenizer.model. kind: `bpe` or `unigram`."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -160,7 +160,7 @@ def save(
 
 
 def save_pieces(folder: Path, kind: str, model_type: str, config: dict[str, Any], **settings: Any) -> None:
-    """A folder whose only tokenizer is a sentencepiece model."""
+    """Save a folder with a sentencepiece model as its only tokenizer."""
     save(folder, None, model_type, config)
     name = "spiece.model" if model_type == "t5" else "tokenizer.model"
     (folder / name).write_bytes(sentencepiece_model(kind, **settings))

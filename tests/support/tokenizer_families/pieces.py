@@ -1,4 +1,4 @@
-"""Families whose tokens are pieces of sentencepiece, with byte fallback."""
+"""Families with sentencepiece tokens and byte fallback."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def llama2(folder: Path) -> None:
 
 
 def mistral(folder: Path) -> None:
-    """The first one: its template has [INST] as text; `legacy`."""
+    """The first version: its chat template has [INST] as text, and `legacy` is set."""
     tokenizer = pieces([])
     config = _llama2_config(tokenizer, chat_templates.MISTRAL, legacy=True, additional_special_tokens=[])
     save(
@@ -73,7 +73,7 @@ def mistral(folder: Path) -> None:
 
 
 def mistral_v3(folder: Path) -> None:
-    """[INST] and others are tokens; two named templates."""
+    """[INST] and others are tokens, and there are two named chat templates."""
     tokenizer = pieces(
         special("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
     )
@@ -123,7 +123,7 @@ def gemma2(folder: Path) -> None:
 
 
 def gemma3(folder: Path) -> None:
-    """Its template is in chat_template.json."""
+    """The chat template is in chat_template.json."""
     _gemma(folder, "gemma3_text", own_file=True)
 
 
