@@ -1,3 +1,5 @@
+"""Reading of config.json for a Llama model: fields, RoPE variants, and errors."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ from engines.models.config import (
 )
 from engines.models.config.fields import Fields
 
-GOOD: dict[str, Any] = {
+MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 97,
     "hidden_size": 36,
@@ -40,7 +42,7 @@ def _read(folder: Path, data: Any) -> ModelConfig:
     return read_config(folder)
 
 
-def test_reads_what_transformers_writes(tmp_path: Path) -> None:
+def test_a_config_written_by_transformers_is_read(tmp_path: Path) -> None:
     LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=49152,
@@ -82,8 +84,8 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
     assert config.kv_elements_per_token == 30 * 2 * 3 * 64
 
 
-def test_fills_in_what_old_files_leave_out(tmp_path: Path) -> None:
-    data = {name: value for name, value in GOOD.items() if name != "num_key_value_heads"}
+def test_defaults_of_fields_that_old_files_lack(tmp_path: Path) -> None:
+    data = {name: value for name, value in MINIMAL.items() if name != "num_key_value_heads"}
     config = _read(tmp_path, data)
     assert config.num_kv_heads == config.num_heads == 9
     assert config.head_dim == 4
@@ -97,10 +99,10 @@ def test_fills_in_what_old_files_leave_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(2, (2,)), ([1, 5], (1, 5)), (None, ()), ([], ()), (0, (0,))]
+    ("eos_token_id", "expected"), [(2, (2,)), ([1, 5], (1, 5)), (None, ()), ([], ()), (0, (0,))]
 )
-def test_eos_token_ids(given: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
-    assert _read(tmp_path, GOOD | {"eos_token_id": given}).eos_token_ids == expected
+def test_eos_token_ids(eos_token_id: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
+    assert _read(tmp_path, MINIMAL | {"eos_token_id": eos_token_id}).eos_token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_eos_token_ids(given: Any, expected: tuple[int, ...], tmp_path: Path) ->
     ],
 )
 def test_old_and_new_forms_of_rope_scaling(rope: dict[str, Any], tmp_path: Path) -> None:
-    config = _read(tmp_path, GOOD | rope)
+    config = _read(tmp_path, MINIMAL | rope)
     assert config.rotaries == {Rotary(4, 5e5, RopeScaling("linear", 4.0))}
 
 
@@ -124,22 +126,22 @@ def test_llama3_rope_scaling(tmp_path: Path) -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    config = _read(tmp_path, GOOD | {"rope_scaling": rope, "rope_theta": 500000.0})
+    config = _read(tmp_path, MINIMAL | {"rope_scaling": rope, "rope_theta": 500000.0})
     assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192))}
 
 
-def test_longrope_has_its_trained_length_beside_it(tmp_path: Path) -> None:
+def test_longrope_reads_its_trained_length_from_the_config(tmp_path: Path) -> None:
     rope = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1, 8]}
-    config = _read(tmp_path, GOOD | {"rope_scaling": rope, "original_max_position_embeddings": 16})
+    config = _read(tmp_path, MINIMAL | {"rope_scaling": rope, "original_max_position_embeddings": 16})
     assert config.rotaries == {Rotary(4, 1e4, LongRope((1.0, 1.5), (1.0, 8.0), 16, math.sqrt(1.5)))}
 
 
 def test_dynamic_scaling_allows_longer_sequences(tmp_path: Path) -> None:
-    config = _read(tmp_path, GOOD | {"rope_scaling": {"type": "dynamic", "factor": 2.5}})
+    config = _read(tmp_path, MINIMAL | {"rope_scaling": {"type": "dynamic", "factor": 2.5}})
     assert config.rotaries == {Rotary(4, 1e4, DynamicRope(2.5, 64))}
     assert config.max_position_embeddings == 64
     assert config.longest_sequence == 160
-    assert _read(tmp_path, GOOD).longest_sequence == 64
+    assert _read(tmp_path, MINIMAL).longest_sequence == 64
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_dynamic_scaling_allows_longer_sequences(tmp_path: Path) -> None:
         },
     ],
 )
-def test_layer_types_have_their_own_rotary_embedding(fields: dict[str, Any]) -> None:
+def test_each_layer_type_has_its_own_rotary_embedding(fields: dict[str, Any]) -> None:
     full, sliding = (Fields(fields).rotary(8, f"{kind}_attention") for kind in ("full", "sliding"))
     assert full == Rotary(8, 1e6, RopeScaling("linear", 8.0))
     assert sliding == Rotary(8, 1e4)
@@ -168,38 +170,40 @@ _SCALED = {"rope_type": "linear", "factor": 8.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 
 
-@pytest.mark.parametrize("beside", [{}, {"rope_theta": 5e5}, {"rope_scaling": {}}, {"rope_scaling": None}])
-def test_rope_scaling_replaces_rope_parameters(beside: dict[str, Any]) -> None:
-    fields = {"rope_parameters": _PLAIN, "rope_scaling": _SCALED, **beside}
-    theirs = LlamaConfig(**deepcopy(fields)).rope_parameters
-    ours = Fields(fields).rotary(8)
-    scaling = None if theirs["rope_type"] == "default" else RopeScaling("linear", theirs["factor"])
-    assert ours == Rotary(8, theirs["rope_theta"], scaling)
+@pytest.mark.parametrize(
+    "other_fields", [{}, {"rope_theta": 5e5}, {"rope_scaling": {}}, {"rope_scaling": None}]
+)
+def test_rope_scaling_replaces_rope_parameters(other_fields: dict[str, Any]) -> None:
+    fields = {"rope_parameters": _PLAIN, "rope_scaling": _SCALED, **other_fields}
+    expected = LlamaConfig(**deepcopy(fields)).rope_parameters
+    rotary = Fields(fields).rotary(8)
+    scaling = None if expected["rope_type"] == "default" else RopeScaling("linear", expected["factor"])
+    assert rotary == Rotary(8, expected["rope_theta"], scaling)
 
 
 def test_rope_scaling_changes_the_parameters_of_full_attention() -> None:
     by_type = {"full_attention": _PLAIN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     fields = {"rope_parameters": by_type, "rope_scaling": _SCALED}
-    theirs = Gemma3TextConfig(**deepcopy(fields)).rope_parameters
-    assert theirs["full_attention"] == _PLAIN | _SCALED
-    assert theirs["sliding_attention"] == by_type["sliding_attention"]
+    expected = Gemma3TextConfig(**deepcopy(fields)).rope_parameters
+    assert expected["full_attention"] == _PLAIN | _SCALED
+    assert expected["sliding_attention"] == by_type["sliding_attention"]
     full, sliding = (Fields(fields).rotary(8, f"{kind}_attention") for kind in ("full", "sliding"))
     assert full == Rotary(8, 1e6, RopeScaling("linear", 8.0))
     assert sliding == Rotary(8, 1e4)
 
 
 @pytest.mark.parametrize("scaled", [_SCALED, _SCALED | {"partial_rotary_factor": 0.75}])
-def test_the_share_of_features_that_turn_is_that_of_rope_scaling(scaled: dict[str, Any]) -> None:
+def test_rope_scaling_overrides_partial_rotary_factor(scaled: dict[str, Any]) -> None:
     plain = _PLAIN | {"partial_rotary_factor": 0.5}
     fields = {"rope_parameters": plain, "rope_scaling": scaled}
-    theirs = GPTNeoXConfig(**deepcopy(fields)).rope_parameters
-    assert Fields(fields).rotated_features(16, 0.25) == 16 * theirs["partial_rotary_factor"]
+    expected = GPTNeoXConfig(**deepcopy(fields)).rope_parameters
+    assert Fields(fields).rotated_features(16, 0.25) == 16 * expected["partial_rotary_factor"]
 
 
-@pytest.mark.parametrize("field", sorted(set(GOOD) - {"architectures", "num_key_value_heads"}))
-def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", sorted(set(MINIMAL) - {"architectures", "num_key_value_heads"}))
+def test_a_missing_field_is_refused(field: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"config\.json has no field '{field}'"):
-        _read(tmp_path, {name: value for name, value in GOOD.items() if name != field})
+        _read(tmp_path, {name: value for name, value in MINIMAL.items() if name != field})
 
 
 @pytest.mark.parametrize(
@@ -262,27 +266,27 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
         ({"eos_token_id": [1, None]}, "eos_token_id"),
     ],
 )
-def test_a_value_that_cannot_be_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_invalid_value_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        _read(tmp_path, GOOD | changes)
+        _read(tmp_path, MINIMAL | changes)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"{", "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[1]", "is not a JSON object")],
 )
-def test_a_file_that_is_no_json_object(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_json_object_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=message):
         read_config(tmp_path)
 
 
-def test_a_folder_without_a_config(tmp_path: Path) -> None:
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"has no config\.json: it is not a model folder"):
         read_config(tmp_path)
 
 
-def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model"
     file.write_text("x")
     with pytest.raises(UnsupportedModel, match="not a model folder"):

@@ -1,4 +1,4 @@
-"""What tells one architecture's config.json from another's, and how large published models are."""
+"""Architecture-specific fields of config.json, and the sizes of published models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _read(folder: Path, data: dict[str, Any]) -> ModelConfig:
     return read_config(folder)
 
 
-def test_every_model_has_a_reader() -> None:
+def test_every_architecture_has_a_reader() -> None:
     assert all(callable(ARCHITECTURES[name]) for name in ARCHITECTURES)
 
 
@@ -51,14 +51,14 @@ def test_every_model_has_a_reader() -> None:
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
 )
-def test_the_weights_of_published_models_in_16_bits(
+def test_weight_bytes_of_published_models_in_16_bits(
     data: dict[str, Any], gigabytes: float, tmp_path: Path
 ) -> None:
     assert _read(tmp_path, data).weight_bytes(2) / 1e9 == pytest.approx(gigabytes, rel=1e-3)
 
 
-def test_what_a_step_of_published_models_reads(tmp_path: Path) -> None:
-    """All but the embedding, of which a step looks up a few rows."""
+def test_the_bytes_that_a_step_of_published_models_reads(tmp_path: Path) -> None:
+    """All weights except the embedding, of which a step reads only a few rows."""
     llama = _read(tmp_path, LLAMA_3_8B)
     assert llama.weight_bytes(2) - 2 * llama.vocab_size * llama.hidden_size == pytest.approx(15.0e9, rel=1e-3)
     falcon = _read(tmp_path, FALCON_40B | {"tie_word_embeddings": True})
@@ -73,19 +73,21 @@ def test_the_kv_cache_of_published_models(data: dict[str, Any], elements: int, t
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 9, 20])
-def test_the_kv_cache_of_all_ranks_is_what_their_heads_take(ranks: int, tmp_path: Path) -> None:
+def test_kv_bytes_of_all_ranks_match_their_kv_heads(ranks: int, tmp_path: Path) -> None:
     for data in (LLAMA_3_8B, FALCON_7B):
         config = _read(tmp_path, data)
         heads = config.num_heads, config.num_kv_heads
-        held = sum(split_heads(*heads, ranks, rank).kv_heads.size for rank in range(ranks))
-        assert config.kv_bytes_per_token("bf16", ranks) == 4 * config.num_layers * config.head_dim * held
+        num_kv_heads = sum(split_heads(*heads, ranks, rank).kv_heads.size for rank in range(ranks))
+        assert (
+            config.kv_bytes_per_token("bf16", ranks) == 4 * config.num_layers * config.head_dim * num_kv_heads
+        )
 
 
-def test_a_rank_of_two_has_about_half(tmp_path: Path) -> None:
+def test_one_of_two_ranks_has_about_half_of_the_weights(tmp_path: Path) -> None:
     for data in (LLAMA_3_8B, FALCON_40B, MIXTRAL):
         config = _read(tmp_path, data)
         assert config.weight_bytes(2, ranks=2) == pytest.approx(config.weight_bytes(2) / 2, rel=1e-3)
-    # Falcon-7B's only kv head is on both, and of its 71 query heads rank 0 has 36.
+    # Both ranks have Falcon-7B's only KV head, and rank 0 has 36 of its 71 query heads.
     config = _read(tmp_path, FALCON_7B)
     halves = config.weight_bytes(2) / 2
     head = 64 * 4544 * 2
@@ -101,20 +103,20 @@ def test_falcon_7b(tmp_path: Path) -> None:
     assert not config.gated_mlp
     assert (config.max_position_embeddings, config.norm.eps) == (2048, 1e-5)
     assert config.attention == (AttentionSpec(scale=0.125, rotary=Rotary(64, 10000.0)),) * config.num_layers
-    assert config.tie_word_embeddings, "as transformers takes it where the file does not say"
+    assert config.tie_word_embeddings, "the default of transformers"
     assert not config.qkv_bias
     assert not config.mlp_bias
-    # The number of kv heads that its file may name counts for nothing; without multi_query each head has its own.
+    # num_kv_heads is ignored. Without multi_query, each head has its own KV head.
     assert _read(tmp_path, FALCON_7B | {"num_kv_heads": 71}).num_kv_heads == 1
     assert _read(tmp_path, FALCON_7B | {"multi_query": False}).num_kv_heads == 71
 
 
-@pytest.mark.parametrize(("given", "norms"), [(None, 2), (2, 2), (1, 1)])
-def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
-    config = _read(tmp_path, FALCON_40B | {"num_ln_in_parallel_attn": given, "bias": True})
+@pytest.mark.parametrize(("num_norms", "expected"), [(None, 2), (2, 2), (1, 1)])
+def test_falcon_40b(num_norms: int | None, expected: int, tmp_path: Path) -> None:
+    config = _read(tmp_path, FALCON_40B | {"num_ln_in_parallel_attn": num_norms, "bias": True})
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (128, 8, 64)
     assert config.parallel_block
-    assert (config.names.mlp_norm is None) == (norms == 1)
+    assert (config.names.mlp_norm is None) == (expected == 1)
     assert config.qkv_bias
     assert config.mlp_bias
 
@@ -132,7 +134,7 @@ def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_other_falcons_are_refused_by_what_they_are(
+def test_unsupported_falcon_variants_are_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
@@ -148,7 +150,7 @@ def test_mixtral(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("data", "default"), [(MISTRAL, 4096), (MIXTRAL, None)])
-def test_all_layers_have_the_sliding_window(
+def test_mistral_and_mixtral_have_the_sliding_window_in_all_layers(
     data: dict[str, Any], default: int | None, tmp_path: Path
 ) -> None:
     for fields, window in (({}, default), ({"sliding_window": None}, None), ({"sliding_window": 300}, 300)):
@@ -161,7 +163,7 @@ def test_all_layers_have_the_sliding_window(
 
 
 @pytest.mark.parametrize("data", [QWEN3_06B, QWEN3_06B | {"architectures": ["Qwen2ForCausalLM"]}])
-def test_some_layers_have_a_sliding_window(data: dict[str, Any], tmp_path: Path) -> None:
+def test_qwen_has_the_sliding_window_in_some_layers(data: dict[str, Any], tmp_path: Path) -> None:
     def windows(**fields: Any) -> list[int | None]:
         return [spec.window for spec in _read(tmp_path, data | fields).attention]
 
@@ -181,16 +183,14 @@ def test_some_layers_have_a_sliding_window(data: dict[str, Any], tmp_path: Path)
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_window_layers": 1}, {"layer_types": ["full_attention"] * 2}])
-def test_all_layers_of_qwen3_with_experts_have_the_sliding_window(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_qwen3_moe_has_the_sliding_window_in_all_layers(changes: dict[str, Any], tmp_path: Path) -> None:
     data = QWEN3_06B | {
         "architectures": ["Qwen3MoeForCausalLM"],
         "num_hidden_layers": 2,
         "sliding_window": 300,
     }
-    for used, window in ((True, 300), (False, None)):
-        config = _read(tmp_path, data | changes | {"use_sliding_window": used})
+    for enabled, window in ((True, 300), (False, None)):
+        config = _read(tmp_path, data | changes | {"use_sliding_window": enabled})
         assert [spec.window for spec in config.attention] == [window] * 2
         assert all(spec.query_key_norms for spec in config.attention)
 
@@ -202,21 +202,21 @@ def test_qwen3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "falcon"])
-def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -> None:
-    theirs = AutoConfig.for_model(kind, architectures=[f"{kind.capitalize()}ForCausalLM"])
-    theirs.save_pretrained(tmp_path)
-    ours = read_config(tmp_path)
-    assert (ours.vocab_size, ours.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
-    assert (ours.num_layers, ours.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 4096 // theirs.num_attention_heads)
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert {rotary.theta for rotary in ours.rotaries} == {theirs.rope_parameters["rope_theta"]}
-    assert {spec.query_key_norms for spec in ours.attention} == {kind == "qwen3"}
-    assert ours.max_position_embeddings == theirs.max_position_embeddings
-    assert ours.window == getattr(theirs, "sliding_window", None)
+def test_configs_with_transformers_defaults_are_read(kind: str, tmp_path: Path) -> None:
+    expected = AutoConfig.for_model(kind, architectures=[f"{kind.capitalize()}ForCausalLM"])
+    expected.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    assert (config.vocab_size, config.hidden_size) == (expected.vocab_size, expected.hidden_size)
+    assert (config.num_layers, config.num_heads) == (expected.num_hidden_layers, expected.num_attention_heads)
+    assert config.head_dim == (getattr(expected, "head_dim", None) or 4096 // expected.num_attention_heads)
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert {rotary.theta for rotary in config.rotaries} == {expected.rope_parameters["rope_theta"]}
+    assert {spec.query_key_norms for spec in config.attention} == {kind == "qwen3"}
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.window == getattr(expected, "sliding_window", None)
 
 
-_SILENT: dict[str, Any] = {
+_MINIMAL: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -224,7 +224,7 @@ _SILENT: dict[str, Any] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 16384,
 }
-"""A config.json that leaves the rest to transformers' defaults."""
+"""A config.json that relies on the defaults of transformers."""
 
 
 @pytest.mark.parametrize(
@@ -242,24 +242,26 @@ _SILENT: dict[str, Any] = {
         ("phi3", "Phi3"),
     ],
 )
-def test_a_silent_file_is_read_as_transformers_reads_it(kind: str, architecture: str, tmp_path: Path) -> None:
-    data = _SILENT | {"model_type": kind, "architectures": [f"{architecture}ForCausalLM"]}
-    ours = _read(tmp_path, data)
-    theirs = AutoConfig.from_pretrained(tmp_path)
-    ropes = theirs.rope_parameters
+def test_missing_fields_have_the_defaults_of_transformers(
+    kind: str, architecture: str, tmp_path: Path
+) -> None:
+    data = _MINIMAL | {"model_type": kind, "architectures": [f"{architecture}ForCausalLM"]}
+    config = _read(tmp_path, data)
+    expected = AutoConfig.from_pretrained(tmp_path)
+    ropes = expected.rope_parameters
     thetas = (
         [rope["rope_theta"] for rope in ropes.values()] if kind == "gemma3_text" else [ropes["rope_theta"]]
     )
-    assert sorted(rotary.theta for rotary in ours.rotaries) == sorted(thetas)
-    assert ours.norm.eps == theirs.rms_norm_eps
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
-    assert {spec.softcap for spec in ours.attention} == {getattr(theirs, "attn_logit_softcapping", None)}
+    assert sorted(rotary.theta for rotary in config.rotaries) == sorted(thetas)
+    assert config.norm.eps == expected.rms_norm_eps
+    assert config.num_kv_heads == expected.num_key_value_heads
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert config.logit_softcap == getattr(expected, "final_logit_softcapping", None)
+    assert {spec.softcap for spec in config.attention} == {getattr(expected, "attn_logit_softcapping", None)}
 
 
-def test_layer_types_without_a_theta_of_their_own(tmp_path: Path) -> None:
-    data = _SILENT | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+def test_layer_types_without_rope_theta_use_the_defaults(tmp_path: Path) -> None:
+    data = _MINIMAL | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
     linear = {"rope_type": "linear", "factor": 8.0}
     for ropes in ({"full_attention": linear}, {"full_attention": linear, "sliding_attention": None}):
         config = _read(tmp_path, data | {"rope_parameters": ropes})
@@ -291,7 +293,9 @@ LLAMA_7B: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("data", "architecture"), [(MPT_7B, "MptForCausalLM"), (LLAMA_7B, "LlamaForCausalLM")]
 )
-def test_architectures_in_other_spellings(data: dict[str, Any], architecture: str, tmp_path: Path) -> None:
+def test_alternative_spellings_of_architectures(
+    data: dict[str, Any], architecture: str, tmp_path: Path
+) -> None:
     config = _read(tmp_path, data)
     assert (config.architecture, config.max_position_embeddings) == (architecture, 2048)
 
@@ -304,7 +308,7 @@ def test_architectures_in_other_spellings(data: dict[str, Any], architecture: st
         ({"attn_config": {"alibi": True, "qk_ln": True}}, "attn_config.qk_ln is set"),
     ],
 )
-def test_mpt_otherwise_than_transformers_has_it_is_refused(
+def test_mpt_variants_that_transformers_does_not_support_are_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
@@ -312,16 +316,16 @@ def test_mpt_otherwise_than_transformers_has_it_is_refused(
 
 
 @pytest.mark.parametrize("name", ["yarn", "su", "longrope"])
-def test_phi3_takes_yarn_as_longrope(name: str, tmp_path: Path) -> None:
+def test_phi3_treats_yarn_as_longrope(name: str, tmp_path: Path) -> None:
     factors = {"short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 4096}
-    data = _SILENT | {
+    data = _MINIMAL | {
         "model_type": "phi3",
         "architectures": ["Phi3ForCausalLM"],
         "rope_scaling": {"type": name, **factors},
     }
     (rotary,) = _read(tmp_path, data).rotaries
-    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
-    assert theirs["rope_type"] == "longrope"
+    expected = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert expected["rope_type"] == "longrope"
     assert isinstance(rotary.scaling, LongRope)
-    assert rotary.scaling.original_max_position_embeddings == theirs["original_max_position_embeddings"]
+    assert rotary.scaling.original_max_position_embeddings == expected["original_max_position_embeddings"]
     assert (rotary.scaling.short_factors, rotary.scaling.long_factors) == ((1.0,), (2.0,))

@@ -1,4 +1,4 @@
-"""Our models through the model runner, against transformers' on the same checkpoints."""
+"""LMI's models in the model runner, compared with transformers on the same checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.tiny_models import (
 )
 
 SHUFFLED = [[9, 2, 31, 4, 17, 0, 22, 30, 5, 40, 12], [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11], [10, 62, 13]]
-RUNS = [list(range(5, 16)), list(range(16, 27)), list(range(40, 43))]
+CONSECUTIVE = [list(range(5, 16)), list(range(16, 27)), list(range(40, 43))]
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -157,7 +157,7 @@ GREEDY = [
 ]  # fmt: skip
 
 PRECISIONS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"), ("bf16", "fp32")]
-"""Of the file, and `option.dtype`."""
+"""(dtype of the checkpoint, `option.dtype`)."""
 
 
 def _save(folder: Path, variant: str, seed: int = 0) -> None:
@@ -171,41 +171,46 @@ def _prompts() -> list[list[int]]:
 
 
 def _compare(runner: LoadedModel, oracle: Any, tables: list[list[int]], chunks: list[list[int]]) -> None:
-    """Logits at every chunk's end and every decoded token are the oracle's, and so is the most likely token."""
+    """Assert that logits and argmax equal the oracle's at the end of every chunk and for every decoded token."""
     prompts = _prompts()
-    found = run_plans(runner, plans_in_chunks(prompts, tables, chunks))
+    logits_by_position = run_plans(runner, plans_in_chunks(prompts, tables, chunks))
     expected = [oracle_logits(oracle, prompt) for prompt in prompts]
-    for (i, position), logits in found.items():
+    for (i, position), logits in logits_by_position.items():
         torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=1e-4)
         assert int(logits.argmax()) == int(expected[i][position].argmax())
-    assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(found)
+    assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(logits_by_position)
 
 
 @pytest.mark.parametrize("variant", representatives(VARIANTS, IN_MAKE_TEST))
-def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+def test_logits_match_transformers(variant: str, tmp_path: Path) -> None:
     _save(tmp_path, variant)
     oracle = load_oracle(tmp_path, "fp32")
-    # Whole prompts, then one token at a time; chunks of uneven sizes that ride with other sequences' decodes.
+    # Whole prompts, then decodes. Then chunks of uneven sizes in the same steps as decodes of other sequences.
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[40], [12], [4]])
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[5, 1, 8, 3, 16], [1, 1, 7, 4], [2, 2]])
-    _compare(make_runner(tmp_path, paged=False), oracle, RUNS, [[7, 4, 20], [17], [4, 1]])
+    _compare(make_runner(tmp_path, paged=False), oracle, CONSECUTIVE, [[7, 4, 20], [17], [4, 1]])
 
 
 @pytest.mark.parametrize(
-    ("kind", "exact_in_fp16", "stored", "asked"),
+    ("kind", "exact_in_fp16", "stored", "requested"),
     [("llama", exact, *precisions) for exact in (True, False) for precisions in PRECISIONS]
     + [(kind, False, "bf16", "bf16") for kind in ("mixtral", "falcon-40b")],
 )
-def test_weights_are_rounded_to_the_dtype_asked_for(
-    kind: str, exact_in_fp16: bool, stored: str, asked: str, tmp_path: Path
+def test_weights_are_rounded_to_the_requested_dtype(
+    kind: str, exact_in_fp16: bool, stored: str, requested: str, tmp_path: Path
 ) -> None:
     save_model(tmp_path, kind, dtype=stored, exact_in_fp16=exact_in_fp16)
-    _compare(make_runner(tmp_path, dtype=asked), load_oracle(tmp_path, asked), SHUFFLED, [[12, 9], [17], [3]])
+    _compare(
+        make_runner(tmp_path, dtype=requested),
+        load_oracle(tmp_path, requested),
+        SHUFFLED,
+        [[12, 9], [17], [3]],
+    )
 
 
 @pytest.mark.parametrize("variant", representatives(GREEDY, ["smollm2", "gemma3"]))
 @pytest.mark.parametrize("paged", [True, False])
-def test_greedy_tokens_are_those_of_transformers(variant: str, paged: bool, tmp_path: Path) -> None:
+def test_greedy_tokens_match_transformers(variant: str, paged: bool, tmp_path: Path) -> None:
     _save(tmp_path, variant, seed=1)
     oracle = load_oracle(tmp_path, "fp32")
     runner = make_runner(tmp_path, paged=paged)
@@ -221,18 +226,18 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, paged: bool, tmp_
     )[0].tolist()
     tokens = list(prompt)
     for _ in range(24):
-        # From a cold cache each time, in another chunking: what was computed before must not matter.
-        plans = plans_in_chunks([tokens], [SHUFFLED[0] if paged else RUNS[0]], [[len(tokens) // 2 + 1, 99]])
+        # Recompute the whole sequence with a different chunking each time. Earlier steps must not matter.
+        plans = plans_in_chunks(
+            [tokens], [SHUFFLED[0] if paged else CONSECUTIVE[0]], [[len(tokens) // 2 + 1, 99]]
+        )
         logits = run_plans(runner, plans)
         tokens.append(int(logits[0, len(tokens) - 1].argmax()))
     assert tokens == expected
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt", "gpt_neox"])
-@pytest.mark.parametrize("stored", ["both", "both alike", "head"])
-def test_a_stored_head_counts_though_the_configuration_ties_it(
-    kind: str, stored: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("stored", ["both", "both equal", "head"])
+def test_a_stored_head_is_used_even_if_the_config_ties_it(kind: str, stored: str, tmp_path: Path) -> None:
     save_model(tmp_path, kind)
     file, names = tmp_path / "model.safetensors", read_config(tmp_path).names
     tensors = load_file(file)
@@ -247,38 +252,38 @@ def test_a_stored_head_counts_though_the_configuration_ties_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "left_out"), [("opt", "model."), ("opt", "model.decoder."), ("llama", "model.")]
+    ("kind", "missing_prefix"), [("opt", "model."), ("opt", "model.decoder."), ("llama", "model.")]
 )
-def test_names_in_a_checkpoint_may_lack_the_first_parts(kind: str, left_out: str, tmp_path: Path) -> None:
-    """OPT of 6.7 billion and more has `decoder.` only."""
+def test_tensor_names_may_lack_a_prefix(kind: str, missing_prefix: str, tmp_path: Path) -> None:
+    """OPT checkpoints of 6.7B parameters and more have only `decoder.`."""
     save_model(tmp_path, kind)
     oracle = load_oracle(tmp_path, "fp32")
     file = tmp_path / "model.safetensors"
-    renamed = {name.removeprefix(left_out): tensor for name, tensor in load_file(file).items()}
+    renamed = {name.removeprefix(missing_prefix): tensor for name, tensor in load_file(file).items()}
     save_file(renamed, file, {"format": "pt"})
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
 
 
-def test_a_sequence_gets_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
+def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(tmp_path: Path) -> None:
     save_llama(tmp_path, exact_in_fp16=True)
     prompts, runner = _prompts(), make_runner(tmp_path)
     chunks = [[11, 3, 20], [1, 16], [5]]
-    together = run_plans(runner, plans_in_chunks(prompts, SHUFFLED, chunks))
+    batched = run_plans(runner, plans_in_chunks(prompts, SHUFFLED, chunks))
     for i, prompt in enumerate(prompts):
         alone = run_plans(make_runner(tmp_path), plans_in_chunks([prompt], [SHUFFLED[i]], [chunks[i]]))
         for (_, position), logits in alone.items():
-            torch.testing.assert_close(together[i, position], logits, rtol=0, atol=2e-5)
-            assert int(together[i, position].argmax()) == int(logits.argmax())
+            torch.testing.assert_close(batched[i, position], logits, rtol=0, atol=2e-5)
+            assert int(batched[i, position].argmax()) == int(logits.argmax())
 
 
-def test_a_step_that_samples_nothing_gives_no_logits(tmp_path: Path) -> None:
+def test_a_step_that_samples_nothing_returns_no_logits(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
     prompt = tuple(_prompts()[0])
     maker = PlanMaker()
     maker.begin(5, (3, 1, 2))
     assert run_plan(runner, maker.plan({5: prompt[:8]}, {5: WANT_NOTHING})).logits is None
-    # What it computed is in the cache all the same.
+    # Its keys and values are in the cache nevertheless.
     logits = run_plan(runner, maker.plan({5: prompt[8:12]})).logits
     assert logits is not None
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt[:12])[-1]
@@ -297,14 +302,14 @@ def test_computing_a_step_again_changes_nothing(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
-def test_native_kernels_read_nothing_behind_a_sequences_keys(tmp_path: Path) -> None:
-    """What others have left there may not be finite: masked, it would still be seen."""
+def test_native_kernels_do_not_read_beyond_a_sequences_keys(tmp_path: Path) -> None:
+    """Old values there may be NaN, which masking would not hide."""
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
     if not isinstance(runner.steps, NativeSteps):
         pytest.skip("native kernels are not built")
     fill_with_nan(runner.cache, range(runner.cache.num_blocks))
-    prompt = tuple(_prompts()[0][:9])  # its last block is used in part
+    prompt = tuple(_prompts()[0][:9])  # the last block is only partly filled
     maker = PlanMaker()
     maker.begin(0, (9, 2, 31))
     logits = run_plan(runner, maker.plan({0: prompt})).logits
@@ -319,7 +324,7 @@ def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused(tmp_path: Path
         make_runner(tmp_path, num_blocks=15)
 
 
-def test_the_cache_is_as_large_as_asked_for(tmp_path: Path) -> None:
+def test_the_cache_has_the_requested_size(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path, num_blocks=23)
     config = read_config(tmp_path)

@@ -1,4 +1,4 @@
-"""Models in GGUF files through the model runner, against transformers on the same weights."""
+"""GGUF models in the model runner, compared with transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -62,41 +62,39 @@ def _prompts() -> list[list[int]]:
     return [integers(generator, 0, VOCAB_SIZE, count) for count in (33, 9)]
 
 
-def _assert_same(found: dict[tuple[int, int], torch.Tensor], oracle: Any) -> None:
+def _assert_logits_match(logits_by_position: dict[tuple[int, int], torch.Tensor], oracle: Any) -> None:
     expected = [oracle_logits(oracle, prompt) for prompt in _prompts()]
-    assert {(0, 32), (1, 8)} <= set(found)
-    for (i, position), logits in found.items():
+    assert {(0, 32), (1, 8)} <= set(logits_by_position)
+    for (i, position), logits in logits_by_position.items():
         scale = max(1.0, float(expected[i][position].abs().max()))
         assert float((logits - expected[i][position]).abs().max()) < 1e-4 * scale
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_logits_are_those_of_the_dequantised_weights(
-    case: tuple[str, Kind, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_logits_match_the_dequantised_weights(case: tuple[str, Kind, dict[str, Any]], tmp_path: Path) -> None:
     name, kind, changes = case
     _, described, checkpoint = save_gguf(tmp_path, name, kind, **changes)
-    _assert_same(_logits(described), load_oracle(checkpoint, "fp32"))
+    _assert_logits_match(_logits(described), load_oracle(checkpoint, "fp32"))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_logits_are_those_of_transformers_on_the_same_file(name: str, tmp_path: Path) -> None:
+def test_logits_match_transformers_on_the_same_file(name: str, tmp_path: Path) -> None:
     file, described, _ = save_gguf(tmp_path, name, Kind.Q8_0)
-    theirs = AutoModelForCausalLM.from_pretrained(
+    oracle = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
     )
-    _assert_same(_logits(described), theirs.eval())
+    _assert_logits_match(_logits(described), oracle.eval())
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "degree"), [("llama", Kind.Q4_0, 2), ("mixtral", Kind.Q4_0, 2), ("phi3", Kind.F16, 3)]
 )
-def test_ranks_share_a_file(name: str, kind: Kind, degree: int, tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_read_one_file(name: str, kind: Kind, degree: int, tmp_path: Path) -> None:
     _, described, checkpoint = save_gguf(tmp_path, name, kind)
-    _assert_same(_logits(described, degree), load_oracle(checkpoint, "fp32"))
+    _assert_logits_match(_logits(described, degree), load_oracle(checkpoint, "fp32"))
 
 
-def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_expert_is_reported(tmp_path: Path) -> None:
     _, described, _ = save_gguf(tmp_path, "mixtral", Kind.F16)
     index = read_index(described)
     assert index is not None
@@ -106,12 +104,12 @@ def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
         files.shape(name.format(4))
 
 
-def test_modules_of_transformers_read_it_too(tmp_path: Path) -> None:
+def test_transformers_modules_can_load_gguf(tmp_path: Path) -> None:
     _, described, checkpoint = save_gguf(tmp_path, "qwen3", Kind.Q8_0)
-    _assert_same(_logits(described, impl="transformers"), load_oracle(checkpoint, "fp32"))
+    _assert_logits_match(_logits(described, impl="transformers"), load_oracle(checkpoint, "fp32"))
 
 
-def test_weights_are_held_as_asked_for(tmp_path: Path) -> None:
+def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path) -> None:
     _, described, checkpoint = save_gguf(tmp_path, "llama", Kind.Q4_0)
     assert read_config(described).dtype == "float32"
     runner = make_runner(described)
@@ -124,8 +122,8 @@ def test_weights_are_held_as_asked_for(tmp_path: Path) -> None:
         torch.testing.assert_close(rounded, exact, rtol=0.2, atol=0.5)
 
 
-def test_llama_3_has_its_scaling_as_a_tensor(tmp_path: Path) -> None:
-    """`rope_freqs.weight`: divisors of the frequencies."""
+def test_llama3_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
+    """`rope_freqs.weight` has divisors of the frequencies."""
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500.0,
@@ -152,10 +150,10 @@ def test_llama_3_has_its_scaling_as_a_tensor(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     describe(scaled, described)
-    _assert_same(_logits(described), oracle)
+    _assert_logits_match(_logits(described), oracle)
 
 
-def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+def test_a_changed_or_missing_file_is_refused(tmp_path: Path) -> None:
     file, described, _ = save_gguf(tmp_path, "llama", Kind.F16)
     index = read_index(described)
     assert index is not None

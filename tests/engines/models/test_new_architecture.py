@@ -1,4 +1,4 @@
-"""What docs/contributing.md shows: a new architecture is one function that reads its config.json, and one line."""
+"""The example of docs/contributing.md: a new architecture is a function that reads its config.json, and one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_starcoder2(fields: Fields) -> ModelConfig:
     )
 
 
-def test_an_architecture_that_a_function_describes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_architecture_described_by_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES._targets, "Starcoder2ForCausalLM", f"{__name__}:read_starcoder2")
     torch.manual_seed(0)
     Starcoder2ForCausalLM(
@@ -50,7 +50,7 @@ def test_an_architecture_that_a_function_describes(tmp_path: Path, monkeypatch: 
         )
     ).save_pretrained(tmp_path)
     prompt = [5, 81, 3, 44, 2, 90, 17]
-    found = run_plans(make_runner(tmp_path), plans_in_chunks([prompt], [[3, 1]], [[4, 3]]))
+    logits_by_position = run_plans(make_runner(tmp_path), plans_in_chunks([prompt], [[3, 1]], [[4, 3]]))
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt)
-    for (_, position), logits in found.items():
+    for (_, position), logits in logits_by_position.items():
         torch.testing.assert_close(logits, expected[position], rtol=1e-4, atol=1e-4)

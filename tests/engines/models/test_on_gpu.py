@@ -1,5 +1,7 @@
-"""Small models of each kind on a GPU, through the whole engine, against transformers there. Needs torch, triton,
-transformers and pytest alone; `make gpu-check` does the same with larger ones."""
+"""Small models of each kind on a GPU, through the whole engine, compared with transformers on the same GPU.
+
+Requires only torch, triton, transformers and pytest. `make gpu-check` runs the same check with larger models.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from tests.support.published_models import PUBLISHED
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-    # transformers' own.
+    # Warnings of transformers.
     pytest.mark.filterwarnings("ignore"),
 ]
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_tokens_and_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_tokens_and_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device("cuda", torch.cuda.current_device())
     results = Results("engine", device, smoke=True)

@@ -1,4 +1,4 @@
-"""A loading rank's memory never exceeds what it will hold by more than one tensor."""
+"""Peak memory while loading: at most one tensor more than the rank's shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.paths import REPO_ROOT, child_environment
 
 _HIDDEN, _WIDTH, _LAYERS, _VOCAB = 1024, 4096, 6, 8192
 _SLACK = 24 << 20
-"""For what threads, allocator and interpreter take besides."""
+"""Tolerance for the memory of threads, allocator and interpreter."""
 
 _PROGRAM = """
 import re, sys
@@ -45,7 +45,7 @@ print(weights.owned_bytes, status("VmHWM") - before, weights.bytes_read)
 """
 
 
-def test_the_peak_of_loading_is_the_shard_and_one_tensor(tmp_path: Path) -> None:
+def test_peak_memory_is_at_most_the_shard_and_one_tensor(tmp_path: Path) -> None:
     if shared_team() is None:
         pytest.skip("native kernels are not built")
     config = {
@@ -76,7 +76,7 @@ def test_the_peak_of_loading_is_the_shard_and_one_tensor(tmp_path: Path) -> None
     shapes |= {"model.embed_tokens.weight": (_VOCAB, _HIDDEN), "model.norm.weight": (_HIDDEN,)}
     tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)],
         capture_output=True,
         text=True,
@@ -84,10 +84,10 @@ def test_the_peak_of_loading_is_the_shard_and_one_tensor(tmp_path: Path) -> None
         cwd=REPO_ROOT,
         env=child_environment({"OMP_NUM_THREADS": "1"}),
     )
-    if "clear_refs" in done.stderr:
+    if "clear_refs" in result.stderr:
         pytest.skip("the kernel does not reset this process's peak")
-    assert done.returncode == 0, done.stderr
-    owned, peak, read = map(int, done.stdout.split())
+    assert result.returncode == 0, result.stderr
+    owned, peak, read = map(int, result.stdout.split())
     assert owned == read == sum(2 * tensor.numel() for tensor in tensors.values())
     one_tensor = 2 * 2 * _WIDTH * _HIDDEN
     assert owned / 2 < peak <= owned + one_tensor + _SLACK

@@ -1,4 +1,4 @@
-"""What the log says while weights are loaded."""
+"""Log messages while weights are loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from engines.models.progress import LoadProgress
 
 
-def test_an_hour_of_loading_takes_few_lines_with_bytes_and_rate(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_hour_of_loading_logs_a_few_lines_with_bytes_and_rate(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     progress = LoadProgress(lambda: now)
     with caplog.at_level(logging.INFO):
@@ -22,7 +22,7 @@ def test_an_hour_of_loading_takes_few_lines_with_bytes_and_rate(caplog: pytest.L
     assert caplog.messages[-1] == "weights: 7200.00 of 7200.00 GB read, 2.00 GB/s"
 
 
-def test_a_fast_loading_takes_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fast_load_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     progress = LoadProgress(lambda: now)
     with caplog.at_level(logging.INFO):

@@ -1,4 +1,4 @@
-"""Tensors are read ahead in the order in which the model will ask for them."""
+"""Read-ahead: tensors are prefetched in the order in which the model uses them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ ROW_BYTES = 4 * 8
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
-    made = {name: torch.randn(10, 8) for name in NAMES}
-    save_file(made, tmp_path / "model.safetensors")
-    return made
+    tensors = {name: torch.randn(10, 8) for name in NAMES}
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tensors
 
 
-def place(file: Path, name: str) -> int:
-    """Where a tensor's bytes begin."""
+def tensor_offset(file: Path, name: str) -> int:
+    """Return the file offset of a tensor's data."""
     data = file.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     begin: int = json.loads(data[8 : 8 + length])[name]["data_offsets"][0]
     return 8 + length + begin
 
 
-class _Watched(FolderRanges):
-    """Counts reads, and holds those of the file's later bytes back."""
+class _WatchedRanges(FolderRanges):
+    """Records the offsets of reads. Reads from `held_from` on block until `free` is set."""
 
     def __init__(self, folder: Path, held_from: int = 1 << 60) -> None:
         super().__init__(folder)
@@ -57,51 +57,50 @@ class _Watched(FolderRanges):
         super().read(file, offset, out)
 
 
-def reader(folder: Path, ranges: FolderRanges) -> WeightReader:
+def make_reader(folder: Path, ranges: FolderRanges) -> WeightReader:
     return WeightReader(folder, torch.float32, torch.float32, CPU, ranges=ranges)
 
 
-def ask(names: Sequence[str], source: WeightSource) -> list[torch.Tensor]:
+def read_rows(names: Sequence[str], source: WeightSource) -> list[torch.Tensor]:
     return [source.rows([name], [Shard(2, 8)], (10, 8)) for name in names]
 
 
-def test_the_next_tensor_is_read_while_the_last_one_is_packed(
+def test_the_next_tensor_is_read_while_the_previous_one_is_packed(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    # Threads may read in another order than they were told to: the first tensors are known by their places.
-    ranges = _Watched(tmp_path, held_from=place(tmp_path / "model.safetensors", "t2"))
-    weights = reader(tmp_path, ranges)
-    weights.prefetch(lambda source: ask(NAMES, source))
-    (first,) = ask(NAMES[:1], weights)
-    assert ranges.reached.wait(60), "nothing is read before it is asked for"
+    # Threads may read in any order, so the later tensors are recognized by their offset.
+    ranges = _WatchedRanges(tmp_path, held_from=tensor_offset(tmp_path / "model.safetensors", "t2"))
+    weights = make_reader(tmp_path, ranges)
+    weights.prefetch(lambda source: read_rows(NAMES, source))
+    (first,) = read_rows(NAMES[:1], weights)
+    assert ranges.reached.wait(60), "nothing is read ahead"
     assert torch.equal(first, tensors["t0"][2:8])
     ranges.free.set()
-    others = ask(NAMES[1:], weights)
-    assert all(torch.equal(got, tensors[name][2:8]) for name, got in zip(NAMES[1:], others, strict=True))
+    others = read_rows(NAMES[1:], weights)
+    assert all(torch.equal(rows, tensors[name][2:8]) for name, rows in zip(NAMES[1:], others, strict=True))
     assert len(ranges.offsets) == len(NAMES)
     assert weights.bytes_read == weights.owned_bytes == len(NAMES) * 6 * ROW_BYTES
     weights.close()
 
 
-def test_only_so_many_bytes_are_read_ahead(
+def test_read_ahead_is_limited_in_bytes(
     tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 2 * 6 * ROW_BYTES)
-    ranges = _Watched(tmp_path)
-    weights = reader(tmp_path, ranges)
-    weights.prefetch(lambda source: ask(NAMES, source))
+    ranges = _WatchedRanges(tmp_path)
+    weights = make_reader(tmp_path, ranges)
+    weights.prefetch(lambda source: read_rows(NAMES, source))
     for count, name in enumerate(NAMES):
-        ask([name], weights)
+        read_rows([name], weights)
         assert len(ranges.offsets) <= count + 1 + 2
     weights.close()
 
 
 def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and columns of all sizes, whichever way the blocks fall."""
     tensor = torch.randn(23, 17).bfloat16()
     save_file({"a": tensor, "b": tensor * 2}, tmp_path / "model.safetensors")
     monkeypatch.setattr(FolderRanges, "block_bytes", 100)
-    weights = reader(tmp_path, FolderRanges(tmp_path))
+    weights = make_reader(tmp_path, FolderRanges(tmp_path))
     rows = weights.rows(["a", "b"], [Shard(3, 22), Shard(0, 4)], (46, 17))
     assert torch.equal(rows, torch.cat((tensor[3:22], tensor[:4] * 2)).float())
     columns = weights.stacked_columns(["a", "b"], Shard(4, 9), (23, 17))
@@ -111,32 +110,32 @@ def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     weights.close()
 
 
-def test_another_order_than_expected_is_slower_but_right(
+def test_tensors_can_be_read_in_another_order_than_prefetched(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    weights = reader(tmp_path, FolderRanges(tmp_path))
-    weights.prefetch(lambda source: ask(NAMES, source))
+    weights = make_reader(tmp_path, FolderRanges(tmp_path))
+    weights.prefetch(lambda source: read_rows(NAMES, source))
     backwards = NAMES[::-1]
-    found = ask(backwards, weights)
+    found = read_rows(backwards, weights)
     assert all(torch.equal(got, tensors[name][2:8]) for name, got in zip(backwards, found, strict=True))
     weights.close()
 
 
-def test_a_missing_tensor_is_found_before_anything_is_read(
+def test_a_missing_tensor_is_reported_before_anything_is_read(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    ranges = _Watched(tmp_path)
-    weights = reader(tmp_path, ranges)
+    ranges = _WatchedRanges(tmp_path)
+    weights = make_reader(tmp_path, ranges)
     with pytest.raises(BadCheckpoint, match="no tensor 'x'"):
-        weights.prefetch(lambda source: ask([*NAMES, "x"], source))
+        weights.prefetch(lambda source: read_rows([*NAMES, "x"], source))
     assert ranges.offsets == []
     weights.close()
 
 
-def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_open_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(64, 64)}, path)
-    weights = reader(tmp_path, FolderRanges(tmp_path))
+    weights = make_reader(tmp_path, FolderRanges(tmp_path))
     path.write_bytes(path.read_bytes()[:2000])
     weights.prefetch(lambda source: source.tensor("a", (64, 64)))
     with pytest.raises(BadCheckpoint, match="is truncated"):
@@ -145,7 +144,7 @@ def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("degree", [2, 3])
-def test_ranks_that_share_what_they_read_get_their_columns(degree: int, tmp_path: Path) -> None:
+def test_ranks_that_share_reads_get_their_columns(degree: int, tmp_path: Path) -> None:
     stacked = torch.randn(2, 7, 8).bfloat16()
     save_file({"a": stacked[0], "b": stacked[1]}, tmp_path / "model.safetensors")
 
@@ -157,28 +156,28 @@ def test_ranks_that_share_what_they_read_get_their_columns(degree: int, tmp_path
         dtype = torch.float32
         weights = WeightReader(tmp_path, dtype, None, CPU, ranges=FolderRanges(tmp_path), comm=comm)
         weights.prefetch(lambda source: build(source, columns))
-        got = build(weights, columns)
-        assert torch.equal(got, stacked[:, :, columns.start : columns.stop])
-        assert weights.owned_bytes == got.numel() * 2
+        tensor = build(weights, columns)
+        assert torch.equal(tensor, stacked[:, :, columns.start : columns.stop])
+        assert weights.owned_bytes == tensor.numel() * 2
         weights.close()
         return weights.bytes_read
 
     assert sum(run_ranks(degree, rank)) == stacked.numel() * 2, "every byte is read once"
 
 
-def test_memory_of_packed_tensors_is_used_again_while_it_is_needed(
+def test_memory_of_released_tensors_is_reused(
     tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_SMALL_BYTES", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
-    weights = reader(tmp_path, FolderRanges(tmp_path))
-    weights.prefetch(lambda source: ask(NAMES, source))
+    weights = make_reader(tmp_path, FolderRanges(tmp_path))
+    weights.prefetch(lambda source: read_rows(NAMES, source))
     addresses = []
     for name in NAMES:
-        (tensor,) = ask([name], weights)
+        (tensor,) = read_rows([name], weights)
         assert torch.equal(tensor, tensors[name][2:8])
         addresses.append(tensor.data_ptr())
-        part = tensor[1:]  # a view keeps the memory as the tensor does
+        part = tensor[1:]  # a view keeps the memory alive, like the tensor
         del tensor
     assert len(set(addresses)) < len(addresses)
     assert torch.equal(part, tensors[NAMES[-1]][3:8])

@@ -1,3 +1,5 @@
+"""Reading of safetensors files: rows, columns, dtypes, and damaged files."""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +24,7 @@ from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PEAK_KIB = 64 * 1024
-"""Refusing a bad file must not cost memory."""
+"""Limit of the memory that it may take to refuse a bad file."""
 
 
 def _write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> None:
@@ -36,7 +38,7 @@ def _tensor(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (16, 33)])
-def test_reads_any_rows_and_columns(shape: tuple[int, int], dtype: torch.dtype, tmp_path: Path) -> None:
+def test_any_rows_and_columns_can_be_read(shape: tuple[int, int], dtype: torch.dtype, tmp_path: Path) -> None:
     generator = fresh_generator()
     tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name in ("a", "b", "c")}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -58,7 +60,7 @@ def test_reads_any_rows_and_columns(shape: tuple[int, int], dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (0, 4), (2, 3, 4)])
-def test_tensors_of_other_ranks(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_tensors_with_other_numbers_of_dimensions(shape: tuple[int, ...], tmp_path: Path) -> None:
     tensor = torch.randn(shape, generator=fresh_generator())
     save_file({"t": tensor}, tmp_path / "model.safetensors")
     files = SafetensorsFiles(tmp_path)
@@ -90,8 +92,8 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         files.shape("b")
 
 
-def test_a_tensor_of_integers_is_refused_only_when_it_is_asked_for(tmp_path: Path) -> None:
-    """Old checkpoints of GPT-2 and GPT-NeoX hold causal masks."""
+def test_an_integer_tensor_is_refused_only_when_it_is_read(tmp_path: Path) -> None:
+    """Old checkpoints of GPT-2 and GPT-NeoX contain causal masks."""
     values = torch.randn(3, 4, generator=fresh_generator())
     masks = {"h.0.bias": torch.ones(5, 7, dtype=torch.bool), "h.1.bias": torch.ones(9, dtype=torch.uint8)}
     wide = {"steps": torch.ones(3, dtype=torch.int64), "scale": torch.ones(2, 2, dtype=torch.float8_e4m3fn)}
@@ -111,7 +113,7 @@ def test_a_tensor_of_integers_is_refused_only_when_it_is_asked_for(tmp_path: Pat
     files.close()
 
 
-def test_a_target_of_another_dtype_is_refused(tmp_path: Path) -> None:
+def test_an_output_tensor_of_another_dtype_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     files = SafetensorsFiles(tmp_path)
     with pytest.raises(ValueError, match="of the file's dtype"):
@@ -120,7 +122,7 @@ def test_a_target_of_another_dtype_is_refused(tmp_path: Path) -> None:
         files.read_rows("a", 0, 2, torch.empty(2, 4)[:, ::2])
 
 
-def test_a_file_cut_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(64, 64)}, path)
     files = SafetensorsFiles(tmp_path)
@@ -130,7 +132,7 @@ def test_a_file_cut_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_folder_without_safetensors(tmp_path: Path) -> None:
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(BadCheckpoint, match=r"contains no \.safetensors file"):
         SafetensorsFiles(tmp_path)
@@ -156,7 +158,7 @@ BAD_HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BAD_HEADERS)
-def test_a_header_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_bad_header_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     _write(path, BAD_HEADERS[name], bytes(24))
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
@@ -164,7 +166,7 @@ def test_a_header_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("length", [3, 10_000, 10**8 + 1, 2**31, 2**63, 2**64 - 1])
-def test_a_header_length_that_cannot_be_is_refused_without_reading(length: int, tmp_path: Path) -> None:
+def test_an_impossible_header_length_is_refused_without_reading(length: int, tmp_path: Path) -> None:
     _write(tmp_path / "model.safetensors", {"a": _tensor()}, bytes(24), length)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadCheckpoint):
@@ -172,10 +174,10 @@ def test_a_header_length_that_cannot_be_is_refused_without_reading(length: int, 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < PEAK_KIB
 
 
-def test_a_header_beyond_the_format_s_limit_is_refused_without_reading(tmp_path: Path) -> None:
+def test_a_header_above_the_formats_limit_is_refused_without_reading(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     _write(path, {"a": _tensor()}, bytes(24), 10**8 + 1)
-    os.truncate(path, 10**9)  # a hole: large, and no room on the disk
+    os.truncate(path, 10**9)  # a sparse file, which takes no disk space
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadCheckpoint, match="not a complete safetensors file"):
         SafetensorsFiles(tmp_path)
@@ -188,7 +190,7 @@ def _whole_file(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_truncated_at_any_byte_is_refused(tmp_path: Path) -> None:
     whole = _whole_file(tmp_path)
     for size in range(len(whole)):
         (tmp_path / "model.safetensors").write_bytes(whole[:size])
@@ -196,8 +198,8 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
             SafetensorsFiles(tmp_path)
 
 
-def _opens_or_refuses(folder: Path) -> None:
-    """Either a bad file is refused, or every tensor that it announces can be read in full."""
+def _assert_readable_or_refused(folder: Path) -> None:
+    """Assert that the file is refused, or that all its tensors can be read in full."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with contextlib.suppress(BadCheckpoint):
         files = SafetensorsFiles(folder)
@@ -215,4 +217,4 @@ def test_damaged_bytes_never_crash(data: st.DataObject, tmp_path: Path) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "model.safetensors").write_bytes(damaged)
-    _opens_or_refuses(tmp_path)
+    _assert_readable_or_refused(tmp_path)

@@ -1,4 +1,4 @@
-"""Several ranks, as threads, compute what one rank computes, each from its own share of the weights."""
+"""Tensor parallelism with ranks as threads: results match one rank, and each rank loads only its shard."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 CASES = [(variant, degree) for variant in VARIANTS for degree in (2, 3)] + [
     ("one-kv-head-each", 4),
-    # More ranks than KV heads: some hold the same one.
+    # More ranks than KV heads: some ranks hold the same head.
     ("untied-with-biases", 4),
     ("qwen3", 4),
     ("falcon-40b-one-norm", 5),
 ]
-"""Falcon-7B's KV head is on every rank, and of 3 ranks 2 have the first of 40B's two."""
+"""Falcon-7B's only KV head is on every rank. The first of Falcon-40B's two KV heads is on 2 of 3 ranks."""
 IN_MAKE_TEST = [
     ("smollm2", 2), ("smollm2", 3), ("untied-with-biases", 4), ("mixtral", 2), ("falcon-40b", 3), ("falcon-7b-bias", 2),
     ("phi3", 2), ("gpt2", 2), ("gpt-neox", 3),
@@ -92,7 +92,7 @@ def _save(folder: Path, variant: str) -> None:
 
 
 class _LoneRank(Communicator):
-    """One of several ranks, as far as loading goes: there, ranks only agree on the size of the cache."""
+    """One of several ranks, for loading only, where ranks merely agree on the size of the cache."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
@@ -100,7 +100,7 @@ class _LoneRank(Communicator):
 
 
 @pytest.mark.parametrize(("variant", "degree"), representatives(CASES, IN_MAKE_TEST))
-def test_logits_are_those_of_transformers(variant: str, degree: int, tmp_path: Path) -> None:
+def test_logits_match_transformers(variant: str, degree: int, tmp_path: Path) -> None:
     _save(tmp_path, variant)
     _compare(tmp_path, degree)
 
@@ -111,34 +111,34 @@ def _compare(folder: Path, degree: int) -> None:
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (25, 18)]
     plans = plans_in_chunks(prompts, TABLES, CHUNKS)
 
-    def rank(comm: ThreadCommunicator) -> dict[tuple[int, int], torch.Tensor]:
+    def run_rank(comm: ThreadCommunicator) -> dict[tuple[int, int], torch.Tensor]:
         return run_plans(make_runner(folder, comm), plans)
 
-    found, *others = run_ranks(degree, rank)
+    logits_by_position, *others = run_ranks(degree, run_rank)
     expected = [oracle_logits(oracle, prompt) for prompt in prompts]
-    assert (0, 24) in found
-    assert (1, 17) in found
-    for (i, position), logits in found.items():
+    assert (0, 24) in logits_by_position
+    assert (1, 17) in logits_by_position
+    for (i, position), logits in logits_by_position.items():
         torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=1e-4)
         assert int(logits.argmax()) == int(expected[i][position].argmax())
-    assert not any(others)  # logits come together on rank 0 alone
+    assert not any(others)  # only rank 0 has logits
 
 
 def _parameter_bytes(folder: Path) -> dict[str, int]:
-    """Of each tensor, as the files hold it."""
+    """Return the size of each tensor in the files."""
     sizes = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
                 tensor = tensors.get_tensor(name)
-                unused = 2 * tensor.shape[1] if "embed_positions" in name else 0  # OPT's first position is 2
+                unused = 2 * tensor.shape[1] if "embed_positions" in name else 0  # OPT's positions start at 2
                 sizes[name] = (tensor.numel() - unused) * tensor.element_size()
     return sizes
 
 
-def _replicated(name: str) -> bool:
-    """Norms, the biases of sums over ranks, routers and learned positions: every rank has them whole."""
-    sums = (
+def _is_replicated(name: str) -> bool:
+    """Whether every rank has the whole tensor: norms, biases added after all-reduces, routers, learned positions."""
+    endings = (
         "o_proj.bias",
         "down_proj.bias",
         "dense.bias",
@@ -146,27 +146,27 @@ def _replicated(name: str) -> bool:
         "c_proj.bias",
         "out_proj.bias",
     )
-    sums += ("fc2.bias", *_COUNTED)
-    return "norm" in name or ".ln_" in name or name.endswith(sums)
+    endings += ("fc2.bias", *_COUNTED_REPLICAS)
+    return "norm" in name or ".ln_" in name or name.endswith(endings)
 
 
-_COUNTED = ("moe.gate.weight", "mlp.gate.weight", "wpe.weight", "embed_positions.weight")
-"""What every rank has, and `weight_bytes` counts."""
+_COUNTED_REPLICAS = ("moe.gate.weight", "mlp.gate.weight", "wpe.weight", "embed_positions.weight")
+"""Replicated tensors that `weight_bytes` counts."""
 
 
-def _kv_head_bytes(folder: Path, element: int) -> int:
-    """Of the parameters that give one head's keys and values, over all layers."""
+def _kv_head_bytes(folder: Path, element_bytes: int) -> int:
+    """Return the bytes of the key and value projections of one head in all layers."""
     config = read_config(folder)
     columns = config.hidden_size + (1 if config.qkv_bias else 0)
-    return 2 * config.num_layers * config.head_dim * columns * element
+    return 2 * config.num_layers * config.head_dim * columns * element_bytes
 
 
-def test_the_head_of_some_ranks_may_differ_from_a_table_that_it_is_tied_to(tmp_path: Path) -> None:
+def test_a_tied_head_may_differ_from_the_embedding_on_some_ranks_only(tmp_path: Path) -> None:
     save_llama(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     head = tensors["model.embed_tokens.weight"].clone()
-    head[-1] *= -2  # of the last rank
+    head[-1] *= -2  # a row of the last rank
     save_file({**tensors, "lm_head.weight": head}, file, {"format": "pt"})
     _compare(tmp_path, 3)
 
@@ -174,22 +174,24 @@ def test_the_head_of_some_ranks_may_differ_from_a_table_that_it_is_tied_to(tmp_p
 @pytest.mark.parametrize(
     ("variant", "degree"), representatives([(variant, 1) for variant in VARIANTS] + CASES, IN_MAKE_TEST)
 )
-def test_ranks_own_every_parameter_once_in_total(variant: str, degree: int, tmp_path: Path) -> None:
+def test_ranks_hold_every_parameter_once_except_for_replicas(
+    variant: str, degree: int, tmp_path: Path
+) -> None:
     _save(tmp_path, variant)
     sizes = _parameter_bytes(tmp_path)
-    shared = sum(size for name, size in sizes.items() if _replicated(name))
+    replicated_bytes = sum(size for name, size in sizes.items() if _is_replicated(name))
     runners = [make_runner(tmp_path, _LoneRank(rank, degree)) for rank in range(degree)]
     owned = [runner.report.owned_bytes for runner in runners]
     config = read_config(tmp_path)
-    held_again = max(0, degree - config.num_kv_heads)
-    again = held_again * _kv_head_bytes(tmp_path, 2 if config.dtype == "bfloat16" else 4)
-    # Together they compute the right logits (above), so they cover all; this sum then leaves no room for overlap.
-    assert sum(owned) == sum(sizes.values()) + (degree - 1) * shared + again
-    # Fair shares: nobody has more than one KV group, of one layer's worth, above the others.
+    num_head_copies = max(0, degree - config.num_kv_heads)
+    copied_bytes = num_head_copies * _kv_head_bytes(tmp_path, 2 if config.dtype == "bfloat16" else 4)
+    # Logits are right (above), so the shards cover all parameters. With this sum they cannot overlap either.
+    assert sum(owned) == sum(sizes.values()) + (degree - 1) * replicated_bytes + copied_bytes
+    # No rank has more than one KV group more than the others.
     assert max(owned) == owned[0]
     assert max(owned) - min(owned) <= 0.6 * sum(owned) / degree
     kv_heads = [num_kv_heads(runner.cache) for runner in runners]
-    assert sum(kv_heads) == config.num_kv_heads + held_again
+    assert sum(kv_heads) == config.num_kv_heads + num_head_copies
 
 
 def _bytes_read() -> int:
@@ -205,9 +207,9 @@ def _can_count_reads() -> bool:
 
 @pytest.mark.skipif(not _can_count_reads(), reason="the kernel does not count this process's reads")
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_a_rank_reads_little_more_than_it_owns(degree: int, tmp_path: Path) -> None:
+def test_a_rank_reads_little_more_than_its_shard(degree: int, tmp_path: Path) -> None:
     save_llama(tmp_path, hidden_size=180, intermediate_size=500, head_dim=20, num_hidden_layers=2)
-    make_runner(tmp_path, _LoneRank(0, degree))  # imports are over with this one
+    make_runner(tmp_path, _LoneRank(0, degree))  # so that imports are not counted below
     for rank in range(degree):
         before = _bytes_read()
         runner = make_runner(tmp_path, _LoneRank(rank, degree))
@@ -217,10 +219,12 @@ def test_a_rank_reads_little_more_than_it_owns(degree: int, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("degree", representatives([1, 2, 3, 4], [2]))
 @pytest.mark.parametrize("kind", SHAPES)
-def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Path) -> None:
+def test_weight_bytes_predicts_the_weights_of_rank_0(kind: str, degree: int, tmp_path: Path) -> None:
     save_model(tmp_path, kind, tie_word_embeddings=degree % 2 == 0)
     sizes = _parameter_bytes(tmp_path)
-    norms = sum(size for name, size in sizes.items() if _replicated(name) and not name.endswith(_COUNTED))
+    norms = sum(
+        size for name, size in sizes.items() if _is_replicated(name) and not name.endswith(_COUNTED_REPLICAS)
+    )
     config = read_config(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
     build_decoder(Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
@@ -234,11 +238,11 @@ def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
         make_runner(tmp_path, _LoneRank(0, 10))
 
 
-def test_the_smallest_cache_decides_for_all_ranks(tmp_path: Path) -> None:
+def test_all_ranks_use_the_size_of_the_smallest_cache(tmp_path: Path) -> None:
     save_llama(tmp_path)
 
-    def rank(comm: ThreadCommunicator) -> LoadedModel:
+    def load_rank(comm: ThreadCommunicator) -> LoadedModel:
         return make_runner(tmp_path, comm, num_blocks=40 if comm.rank else 23)
 
-    assert [runner.cache.num_blocks for runner in run_ranks(3, rank)] == [23, 23, 23]
+    assert [runner.cache.num_blocks for runner in run_ranks(3, load_rank)] == [23, 23, 23]
     assert BLOCK_SIZE * 23 >= 64

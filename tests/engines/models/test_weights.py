@@ -1,3 +1,5 @@
+"""`WeightReader`: parts of tensors, dtypes, and checkpoints that do not match their config.json."""
+
 from __future__ import annotations
 
 import json
@@ -19,15 +21,15 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     values = torch.arange(24.0)
-    made = {
+    tensors = {
         "q": values.view(6, 4),
         "k": values.view(6, 4)[:2] + 100,
         "more": values.view(6, 4) * 3 + 0.5,
         "norm": torch.tensor([1.5, 1 / 3]),
         "half": values.view(6, 4).half(),
     }
-    save_file({name: tensor.contiguous() for name, tensor in made.items()}, tmp_path / "model.safetensors")
-    return made
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    return tensors
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def reader(tensors: dict[str, torch.Tensor], tmp_path: Path) -> Iterator[WeightR
     reader.close()
 
 
-def test_rows_of_several_tensors_one_below_the_other(
+def test_rows_of_several_tensors_are_concatenated(
     reader: WeightReader, tensors: dict[str, torch.Tensor]
 ) -> None:
     rows = reader.rows(["q", "k"], [Shard(2, 5), Shard(1, 2)], (8, 4))
@@ -45,7 +47,7 @@ def test_rows_of_several_tensors_one_below_the_other(
     assert reader.owned_bytes == 4 * 4 * 4
 
 
-def test_pieces_of_one_tensor_in_the_order_asked_for(
+def test_pieces_of_one_tensor_come_in_the_requested_order(
     reader: WeightReader, tensors: dict[str, torch.Tensor]
 ) -> None:
     q = tensors["q"]
@@ -55,7 +57,9 @@ def test_pieces_of_one_tensor_in_the_order_asked_for(
     assert torch.equal(reader.pieces("norm", [Shard(1, 2), Shard(0, 1)], (2,)), tensors["norm"].flip(0))
 
 
-def test_the_same_columns_of_several_tensors(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None:
+def test_the_same_columns_of_several_tensors_are_stacked(
+    reader: WeightReader, tensors: dict[str, torch.Tensor]
+) -> None:
     stacked = reader.stacked_columns(["q", "more"], Shard(1, 3), (6, 4))
     assert torch.equal(stacked, torch.stack((tensors["q"], tensors["more"]))[:, :, 1:3])
     assert reader.owned_bytes == 2 * 6 * 2 * 4
@@ -70,18 +74,20 @@ def test_columns(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None
     assert reader.owned_bytes == 6 * 6 * 4
 
 
-def test_rounds_to_storage_and_gives_in_compute(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_weights_are_rounded_to_the_storage_dtype_and_returned_in_the_compute_dtype(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     reader = WeightReader(tmp_path, torch.bfloat16, torch.float32, CPU)
     norm = reader.tensor("norm", (2,))
     assert norm.dtype == torch.float32
     assert torch.equal(norm, tensors["norm"].bfloat16().float())
     half = reader.tensor("half", (6, 4))
     assert torch.equal(half, tensors["half"].float())
-    assert reader.owned_bytes == 2 * 4 + 24 * 2  # as the files have them
+    assert reader.owned_bytes == 2 * 4 + 24 * 2  # sizes in the files
     reader.close()
 
 
-def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) -> None:
+def test_shapes_that_do_not_match_the_config_are_refused(reader: WeightReader) -> None:
     with pytest.raises(BadCheckpoint, match=r"'norm' has shape 2, config.json says 3"):
         reader.tensor("norm", (3,))
     with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 6x5"):
@@ -109,7 +115,7 @@ def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) ->
     assert reader.owned_bytes == 0
 
 
-MISFITS: list[tuple[str, dict[str, int | bool]]] = [
+MISMATCHES: list[tuple[str, dict[str, int | bool]]] = [
     ("llama", {"num_key_value_heads": 1}),
     ("llama", {"num_key_value_heads": 9}),
     ("llama", {"vocab_size": 96}),
@@ -137,8 +143,8 @@ MISFITS: list[tuple[str, dict[str, int | bool]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes"), MISFITS)
-def test_a_config_that_does_not_fit_the_weights_is_refused(
+@pytest.mark.parametrize(("kind", "changes"), MISMATCHES)
+def test_a_config_that_does_not_match_the_weights_is_refused(
     kind: str, changes: dict[str, int | bool], tmp_path: Path
 ) -> None:
     save_model(tmp_path, kind)

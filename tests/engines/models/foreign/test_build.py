@@ -1,4 +1,4 @@
-"""Several ranks that build their modules in one process."""
+"""Several ranks building their modules in one process."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from engines.models.foreign.build import _Builder
 from tests.support.foreign_models import differences, foreign_runner, save_foreign
 from tests.support.thread_ranks import run_ranks
 
-_PATIENCE_SECONDS = 200
+_TIMEOUT_SECONDS = 200
 
 
-def test_ranks_read_their_weights_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_read_their_weights_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_foreign(tmp_path, "starcoder2")
-    together = threading.Barrier(2, timeout=_PATIENCE_SECONDS)
+    barrier = threading.Barrier(2, timeout=_TIMEOUT_SECONDS)
     fill = _Builder.fill
 
-    def fill_together(builder: _Builder) -> None:
-        together.wait()
+    def fill_after_barrier(builder: _Builder) -> None:
+        barrier.wait()
         fill(builder)
 
-    monkeypatch.setattr(_Builder, "fill", fill_together)
+    monkeypatch.setattr(_Builder, "fill", fill_after_barrier)
     assert len(run_ranks(2, lambda comm: foreign_runner(tmp_path, comm))) == 2
 
 
-def test_a_module_gets_its_weights_while_another_is_built(
+def test_weights_are_filled_while_another_module_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_foreign(tmp_path, "starcoder2")
     fill = _Builder.fill
 
-    def fill_meanwhile(builder: _Builder) -> None:
+    def fill_during_build(builder: _Builder) -> None:
         with init_empty_weights():
             fill(builder)
 
-    monkeypatch.setattr(_Builder, "fill", fill_meanwhile)
+    monkeypatch.setattr(_Builder, "fill", fill_during_build)
     worst, same = differences(tmp_path)
     assert worst < 1e-4
     assert same

@@ -1,4 +1,4 @@
-"""What config.json and the headers of the weights say of a model of transformers, and what is refused."""
+"""Descriptions of transformers models from config.json and weight headers, and unsupported models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WINDOW = {"sliding_window": 8, "num_key_value_heads": 4}
 
 
 class _LoneRank(Communicator):
-    """One of several ranks, as far as loading goes."""
+    """One of several ranks, for loading only."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
@@ -42,33 +42,33 @@ def _write(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_fields_that_config_json_lacks_are_those_of_transformers(tmp_path: Path) -> None:
-    found = describe(_write(tmp_path))
-    assert (found.num_kv_heads, found.head_dim, found.num_layers) == (4, 16, 3)
-    assert not found.tie_word_embeddings
-    assert found.kv_elements_per_token == 2 * 3 * 64
+def test_missing_fields_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    config = describe(_write(tmp_path))
+    assert (config.num_kv_heads, config.head_dim, config.num_layers) == (4, 16, 3)
+    assert not config.tie_word_embeddings
+    assert config.kv_elements_per_token == 2 * 3 * 64
 
 
-def test_layers_have_their_own_windows(tmp_path: Path) -> None:
+def test_each_layer_has_its_own_window(tmp_path: Path) -> None:
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     changes = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8}
-    found = describe(_write(tmp_path, layer_types=kinds, **changes))
-    assert [spec.window for spec in found.attention] == [None, 8, None]
+    config = describe(_write(tmp_path, layer_types=kinds, **changes))
+    assert [spec.window for spec in config.attention] == [None, 8, None]
 
 
-def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
+def test_a_disabled_window_is_none(tmp_path: Path) -> None:
     changes = {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
-    found = describe(_write(tmp_path, use_sliding_window=False, **changes, **_WINDOW))
-    assert {spec.window for spec in found.attention} == {None}
+    config = describe(_write(tmp_path, use_sliding_window=False, **changes, **_WINDOW))
+    assert {spec.window for spec in config.attention} == {None}
 
 
 @pytest.mark.parametrize(("kind", "name"), [("cohere2", "Cohere2"), ("exaone4", "Exaone4")])
-def test_windows_follow_a_pattern_where_layer_types_are_missing(kind: str, name: str, tmp_path: Path) -> None:
+def test_windows_follow_the_pattern_if_layer_types_are_missing(kind: str, name: str, tmp_path: Path) -> None:
     changes = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, "num_hidden_layers": 7}
-    found = describe(_write(tmp_path, sliding_window_pattern=3, **changes, **_WINDOW))
-    theirs = AutoConfig.from_pretrained(tmp_path).layer_types
-    assert [spec.window for spec in found.attention] == [
-        8 if each == "sliding_attention" else None for each in theirs
+    config = describe(_write(tmp_path, sliding_window_pattern=3, **changes, **_WINDOW))
+    layer_types = AutoConfig.from_pretrained(tmp_path).layer_types
+    assert [spec.window for spec in config.attention] == [
+        8 if layer_type == "sliding_attention" else None for layer_type in layer_types
     ]
 
 
@@ -103,7 +103,7 @@ def test_windows_follow_a_pattern_where_layer_types_are_missing(kind: str, name:
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
-def test_what_cannot_run_is_refused_with_the_reason(
+def test_unsupported_models_are_refused_with_a_reason(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
@@ -123,13 +123,13 @@ def test_what_cannot_run_is_refused_with_the_reason(
         ("qwen2_moe", 3),
     ],
 )
-def test_the_weights_of_rank_0_are_foreseen(name: str, degree: int, tmp_path: Path) -> None:
+def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
     runner = foreign_runner(tmp_path, _LoneRank(0, degree))
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
 
 
-def test_linears_are_split_by_the_plan() -> None:
+def test_linear_layers_are_split_by_the_plan() -> None:
     plan = {
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
@@ -138,28 +138,28 @@ def test_linears_are_split_by_the_plan() -> None:
         "layers.*.mlp.down_proj": "rowwise_split_input",
     }
     assert why_not_split(plan) == ""
-    second = SplitPlan(plan, num_heads=6, num_kv_heads=3, head_dim=4, ranks=2, rank=1)
-    assert second.of("model.layers.11.self_attn.q_proj", (24, 7)) == TensorSplit(rows=(Shard(16, 24),))
-    assert second.of("model.layers.0.self_attn.k_proj", (12, 7)) == TensorSplit(rows=(Shard(8, 12),))
-    assert second.of("model.layers.0.self_attn.o_proj", (7, 24)) == TensorSplit(columns=Shard(16, 24))
-    halves = second.of("model.layers.0.mlp.gate_up_proj", (10, 7))
+    rank_1 = SplitPlan(plan, num_heads=6, num_kv_heads=3, head_dim=4, ranks=2, rank=1)
+    assert rank_1.of("model.layers.11.self_attn.q_proj", (24, 7)) == TensorSplit(rows=(Shard(16, 24),))
+    assert rank_1.of("model.layers.0.self_attn.k_proj", (12, 7)) == TensorSplit(rows=(Shard(8, 12),))
+    assert rank_1.of("model.layers.0.self_attn.o_proj", (7, 24)) == TensorSplit(columns=Shard(16, 24))
+    halves = rank_1.of("model.layers.0.mlp.gate_up_proj", (10, 7))
     assert halves == TensorSplit(rows=(Shard(3, 5), Shard(8, 10)))
-    assert second.of("model.layers.0.mlp.down_proj", (7, 5)) == TensorSplit(columns=Shard(3, 5))
-    assert second.of("model.layers.0.mlp.router", (4, 7)) == TensorSplit()
+    assert rank_1.of("model.layers.0.mlp.down_proj", (7, 5)) == TensorSplit(columns=Shard(3, 5))
+    assert rank_1.of("model.layers.0.mlp.router", (4, 7)) == TensorSplit()
     with pytest.raises(ValueError, match="not a multiple of the head size"):
-        second.of("model.layers.0.self_attn.q_proj", (25, 7))
+        rank_1.of("model.layers.0.self_attn.q_proj", (25, 7))
 
 
 def test_norms_over_all_heads_are_split_with_the_heads(tmp_path: Path) -> None:
-    found = describe(_write(tmp_path))
-    assert found.one_rank_only == ""
-    split = found.split_plan(2, 1)
+    config = describe(_write(tmp_path))
+    assert config.one_rank_only == ""
+    split = config.split_plan(2, 1)
     assert split.of("model.layers.1.self_attn.k_norm", (64, 1)) == TensorSplit(rows=(Shard(32, 64),))
     assert split.of("model.layers.1.self_attn.o_proj", (64, 64)) == TensorSplit(columns=Shard(32, 64))
     assert split.of("model.layers.1.post_attention_layernorm", (64, 1)) == TensorSplit()
 
 
-def test_a_plan_that_keeps_attention_whole_is_for_one_rank() -> None:
+def test_a_plan_that_does_not_split_attention_is_refused() -> None:
     reason = why_not_split({"layers.*.self_attn.q_proj": "colwise_gather_output"})
     assert "self_attn.q_proj as colwise_gather_output" in reason
     assert "no tensor-parallel plan" in why_not_split(None)

@@ -1,4 +1,4 @@
-"""Rotary embedding of transformers' modules that the attention operation does in their place."""
+"""Rotary embedding moved from transformers modules into the attention operation."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ def _modeling(name: str) -> Any:
         ("cohere", RotaryForm(in_pairs=True, interleaved=True)),
     ],
 )
-def test_a_function_is_known_by_what_it_computes(name: str, form: RotaryForm) -> None:
+def test_a_rotary_function_is_recognized_by_its_results(name: str, form: RotaryForm) -> None:
     assert form_of(_modeling(name).apply_rotary_pos_emb) == form
 
 
-def test_other_functions_stay() -> None:
+def test_other_functions_are_not_replaced() -> None:
     def doubled(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-        return tuple(2 * each for each in _modeling("llama").apply_rotary_pos_emb(q, k, cos, sin))
+        return tuple(2 * tensor for tensor in _modeling("llama").apply_rotary_pos_emb(q, k, cos, sin))
 
     assert form_of(doubled) is None
     assert form_of(lambda x, cos, sin: x) is None
     assert LateRotary.replace_in(torch.nn.Linear(1, 1), StepAngles()) is None
 
 
-def test_cosines_in_another_form_are_not_taken() -> None:
+def test_angles_in_another_layout_are_refused() -> None:
     form, cos = RotaryForm(in_pairs=False, interleaved=False), torch.arange(6.0).view(1, 3, 2)
-    found = form.row_angles(cos.repeat(1, 1, 2), -cos.repeat(1, 1, 2))
-    assert found is not None
-    assert torch.equal(found, torch.cat((cos, -cos), -1)[0])
+    angles = form.row_angles(cos.repeat(1, 1, 2), -cos.repeat(1, 1, 2))
+    assert angles is not None
+    assert torch.equal(angles, torch.cat((cos, -cos), -1)[0])
     assert form.row_angles(cos, -cos) is None
     assert form.row_angles(cos[0], -cos[0]) is None
 
 
 @pytest.mark.parametrize(("name", "calls_later"), [("starcoder2", 0), ("hunyuan", 2)])
-def test_a_module_turns_in_its_first_step_only(
+def test_a_module_applies_rotary_in_its_first_step_only(
     name: str, calls_later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for one that normalises what is turned. The bits are the same from the first step on."""
+    """Except for a module that normalises after rotary. Results are bitwise equal from the first step on."""
     calls = 0
     modeling = _modeling({"hunyuan": "hunyuan_v1_dense"}.get(name, name))
-    theirs = modeling.apply_rotary_pos_emb
+    original = modeling.apply_rotary_pos_emb
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def count_calls(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        return theirs(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", counted)
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", count_calls)
     save_foreign(tmp_path, name)
     runner = foreign_runner(tmp_path)
     if not isinstance(runner.steps, NativeSteps):

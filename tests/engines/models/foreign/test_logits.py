@@ -1,4 +1,4 @@
-"""Modules of transformers through the model runner, against transformers itself. The whole table: `make verify`."""
+"""Transformers modules in the model runner, compared with transformers. `make verify` runs all of FOREIGN."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEW = (
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
     worst, same = differences(tmp_path)
     assert worst < 1e-4
@@ -56,15 +56,15 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         ("qwen2_moe", 3),
     ],
 )
-def test_several_ranks_compute_what_transformers_does(name: str, degree: int, tmp_path: Path) -> None:
-    """Four ranks share three KV heads: two of them have the same. OLMo's norms are over the heads of all ranks."""
+def test_logits_of_several_ranks_match_transformers(name: str, degree: int, tmp_path: Path) -> None:
+    """With four ranks and three KV heads, two ranks hold the same head. OLMo's norms cover the heads of all ranks."""
     save_foreign(tmp_path, name)
     worst, same = differences(tmp_path, degree)
     assert worst < 1e-4
     assert same
 
 
-def test_ranks_share_experts_that_are_stored_in_one_tensor(tmp_path: Path) -> None:
+def test_experts_stored_in_one_tensor_are_split_over_ranks(tmp_path: Path) -> None:
     save_foreign(tmp_path, "olmoe")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -74,16 +74,16 @@ def test_ranks_share_experts_that_are_stored_in_one_tensor(tmp_path: Path) -> No
             {kind: tensors.pop(f"{prefix}{number}.{kind}_proj.weight") for kind in ("gate", "up", "down")}
             for number in range(4)
         ]
-        halves = [torch.cat((each["gate"], each["up"])) for each in experts]
+        halves = [torch.cat((expert["gate"], expert["up"])) for expert in experts]
         tensors[f"{prefix}gate_up_proj"] = torch.stack(halves)
-        tensors[f"{prefix}down_proj"] = torch.stack([each["down"] for each in experts])
+        tensors[f"{prefix}down_proj"] = torch.stack([expert["down"] for expert in experts])
     save_file(tensors, file, {"format": "pt"})
     worst, same = differences(tmp_path, 2)
     assert worst < 1e-4
     assert same
 
 
-def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+def test_greedy_tokens_match_transformers(tmp_path: Path) -> None:
     save_foreign(tmp_path, "exaone4", seed=1)
     prompt = integers(fresh_generator(), 4, VOCAB_SIZE, 17)
     expected = load_oracle(tmp_path, "fp32").generate(
@@ -102,8 +102,8 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     assert tokens == expected.tolist()
 
 
-def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(tmp_path: Path) -> None:
-    """Widths are multiples of a vector, as those of all real models: else torch computes the last numbers apart."""
+def test_logits_are_bitwise_equal_alone_and_in_a_batch(tmp_path: Path) -> None:
+    """Widths are multiples of the SIMD width, as in all real models. Otherwise torch handles the rest differently."""
     save_foreign(tmp_path, "starcoder2", hidden_size=96, intermediate_size=64)
     runner = foreign_runner(tmp_path)
     if not isinstance(runner.steps, NativeSteps):
@@ -111,14 +111,14 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(tmp_path: Path) -> N
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (40, 17, 9)]
     chunks = [[11, 3, 20], [1, 16], [5]]
-    together = run_plans(runner, plans_in_chunks(prompts, TABLES, chunks))
+    batched = run_plans(runner, plans_in_chunks(prompts, TABLES, chunks))
     for i, prompt in enumerate(prompts):
         alone = run_plans(runner, plans_in_chunks([prompt], [TABLES[i]], [[len(prompt)]]))
-        assert torch.equal(together[i, len(prompt) - 1], alone[0, len(prompt) - 1])
+        assert torch.equal(batched[i, len(prompt) - 1], alone[0, len(prompt) - 1])
 
 
 @pytest.mark.parametrize("name", ["phi-1", "starcoder2"])
-def test_random_weights_need_no_files(name: str, tmp_path: Path) -> None:
+def test_dummy_weights_need_no_files(name: str, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
     (tmp_path / "model.safetensors").unlink()
     plans = plans_in_chunks([[5, 6, 7]], TABLES, [[2]])
@@ -144,17 +144,17 @@ def _rename(folder: Path, new_name: Callable[[str], str]) -> None:
     save_file({new_name(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
 
 
-def test_names_of_a_checkpoint_are_those_that_transformers_knows(
+def test_tensor_names_that_transformers_renames_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the base model's prefix is missing, as in checkpoints of the model without a head."""
+    """The base model's prefix is missing too, as in checkpoints of models without a head."""
     save_foreign(tmp_path, "olmo2")
     renaming = WeightRenaming(r"\.attn\.", ".self_attn.")
-    known = conversion_mapping.get_checkpoint_conversion_mapping
+    original = conversion_mapping.get_checkpoint_conversion_mapping
     monkeypatch.setattr(
         conversion_mapping,
         "get_checkpoint_conversion_mapping",
-        lambda kind: [deepcopy(renaming)] if kind == "olmo2" else known(kind),
+        lambda kind: [deepcopy(renaming)] if kind == "olmo2" else original(kind),
     )
     _rename(tmp_path, lambda name: name.removeprefix("model.").replace(".self_attn.", ".attn."))
     assert "layers.0.attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
@@ -163,7 +163,7 @@ def test_names_of_a_checkpoint_are_those_that_transformers_knows(
     assert same
 
 
-def test_a_checkpoint_that_transformers_would_compute_from_is_refused(
+def test_a_checkpoint_that_transformers_would_convert_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_foreign(tmp_path, "olmo2")
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_transformers_would_compute_from_is_refused(
 
 
 class _Elsewhere(FolderRanges):
-    """Reads weights from the folder beside, as from a network."""
+    """Reads weights from another folder, as if from a network."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder.parent / "whole")
@@ -201,11 +201,9 @@ def test_weights_are_streamed(tmp_path: Path) -> None:
     assert torch.equal(streamed, run_plans(foreign_runner(whole), plans)[0, 2])
 
 
-@pytest.mark.parametrize("stored", ["both", "both alike", "head"])
+@pytest.mark.parametrize("stored", ["both", "both equal", "head"])
 @pytest.mark.parametrize("degree", [1, 2])
-def test_a_stored_head_counts_though_the_configuration_ties_it(
-    stored: str, degree: int, tmp_path: Path
-) -> None:
+def test_a_stored_head_is_used_even_if_the_config_ties_it(stored: str, degree: int, tmp_path: Path) -> None:
     save_foreign(tmp_path, "cohere")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -220,14 +218,14 @@ def test_a_stored_head_counts_though_the_configuration_ties_it(
     assert same
 
 
-def test_our_own_architectures_run_that_way_too(tmp_path: Path) -> None:
+def test_architectures_of_lmi_can_run_with_transformers_modules(tmp_path: Path) -> None:
     save_llama(tmp_path)
     worst, same = differences(tmp_path)
     assert worst < 1e-4
     assert same
 
 
-def test_the_table_is_of_many_architectures_that_are_not_our_own() -> None:
+def test_the_table_has_many_architectures_that_lmi_does_not_implement() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from engines.models.architectures import ARCHITECTURES

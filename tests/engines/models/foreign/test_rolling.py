@@ -1,4 +1,4 @@
-"""Rolling batching over a module of transformers: whoever shares its steps, a request gets its own tokens."""
+"""Rolling batching with a transformers module: a request gets the same tokens alone and in a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_tokens_are_those_of_the_request_alone(mode: Mode, tmp_path: Path) -> None:
+def test_tokens_match_those_of_the_request_alone(mode: Mode, tmp_path: Path) -> None:
     save_foreign(tmp_path, "olmo3", hidden_size=96, intermediate_size=64)
     lab = CoreLab(
         tmp_path,
