@@ -17,7 +17,7 @@ NOT_RUN = {
     "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint reads the metrics",
     "curl -s http://127.0.0.1:8080/models": "needs several models; tests/e2e/test_several_models.py calls this route",
     "export AWS_ENDPOINT_URL_": "sets variables that the tests of the Python programs set",
-    "lmi deploy ./": "needs an endpoint; tests/container/deploy/test_on_endpoint.py runs it against lmi endpoint",
+    "lmi deploy ./": "needs a platform; tests/container/deploy/test_on_endpoint.py runs it against lmi endpoint",
     "lmi deploy --variant ": "as lmi deploy ./",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
     "lmi tune ": "takes minutes; tests/container/measure/tune runs it with fake servers",
