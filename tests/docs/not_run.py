@@ -14,7 +14,7 @@ NOT_RUN = {
     ".venv/bin/lmi serve ": "as lmi serve",
     "lmi bench http://127.0.0.1:8080 --find-rate ": "takes minutes; tests/container/measure/bench tests it",
     "lmi endpoint ": "does not end; tests/e2e/test_endpoint.py runs it",
-    "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint reads the metrics",
+    "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint reads the figures",
     "curl -s http://127.0.0.1:8080/models": "needs several models; tests/e2e/test_several_models.py calls this route",
     "export AWS_ENDPOINT_URL_": "sets variables that the tests of the Python programs set",
     "lmi deploy ./": "needs a platform; tests/container/deploy/test_on_endpoint.py runs it against lmi endpoint",
