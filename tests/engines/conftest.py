@@ -1,4 +1,4 @@
-"""A tiny model for engine processes, and its outputs in transformers."""
+"""A tiny model for engine processes, and the outputs of transformers for it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_heads_are_split_evenly_and_the_first_part_has_the_most(shape: tuple[int
         sum(part.kv_heads.start <= kv_head < part.kv_heads.stop for part in shares)
         for kv_head in range(kv_heads)
     ]
-    # Each KV head has one owner or, with more parts than KV heads, an even group_size of them.
+    # Each KV head has one owner or, with more parts than KV heads, an equal share of the parts.
     assert sum(copies) == max(parts, kv_heads)
     assert max(copies) - min(copies) <= 1
     for kv_head in range(kv_heads):

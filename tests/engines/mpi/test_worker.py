@@ -60,7 +60,7 @@ def _check_all_free(engine: EngineProcess) -> None:
 def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
     engine: EngineProcess, answers: list[Answer]
 ) -> None:
-    """Requests arrive while others are at any point of their prompts and outputs, and exceed the number of places."""
+    """Requests arrive while others are at any point of their prompts and outputs. They outnumber the places."""
     numbers = random.Random(3)
     order = numbers.sample(range(len(answers)), len(answers))
     streams: dict[int, ClientStream] = {}

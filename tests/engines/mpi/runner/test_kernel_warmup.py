@@ -40,7 +40,7 @@ _MODELS: dict[str, dict[str, Any]] = {
 _steps = st.lists(
     st.tuples(st.sampled_from((1, 2, 3, 4, 5, 9, 17, 40, 130)), st.integers(0, 300)), min_size=1, max_size=8
 )
-"""For variant sequence: the number of tokens to compute, and of tokens computed before."""
+"""For each sequence: the number of tokens to compute, and of tokens computed before."""
 
 
 @pytest.mark.parametrize("tuned_for", [DEFAULT, "sm_90"])

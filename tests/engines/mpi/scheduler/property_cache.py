@@ -80,7 +80,7 @@ class CheckedCache:
         return sampled
 
     def scores(self, step: Step) -> list[list[PromptLogprob]]:
-        """Return prompt log-probabilities: that of each token is its position."""
+        """Return prompt log-probabilities. The "log-probability" of each token is its position."""
         return [
             [
                 PromptLogprob(float(position))

@@ -250,8 +250,8 @@ class Checks:
     def _check_fair(
         self, admitted: list[Subject], waiting: list[Subject], settings: SchedulerSettings
     ) -> None:
-        """While a request waits, the service of two tenants differs by at most a few times the work that a batch can
-        hold: the paper's bound, plus slack for earlier service and for a batch that is filled in one step."""
+        """While a request waits, the service of two tenants differs by at most a few times what one can have in a
+        batch: the paper's bound, plus slack for earlier service and for a batch that is filled in one step."""
         self._most_seqs = max(self._most_seqs, settings.max_num_seqs)
         most = max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * self.longest_output * self._most_seqs)
         for subject in (*admitted, *waiting[:1]):

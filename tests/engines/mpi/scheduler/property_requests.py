@@ -112,7 +112,7 @@ class Workload:
 
 
 def _make_subject(request: Request, order: int) -> Subject:
-    """Compute the expected result. Siblings have different outputs, so reading the output of the other one shows."""
+    """Compute the expected result. Siblings have different outputs: one that reads the output of another fails."""
     value = crc32(request.tenant.encode())
     salt = crc32(request.id.encode())
     cells = []

@@ -170,7 +170,7 @@ def test_tokens_and_score_equal_those_of_transformers(part: int) -> None:
     assert 4 < ends.count(FinishReason.EOS_TOKEN) < 21, "both ends should be well represented"
 
 
-# Equal scores, small vocabularies and banned tokens: against the same rules without short cuts
+# Equal scores, small vocabularies and banned tokens: against the same rules without shortcuts
 
 
 def _search_plainly(case: _Case, next_tokens: NextTokens, vocab_size: int) -> tuple[tuple[int, ...], float]:

@@ -44,7 +44,7 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-"""Heads are as wide as a matrix instruction at least. Everything else is small, because the interpreter takes
+"""Heads are at least as wide as a matrix instruction. Everything else is small, because the interpreter takes
 milliseconds for each program of a kernel."""
 _FALCON: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 40, "num_attention_heads": 4}
 _OTHERS: dict[str, dict[str, Any]] = {
@@ -137,7 +137,7 @@ def test_graphs_do_not_count_tokens_of_recomputed_sequences(
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
     runner = make_runner(tmp_path)
     params = SamplingParams(max_new_tokens=3, presence_penalty=5.0, frequency_penalty=5.0)
-    prompt = [77, 85, 89, 20]  # its next tokens are in_batch those that the graph selects
+    prompt = [77, 85, 89, 20]  # its next tokens are among those that the graph selects
     expected = [token.token_id for token in _sampled(oracle, prompt, params)]
     row = SamplingRow("a", params, list(prompt), len(prompt))
     maker = PlanMaker()

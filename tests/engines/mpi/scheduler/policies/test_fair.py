@@ -109,7 +109,7 @@ def test_random_calls_match_the_naive_implementation(calls: list[tuple[str, int]
 
 @given(seed=st.integers(0, 2**32), num_places=st.integers(1, 6), num_tenants=st.integers(2, 4))
 def test_tenants_that_always_wait_get_equal_service(seed: int, num_places: int, num_tenants: int) -> None:
-    """Theorem 4.4 of the paper: service differs by at most twice the work of one tenant that a batch can hold."""
+    """Theorem 4.4 of the paper: the service of two tenants differs by at most twice what one can have in a batch."""
     longest = 20
     server = Server(Fair(), num_places, seed, longest)
     tenants = [f"t{i}" for i in range(num_tenants)]
