@@ -38,9 +38,9 @@ def invoke(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 @pytest.fixture
 def silent_address() -> Iterator[str]:
     """A URL whose port is bound, so that no other process can take it, but refuses connections."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def test_a_successful_run_prints_a_table_and_exits_with_0(
@@ -140,8 +140,8 @@ def test_a_server_that_is_not_ready_is_reported_with_its_own_reason(
 
 
 def test_wait_waits_until_the_server_is_ready(scripted: StartScripted, invoke: Invoke) -> None:
-    answers = iter([(503, b"loading"), (200, b"")])
-    result = invoke(scripted(ping=lambda: next(answers)), "--wait", "200")
+    responses = iter([(503, b"loading"), (200, b"")])
+    result = invoke(scripted(ping=lambda: next(responses)), "--wait", "200")
     assert result.exit_code == 0
     assert "/ping answers 503, loading; waiting" in result.stderr
 

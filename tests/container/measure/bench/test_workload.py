@@ -70,11 +70,11 @@ def test_spread_lengths_are_distributed_as_described() -> None:
     prompts = SPREAD.prompts.draw(5000, random.Random(0))
     assert (min(prompts), max(prompts)) == (20, 60)
     assert statistics.fmean(prompts) == pytest.approx(40, rel=0.02)
-    answers = SPREAD.outputs.draw(5000, random.Random(1))
-    assert (min(answers), max(answers)) == (1, 120)
+    outputs = SPREAD.outputs.draw(5000, random.Random(1))
+    assert (min(outputs), max(outputs)) == (1, 120)
     # An exponential distribution truncated at 4 means has 0.925 of the mean, and a standard deviation of 0.82 means.
-    assert statistics.fmean(answers) == pytest.approx(0.925 * 30, rel=0.05)
-    assert statistics.stdev(answers) == pytest.approx(0.82 * 30, rel=0.05)
+    assert statistics.fmean(outputs) == pytest.approx(0.925 * 30, rel=0.05)
+    assert statistics.stdev(outputs) == pytest.approx(0.82 * 30, rel=0.05)
     assert set(Exponential(1, 4).draw(100, random.Random(0))) == {1, 2, 3, 4}
 
 

@@ -52,7 +52,7 @@ def rolling(tmp_path: Path, *lines: str, **values: str) -> Configuration:
     (folder / "serving.properties").write_text(
         "\n".join(["engine=MPI", "option.model_id=org/m", *lines]) + "\n"
     )
-    (tmp_path / "made").mkdir()
+    (tmp_path / "copies").mkdir()
     effective = {
         "max_rolling_batch_size": "32",
         "paged_attention": "true",
@@ -70,7 +70,7 @@ def dynamic(batch_size: str = "4") -> Configuration:
 def test_added_configurations_differ_in_one_change_each(tmp_path: Path) -> None:
     lines = ("option.enable_prefix_caching=true", "option.batch_scheduler_policy=max_utilization")
     configs = (dynamic(), rolling(tmp_path, *lines))
-    added, parts = attribution.attribute_gain(configs, tmp_path / "made")
+    added, parts = attribution.attribute_gain(configs, tmp_path / "copies")
     assert [(part.cause, part.name, part.base) for part in parts] == [
         (attribution.PAGING, "rolling", "contiguous"),
         (attribution.SCHEDULING, "contiguous", "static-32"),
@@ -91,19 +91,19 @@ def test_added_configurations_differ_in_one_change_each(tmp_path: Path) -> None:
         (False, False, "static_batch", 32),
         (False, False, "static_batch", 4),
     ]
-    assert attribution.attribute_gain(configs[::-1], tmp_path / "made")[1] == parts, "in either order"
+    assert attribution.attribute_gain(configs[::-1], tmp_path / "copies")[1] == parts, "in either order"
 
 
 def test_options_that_both_have_are_not_a_part(tmp_path: Path) -> None:
     contiguous = rolling(tmp_path, paged_attention="false", batch_scheduler_policy="static_batch")
-    added, parts = attribution.attribute_gain((dynamic("32"), contiguous), tmp_path / "made")
+    added, parts = attribution.attribute_gain((dynamic("32"), contiguous), tmp_path / "copies")
     assert added == ()
     assert parts == (Part(attribution.KERNELS, "rolling", "dynamic"),)
 
 
 def test_an_added_configuration_gets_an_unused_name(tmp_path: Path) -> None:
     named = dataclasses.replace(dynamic(), name="static-32")
-    added, _ = attribution.attribute_gain((named, rolling(tmp_path)), tmp_path / "made")
+    added, _ = attribution.attribute_gain((named, rolling(tmp_path)), tmp_path / "copies")
     assert [one.name for one in added] == ["contiguous", "rolling static-32", "static-4"]
 
 

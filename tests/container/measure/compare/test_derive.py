@@ -34,7 +34,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def test_deriving_changes_and_adds_values_and_keeps_the_rest(tmp_path: Path) -> None:
-    source, copies = tmp_path / "source", tmp_path / "made"
+    source, copies = tmp_path / "source", tmp_path / "copies"
     source.mkdir()
     copies.mkdir()
     (source / "serving.properties").write_text(
@@ -53,29 +53,29 @@ def test_deriving_changes_and_adds_values_and_keeps_the_rest(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["config.json", "m.gguf"])
 @pytest.mark.parametrize("line", ["option.model_id=../model", ""], ids=["relative", "in the folder"])
 def test_a_derived_configuration_has_the_same_model(tmp_path: Path, line: str, name: str) -> None:
-    source, model, copies = tmp_path / "source", tmp_path / "model", tmp_path / "made"
+    source, model, copies = tmp_path / "source", tmp_path / "model", tmp_path / "copies"
     for folder in (source, model, copies):
         folder.mkdir()
     ((model if line else source) / name).write_text("{}")
     (source / "serving.properties").write_text(f"engine=MPI\n{line}\n")
     before = loader.load(source, {}).config.source.local_path
-    derived_path = derive("made", source, copies, {"option.dtype": "fp32"}).path
+    derived_path = derive("derived", source, copies, {"option.dtype": "fp32"}).path
     assert loader.load(derived_path, {}).config.source.local_path == before
 
 
 def test_a_relative_gguf_path_refers_to_the_same_file(tmp_path: Path) -> None:
-    copies = tmp_path / "made"
+    copies = tmp_path / "copies"
     copies.mkdir()
     (tmp_path / "m.gguf").write_bytes(b"")
     (tmp_path / "serving.properties").write_text("option.model_id=./m.gguf\n")
-    path = derive("made", tmp_path, copies, {"option.dtype": "fp32"}).path
+    path = derive("derived", tmp_path, copies, {"option.dtype": "fp32"}).path
     assert loader.load(path, {}).config.source.local_path == tmp_path / "m.gguf"
 
 
 def test_a_hub_model_id_is_kept(tmp_path: Path) -> None:
     (tmp_path / "x.properties").write_text("option.model_id=org/model\n")
-    (tmp_path / "made").mkdir()
-    path = derive("made", tmp_path / "x.properties", tmp_path / "made", {"option.dtype": "fp32"}).path
+    (tmp_path / "copies").mkdir()
+    path = derive("derived", tmp_path / "x.properties", tmp_path / "copies", {"option.dtype": "fp32"}).path
     assert loader.load(path, {}).config.source.model_id == "org/model"
 
 
@@ -88,7 +88,7 @@ CODE = {
 @pytest.mark.parametrize("code", CODE)
 @pytest.mark.parametrize("model", ["in the folder", "in another folder"])
 def test_a_copy_runs_the_users_code_with_the_files_next_to_it(tmp_path: Path, code: str, model: str) -> None:
-    source, other, copies = tmp_path / "source", tmp_path / "other", tmp_path / "made"
+    source, other, copies = tmp_path / "source", tmp_path / "other", tmp_path / "copies"
     for folder in (source, other, copies):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -100,7 +100,7 @@ def test_a_copy_runs_the_users_code_with_the_files_next_to_it(tmp_path: Path, co
     (source / "data").mkdir()
     (source / "data" / "words.txt").write_text("a b")
     path = derive(
-        "second", derive("made", source, copies, {"batch_size": "4"}).path, copies, {"batch_size": "8"}
+        "second", derive("derived", source, copies, {"batch_size": "4"}).path, copies, {"batch_size": "8"}
     ).path
     before, after = loader.load(source, {}).config, loader.load(path, {}).config
     assert after.formatter_roles == before.formatter_roles

@@ -20,7 +20,7 @@ PLAN = Plan((SCENARIO,), 5, seed=0)
 
 
 def read(selection: Selection, tmp_path: Path) -> tuple[tuple[Configuration, ...], Plan]:
-    copies = tmp_path / "made"
+    copies = tmp_path / "copies"
     copies.mkdir()
     return read_selection(selection, PLAN, copies, {}, MACHINE, LogLines(io.StringIO()))
 
@@ -69,7 +69,7 @@ def test_errors_in_the_file_and_in_a_grid_value_are_reported(folder: Path, tmp_p
     with pytest.raises(BadConfiguration, match=rf"rolling: {folder}/serving.properties"):
         read(Selection((str(folder),), ("option.max_rolling_batch_size=8,16",)), tmp_path)
     (folder / "serving.properties").write_text("engine=MPI\n")
-    (tmp_path / "made").rmdir()
+    (tmp_path / "copies").rmdir()
     with pytest.raises(BadConfiguration, match="max_rolling_batch_size=none: "):
         read(Selection((str(folder),), ("option.max_rolling_batch_size=8,none",)), tmp_path)
 

@@ -26,11 +26,13 @@ def clauses(draw: st.DrawFn) -> str:
     return text.upper() if draw(st.booleans()) else text
 
 
-@given(limits=st.lists(clauses(), max_size=4), place=st.integers(0, 4), name=st.sampled_from(sorted(METRICS)))
-def test_a_printed_goal_parses_to_the_same_goal(limits: list[str], place: int, name: str) -> None:
+@given(
+    limits=st.lists(clauses(), max_size=4), position=st.integers(0, 4), name=st.sampled_from(sorted(METRICS))
+)
+def test_a_printed_goal_parses_to_the_same_goal(limits: list[str], position: int, name: str) -> None:
     measure = METRICS["tokens/s" if name == "errors" else name]
     objective = f"{'max' if measure.higher_is_better else 'min'} {measure.key}"
-    goal = parse_goal(",".join([*limits[:place], objective, *limits[place:]]))
+    goal = parse_goal(",".join([*limits[:position], objective, *limits[position:]]))
     assert goal.objective == measure
     assert parse_goal(str(goal)) == goal
     # Without a limit on errors, no request may fail.

@@ -52,7 +52,7 @@ def make_runs(start: object, tmp_path: Path) -> RealRuns:
 
 
 def make_output_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "made"
+    folder = tmp_path / "copies"
     folder.mkdir()
     return folder
 

@@ -43,7 +43,7 @@ class Surface:
 
     def rank(self, point: Point) -> Rank:
         figures = make_figures(self.true_value(point) * self._rng.uniform(0.95, 1.05))
-        changes = {str(place): value for place, value in enumerate(point) if value != START[place]}
+        changes = {str(index): value for index, value in enumerate(point) if value != START[index]}
         proposal = Proposal(NamedPath(",".join(point), Path()), changes, figures, GOAL.values(figures))
         self.proposals.append(proposal)
         return GOAL.rank(proposal.values)

@@ -18,7 +18,7 @@ DYNAMIC = "engine=Python\noption.model_id=m\nbatch_size=4\n"
 
 def make_spaces(tmp_path: Path, text: str, *settings: str) -> list[SearchSpace]:
     (tmp_path / "serving.properties").write_text(text)
-    copies = tmp_path / "made"
+    copies = tmp_path / "copies"
     copies.mkdir()
 
     def effective(path: Path) -> Mapping[str, str]:

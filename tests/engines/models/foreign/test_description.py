@@ -159,7 +159,7 @@ def test_norms_over_all_heads_are_split_with_the_heads(tmp_path: Path) -> None:
     assert split.of("model.layers.1.post_attention_layernorm", (64, 1)) == TensorSplit()
 
 
-def test_a_plan_that_does_not_split_attention_is_refused() -> None:
+def test_a_plan_that_does_not_split_attention_allows_one_rank_only() -> None:
     reason = why_not_split({"layers.*.self_attn.q_proj": "colwise_gather_output"})
     assert "self_attn.q_proj as colwise_gather_output" in reason
     assert "no tensor-parallel plan" in why_not_split(None)

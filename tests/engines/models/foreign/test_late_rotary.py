@@ -40,7 +40,7 @@ def test_other_functions_are_not_replaced() -> None:
     assert LateRotary.replace_in(torch.nn.Linear(1, 1), StepAngles()) is None
 
 
-def test_angles_in_another_layout_are_refused() -> None:
+def test_angles_in_another_layout_are_not_used() -> None:
     form, cos = RotaryForm(in_pairs=False, interleaved=False), torch.arange(6.0).view(1, 3, 2)
     angles = form.row_angles(cos.repeat(1, 1, 2), -cos.repeat(1, 1, 2))
     assert angles is not None
