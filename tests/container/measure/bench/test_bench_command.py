@@ -37,7 +37,7 @@ def invoke(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 @pytest.fixture
 def silent_address() -> Iterator[str]:
-    """A URL whose port is bound, so that no other process can take it, but refuses connections."""
+    """A URL that refuses connections. Its port is bound, so no other process can take the port."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"

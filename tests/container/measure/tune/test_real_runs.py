@@ -108,7 +108,7 @@ def test_a_load_with_too_few_requests_is_refused(
 def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
     tpot: float, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a TPOT of 0 (all tokens of a response arrive at once), it is scaled to the time of whole responses."""
+    """A TPOT of 0 means that all tokens arrive at once. Then the time of whole responses is used instead."""
     real_run = RealRuns.run
 
     def run(self: RealRuns, files: Sequence[NamedPath], num_rounds: int) -> Comparison:

@@ -103,7 +103,7 @@ def test_greedy_tokens_match_transformers(tmp_path: Path) -> None:
 
 
 def test_logits_are_bitwise_equal_alone_and_in_a_batch(tmp_path: Path) -> None:
-    """Widths are multiples of the SIMD width, as in all real models. Otherwise torch handles the rest differently."""
+    """Widths are multiples of the SIMD width, as in all real models: torch computes remainders with other code."""
     save_foreign(tmp_path, "starcoder2", hidden_size=96, intermediate_size=64)
     runner = foreign_runner(tmp_path)
     if not isinstance(runner.steps, NativeSteps):
