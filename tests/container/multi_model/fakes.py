@@ -1,4 +1,4 @@
-"""Models whose servers are threads of this process, and a machine whose memory a test sets."""
+"""Fake models with in-process servers, on a machine with configurable memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 
 class FakeServer(LocalServer):
-    """A server that answers with its model's name."""
+    """A server that responds with the name of its model."""
 
     def __init__(self, folder: Path, need: MemoryNeed, lab: FakeModels) -> None:
         self.folder = folder
@@ -57,21 +57,21 @@ class FakeServer(LocalServer):
 
 
 class FakeModels:
-    """Starts the servers, and says what they need and take. Bytes are small numbers here."""
+    """Starts fake servers, and defines how much memory they need and use. Bytes are small numbers here."""
 
     def __init__(self, free: int = 100, limit: int | None = None) -> None:
         self.free = free
-        """What the machine says is free."""
+        """Free memory of the machine."""
         self.needs: dict[str, int] = {}
-        """By model; others need 10."""
+        """Predicted memory by model. Models that are not listed need 10."""
         self.taken: dict[int, int] = {}
-        """Measured, by the number of a server."""
+        """Measured memory by server number."""
         self.broken: dict[str, str] = {}
-        """Why a model does not start."""
+        """Reasons for failed starts, by model."""
         self.healthy = threading.Event()
         self.healthy.set()
         self.go = threading.Event()
-        """Requests wait for it."""
+        """Requests wait for this event."""
         self.go.set()
         self.arrived = threading.Semaphore(0)
         self.servers: list[FakeServer] = []
@@ -80,7 +80,7 @@ class FakeModels:
         )
 
     def manager(self, *names: str) -> ModelManager:
-        """names: of models that are loaded on demand; none: `load` and `unload` say what is served."""
+        """Create a manager that loads `names` on demand, or with explicit `load` and `unload` if there are none."""
         folders = {name: Path("/models") / name for name in names}
         return ModelManager(folders, self.account, self.predict, self.start)
 
@@ -92,7 +92,7 @@ class FakeModels:
         return self.servers[-1]
 
     def up(self) -> list[str]:
-        """Models whose servers run, in the order of their start."""
+        """Return the models with running servers, in the order of their start."""
         return [server.folder.name for server in self.servers if not server.ended.is_set()]
 
 
@@ -118,10 +118,10 @@ class _Handler(QuietHandler):
             return self._stream(broken=True)
         if body == b"stream":
             return self._stream(broken=False)
-        answer = {"model": self.server.server.folder.name, "path": self.path, "bytes": len(body)}
+        response = {"model": self.server.server.folder.name, "path": self.path, "bytes": len(body)}
         self.respond(
             200,
-            json.dumps(answer).encode(),
+            json.dumps(response).encode(),
             {
                 "Content-Type": "application/json",
                 "x-request-id": self.headers.get("x-request-id", ""),

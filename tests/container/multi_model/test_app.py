@@ -1,4 +1,4 @@
-"""The front's routes: which model answers, what is passed on, and the statuses of SageMaker's multi-model API."""
+"""Routes of the front: model selection, forwarding, and status codes of SageMaker's multi-model API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES = 1000
 
 
 class _Client(FlaskClient):
-    """Reads each answer to its end, as a server does."""
+    """A client that reads each response to its end, as a server does."""
 
     def open(self, *args: Any, **kwargs: Any) -> TestResponse:
         return super().open(*args, **{"buffered": True, **kwargs})
@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def platform(lab: FakeModels, root: Path) -> Iterator[FlaskClient]:
-    """SAGEMAKER_MULTI_MODEL=true."""
+    """A client of a front with SAGEMAKER_MULTI_MODEL=true."""
     manager = lab.manager()
     yield client_of(manager, root)
     manager.close()
@@ -55,7 +55,7 @@ def platform(lab: FakeModels, root: Path) -> Iterator[FlaskClient]:
 
 @pytest.fixture
 def folder(lab: FakeModels) -> Iterator[FlaskClient]:
-    """Models a, b and c, and room for two."""
+    """A client of a front with models a, b and c, and memory for two."""
     manager = lab.manager("a", "b", "c")
     yield client_of(manager)
     manager.close()
@@ -65,7 +65,7 @@ def load(client: FlaskClient, root: Path, name: str) -> Any:
     return client.post("/models", json={"model_name": name, "url": str(root / name / "model")})
 
 
-def test_the_life_of_a_model_under_the_platform(platform: FlaskClient, root: Path) -> None:
+def test_the_life_cycle_of_a_model(platform: FlaskClient, root: Path) -> None:
     assert platform.get("/ping").status_code == 200
     assert platform.get("/models").json == {"models": []}
     assert platform.post("/models/a/invoke", data=b"x").status_code == 404
@@ -75,15 +75,15 @@ def test_the_life_of_a_model_under_the_platform(platform: FlaskClient, root: Pat
     assert platform.get("/models").json == {
         "models": [{"modelName": "a", "modelUrl": url, "status": "ready"}]
     }
-    shown = platform.get("/models/a").json
-    assert shown == {"modelName": "a", "modelUrl": url, "status": "ready", "memoryBytes": 0}
-    answer = platform.post(
+    described = platform.get("/models/a").json
+    assert described == {"modelName": "a", "modelUrl": url, "status": "ready", "memoryBytes": 0}
+    response = platform.post(
         "/models/a/invoke",
         data=b"x",
         headers={"X-Amzn-SageMaker-Target-Model": "a.tar.gz", "x-request-id": "7"},
     )
-    assert answer.json == {"model": "model", "path": "/invocations", "bytes": 1}
-    assert answer.headers["x-request-id"] == "7"
+    assert response.json == {"model": "model", "path": "/invocations", "bytes": 1}
+    assert response.headers["x-request-id"] == "7"
     assert load(platform, root, "a").status_code == 409
     assert load(platform, root, "b").status_code == 200
     full = load(platform, root, "c")
@@ -91,8 +91,12 @@ def test_the_life_of_a_model_under_the_platform(platform: FlaskClient, root: Pat
     assert full.json["code"] == 507
     assert "no room" in full.json["error"]
     assert platform.delete("/models/a").status_code == 200
-    for gone in (platform.get("/models/a"), platform.delete("/models/a"), platform.post("/models/a/invoke")):
-        assert (gone.status_code, gone.json["code"]) == (404, 404)
+    for missing in (
+        platform.get("/models/a"),
+        platform.delete("/models/a"),
+        platform.post("/models/a/invoke"),
+    ):
+        assert (missing.status_code, missing.json["code"]) == (404, 404)
     assert load(platform, root, "c").status_code == 200
 
 
@@ -113,7 +117,7 @@ def test_the_life_of_a_model_under_the_platform(platform: FlaskClient, root: Pat
         ({"model_name": "a", "url": "{root}/a/\u0000"}, "accepted: a folder below"),
     ],
 )
-def test_names_and_addresses_that_are_not_allowed(
+def test_bad_names_and_urls_are_rejected(
     body: dict[str, Any], words: str, platform: FlaskClient, lab: FakeModels, root: Path
 ) -> None:
     (root.parent / "secret").mkdir()
@@ -122,18 +126,18 @@ def test_names_and_addresses_that_are_not_allowed(
         key: value.replace("{root}", str(root)) if isinstance(value, str) else value
         for key, value in body.items()
     }
-    refused = platform.post("/models", json=body)
-    assert refused.status_code == 400
-    assert words in refused.json["error"]
+    rejected = platform.post("/models", json=body)
+    assert rejected.status_code == 400
+    assert words in rejected.json["error"]
     assert lab.servers == []
 
 
-def test_a_file_address_is_a_folder(platform: FlaskClient, root: Path) -> None:
-    done = platform.post("/models", json={"model_name": "a", "url": f"file://{root}/a/model"})
-    assert done.status_code == 200
+def test_a_file_url_is_accepted(platform: FlaskClient, root: Path) -> None:
+    loaded = platform.post("/models", json={"model_name": "a", "url": f"file://{root}/a/model"})
+    assert loaded.status_code == 200
 
 
-def test_a_body_that_is_no_json_is_a_bad_request(platform: FlaskClient) -> None:
+def test_a_body_that_is_not_json_is_a_bad_request(platform: FlaskClient) -> None:
     assert platform.post("/models", data=b"{").status_code == 400
     assert platform.put("/models/a").status_code == 405
 
@@ -142,13 +146,13 @@ def test_a_model_that_does_not_start_is_a_bad_request(
     platform: FlaskClient, lab: FakeModels, root: Path
 ) -> None:
     lab.broken["model"] = "the model's server ended with exit code 1: Error: option.dtype: got fp17"
-    refused = load(platform, root, "a")
-    assert refused.status_code == 400
-    assert "fp17" in refused.json["error"]
+    rejected = load(platform, root, "a")
+    assert rejected.status_code == 400
+    assert "fp17" in rejected.json["error"]
     assert platform.get("/models").json == {"models": []}
 
 
-def test_models_are_listed_by_pages(lab: FakeModels, root: Path) -> None:
+def test_the_model_list_is_paginated(lab: FakeModels, root: Path) -> None:
     lab.account = FakeModels().account
     manager = lab.manager()
     client = client_of(manager, root)
@@ -163,7 +167,7 @@ def test_models_are_listed_by_pages(lab: FakeModels, root: Path) -> None:
     manager.close()
 
 
-def test_the_models_of_a_folder_are_neither_loaded_nor_unloaded_by_clients(folder: FlaskClient) -> None:
+def test_clients_cannot_load_or_unload_the_models_of_a_folder(folder: FlaskClient) -> None:
     assert folder.post("/models", json={"model_name": "x", "url": "/x"}).status_code == 405
     assert folder.delete("/models/a").status_code == 405
 
@@ -182,27 +186,25 @@ def test_the_models_of_a_folder_are_neither_loaded_nor_unloaded_by_clients(folde
         ("/v1/completions", {"json": {"prompt": "x", "model": "{name}"}}),
     ],
 )
-def test_a_request_names_its_model(
+def test_a_request_selects_its_model(
     name: str, path: str, options: dict[str, Any], folder: FlaskClient
 ) -> None:
-    def named(value: Any) -> Any:
+    def fill(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: named(each) for key, each in value.items()}
+            return {key: fill(each) for key, each in value.items()}
         return value.replace("{name}", name) if isinstance(value, str) else value
 
-    answer = folder.post(named(path), **named(options))
-    assert answer.status_code == 200
-    assert answer.json["model"] == name
-    expected = (
-        path if path.startswith("/v1/") else named(path).replace(f"/predictions/{name}", "/invocations")
-    )
-    assert answer.json["path"].startswith(expected if path.startswith("/v1/") else "/invocations")
+    response = folder.post(fill(path), **fill(options))
+    assert response.status_code == 200
+    assert response.json["model"] == name
+    expected = path if path.startswith("/v1/") else fill(path).replace(f"/predictions/{name}", "/invocations")
+    assert response.json["path"].startswith(expected if path.startswith("/v1/") else "/invocations")
 
 
-def test_a_request_that_names_no_model(folder: FlaskClient) -> None:
-    refused = folder.post("/invocations", json={"inputs": "x"})
-    assert refused.status_code == 400
-    assert "allowed: a, b, c" in refused.json["error"]
+def test_a_request_without_a_known_model_is_rejected(folder: FlaskClient) -> None:
+    rejected = folder.post("/invocations", json={"inputs": "x"})
+    assert rejected.status_code == 400
+    assert "allowed: a, b, c" in rejected.json["error"]
     assert (
         folder.post("/v1/completions", json={"prompt": "x"}).json["error"]["type"] == "invalid_request_error"
     )
@@ -212,7 +214,7 @@ def test_a_request_that_names_no_model(folder: FlaskClient) -> None:
     assert folder.post("/predictions/gpt-4", json={}).status_code == 404
 
 
-def test_the_only_model_need_not_be_named(lab: FakeModels) -> None:
+def test_a_single_model_needs_no_name(lab: FakeModels) -> None:
     manager = lab.manager("a")
     client = client_of(manager)
     for path in ("/invocations", "/v1/completions"):
@@ -230,22 +232,20 @@ def test_all_models_are_listed_whether_loaded_or_not(folder: FlaskClient) -> Non
     assert states == {"a": "down", "b": "ready", "c": "down"}
 
 
-def test_a_stream_is_passed_on_as_it_comes(folder: FlaskClient) -> None:
-    answer = folder.post("/predictions/a", data=b"stream")
-    assert answer.headers["Content-Type"] == "application/jsonlines"
-    assert answer.data == b'{"token":1}\n{"token":2}\n'
+def test_a_stream_is_forwarded_unchanged(folder: FlaskClient) -> None:
+    response = folder.post("/predictions/a", data=b"stream")
+    assert response.headers["Content-Type"] == "application/jsonlines"
+    assert response.data == b'{"token":1}\n{"token":2}\n'
     assert all(model["status"] != "unloading" for model in folder.get("/models").json["models"])
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error_record(folder: FlaskClient) -> None:
+def test_a_broken_stream_ends_with_an_error_record(folder: FlaskClient) -> None:
     lines = folder.post("/predictions/a", data=b"break").data.splitlines()
     assert lines[:2] == [b'{"token":1}', b'{"token":2}']
     assert lines[2:] == [b'{"error":"the model\'s server has exited","code":424}']
 
 
-def test_a_server_that_has_ended_is_the_trouble_of_its_own_clients(
-    folder: FlaskClient, lab: FakeModels
-) -> None:
+def test_an_exited_server_affects_only_its_own_clients(folder: FlaskClient, lab: FakeModels) -> None:
     for name in ("a", "b"):
         folder.post(f"/predictions/{name}", data=b"x")
     lab.servers[0].http.close()
@@ -256,29 +256,29 @@ def test_a_server_that_has_ended_is_the_trouble_of_its_own_clients(
     lab.servers[0].ended.set()
 
 
-def test_a_body_that_is_too_large_is_refused(folder: FlaskClient) -> None:
+def test_a_body_that_is_too_large_is_rejected(folder: FlaskClient) -> None:
     assert folder.post("/predictions/a", data=b"x" * MAX_BYTES).json["bytes"] == MAX_BYTES
     assert folder.post("/predictions/a", data=b"x" * (MAX_BYTES + 1)).status_code == 413
 
 
-def test_a_model_in_use_is_not_unloaded_before_its_answer(lab: FakeModels) -> None:
+def test_a_model_in_use_is_not_unloaded_before_its_response(lab: FakeModels) -> None:
     lab.go.clear()
     manager = lab.manager("a", "b", "c")
     client, other = client_of(manager), client_of(manager)
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(client.post, f"/predictions/{name}", data=b"x") for name in ("a", "b")]
-        for _ in asked:
+        futures = [pool.submit(client.post, f"/predictions/{name}", data=b"x") for name in ("a", "b")]
+        for _ in futures:
             lab.arrived.acquire()
         third = pool.submit(other.post, "/predictions/c", data=b"x")
         wait_until(lambda: "unloading" in {model.state.value for model in manager.models()})
         assert sorted(lab.up()) == ["a", "b"]
         lab.go.set()
-        assert [future.result().json["model"] for future in asked] == ["a", "b"]
+        assert [future.result().json["model"] for future in futures] == ["a", "b"]
         assert third.result().json["model"] == "c"
     manager.close()
 
 
-def test_metrics_of_all_servers_have_their_models_name(
+def test_metrics_are_labelled_with_their_model(
     folder: FlaskClient, lab: FakeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "_SECONDS", 200.0)
@@ -291,11 +291,11 @@ def test_metrics_of_all_servers_have_their_models_name(
     assert 'lmi_steps_total{model="b"} 3.0' in text
 
 
-def test_at_the_end_ping_says_so(lab: FakeModels) -> None:
+def test_ping_and_requests_return_503_after_shutdown(lab: FakeModels) -> None:
     manager = lab.manager("a")
     client = client_of(manager)
     manager.close()
     assert client.get("/ping").status_code == 503
-    refused = client.post("/predictions/a", data=b"x")
-    assert refused.status_code == 503
-    assert "Retry-After" in refused.headers
+    rejected = client.post("/predictions/a", data=b"x")
+    assert rejected.status_code == 503
+    assert "Retry-After" in rejected.headers

@@ -1,4 +1,4 @@
-"""Which folders are several models, which one; and how several are configured by the environment."""
+"""Detection of folders with several models, and their configuration by environment variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def options(path: Path) -> ServeOptions:
     return ServeOptions(path, "127.0.0.1", 0)
 
 
-def test_a_folder_of_nothing_but_model_folders_is_several_models(store: Path) -> None:
+def test_a_folder_that_contains_only_model_folders_is_several_models(store: Path) -> None:
     (store / ".cache").mkdir()
     assert model_folders(store, {}) == {name: store / name for name in ("chat", "code.v2", "own")}
 
@@ -41,23 +41,23 @@ def test_a_folder_of_nothing_but_model_folders_is_several_models(store: Path) ->
         lambda store: (store / "chat").rename(store / "-chat"),
     ],
 )
-def test_every_other_folder_is_one_model(change: object, store: Path) -> None:
+def test_any_other_folder_is_one_model(change: object, store: Path) -> None:
     change(store)  # type: ignore[operator]
     assert model_folders(store, {}) == {}
 
 
-def test_a_named_model_is_the_only_one(store: Path) -> None:
+def test_an_explicit_model_is_one_model(store: Path) -> None:
     assert model_folders(store, {"HF_MODEL_ID": "x/y"}) == {}
     assert model_folders(store / "chat", {}) == {}
     assert model_folders(store / "chat" / "serving.properties", {}) == {}
 
 
-def test_one_model_is_served_as_before(store: Path) -> None:
+def test_one_model_is_served_without_a_front(store: Path) -> None:
     assert front_config(options(store / "chat"), {}) is None
     assert front_config(options(store / "chat"), {"SAGEMAKER_MULTI_MODEL": "false"}) is None
 
 
-def test_the_platform_s_variable_wins_over_the_folder(store: Path) -> None:
+def test_the_sagemaker_variable_overrides_the_folder(store: Path) -> None:
     config = front_config(options(store), {"SAGEMAKER_MULTI_MODEL": "true"})
     assert config is not None
     assert config.folders == {}
@@ -66,7 +66,7 @@ def test_the_platform_s_variable_wins_over_the_folder(store: Path) -> None:
     assert config.from_json(config.to_json()) == config
 
 
-def test_limits_are_set_by_the_environment(store: Path) -> None:
+def test_environment_variables_set_the_limits(store: Path) -> None:
     config = front_config(
         options(store),
         {
@@ -83,6 +83,6 @@ def test_limits_are_set_by_the_environment(store: Path) -> None:
         front_config(options(store), {"LMI_MODELS_MEMORY_MB": "4 GB"})
 
 
-def test_a_model_s_server_is_no_front_and_has_no_port_of_ours() -> None:
-    given = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "8080", "OPTION_DTYPE": "fp32"}
-    assert child_environment(given) == {"OPTION_DTYPE": "fp32"}
+def test_the_server_of_a_model_does_not_inherit_multi_model_mode_or_port() -> None:
+    environment = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "8080", "OPTION_DTYPE": "fp32"}
+    assert child_environment(environment) == {"OPTION_DTYPE": "fp32"}

@@ -1,4 +1,4 @@
-"""Loading, unloading and restarting models, by servers that are threads of this process."""
+"""Loading, unloading and restarting models with in-process servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(manager: ModelManager, *names: str) -> None:
 
 
 def served_by(manager: ModelManager, name: str) -> str:
-    """The model whose server answers for `name`."""
+    """Return the model whose server handles requests for `name`."""
     lease = manager.lease(name)
     try:
         assert isinstance(lease.server, FakeServer)
@@ -39,7 +39,7 @@ def states(manager: ModelManager) -> dict[str, str]:
     return {model.name: model.state.value for model in manager.models()}
 
 
-def test_a_model_is_served_from_its_loading_to_its_unloading() -> None:
+def test_a_model_is_served_from_load_to_unload() -> None:
     lab = FakeModels()
     manager = lab.manager()
     load(manager, "a", "b")
@@ -57,7 +57,7 @@ def test_a_model_is_served_from_its_loading_to_its_unloading() -> None:
     manager.close()
 
 
-def test_a_name_is_loaded_once_also_while_it_loads() -> None:
+def test_a_name_cannot_be_loaded_twice_even_while_loading() -> None:
     lab = FakeModels()
     lab.healthy.clear()
     manager = lab.manager()
@@ -76,7 +76,7 @@ def test_a_name_is_loaded_once_also_while_it_loads() -> None:
     manager.close()
 
 
-def test_without_room_a_model_is_refused_until_another_is_unloaded() -> None:
+def test_a_model_is_rejected_without_memory_until_another_is_unloaded() -> None:
     lab = FakeModels(limit=25)
     manager = lab.manager()
     load(manager, "a", "b")
@@ -89,25 +89,25 @@ def test_without_room_a_model_is_refused_until_another_is_unloaded() -> None:
     manager.close()
 
 
-def test_loads_at_once_do_not_count_on_the_same_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_loads_do_not_use_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = FakeModels(limit=10)
     predicted = threading.Event()
 
     def predict(folder: Path, room: Room) -> MemoryNeed:
-        predicted.wait(0.02)  # time for the others to see the same room
+        predicted.wait(0.02)  # time for the other loads to see the same free memory
         return MemoryNeed(10)
 
     monkeypatch.setattr(lab, "predict", predict)
     manager = lab.manager()
     with ThreadPoolExecutor(4) as pool:
         loads = [pool.submit(load, manager, name) for name in "abcd"]
-        refused = [isinstance(each.exception(), NoMemory) for each in loads]
-    assert sorted(refused) == [False, True, True, True]
+        rejected = [isinstance(each.exception(), NoMemory) for each in loads]
+    assert sorted(rejected) == [False, True, True, True]
     assert len(lab.up()) == 1
     manager.close()
 
 
-def test_what_is_measured_counts_where_it_is_more_than_was_predicted() -> None:
+def test_measured_memory_counts_if_it_exceeds_the_prediction() -> None:
     lab = FakeModels(limit=25)
     manager = lab.manager()
     load(manager, "a")
@@ -117,8 +117,8 @@ def test_what_is_measured_counts_where_it_is_more_than_was_predicted() -> None:
     manager.close()
 
 
-def test_what_is_promised_and_not_yet_taken_is_not_free() -> None:
-    """The machine still says that it is."""
+def test_reserved_memory_is_not_free() -> None:
+    """The machine still reports the memory as free, because the model does not use it yet."""
     lab = FakeModels(free=25)
     manager = lab.manager()
     load(manager, "a")
@@ -138,7 +138,7 @@ def test_what_is_promised_and_not_yet_taken_is_not_free() -> None:
         ("the engine failed: CUDA out of memory. Tried to allocate 2 GiB", NoMemory),
     ],
 )
-def test_a_load_that_fails_says_why_and_leaves_nothing(reason: str, kind: type[Exception]) -> None:
+def test_a_failed_load_reports_the_reason_and_leaves_no_server(reason: str, kind: type[Exception]) -> None:
     lab = FakeModels()
     lab.broken["a"] = reason
     manager = lab.manager()
@@ -164,13 +164,13 @@ def test_unloading_waits_for_requests_in_flight() -> None:
             manager.lease("a")
         assert lab.up() == ["a"]
         lease.release()
-        lease.release()  # harmless
+        lease.release()  # has no effect
         unloading.result()
     assert lab.up() == []
     assert states(manager) == {}
 
 
-def test_unloading_breaks_off_a_load() -> None:
+def test_unloading_cancels_a_load() -> None:
     lab = FakeModels()
     lab.healthy.clear()
     manager = lab.manager()
@@ -184,7 +184,7 @@ def test_unloading_breaks_off_a_load() -> None:
     assert states(manager) == {}
 
 
-def test_the_least_recently_used_model_makes_room() -> None:
+def test_the_least_recently_used_model_is_evicted() -> None:
     lab = FakeModels(limit=20)
     manager = lab.manager("a", "b", "c")
     for name in ("a", "b", "a", "c"):
@@ -198,7 +198,7 @@ def test_the_least_recently_used_model_makes_room() -> None:
     manager.close()
 
 
-def test_several_models_make_room_for_a_large_one() -> None:
+def test_several_models_are_evicted_for_a_large_one() -> None:
     lab = FakeModels(limit=30)
     lab.needs["large"] = 25
     manager = lab.manager("a", "b", "large")
@@ -209,7 +209,7 @@ def test_several_models_make_room_for_a_large_one() -> None:
 
 
 @pytest.mark.parametrize("limit", [30, None])
-def test_no_model_makes_room_for_one_that_is_too_large_without_them(limit: int | None) -> None:
+def test_no_model_is_evicted_for_one_that_would_not_fit_anyway(limit: int | None) -> None:
     lab = FakeModels(limit=limit)
     lab.needs["huge"] = 31
     manager = lab.manager("a", "b", "huge")
@@ -223,7 +223,7 @@ def test_no_model_makes_room_for_one_that_is_too_large_without_them(limit: int |
     manager.close()
 
 
-def test_a_model_in_use_is_unloaded_once_it_is_idle() -> None:
+def test_a_model_in_use_is_evicted_once_it_is_idle() -> None:
     lab = FakeModels(limit=10)
     manager = lab.manager("a", "b")
     lease = manager.lease("a")
@@ -241,15 +241,15 @@ def test_requests_that_wait_for_a_model_share_its_server() -> None:
     lab.healthy.clear()
     manager = lab.manager("a")
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(served_by, manager, "a") for _ in range(4)]
+        futures = [pool.submit(served_by, manager, "a") for _ in range(4)]
         wait_until(lambda: lab.up() == ["a"])
         lab.healthy.set()
-        assert {future.result() for future in asked} == {"a"}
+        assert {future.result() for future in futures} == {"a"}
     assert len(lab.servers) == 1
     manager.close()
 
 
-def test_models_are_loaded_at_the_start_until_memory_is_used_up() -> None:
+def test_models_are_loaded_at_startup_until_memory_is_full() -> None:
     lab = FakeModels(limit=25)
     lab.broken["b"] = "its files are broken"
     manager = lab.manager("a", "b", "c", "d")
@@ -262,7 +262,7 @@ def test_models_are_loaded_at_the_start_until_memory_is_used_up() -> None:
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_a_model_whose_server_dies_is_started_again(on_demand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_server_dies_is_restarted(on_demand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(served_model, "monotonic", lambda: now)
     lab = FakeModels()
@@ -284,49 +284,49 @@ def test_a_model_whose_server_dies_is_started_again(on_demand: bool, monkeypatch
     manager.close()
 
 
-def test_each_failure_in_a_row_doubles_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_consecutive_failure_doubles_the_restart_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(served_model, "monotonic", lambda: now)
     model = ServedModel("a", Path("/models/a"))
-    waits = []
+    delays = []
     for served in (0, 1, 1, 1, 1, 1, 1, 1, 60):
         model.mark_ready()
         now += served
         model.mark_down("it died")
-        waits.append(model.retry_at - now)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+        delays.append(model.retry_at - now)
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 1]
     model.mark_loading()
     model.mark_down()
     assert model.retry_at == now + 1
 
 
-def test_closing_ends_all_servers_and_refuses_requests() -> None:
+def test_closing_stops_all_servers_and_rejects_requests() -> None:
     lab = FakeModels()
     manager = lab.manager("a", "b", "c")
     manager.load_all()
     manager.close()
     manager.close()
     assert lab.up() == []
-    # A second signal would break off the requests that run.
+    # A second signal would abort running requests.
     assert [server.signals for server in lab.servers] == [1, 1, 1]
     with pytest.raises(Unavailable, match="shutting down"):
         manager.lease("a")
 
 
-def test_closing_breaks_off_loads() -> None:
+def test_closing_cancels_loads() -> None:
     lab = FakeModels()
     lab.healthy.clear()
     manager = lab.manager("a")
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(manager.lease, "a")
+        lease = pool.submit(manager.lease, "a")
         wait_until(lambda: lab.up() == ["a"])
         manager.close()
         with pytest.raises(Unavailable):
-            asked.result()
+            lease.result()
     assert lab.up() == []
 
 
-def test_many_at_once_get_the_right_model_and_memory_is_never_exceeded(
+def test_concurrent_requests_get_the_right_model_within_the_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = FakeModels(limit=30)
@@ -341,8 +341,8 @@ def test_many_at_once_get_the_right_model_and_memory_is_never_exceeded(
     monkeypatch.setattr(lab, "start", count)
     manager = lab.manager(*names)
     with ThreadPoolExecutor(8) as pool:
-        asked = random.Random(1).choices(names, k=120)
-        assert list(pool.map(lambda name: served_by(manager, name), asked)) == asked
+        requested = random.Random(1).choices(names, k=120)
+        assert list(pool.map(lambda name: served_by(manager, name), requested)) == requested
     assert max(num_up) == 3
     assert all(model.in_flight == 0 for model in manager.models())
     manager.close()

@@ -1,4 +1,4 @@
-"""What a model is predicted to need, and what processes are measured to take."""
+"""Predicted memory of models, and measured memory of processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def write(folder: Path, *lines: str) -> Path:
     return folder
 
 
-def model(folder: Path, *lines: str) -> Path:
-    """A folder with a model of random weights."""
+def write_dummy_model(folder: Path, *lines: str) -> Path:
+    """Write a model with dummy weights."""
     (folder / "config.json").write_text((DUMMY / "config.json").read_text())
     return write(folder, "engine=MPI", "option.load_format=dummy", *lines)
 
@@ -35,33 +35,35 @@ def need_of(folder: Path, machine: Machine = CPU) -> MemoryNeed:
 
 
 def test_weights_activations_and_cache_are_predicted(tmp_path: Path) -> None:
-    small = need_of(model(tmp_path, "option.kv_cache_gb=0.5", "option.model_loading_timeout=7"))
+    small = need_of(write_dummy_model(tmp_path, "option.kv_cache_gb=0.5", "option.model_loading_timeout=7"))
     assert small.kv_cache_gb == "0.5"
     assert small.loading_timeout == 7.0
-    large = need_of(model(tmp_path, "option.kv_cache_gb=1.5"))
+    large = need_of(write_dummy_model(tmp_path, "option.kv_cache_gb=1.5"))
     assert large.host - small.host == pytest.approx(1 << 30, rel=0.01)
     assert small.gpu == 0
 
 
-def test_an_open_cache_follows_the_free_memory_and_is_passed_on(tmp_path: Path) -> None:
-    folder = model(tmp_path)
+def test_an_unset_kv_cache_size_is_derived_from_free_memory(tmp_path: Path) -> None:
+    folder = write_dummy_model(tmp_path)
     much, little = need_of(folder), need_of(folder, replace(CPU, memory_available_bytes=2 << 30))
     assert (much.kv_cache_gb, little.kv_cache_gb) == ("4", "0.5")
     assert much.host - little.host == pytest.approx(3.5 * (1 << 30), rel=0.01)
 
 
-def test_required_memory_takes_the_place_of_the_prediction(tmp_path: Path) -> None:
-    assert need_of(model(tmp_path, "required_memory_mb=123")).host == 123 << 20
+def test_required_memory_overrides_the_prediction(tmp_path: Path) -> None:
+    assert need_of(write_dummy_model(tmp_path, "required_memory_mb=123")).host == 123 << 20
 
 
-def test_copies_take_their_memory_each(tmp_path: Path) -> None:
+def test_each_copy_needs_its_own_memory(tmp_path: Path) -> None:
     machine = replace(CPU, cpu_count=4)
-    one = need_of(model(tmp_path, "option.kv_cache_gb=0.5"), machine)
-    two = need_of(model(tmp_path, "option.kv_cache_gb=0.5", "option.data_parallel_size=2"), machine)
+    one = need_of(write_dummy_model(tmp_path, "option.kv_cache_gb=0.5"), machine)
+    two = need_of(
+        write_dummy_model(tmp_path, "option.kv_cache_gb=0.5", "option.data_parallel_size=2"), machine
+    )
     assert two.host == pytest.approx(2 * one.host, rel=0.01)
 
 
-def test_files_of_a_handler_count_as_they_are(tmp_path: Path) -> None:
+def test_the_files_of_a_handler_count_with_their_size(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def handle(inputs):\n    return None\n")
     folder = write(tmp_path, "engine=Python")
     before = need_of(folder).host
@@ -70,18 +72,18 @@ def test_files_of_a_handler_count_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["option.dtype=fp17", "option.data_parallel_size=64"])
-def test_what_cannot_be_served_is_refused_with_the_reason(line: str, tmp_path: Path) -> None:
+def test_a_bad_configuration_is_rejected_with_the_reason(line: str, tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=line.partition("=")[0]):
-        need_of(model(tmp_path, line))
+        need_of(write_dummy_model(tmp_path, line))
 
 
-def test_what_could_be_served_with_more_memory_needs_more_than_there_is(tmp_path: Path) -> None:
+def test_a_model_that_is_too_large_needs_more_than_the_available_memory(tmp_path: Path) -> None:
     small = replace(CPU, memory_available_bytes=100 << 20)
     for line in ("option.kv_cache_gb=0.5", "required_memory_mb=1"):
-        assert need_of(model(tmp_path, line), small).host > small.memory_available_bytes
+        assert need_of(write_dummy_model(tmp_path, line), small).host > small.memory_available_bytes
 
 
-def test_memory_of_descendants_counts() -> None:
+def test_memory_includes_descendant_processes() -> None:
     program = (
         "import subprocess, sys; x = b'x' * (40 << 20); subprocess.run([sys.executable, '-c', sys.argv[1]])"
     )
@@ -97,14 +99,14 @@ def test_memory_of_descendants_counts() -> None:
 
 
 @pytest.mark.parametrize(("limit", "free"), [(None, 75), (60, 60)])
-def test_without_other_models_what_they_take_is_free(limit: int | None, free: int) -> None:
+def test_room_without_other_models_includes_their_memory(limit: int | None, free: int) -> None:
     machine = replace(CPU, memory_available_bytes=50)
     account = MemoryAccount({}, limit, 5, lambda pid: 30, lambda environ: machine)
     user = _User(MemoryNeed(20), ready=True)
     assert account.room_without([user]).machine.memory_available_bytes == free
 
 
-def test_gpu_memory_is_what_the_fullest_gpu_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_free_gpu_memory_is_that_of_the_fullest_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         '#!/bin/sh\necho "$@" > "$0.arguments"\n'

@@ -1,4 +1,4 @@
-"""Tiny models, and a generation over them that tells what comes out."""
+"""Tiny models, and a batch runner whose outputs are recorded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engines.python.pulse import Pulse, clamp_positions
 from tests.support.tiny_architectures import CONTEXT, make_model
 
 FAR = 600.0
-"""Seconds until a deadline that does not matter."""
+"""Timeout in seconds that is never reached."""
 
 
 @dataclass
 class Heard:
-    """A listener. `leave` says who has gone after how many of its tokens."""
+    """Recorder of a batch's outputs. `leave` maps requests to the number of tokens after which they are aborted."""
 
     leave: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
@@ -32,7 +32,9 @@ class Heard:
     def step(self, outputs: list[RequestOutput]) -> Collection[str]:
         self.num_steps += 1
         for output in outputs:
-            assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
+            assert not any(o.finished for o in self.outputs.get(output.id, [])), (
+                "an output after the last one"
+            )
             self.outputs.setdefault(output.id, []).append(output)
         return [name for name, count in self.leave.items() if len(self.tokens(name)) >= count]
 
@@ -44,7 +46,7 @@ class Heard:
 
 
 class Runner:
-    """A model as the generating process prepares it."""
+    """A model prepared like in the generating process."""
 
     def __init__(self, model: Any, clock: Any = time.monotonic, takes_mask: bool = True) -> None:
         self.model = model
@@ -66,7 +68,7 @@ class Runner:
 
 @pytest.fixture(scope="session")
 def llama() -> Any:
-    """A model without hooks, to be asked alone."""
+    """A model without hooks, for unbatched reference outputs."""
     return make_model("llama")
 
 

@@ -1,4 +1,4 @@
-"""The dispatcher with scripted clients and generating processes, for tests."""
+"""A dispatcher with scripted clients and a scripted generating process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front and a generating process without sockets, and a clock that only they move: tests of the dispatcher's loop."""
+"""Fakes for tests of the dispatcher's loop: a front and a generating process without sockets, and a fake clock."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Clock:
 
 @dataclass
 class FakeGenerator:
-    """Continues requests by `continue_alone`, one token a step for each of the batch; a step takes `step_seconds`.
+    """A generating process that computes one token of `continue_alone` for each request in steps of `step_seconds`.
 
-    `dies_after` has one entry for each batch, of the first ones: the steps after which the process ends, or None.
-    `stuck_after` likewise: it does nothing more. A restarted one is ready when it has been asked `reload_looks` times.
+    `dies_after` has one entry for each of the first batches: the number of steps after which the process dies, or None.
+    `stuck_after` has the same format; the process hangs. After a restart the process is ready once `receive` was
+    called `reload_looks` times.
     """
 
     clock: Clock
@@ -34,11 +35,11 @@ class FakeGenerator:
     stuck_after: list[int | None] = field(default_factory=list)
     reload_looks: int = 1
     poison: tuple[int, ...] | None = None
-    """A batch with this prompt ends the process."""
+    """Prompt that kills the process."""
     dies_idle: int = 0
-    """So often it ends while it has nothing to do."""
+    """Number of times that the process dies while idle."""
     forgets_after_restart: int = 0
-    """So many tokens of each answer differ once it was restarted."""
+    """Number of tokens of each output that differ after a restart."""
     batches: list[list[str]] = field(default_factory=list)
     left_at: list[float] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
@@ -129,7 +130,7 @@ class FakeGenerator:
 
 @dataclass
 class ClockedFront(ScriptedFront):
-    """Waiting takes time: as long as asked for, unless the generating process has something to say."""
+    """A front whose clock advances by the timeout, unless the generating process has messages."""
 
     clock: Clock = field(default_factory=Clock)
     generator: FakeGenerator | None = None

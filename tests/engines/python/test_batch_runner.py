@@ -1,4 +1,4 @@
-"""Batches through transformers' `generate`: right tokens for each row, and whose a failure is."""
+"""Batches with transformers' `generate`: tokens of each row, and attribution of failures to rows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from tests.support.tiny_architectures import (
 )
 
 _SHAPES = [(1, 6), (2, 18), (7, 4), (12, 10), (15, 5), (3, 20)]
-"""Lengths of prompt and output. BatchRow 4's prompt with row 5's output goes past the context: row 4 must not mind."""
+"""Lengths of (prompt, output). Prompt 4 plus output 5 exceeds the context, and row 4 must not fail."""
 
-_NOT_IN_ONE_CALL = {"rwkv": "padding changes it", "mpt": "its table ends before padding and output do"}
+_NOT_IN_ONE_CALL = {
+    "rwkv": "padding changes it",
+    "mpt": "its position table is too short for padding and output",
+}
 
 
 def _prompts(seed: int = 1) -> list[list[int]]:
@@ -36,7 +39,7 @@ def _prompts(seed: int = 1) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_tokens_of_a_batch_equal_those_of_each_prompt_alone(architecture: str) -> None:
+def test_greedy_tokens_of_a_batch_equal_unbatched_ones(architecture: str) -> None:
     model = make_model(architecture)
     prompts = _prompts()
     expected = [generate_alone(model, p, new) for p, (_, new) in zip(prompts, _SHAPES, strict=True)]
@@ -46,15 +49,15 @@ def test_greedy_tokens_of_a_batch_equal_those_of_each_prompt_alone(architecture:
     assert [heard.tokens(str(i)) for i in range(len(prompts))] == expected
     assert {heard.end(str(i)).finish_reason for i in range(len(prompts))} == {FinishReason.LENGTH}
     if architecture not in _NOT_IN_ONE_CALL:
-        assert heard.num_steps == max(new for _, new in _SHAPES), "one call for all"
+        assert heard.num_steps == max(new for _, new in _SHAPES), "one batch for all requests"
 
 
-def test_a_model_that_padding_changes_is_found_out() -> None:
+def test_a_model_whose_outputs_change_with_padding_is_detected() -> None:
     assert not padding_is_harmless(describe(make_model("rwkv")))
     assert padding_is_harmless(describe(make_model("mamba")))
 
 
-def test_a_model_without_a_mask_runs_prompts_of_one_length_together(llama: Any) -> None:
+def test_a_model_without_attention_mask_batches_prompts_of_equal_length(llama: Any) -> None:
     runner = Runner(make_model("llama"), takes_mask=False)
     prompts = [[5, 6], [7, 8, 9], [10, 11]]
     heard = runner.run([request(str(i), prompt) for i, prompt in enumerate(prompts)])
@@ -65,7 +68,7 @@ def test_a_model_without_a_mask_runs_prompts_of_one_length_together(llama: Any) 
     assert heard.waste.prompt_padding == 0
 
 
-def test_each_step_gives_each_row_one_token_and_waste_is_counted(runner: Runner) -> None:
+def test_each_step_outputs_one_token_per_row_and_waste_is_counted(runner: Runner) -> None:
     heard = runner.run([request("a", [5], 3), request("b", [6, 7, 8], 5)])
     assert [len(output.token_ids) for output in heard.outputs["a"]] == [1] * 3
     assert heard.num_steps == 5
@@ -73,17 +76,17 @@ def test_each_step_gives_each_row_one_token_and_waste_is_counted(runner: Runner)
     assert (heard.waste.prompt_padding, heard.waste.ended_row_tokens) == (2, 2)
 
 
-def test_a_stop_token_ends_its_row_and_is_delivered(runner: Runner, llama: Any) -> None:
+def test_a_stop_token_ends_its_row_and_is_part_of_the_output(runner: Runner, llama: Any) -> None:
     prompt = [5, 6, 7]
     tokens = generate_alone(llama, prompt, 12)
     stop = tokens[4]
     heard = runner.run([request("a", prompt, 12, stop_token_ids=(stop,)), request("b", prompt, 12)])
     assert heard.tokens("a") == tokens[: tokens.index(stop) + 1]
     assert heard.end("a").finish_reason is FinishReason.EOS_TOKEN
-    assert heard.tokens("b") == tokens, "another row's stop tokens do not matter"
+    assert heard.tokens("b") == tokens, "stop tokens of other rows do not matter"
 
 
-def test_the_models_own_generation_config_brings_nothing_in() -> None:
+def test_the_generation_config_of_the_model_is_ignored() -> None:
     model = make_model("llama")
     expected = generate_alone(model, [5, 6], 10)
     defaults = {"do_sample": True, "temperature": 5.0, "top_k": 3, "repetition_penalty": 3.0, "max_length": 4}
@@ -93,21 +96,21 @@ def test_the_models_own_generation_config_brings_nothing_in() -> None:
     assert heard.tokens("a") == expected
 
 
-# Differing parameters
+# Sampling parameters
 
 
-def _sampled_alone(model: Any, asked: Request) -> list[SampledToken]:
-    """The oracle: the model's logits for the whole text so far, and the sampler that engine=MPI uses."""
-    text: list[int] = list(asked.prompt_token_ids)
+def _sampled_alone(model: Any, request: Request) -> list[SampledToken]:
+    """Sample without a batch: logits for the whole text at each step, and the sampler of engine=MPI."""
+    text: list[int] = list(request.prompt_token_ids)
     tokens: list[SampledToken] = []
     sampler = Sampler(VOCAB_SIZE, torch.device("cpu"))
-    for _ in range(asked.sampling.max_new_tokens):
+    for _ in range(request.sampling.max_new_tokens):
         with torch.inference_mode():
             logits = model(torch.tensor([text])).logits[:, -1]
-        row = SamplingRow("a", asked.sampling, text, len(asked.prompt_token_ids))
+        row = SamplingRow("a", request.sampling, text, len(request.prompt_token_ids))
         tokens += sampler.sample(logits, [row])
         text.append(tokens[-1].token_id)
-        if tokens[-1].token_id in asked.sampling.stop_token_ids:
+        if tokens[-1].token_id in request.sampling.stop_token_ids:
             break
     return tokens
 
@@ -134,20 +137,19 @@ def _different_requests() -> list[Request]:
     ]
 
 
-def test_rows_with_differing_parameters_share_a_batch_and_get_what_each_gets_alone(
+def test_rows_with_different_parameters_share_a_batch_and_equal_unbatched_ones(
     runner: Runner, llama: Any
 ) -> None:
     requests = _different_requests()
     heard = runner.run(requests)
-    assert heard.num_steps == 16, "one call for all"
-    for asked in requests:
-        expected, params = _sampled_alone(llama, asked), asked.sampling
-        assert heard.tokens(asked.id) == [token.token_id for token in expected], asked.id
-        told = [value for output in heard.outputs[asked.id] for value in output.logprobs]
-        assert (
-            told == pytest.approx([t.logprob for t in expected], abs=1e-4) if params.logprobs else told == []
-        )
-        tops = [top for output in heard.outputs[asked.id] for top in output.top_logprobs]
+    assert heard.num_steps == 16, "one batch for all requests"
+    for each in requests:
+        expected, params = _sampled_alone(llama, each), each.sampling
+        assert heard.tokens(each.id) == [token.token_id for token in expected], each.id
+        logprobs = [value for output in heard.outputs[each.id] for value in output.logprobs]
+        expected_logprobs = [token.logprob for token in expected] if params.logprobs else []
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
+        tops = [top for output in heard.outputs[each.id] for top in output.top_logprobs]
         if params.top_logprobs:
             assert [[i for i, _ in top] for top in tops] == [[i for i, _ in t.top] for t in expected]
             values = [value for token in expected for _, value in token.top]
@@ -156,7 +158,7 @@ def test_rows_with_differing_parameters_share_a_batch_and_get_what_each_gets_alo
             assert tops == []
 
 
-def test_penalties_and_bans_are_those_of_transformers(runner: Runner, llama: Any) -> None:
+def test_penalties_and_bans_equal_transformers(runner: Runner, llama: Any) -> None:
     prompt = [5, 6, 7]
     plain = generate_alone(llama, prompt, 16)
     stop, banned, pair = plain[1], plain[0], plain[2:4]
@@ -171,7 +173,7 @@ def test_penalties_and_bans_are_those_of_transformers(runner: Runner, llama: Any
         repetition_penalty=1.3,
     )
     expected = output[0, len(prompt) :].tolist()
-    asked = request(
+    penalized = request(
         "a",
         prompt,
         16,
@@ -180,21 +182,21 @@ def test_penalties_and_bans_are_those_of_transformers(runner: Runner, llama: Any
         bad_words=((banned,), tuple(pair)),
         repetition_penalty=1.3,
     )
-    heard = runner.run([asked, request("b", [9] * 5, 4)])
+    heard = runner.run([penalized, request("b", [9] * 5, 4)])
     assert heard.tokens("a") == expected
     assert len(expected) >= 10
     assert expected[:2] != plain[:2]
 
 
-def test_seeds_decide(runner: Runner) -> None:
-    asked = [request(str(seed), [5, 6], 12, temperature=3.0, seed=seed) for seed in (7, 7, 8)]
-    asked[1] = replace(asked[1], id="7 again")
-    heard = runner.run(asked)
+def test_equal_seeds_give_equal_tokens(runner: Runner) -> None:
+    requests = [request(str(seed), [5, 6], 12, temperature=3.0, seed=seed) for seed in (7, 7, 8)]
+    requests[1] = replace(requests[1], id="7 again")
+    heard = runner.run(requests)
     assert heard.tokens("7") == heard.tokens("7 again") != heard.tokens("8")
 
 
-def test_a_decoders_repetitions_are_those_of_its_own_tokens() -> None:
-    """As in transformers: the prompt stands in the encoder."""
+def test_repetition_penalty_of_an_encoder_decoder_ignores_the_prompt() -> None:
+    """As in transformers, the prompt is only in the encoder."""
     model = make_model("t5")
     prompt = [5, 6, 7, 8]
     ids = torch.tensor([prompt])
@@ -206,7 +208,7 @@ def test_a_decoders_repetitions_are_those_of_its_own_tokens() -> None:
     assert heard.tokens("b") == generate_alone(make_model("t5"), [9] * 9, 12)
 
 
-# Whose failure it is
+# Failures
 
 _POISON = 4
 
@@ -219,32 +221,34 @@ def _break_on_poison(model: Any) -> None:
     model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_a_row_that_breaks_its_batch_is_found_and_fails_alone(runner: Runner, llama: Any, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_row_that_breaks_its_batch_is_found_and_only_it_fails(
+    runner: Runner, llama: Any, position: int
+) -> None:
     _break_on_poison(runner.model)
     good = [request(f"good {i}", range(10, 11 + i), 6 + i) for i in range(3)]
-    heard = runner.run([*good[:place], request("poison", [9, _POISON, 8]), *good[place:]])
+    heard = runner.run([*good[:position], request("poison", [9, _POISON, 8]), *good[position:]])
     (end,) = heard.outputs["poison"]
     assert (end.error_kind, end.token_ids) == ("request_failed", ())
-    assert "division" not in end.error_message, "inner details are for the log"
-    for asked in good:
-        _check_greedy(heard, llama, asked)
+    assert "division" not in end.error_message, "internal details belong in the log"
+    for each in good:
+        _check_greedy(heard, llama, each)
 
 
-def _check_greedy(heard: Heard, llama: Any, asked: Request) -> None:
-    expected = generate_alone(llama, list(asked.prompt_token_ids), asked.sampling.max_new_tokens)
-    assert heard.tokens(asked.id) == expected, asked.id
-    assert heard.end(asked.id).finish_reason is FinishReason.LENGTH
+def _check_greedy(heard: Heard, llama: Any, request: Request) -> None:
+    expected = generate_alone(llama, list(request.prompt_token_ids), request.sampling.max_new_tokens)
+    assert heard.tokens(request.id) == expected, request.id
+    assert heard.end(request.id).finish_reason is FinishReason.LENGTH
 
 
-def test_what_was_delivered_before_a_failure_is_not_delivered_twice(runner: Runner, llama: Any) -> None:
-    """The batch breaks in its fifth step; sampled rows come out the same again too."""
+def test_tokens_sent_before_a_failure_are_not_sent_twice(runner: Runner, llama: Any) -> None:
+    """The batch fails in its fifth step. The rerun gives the same tokens, also for sampled rows."""
     _break_in_step(runner, 5)
     requests = [request("a", [10, 11], 9), request("b", [12], 9), *_different_requests()[2:5]]
     heard = runner.run(requests)
-    for asked in requests:
-        assert heard.tokens(asked.id) == [token.token_id for token in _sampled_alone(llama, asked)]
-        assert heard.end(asked.id).finish_reason is not None
+    for each in requests:
+        assert heard.tokens(each.id) == [token.token_id for token in _sampled_alone(llama, each)]
+        assert heard.end(each.id).finish_reason is not None
 
 
 def test_a_row_that_ended_before_the_failure_stays_ended(runner: Runner, llama: Any) -> None:
@@ -256,7 +260,7 @@ def test_a_row_that_ended_before_the_failure_stays_ended(runner: Runner, llama: 
 
 
 def _break_in_step(runner: Runner, step: int) -> None:
-    """Once, in the n-th forward pass from now on."""
+    """Raise once, in the n-th forward pass from now on."""
     calls = itertools.count(1)
 
     def check(module: Any, arguments: Any, named: dict[str, Any]) -> None:
@@ -266,12 +270,12 @@ def _break_in_step(runner: Runner, step: int) -> None:
     runner.model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-def test_a_row_that_comes_out_otherwise_the_second_time_fails(runner: Runner, llama: Any) -> None:
+def test_a_row_whose_rerun_differs_fails(runner: Runner, llama: Any) -> None:
     _break_in_step(runner, 5)
     calls = itertools.count(1)
 
     def disturb(module: Any, arguments: Any, output: Any) -> None:
-        # Passes that come to their end: four with both rows, then those of the first row alone.
+        # Completed forward passes: four with both rows, then those of the first row alone.
         if next(calls) == 6:
             output.logits[..., 1] += 1000.0
 
@@ -284,7 +288,7 @@ def test_a_row_that_comes_out_otherwise_the_second_time_fails(runner: Runner, ll
 
 
 @pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0}, {"logprobs": True}])
-def test_logits_that_are_not_finite_end_their_row_only(
+def test_non_finite_logits_fail_only_their_row(
     runner: Runner, llama: Any, parameters: dict[str, Any]
 ) -> None:
     with torch.no_grad():
@@ -297,18 +301,18 @@ def test_logits_that_are_not_finite_end_their_row_only(
     _check_greedy(heard, llama, good)
 
 
-def test_tokens_that_a_model_rules_out_are_no_failure(runner: Runner) -> None:
-    def rule_out(module: Any, arguments: Any, output: Any) -> None:
+def test_logits_of_minus_infinity_are_not_a_failure(runner: Runner) -> None:
+    def mask_tokens(module: Any, arguments: Any, output: Any) -> None:
         output.logits[..., :50] = -torch.inf
 
-    runner.model.register_forward_hook(rule_out)
+    runner.model.register_forward_hook(mask_tokens)
     heard = runner.run([request("greedy", [5]), request("hot", [6], temperature=1.0)])
     assert all(token >= 50 for token in heard.tokens("greedy") + heard.tokens("hot"))
     assert len(heard.tokens("hot")) == 8
 
 
 @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1])
-def test_a_token_that_the_model_lacks_is_refused_before_it_computes(
+def test_a_token_outside_the_vocabulary_is_rejected_before_computation(
     runner: Runner, llama: Any, token_id: int
 ) -> None:
     good = request("good", [10, 11], 6)
@@ -321,10 +325,10 @@ def test_a_token_that_the_model_lacks_is_refused_before_it_computes(
     assert heard.num_steps == 7
 
 
-# Rows that are not wanted any more, and time
+# Aborts and timeouts
 
 
-def test_an_aborted_row_gets_nothing_more_and_does_not_keep_the_batch(runner: Runner, llama: Any) -> None:
+def test_an_aborted_row_gets_no_more_tokens_and_does_not_delay_the_batch(runner: Runner, llama: Any) -> None:
     staying = request("staying", [10, 11], 6)
     heard = runner.run([request("leaving", [5], 40), staying], Heard(leave={"leaving": 2}))
     assert len(heard.tokens("leaving")) == 2
@@ -332,7 +336,7 @@ def test_an_aborted_row_gets_nothing_more_and_does_not_keep_the_batch(runner: Ru
     _check_greedy(heard, llama, staying)
 
 
-def test_who_leaves_while_another_part_of_a_failed_batch_runs_is_not_forgotten(runner: Runner) -> None:
+def test_an_abort_while_another_part_of_a_failed_batch_runs_is_kept(runner: Runner) -> None:
     _break_in_step(runner, 1)
     heard = runner.run([request("a", [5], 6), request("leaving", [6], 40)], Heard(leave={"leaving": 0}))
     assert heard.tokens("leaving") == []
@@ -340,7 +344,7 @@ def test_who_leaves_while_another_part_of_a_failed_batch_runs_is_not_forgotten(r
 
 
 class _Clock:
-    """A second passes with each look."""
+    """A clock that advances by one second with each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -350,7 +354,7 @@ class _Clock:
         return self.now
 
 
-def test_when_the_time_is_over_rows_are_told_how_far_they_came(llama: Any) -> None:
+def test_a_timeout_error_reports_the_number_of_tokens(llama: Any) -> None:
     runner = Runner(make_model("llama"), _Clock())
     short, long = request("short", [10, 11], 2), request("long", [12], 40)
     heard = runner.run([short, long], seconds=20.0)
@@ -365,20 +369,20 @@ def test_when_the_time_is_over_rows_are_told_how_far_they_came(llama: Any) -> No
     assert heard.tokens("long") == generate_alone(llama, [12], 40)[:count]
 
 
-def test_the_time_is_looked_at_in_the_middle_of_a_step(runner: Runner) -> None:
+def test_the_timeout_is_checked_during_a_step(runner: Runner) -> None:
     heard = Runner(make_model("llama"), _Clock()).run([request("a", [5])], seconds=2.0)
     assert heard.tokens("a") == []
     assert heard.end("a").error_kind == "deadline_exceeded"
 
 
-def test_every_layer_of_every_step_is_a_sign_of_life(runner: Runner) -> None:
+def test_every_layer_of_every_step_sends_a_heartbeat(runner: Runner) -> None:
     before = runner.num_beats
     runner.run([request("a", [5], 4)])
     assert runner.num_beats - before >= 2 * 4
 
 
-def test_positions_of_ended_rows_stay_inside_the_table() -> None:
-    """GPT-2 has a table of positions: a row that has ended must not fall off its end, nor be run again."""
+def test_positions_of_ended_rows_stay_inside_the_position_table() -> None:
+    """GPT-2 has a position table. An ended row must neither index past its end nor be rerun."""
     runner = Runner(make_model("gpt2"))
     heard = runner.run([request("long prompt", range(10, 28), 2), request("long output", [5], CONTEXT - 1)])
     assert heard.num_steps == CONTEXT - 1

@@ -1,4 +1,4 @@
-"""When batches leave and who is in them."""
+"""When batches start, and which requests they contain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _ids(batch: list[Request] | None) -> list[str]:
     return [request.id for request in batch or []]
 
 
-def test_a_lone_request_leaves_after_the_delay_and_not_before() -> None:
+def test_a_single_request_starts_after_the_delay() -> None:
     batcher = _batcher(batch_size=32)
     batcher.add(_request("a"), 10.0)
     assert batcher.pop_batch(10.0) is None
@@ -41,7 +41,7 @@ def test_a_lone_request_leaves_after_the_delay_and_not_before() -> None:
     assert batcher.num_waiting == 0
 
 
-def test_as_many_as_fill_a_batch_leave_at_once() -> None:
+def test_a_full_batch_starts_immediately() -> None:
     batcher = _batcher(batch_size=32)
     for i in range(32):
         batcher.add(_request(i), 10.0)
@@ -49,13 +49,13 @@ def test_as_many_as_fill_a_batch_leave_at_once() -> None:
     assert _ids(batcher.pop_batch(10.0)) == [str(i) for i in range(32)]
 
 
-def test_a_lone_request_leaves_at_once_where_a_batch_is_one() -> None:
+def test_a_single_request_starts_immediately_with_batch_size_1() -> None:
     batcher = _batcher(batch_size=1)
     batcher.add(_request("a"), 10.0)
     assert _ids(batcher.pop_batch(10.0)) == ["a"]
 
 
-def test_what_came_while_a_batch_ran_waits_for_company_from_its_end_on() -> None:
+def test_the_delay_starts_when_the_previous_batch_ends() -> None:
     batcher = _batcher()
     batcher.add(_request("a"), 0.0)
     assert batcher.pop_batch(_DELAY)
@@ -68,7 +68,7 @@ def test_what_came_while_a_batch_ran_waits_for_company_from_its_end_on() -> None
     assert _ids(batcher.pop_batch(5.0 + _DELAY)) == ["b"]
 
 
-def test_a_full_batch_that_gathered_meanwhile_leaves_at_the_end_of_the_one_before() -> None:
+def test_a_full_batch_starts_as_soon_as_the_previous_batch_ends() -> None:
     batcher = _batcher(free_at=None)
     for i in range(6):
         batcher.add(_request(i), 0.0)
@@ -76,12 +76,10 @@ def test_a_full_batch_that_gathered_meanwhile_leaves_at_the_end_of_the_one_befor
     batcher.set_free(100.0)
     assert _ids(batcher.pop_batch(100.0)) == ["0", "1", "2", "3"]
     batcher.set_free(101.0)
-    assert batcher.pop_batch(101.0) is None, (
-        "two are no full batch, and have not waited since the generator is free"
-    )
+    assert batcher.pop_batch(101.0) is None, "two requests are not a full batch and must wait for the delay"
 
 
-def test_too_many_waiting_requests_are_refused() -> None:
+def test_too_many_waiting_requests_are_rejected() -> None:
     batcher = _batcher(max_waiting=2, free_at=None)
     batcher.add(_request("a"), 0.0)
     batcher.add(_request("b"), 0.0)
@@ -92,7 +90,7 @@ def test_too_many_waiting_requests_are_refused() -> None:
     batcher.add(_request("d"), 0.0)
 
 
-def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
+def test_a_burst_on_an_idle_server_may_exceed_the_queue_by_one_batch() -> None:
     batcher = _batcher(batch_size=4, max_waiting=2)
     for i in range(6):
         batcher.add(_request(i), 0.0)
@@ -111,7 +109,7 @@ def test_an_aborted_request_is_in_no_batch() -> None:
     assert not batcher.abort("a")
 
 
-def test_nothing_leaves_while_the_generator_is_away() -> None:
+def test_no_batch_starts_while_the_generator_is_busy() -> None:
     batcher = _batcher(batch_size=1)
     batcher.add(_request("a"), 0.0)
     batcher.set_busy()
@@ -122,7 +120,7 @@ def test_nothing_leaves_while_the_generator_is_away() -> None:
 
 @dataclass
 class _Model:
-    """What must be true, kept beside the batcher."""
+    """A reference model of the batcher."""
 
     waiting: dict[str, float] = field(default_factory=dict)
     free_since: float | None = 0.0
@@ -145,7 +143,7 @@ _EVENTS = st.lists(
 
 
 @given(events=_EVENTS, batch_size=st.integers(1, 5), max_waiting=st.integers(1, 8))
-def test_nothing_is_lost_nothing_comes_twice_and_each_batch_leaves_when_it_should(
+def test_every_request_is_in_one_batch_and_batches_start_on_time(
     events: list[tuple[str, int]], batch_size: int, max_waiting: int
 ) -> None:
     batcher, model = _batcher(batch_size, max_waiting), _Model()
@@ -153,8 +151,8 @@ def test_nothing_is_lost_nothing_comes_twice_and_each_batch_leaves_when_it_shoul
     for event, amount in events:
         if event == "add":
             number += 1
-            places = batch_size if model.free_since is not None else 0
-            if len(model.waiting) - places >= max_waiting:
+            free_rows = batch_size if model.free_since is not None else 0
+            if len(model.waiting) - free_rows >= max_waiting:
                 with pytest.raises(Overloaded):
                     batcher.add(_request(number), now)
             else:
@@ -163,7 +161,7 @@ def test_nothing_is_lost_nothing_comes_twice_and_each_batch_leaves_when_it_shoul
         elif event == "abort":
             assert batcher.abort(str(amount)) == (model.waiting.pop(str(amount), None) is not None)
         elif event == "wait":
-            now += amount * _DELAY / 16  # exact in binary: due moments are met exactly
+            now += amount * _DELAY / 16  # exact in binary, so due times are hit exactly
         elif event == "free" and model.free_since is None:
             batcher.set_free(now)
             model.free_since = now
@@ -171,9 +169,9 @@ def test_nothing_is_lost_nothing_comes_twice_and_each_batch_leaves_when_it_shoul
             batcher.set_busy()
             model.free_since = None
         due = model.due_at(batch_size)
-        told = batcher.seconds_until_due(now)
-        assert (told is None) == (due is None)
-        assert told is None or due is None or told == max(0.0, due - now)
+        seconds = batcher.seconds_until_due(now)
+        assert (seconds is None) == (due is None)
+        assert seconds is None or due is None or seconds == max(0.0, due - now)
         batch = batcher.pop_batch(now)
         assert (batch is not None) == (due is not None and due <= now)
         if batch is not None:

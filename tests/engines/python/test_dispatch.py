@@ -1,4 +1,4 @@
-"""The dispatcher's loop with a generating process without tensors: batches, failures, and how it ends."""
+"""The dispatcher's loop with a fake generating process: batches, aborts, metrics and shutdown."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_requests_of_all_clients_share_a_batch(lab: Lab) -> None:
     check_front(front, b)
     assert lab.generator.batches == [["a", "b"]]
     assert front.owners == {"a": CLIENT, "b": TWO}
-    assert [len(output.token_ids) for output in front.outputs["a"]] == [1] * 6, "tokens come as they are made"
+    assert [len(output.token_ids) for output in front.outputs["a"]] == [1] * 6, "tokens are streamed"
 
 
-def test_an_idle_dispatcher_beats(lab: Lab) -> None:
+def test_an_idle_dispatcher_sends_heartbeats(lab: Lab) -> None:
     front = lab.serve(*pauses(3))
     assert front.timeouts[:3] == [2.0] * 3
     assert lab.board.read().state is EngineState.DRAINING
@@ -59,19 +59,17 @@ def test_an_idle_dispatcher_beats(lab: Lab) -> None:
         (make_request("r0"), "in use"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_nothing_else_happens(
-    lab: Lab, request_: Request, words: str
-) -> None:
+def test_an_invalid_request_is_rejected_without_side_effects(lab: Lab, request_: Request, words: str) -> None:
     front = lab.serve(
         submit(make_request("r0", range(9), 6)), *pauses(3), submit(request_, client=TWO), *pauses(20)
     )
-    told = [message for client, message in front.refusals if client == TWO]
-    assert [output.error_kind for output in told] == ["invalid_request"]
-    assert words in told[0].error_message
+    outputs = [message for client, message in front.refusals if client == TWO]
+    assert [output.error_kind for output in outputs] == ["invalid_request"]
+    assert words in outputs[0].error_message
     assert lab.generator.batches == [["r0"]]
 
 
-def test_a_full_queue_refuses(tmp_path: Path) -> None:
+def test_a_full_queue_rejects_requests(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, max_waiting=1)
     a, b, c = make_requests(3)
     front = lab.serve(submit(a, b, c), *pauses(10))
@@ -80,10 +78,10 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
     assert [(output.id, output.error_kind) for _, output in front.refusals] == [("r2", "overloaded")]
 
 
-# Clients that leave
+# Aborts
 
 
-def test_an_aborted_request_is_dropped_from_the_queue_or_forgotten_in_its_batch(lab: Lab) -> None:
+def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> None:
     running, waiting = make_requests(4, tokens=8), make_request("waiting")
     front = lab.serve(
         submit(*running, waiting),
@@ -106,7 +104,7 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_forgotten_in_its_batch(
     assert stats.counters["lmi_requests_aborted_total"] == 2
 
 
-def test_an_answer_that_a_stop_string_ended_counts_as_finished(lab: Lab) -> None:
+def test_a_request_ended_by_a_stop_string_counts_as_finished(lab: Lab) -> None:
     stop = Abort("r0", AbortReason.STOP_SEQUENCE)
     front = lab.serve(
         submit(*make_requests(4, tokens=20)),
@@ -125,7 +123,7 @@ def test_an_answer_that_a_stop_string_ended_counts_as_finished(lab: Lab) -> None
     assert (sum(times.counts), times.sum) == (1, pytest.approx(lab.generator.step_seconds))
 
 
-def test_nobody_aborts_the_request_of_another(lab: Lab) -> None:
+def test_a_client_cannot_abort_the_request_of_another(lab: Lab) -> None:
     request = make_request("a", range(4), 6)
     front = lab.serve(
         submit(request),
@@ -136,7 +134,7 @@ def test_nobody_aborts_the_request_of_another(lab: Lab) -> None:
     check_front(front, request)
 
 
-def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab) -> None:
+def test_requests_of_an_exited_web_process_are_dropped(lab: Lab) -> None:
     staying = make_request("staying", range(4), 12)
     turns = [
         [
@@ -152,15 +150,15 @@ def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab) -> N
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
 
 
-def test_there_is_no_scheduler_to_change(lab: Lab) -> None:
+def test_scheduler_settings_are_not_supported(lab: Lab) -> None:
     front = lab.serve([(CLIENT, ConfigureScheduler(7, {"max_waiting": 1}))])
     assert (CLIENT, SchedulerState(7, None, {})) in front.sent
 
 
-# A generating process that ends
+# Metrics
 
 
-def test_stats_say_what_the_engine_has_done(lab: Lab) -> None:
+def test_stats_count_steps_tokens_and_requests(lab: Lab) -> None:
     a, b = make_request("a", range(5), 4), make_request("b", range(3), 2)
     front = lab.serve(submit(a, b), *pauses(20), [(TWO, GetStats(77))])
     ((client, message),) = front.sent
@@ -181,10 +179,10 @@ def test_stats_say_what_the_engine_has_done(lab: Lab) -> None:
     assert by_name["lmi_time_per_output_token_seconds"].sum == pytest.approx(2 * lab.generator.step_seconds)
 
 
-# The end
+# Shutdown
 
 
-def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: Lab) -> None:
+def test_drain_finishes_accepted_requests_and_rejects_new_ones(lab: Lab) -> None:
     requests = make_requests(6)
     front = lab.serve(submit(*requests), [], [(TWO, Drain(60.0)), *submit(make_request("late"))], *pauses(40))
     for request in requests:
@@ -193,10 +191,10 @@ def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: Lab)
     assert refusal.error_kind == "unavailable"
     assert "shutting down" in refusal.error_message
     assert lab.board.read().state is EngineState.DRAINING
-    assert front.script, "it ends when all is done, not when the time is over"
+    assert front.script, "the drain ends when all requests have finished, not at its timeout"
 
 
-def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: Lab) -> None:
+def test_unfinished_requests_get_an_error_when_the_drain_times_out(lab: Lab) -> None:
     running, waiting = make_requests(4, tokens=40), make_request("waiting")
     front = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(1.0))], *pauses(40))
     for request in (*running, waiting):
@@ -207,7 +205,7 @@ def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: Lab) -> None:
     assert front.owners["waiting"] == TWO
 
 
-def test_a_process_that_ends_while_draining_does_not_make_the_engine_ready_again(tmp_path: Path) -> None:
+def test_a_restart_while_draining_does_not_make_the_engine_ready(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[2])
     requests = make_requests(2)
     front = lab.serve(submit(*requests), [], [(CLIENT, Drain(60.0))], *pauses(40))
@@ -216,6 +214,6 @@ def test_a_process_that_ends_while_draining_does_not_make_the_engine_ready_again
     assert lab.board.read().state is EngineState.DRAINING
 
 
-def test_drain_of_an_idle_engine_ends_at_once(lab: Lab) -> None:
+def test_drain_of_an_idle_engine_ends_immediately(lab: Lab) -> None:
     front = lab.serve([(CLIENT, Drain(60.0))])
     assert len(front.timeouts) == 1

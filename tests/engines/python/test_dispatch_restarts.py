@@ -1,4 +1,4 @@
-"""The dispatcher when its generating process ends, hangs or does not come back."""
+"""The dispatcher when its generating process dies, hangs or does not restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_a_batch_whose_process_ends_is_run_again_and_no_token_is_sent_twice(tmp_path: Path) -> None:
+def test_a_batch_whose_process_dies_is_rerun_and_no_token_is_sent_twice(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=2, dies_after=[2])
     requests = make_requests(3)
     front = lab.serve(submit(*requests), *pauses(40), [(CLIENT, GetStats(1))])
@@ -47,9 +47,7 @@ def test_a_batch_whose_process_ends_is_run_again_and_no_token_is_sent_twice(tmp_
     assert counters["lmi_tokens_generated_total"] == sum(len(continue_alone(each)[0]) for each in requests)
 
 
-def test_a_request_that_ends_the_process_again_and_again_is_refused_and_the_engine_stays(
-    tmp_path: Path,
-) -> None:
+def test_a_request_that_kills_the_process_repeatedly_is_rejected(tmp_path: Path) -> None:
     poison = make_request("poison", range(9), 4)
     lab = Lab(tmp_path, batch_size=4, poison=poison.prompt_token_ids)
     good = make_requests(3)
@@ -74,7 +72,7 @@ def test_a_request_that_ends_the_process_again_and_again_is_refused_and_the_engi
     assert lab.generator.num_restarts == 2
 
 
-def test_many_crashing_requests_at_once_do_not_end_the_engine(tmp_path: Path) -> None:
+def test_many_crashing_requests_do_not_stop_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=8, dies_after=[0] * 7)
     requests, last = make_requests(6), make_request("last")
     front = lab.serve(submit(*requests), *pauses(60), submit(last), *pauses(20))
@@ -83,7 +81,7 @@ def test_many_crashing_requests_at_once_do_not_end_the_engine(tmp_path: Path) ->
     assert lab.generator.num_restarts == 7
 
 
-def test_an_answer_that_does_not_come_out_the_same_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_request_whose_rerun_differs_gets_an_error(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[2], forgets_after_restart=1)
     front = lab.serve(
         submit(make_request("a", range(5), 6)), *pauses(40), submit(make_request("b")), *pauses(20)
@@ -96,7 +94,7 @@ def test_an_answer_that_does_not_come_out_the_same_ends_with_an_error(tmp_path: 
     assert not any(output.error_kind for output in front.outputs["b"])
 
 
-def test_a_request_that_waits_to_be_run_again_can_be_aborted(tmp_path: Path) -> None:
+def test_a_request_that_waits_for_its_rerun_can_be_aborted(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=3, dies_after=[1], reload_looks=3)
     requests = make_requests(3)
     front = lab.serve(
@@ -112,18 +110,18 @@ def test_a_request_that_waits_to_be_run_again_can_be_aborted(tmp_path: Path) -> 
     check_front(front, requests[2])
 
 
-def test_while_it_is_started_again_the_board_says_so_and_new_requests_are_told(tmp_path: Path) -> None:
+def test_during_a_restart_the_board_reports_it_and_requests_are_rejected(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[1], reload_looks=3)
     states: list[tuple[EngineState, str]] = []
     set_state = lab.board.set_state
 
-    def note(state: EngineState, reason: str = "") -> None:
+    def record(state: EngineState, reason: str = "") -> None:
         states.append((state, reason))
         set_state(state, reason)
 
-    lab.board.set_state = note  # type: ignore[method-assign]
+    lab.board.set_state = record  # type: ignore[method-assign]
     early, late = make_request("early"), make_request("late")
-    # It computes in the second turn, ends in the third, and is asked three times from the fourth on.
+    # The process computes in the second turn, dies in the third, and is polled three times from the fourth on.
     front = lab.serve(submit(make_request("a")), [], [], submit(early), *pauses(5), submit(late), *pauses(9))
     assert states == [
         (EngineState.READY, ""),
@@ -137,7 +135,7 @@ def test_while_it_is_started_again_the_board_says_so_and_new_requests_are_told(t
     check_front(front, late)
 
 
-def test_a_process_that_ends_again_and_again_without_a_request_ends_the_engine(tmp_path: Path) -> None:
+def test_a_process_that_dies_repeatedly_while_idle_stops_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, dies_idle=MAX_DEATHS)
     with pytest.raises(
         EngineFailed, match="3 times, not caused by a request; the last time it was killed by"
@@ -146,16 +144,16 @@ def test_a_process_that_ends_again_and_again_without_a_request_ends_the_engine(t
     assert lab.generator.num_restarts == MAX_DEATHS - 1
 
 
-def test_one_that_does_not_become_ready_again_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_does_not_become_ready_again_stops_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[0], reload_looks=1000)
     with pytest.raises(EngineFailed, match="it was not ready after 65 s"):
         lab.serve(submit(*make_requests(2)), *pauses(500))
 
 
-# A batch whose time is over
+# Batches that time out
 
 
-def test_a_process_that_is_stuck_when_the_time_is_over_is_killed_and_comes_back(tmp_path: Path) -> None:
+def test_a_stuck_process_is_killed_at_the_timeout_and_restarted(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=2, stuck_after=[2])
     requests = make_requests(3)
     front = lab.serve(submit(*requests), *pauses(60))
@@ -168,7 +166,7 @@ def test_a_process_that_is_stuck_when_the_time_is_over_is_killed_and_comes_back(
     assert lab.generator.left_at[1] >= 1000.0 + TIMEOUT + REACTION_SECONDS
 
 
-def test_batches_that_hang_after_their_clients_left_do_not_end_the_engine(tmp_path: Path) -> None:
+def test_stuck_batches_whose_clients_disconnected_do_not_stop_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, stuck_after=[1] * (MAX_DEATHS + 1))
     script: list[Any] = []
     for number in range(MAX_DEATHS + 1):
@@ -179,6 +177,3 @@ def test_batches_that_hang_after_their_clients_left_do_not_end_the_engine(tmp_pa
     front = lab.serve(*script, submit(last), *pauses(40))
     assert lab.generator.num_kills == MAX_DEATHS + 1
     check_front(front, last)
-
-
-# Counters

@@ -1,4 +1,4 @@
-"""Messages between dispatcher and generating process."""
+"""Messages between the dispatcher and the generating process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ends() -> Iterator[Ends]:
         end.close()
 
 
-def test_messages_arrive_in_order_and_as_they_were(ends: Ends) -> None:
+def test_messages_arrive_in_order_and_unchanged(ends: Ends) -> None:
     dispatcher, generator = ends
     sampling = SamplingParams(max_new_tokens=5, temperature=0.5, stop_token_ids=(1, 2), seed=2**64 - 1)
     run = Run([Request("a", (1, 2, 3), sampling, 12.5)], 99.25)
@@ -48,7 +48,7 @@ def _large_run() -> Run:
     return Run([Request("a", tuple(range(300_000)), SamplingParams(max_new_tokens=1), 0.0)], 0.0)
 
 
-def test_a_large_message_to_somebody_who_does_not_listen_blocks_nobody(ends: Ends) -> None:
+def test_a_large_message_does_not_block_the_sender(ends: Ends) -> None:
     dispatcher, generator = ends
     outbox = Outbox(dispatcher)
     outbox.put(_large_run())
@@ -57,7 +57,7 @@ def test_a_large_message_to_somebody_who_does_not_listen_blocks_nobody(ends: End
     outbox.close()
 
 
-def test_an_end_that_goes_without_reading_frees_the_outbox(ends: Ends) -> None:
+def test_the_outbox_stops_when_the_receiver_closes_without_reading(ends: Ends) -> None:
     dispatcher, generator = ends
     outbox = Outbox(dispatcher)
     outbox.put(_large_run())
@@ -65,7 +65,7 @@ def test_an_end_that_goes_without_reading_frees_the_outbox(ends: Ends) -> None:
     outbox.close()
 
 
-def test_what_was_sent_before_an_end_is_received_and_then_the_end(ends: Ends) -> None:
+def test_messages_sent_before_a_close_are_received(ends: Ends) -> None:
     dispatcher, generator = ends
     generator.send(BatchDone(0, 0))
     generator.send(BatchDone(1, 1))
@@ -74,10 +74,10 @@ def test_what_was_sent_before_an_end_is_received_and_then_the_end(ends: Ends) ->
     for _ in range(2):
         with pytest.raises(LinkClosed):
             dispatcher.receive(1.0)
-    dispatcher.send(Forget("a"))  # nobody is there to take it
+    dispatcher.send(Forget("a"))  # has no receiver, and raises no error
 
 
-def test_a_message_that_claims_to_be_huge_is_not_read() -> None:
+def test_a_message_with_a_huge_length_is_rejected() -> None:
     ours, theirs = Pipe()
     link = Link(ours, msgspec.msgpack.Decoder(FromGenerator))
     os.write(theirs.fileno(), struct.pack("!i", 2**31 - 1))

@@ -1,4 +1,4 @@
-"""Where a model's layers go, and in which precision it computes."""
+"""Placement of a model's layers, and its precision."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.tiny_architectures import VOCAB_SIZE, make_model
 _GIB = 1 << 30
 
 
-def test_one_gpu_takes_the_whole_model() -> None:
+def test_one_gpu_gets_the_whole_model() -> None:
     assert placement(1, [80 * _GIB, 80 * _GIB]) == {"device_map": {"": 0}}
 
 
-def test_several_gpus_share_the_layers_and_the_others_get_none() -> None:
+def test_the_layers_are_balanced_over_the_first_gpus() -> None:
     placed = placement(2, [80 * _GIB, 40 * _GIB, 80 * _GIB, 80 * _GIB])
     assert placed["device_map"] == "balanced"
     assert placed["max_memory"] == {0: 72 * _GIB, 1: 36 * _GIB}
@@ -42,7 +42,7 @@ def test_a_model_is_loaded_by_its_own_class(tmp_path: Path, architecture: str, e
         assert torch.equal(loaded, original), name
 
 
-def test_on_a_cpu_weights_are_rounded_and_products_are_fp32(tmp_path: Path) -> None:
+def test_on_a_cpu_weights_are_rounded_to_dtype_and_computed_in_fp32(tmp_path: Path) -> None:
     saved = make_model("llama")
     saved.save_pretrained(tmp_path)
     loaded = load_model(make_dynamic_config(tmp_path, dtype="bf16")).module
@@ -54,7 +54,7 @@ def test_on_a_cpu_weights_are_rounded_and_products_are_fp32(tmp_path: Path) -> N
     assert torch.equal(loaded.model.rotary_emb.inv_freq, saved.model.rotary_emb.inv_freq)
 
 
-def test_tied_weights_stay_tied_when_they_are_rounded(tmp_path: Path) -> None:
+def test_tied_weights_stay_tied_when_rounded(tmp_path: Path) -> None:
     saved = make_model("llama")
     saved.config.tie_word_embeddings = True
     saved.tie_weights()
@@ -63,7 +63,7 @@ def test_tied_weights_stay_tied_when_they_are_rounded(tmp_path: Path) -> None:
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_weights_of_another_format_are_not_read(tmp_path: Path) -> None:
+def test_only_safetensors_weights_are_read(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"not read")

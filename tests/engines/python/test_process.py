@@ -1,4 +1,4 @@
-"""engine=Python as processes: right tokens, and a decent end whatever happens."""
+"""engine=Python with real processes: tokens, aborts, crashes and shutdown."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.engine_process import VOCAB_SIZE, collect, next_output, token
 from tests.support.waiting import wait_until
 
 _LONG = 110
-"""Tokens of a request that is still running when the test has something else to do."""
+"""Number of tokens of a request that runs long enough for the test to interfere."""
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_llama: Path) -> Iterator[DynamicEngine]:
-    """One engine for all tests that leave it as it was."""
+    """An engine shared by the tests that do not stop it."""
     engine = DynamicEngine(make_dynamic_config(tiny_llama))
     try:
         engine.wait_ready()
@@ -38,7 +38,7 @@ def engine(tiny_llama: Path) -> Iterator[DynamicEngine]:
 
 
 def _batch_sizes(engine: DynamicEngine) -> tuple[int, float]:
-    """(number of batches, sum of their sizes)."""
+    """Return (number of batches, sum of their sizes)."""
     (histogram,) = [h for h in engine.stats().histograms if h.name == "lmi_batch_size"]
     return sum(histogram.counts), histogram.sum
 
@@ -58,10 +58,10 @@ def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
         assert outputs[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_what_comes_together_leaves_together(engine: DynamicEngine, answers: list[Answer]) -> None:
+def test_concurrent_requests_share_a_batch(engine: DynamicEngine, answers: list[Answer]) -> None:
     before = _batch_sizes(engine)
     process = _generating_process(engine)
-    _stop_while_idle(process)  # so that all eight wait when the batch before them ends
+    _suspend_while_idle(process)  # all eight requests wait when the previous batch ends
     alone = engine.submit("alone", [1], 4)
     wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 1)
     streams = [engine.submit(f"together {i}", prompt, 4) for i, (prompt, _) in enumerate(answers[:8])]
@@ -69,14 +69,14 @@ def test_what_comes_together_leaves_together(engine: DynamicEngine, answers: lis
     process.send_signal(signal.SIGCONT)
     collect(alone)
     first = [next_output(stream) for stream in streams]
-    assert not any(output.finished for output in first), "tokens come as they are made"
+    assert not any(output.finished for output in first), "tokens are streamed"
     for stream in streams:
         collect(stream)
     after = _batch_sizes(engine)
     assert (after[0] - before[0], after[1] - before[1]) == (2, 1 + 8)
 
 
-def test_a_bad_item_fails_alone(engine: DynamicEngine, answers: list[Answer]) -> None:
+def test_a_bad_request_fails_alone(engine: DynamicEngine, answers: list[Answer]) -> None:
     prompt, expected = answers[3]
     good = [engine.submit(f"good {i}", prompt, 16) for i in range(3)]
     bad = engine.submit("bad", [1, VOCAB_SIZE], 16)
@@ -88,12 +88,10 @@ def test_a_bad_item_fails_alone(engine: DynamicEngine, answers: list[Answer]) ->
     assert "128" in refusal.error_message
 
 
-def test_aborted_requests_do_not_disturb_those_that_stay(
-    engine: DynamicEngine, answers: list[Answer]
-) -> None:
+def test_aborted_requests_do_not_affect_the_others(engine: DynamicEngine, answers: list[Answer]) -> None:
     before = engine.stats().counters["lmi_requests_aborted_total"]
     process = _generating_process(engine)
-    _stop_while_idle(process)  # so that none ends before it is aborted
+    _suspend_while_idle(process)  # no request finishes before it is aborted
     leaving = [f"leaving {i}" for i in range(7)]
     for i, name in enumerate(leaving):
         engine.submit(name, [i + 1], _LONG)
@@ -112,23 +110,23 @@ def test_aborted_requests_do_not_disturb_those_that_stay(
     assert waiting.next(0.0) is None
 
 
-def test_the_engine_tells_what_it_is(engine: DynamicEngine) -> None:
+def test_stats_describe_the_engine(engine: DynamicEngine) -> None:
     info = engine.stats().info
     assert (info.engine, info.device, info.dtype, info.max_num_seqs) == ("Python", "cpu", "fp32", 8)
     assert (info.kv_capacity_tokens, info.block_size, info.paged_attention) == (0, 0, False)
     assert set(info.load_seconds) == {"dispatcher", "imports", "weights", "warm-up"}
 
 
-def test_a_killed_process_comes_back_and_drain_leaves_nothing(
+def test_a_killed_process_is_restarted_and_drain_leaves_no_process(
     engine: DynamicEngine, answers: list[Answer]
 ) -> None:
-    """The last test of the shared engine."""
+    """This must be the last test of the shared engine, because it stops the engine."""
     restarts = engine.stats().counters["lmi_generator_restarts_total"]
     victim = _generating_process(engine)
-    first, running = _stop_in_a_batch(engine, victim)
+    first, running = _suspend_in_a_batch(engine, victim)
     waiting = engine.submit("later", answers[6].prompt, 16)
     wait_until(lambda: engine.stats().gauges["lmi_requests_waiting"] == 1)
-    # Its successor waits for its configuration: it is not ready before the test has seen that.
+    # A named pipe delays the configuration, so the restart does not finish before the test has observed it.
     config = engine.folder / "engine.json"
     text = config.read_text(encoding="utf-8")
     config.unlink()
@@ -138,9 +136,9 @@ def test_a_killed_process_comes_back_and_drain_leaves_nothing(
     assert "SIGKILL" in engine.health.reason
     (early,) = collect(engine.submit("early", [1], 4))
     assert early.error_kind == "unavailable"
-    _give(config, text)
+    _write_pipe(config, text)
     for tokens in ([first, *collect(running[0])], collect(running[1])):
-        assert len(tokens_of(tokens)) == _LONG, "none is lost, none comes twice"
+        assert len(tokens_of(tokens)) == _LONG, "no token is lost or sent twice"
         assert tokens[-1].finish_reason is FinishReason.LENGTH
     assert tuple(tokens_of(collect(waiting))) == answers[6].tokens
     assert engine.stats().counters["lmi_generator_restarts_total"] == restarts + 1
@@ -148,7 +146,7 @@ def test_a_killed_process_comes_back_and_drain_leaves_nothing(
 
 
 @pytest.mark.long
-def test_a_stopped_process_is_noticed_and_replaced(tiny_llama: Path, answers: list[Answer]) -> None:
+def test_a_suspended_process_is_noticed_and_replaced(tiny_llama: Path, answers: list[Answer]) -> None:
     engine = DynamicEngine(make_dynamic_config(tiny_llama, batch_timeout=3.0))
     try:
         engine.wait_ready()
@@ -177,45 +175,44 @@ def test_the_generating_process_does_not_outlive_the_dispatcher(tiny_llama: Path
         engine.destroy()
 
 
-def _stop_while_idle(process: psutil.Process) -> None:
-    """Stop the process once it waits for a batch: it reports the end of the last one after that one's last token."""
+def _suspend_while_idle(process: psutil.Process) -> None:
+    """Suspend the process once it waits for a batch. It reports the end of a batch after the last token."""
     wait_until(lambda: process.status() == psutil.STATUS_SLEEPING)
     process.send_signal(signal.SIGSTOP)
 
 
-def _stop_in_a_batch(
+def _suspend_in_a_batch(
     engine: DynamicEngine, process: psutil.Process
 ) -> tuple[RequestOutput, list[ClientStream]]:
-    """Two requests of which the first has a token, and neither has all: the process is stopped while it computes them.
-
-    Returns that token, and their streams.
-    """
+    """Suspend the process while it computes two requests. Return the first token of the first one and both streams."""
     for attempt in itertools.count():
         streams = [engine.submit(f"running {attempt}.{i}", [1, 2, 3], _LONG) for i in range(2)]
         first = next_output(streams[0])
         process.send_signal(signal.SIGSTOP)
-        engine.stats()  # before the next answer the dispatcher reads all that was sent before the stop
+        engine.stats()  # before its next reply the dispatcher reads all messages sent before the suspension
         if engine.stats().gauges["lmi_requests_running"] == 2:
             return first, streams
-        process.send_signal(signal.SIGCONT)  # it was faster than this test, or two batches
+        process.send_signal(
+            signal.SIGCONT
+        )  # the batch has already finished, or there are two batches: try again
         for stream in streams:
             collect(stream)
-    raise AssertionError  # never
+    raise AssertionError  # unreachable
 
 
-def _give(pipe: Path, text: str) -> None:
-    """Write what the reader of a named pipe waits for."""
+def _write_pipe(pipe: Path, text: str) -> None:
+    """Write to a named pipe once it has a reader."""
 
-    def given() -> bool:
+    def written() -> bool:
         try:
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody reads yet
+        except OSError:  # no reader yet
             return False
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         return True
 
-    wait_until(given)
+    wait_until(written)
 
 
 def _generating_process(engine: DynamicEngine) -> psutil.Process:
@@ -225,12 +222,12 @@ def _generating_process(engine: DynamicEngine) -> psutil.Process:
 
 
 def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[Answer]) -> None:
-    """The answers that are in flight when a drain begins are whole, and no process is left."""
+    """Check that requests in flight finish during a drain, and that no process is left."""
     successor = _generating_process(engine)
     assert successor != victim
     streams = [engine.submit(f"last {i}", prompt, 16) for i, (prompt, _) in enumerate(answers)]
     first = next_output(streams[0])
-    engine.stats()  # all have arrived: what comes after the drain is refused
+    engine.stats()  # all requests have arrived; later ones would be rejected
     engine.drain(60.0)
     outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
@@ -240,7 +237,7 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
 
 
 @pytest.mark.long
-def test_a_bad_model_folder_is_told_on_the_board(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_bad_model_folder_is_reported_on_the_status_board(tiny_llama: Path, tmp_path: Path) -> None:
     config = make_dynamic_config(tiny_llama)
     missing = tmp_path / "missing"
     engine = DynamicEngine(replace(config, model=replace(config.model, path=str(missing))))

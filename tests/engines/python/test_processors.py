@@ -1,4 +1,4 @@
-"""Parameters of transformers' `generate`: each row of a batch gets what `generate` gives it alone."""
+"""Parameters of transformers' `generate`: each row of a batch equals `generate` with that row alone."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ _SETS: list[dict[str, Any]] = [
 ]
 
 
-def _params(given: dict[str, Any]) -> GenerateParams:
-    """The same as the web process makes of a body."""
-    own = dict(given)
+def _params(fields: dict[str, Any]) -> GenerateParams:
+    """Convert parameters as the web process does."""
+    converted = dict(fields)
     for name in ("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
-        if name in own:
-            own[name] = tuple(own[name]) if isinstance(own[name], list) else (own[name],)
-    if "sequence_bias" in own:
-        own["sequence_bias"] = tuple((tuple(ids), bias) for ids, bias in own["sequence_bias"])
-    return GenerateParams(**own)
+        if name in converted:
+            converted[name] = (
+                tuple(converted[name]) if isinstance(converted[name], list) else (converted[name],)
+            )
+    if "sequence_bias" in converted:
+        converted["sequence_bias"] = tuple((tuple(ids), bias) for ids, bias in converted["sequence_bias"])
+    return GenerateParams(**converted)
 
 
-def _alone(model: Any, prompt: list[int], given: dict[str, Any]) -> list[int]:
-    """transformers' own answer."""
+def _alone(model: Any, prompt: list[int], fields: dict[str, Any]) -> list[int]:
+    """Return the tokens that transformers generates."""
     ids = torch.tensor([prompt])
     output = model.generate(
         ids,
@@ -45,33 +47,33 @@ def _alone(model: Any, prompt: list[int], given: dict[str, Any]) -> list[int]:
         max_new_tokens=_NEW_TOKENS,
         do_sample=False,
         pad_token_id=0,
-        **given,
+        **fields,
     )[0].tolist()
     start = 1 if model.config.is_encoder_decoder else len(prompt)
     return list(output[start:])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "t5"])
-def test_each_row_gets_what_generate_gives_it_alone(architecture: str) -> None:
+def test_each_row_equals_generate_alone(architecture: str) -> None:
     model = make_model(architecture)
-    cases = [(prompt, given) for given in _SETS for prompt in _PROMPTS]
-    expected = [_alone(model, prompt, given) for prompt, given in cases]
+    cases = [(prompt, fields) for fields in _SETS for prompt in _PROMPTS]
+    expected = [_alone(model, prompt, fields) for prompt, fields in cases]
     plain = [_alone(model, prompt, {}) for prompt in _PROMPTS]
     for index in range(len(_SETS)):
-        own = slice(index * len(_PROMPTS), (index + 1) * len(_PROMPTS))
-        assert expected[own] != plain, f"{_SETS[index]} changes nothing, so it shows nothing"
+        rows = slice(index * len(_PROMPTS), (index + 1) * len(_PROMPTS))
+        assert expected[rows] != plain, f"{_SETS[index]} changes nothing, so the test is useless"
     requests = [
-        request(str(i), prompt, _NEW_TOKENS, generate=_params(given))
-        for i, (prompt, given) in enumerate(cases)
+        request(str(i), prompt, _NEW_TOKENS, generate=_params(fields))
+        for i, (prompt, fields) in enumerate(cases)
     ]
     heard = Runner(model).run([*requests, request("plain", _PROMPTS[0], _NEW_TOKENS)])
     assert [heard.tokens(str(i)) for i in range(len(cases))] == expected
     assert heard.tokens("plain") == plain[0]
     assert {heard.end(str(i)).finish_reason for i in range(len(cases))} == {FinishReason.LENGTH}
-    assert heard.num_steps == _NEW_TOKENS, "one call for all"
+    assert heard.num_steps == _NEW_TOKENS, "one batch for all requests"
 
 
-def test_log_probabilities_are_still_the_models_own(runner: Runner) -> None:
+def test_log_probabilities_are_those_of_the_unprocessed_logits(runner: Runner) -> None:
     bias = GenerateParams(sequence_bias=(((30,), 50.0),))
     heard = runner.run(
         [
@@ -85,11 +87,11 @@ def test_log_probabilities_are_still_the_models_own(runner: Runner) -> None:
     assert [token for token, _ in biased.top_logprobs[0]] == [token for token, _ in plain.top_logprobs[0]]
 
 
-def test_a_row_that_samples_draws_from_what_is_left(runner: Runner) -> None:
+def test_a_sampling_row_draws_only_from_allowed_tokens(runner: Runner) -> None:
     ban = GenerateParams(begin_suppress_tokens=tuple(range(10, 60)))
     heard = runner.run(
         [request(str(seed), [5, 6], 1, temperature=5.0, seed=seed, generate=ban) for seed in range(8)]
     )
-    drawn = {heard.tokens(str(seed))[0] for seed in range(8)}
-    assert len(drawn) > 1
-    assert all(token < 10 or token >= 60 for token in drawn)
+    sampled = {heard.tokens(str(seed))[0] for seed in range(8)}
+    assert len(sampled) > 1
+    assert all(token < 10 or token >= 60 for token in sampled)

@@ -1,4 +1,4 @@
-"""A dispatcher's child that starts processes of its own."""
+"""Worker processes that start child processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Started = tuple[WorkerProcess[Ready], psutil.Process, psutil.Process]
 
 @pytest.fixture(params=["fork", "subprocess"])
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
-    """A worker, its process, and the process that it has started."""
+    """A worker, its process, and the child of that process."""
     command = [sys.executable, "-c", _PROGRAM, request.param, "--config", str(Path("any"))]
     worker = WorkerProcess("test", command, msgspec.msgpack.Decoder(Ready))
     own, child = (psutil.Process(int(pid)) for pid in next(worker.receive(_WAIT_SECONDS)).device.split())
@@ -48,13 +48,13 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     processes.kill([own, child])
 
 
-def test_processes_that_a_worker_has_started_end_with_it(started: Started) -> None:
+def test_child_processes_of_a_worker_are_killed_with_it(started: Started) -> None:
     worker, own, child = started
     worker.kill()
     assert processes.wait_gone([own, child], _WAIT_SECONDS) == []
 
 
-def test_the_end_of_a_worker_is_noticed_while_processes_that_it_has_started_live(started: Started) -> None:
+def test_the_death_of_a_worker_is_noticed_while_its_children_live(started: Started) -> None:
     worker, own, child = started
     own.send_signal(signal.SIGKILL)
     with pytest.raises(WorkerProcessEnded, match="SIGKILL"):
@@ -64,8 +64,6 @@ def test_the_end_of_a_worker_is_noticed_while_processes_that_it_has_started_live
     assert processes.wait_gone([child], _WAIT_SECONDS) == []
 
 
-def test_processes_that_a_worker_has_started_are_in_the_session_that_the_supervisor_ends(
-    started: Started,
-) -> None:
+def test_children_of_a_worker_are_in_the_session_that_the_supervisor_kills(started: Started) -> None:
     _, own, child = started
     assert os.getsid(own.pid) == os.getsid(child.pid) == os.getsid(0)

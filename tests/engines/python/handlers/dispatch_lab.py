@@ -1,4 +1,4 @@
-"""The dispatcher of a handler with scripted clients and workers, and a clock that only a test moves."""
+"""The dispatcher of a handler with scripted clients and workers, and a fake clock."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Turn = list[tuple[bytes, ToEngine]]
 
 
 class FakeWorker:
-    """A worker that does what the test says."""
+    """A scripted worker."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.calls: list[list[str]] = []
-        """The requests of each call."""
+        """Request ids of each call."""
         self.forgotten: list[str] = []
         self.restarts = 0
         self.closed = False
         self._messages: deque[FromWorker | None] = deque()
 
     def ready(self, accepts_concurrent_calls: bool = True) -> None:
-        """Report that the handler is loaded, an asynchronous one if it takes many calls at once."""
+        """Report that the handler is loaded. A handler that accepts concurrent calls is asynchronous."""
         self._messages.append(Ready("cpu", {}, accepts_concurrent_calls=accepts_concurrent_calls))
 
     def cannot_load(self) -> None:
@@ -46,11 +46,11 @@ class FakeWorker:
         self._messages += [CallDone([name])]
 
     def begin(self, name: str) -> None:
-        """Send the first piece of an answer."""
+        """Send the first part of a response."""
         self._messages.append(Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), b"x")]))
 
     def end(self) -> None:
-        """The process ends by itself."""
+        """Let the process exit by itself."""
         self._messages.append(None)
 
     def fileno(self) -> int:
@@ -86,7 +86,7 @@ class Lab:
         self.clock = Clock()
         self.workers: list[FakeWorker] = []
         self.errors: dict[str, str] = {}
-        """Kind of error of each request that has ended, empty if it has none."""
+        """Error kind of each finished request. Empty on success."""
         self.client_is_gone = False
         self._turns: Iterator[Turn] = iter(())
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers)
@@ -103,7 +103,7 @@ class Lab:
         )
 
     def play(self, scenario: Callable[[Lab], Iterator[Turn]]) -> None:
-        """Run the dispatcher. scenario: yields the messages of each turn of its loop; what it did is seen after."""
+        """Run the dispatcher. `scenario` yields the messages of each turn of its loop and resumes after that turn."""
         self._turns = scenario(self)
         self.dispatch.serve(self)  # type: ignore[arg-type]
 
@@ -120,7 +120,7 @@ class Lab:
         assert isinstance(message, InvocationOutputs)
         for output in message.outputs:
             if output.finished:
-                assert output.id not in self.errors, "an output after the end"
+                assert output.id not in self.errors, "an output after the last one"
                 self.errors[output.id] = output.error_kind
         return not self.client_is_gone
 

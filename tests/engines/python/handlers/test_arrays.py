@@ -1,4 +1,4 @@
-"""Arrays in and out of handlers: DJL's NDList against bytes made by its description, and numpy's own formats."""
+"""Arrays in and out of handlers: DJL's NDList against bytes built from its specification, and numpy formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _text(value: str) -> bytes:
 def nd_list(
     array: Any, version: int = 3, name: str | None = None, kind: str = "FLOAT32", order: str = "<"
 ) -> bytes:
-    """Write a list of one array as DJL's NDSerializer does; the data are in the array's own byte order."""
+    """Serialize a list of one array as DJL's NDSerializer does, with the data in the byte order of the array."""
     encoded = struct.pack(">i", 1) + _text("NDAR") + struct.pack(">i", version)
     if version > 1:
         encoded += b"\x00" if name is None else b"\x01" + _text(name)
@@ -44,44 +44,46 @@ def nd_list(
     return encoded + struct.pack(">i", len(data)) + data
 
 
-def made(body: bytes, content_type: str) -> Input:
+def make_input(body: bytes, content_type: str) -> Input:
     inputs = Input()
     inputs.content.add("data", body)
     inputs.properties["content-type"] = content_type
     return inputs
 
 
-def same(found: Any, expected: Any) -> bool:
-    return bool(found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all())
+def equal_arrays(decoded: Any, expected: Any) -> bool:
+    return bool(
+        decoded.dtype == expected.dtype and decoded.shape == expected.shape and (decoded == expected).all()
+    )
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("name", [None, "weights"])
-def test_an_nd_list_of_djl_is_read(version: int, name: str | None) -> None:
+def test_an_nd_list_of_djl_is_decoded(version: int, name: str | None) -> None:
     array = ARRAYS[0]
-    (found,) = made(nd_list(array, version, name), "tensor/ndlist").get_data()
-    assert same(found, array)
-    found[0, 0] = 5  # it is the handler's own
+    (decoded,) = make_input(nd_list(array, version, name), "tensor/ndlist").get_data()
+    assert equal_arrays(decoded, array)
+    decoded[0, 0] = 5  # must be writable
 
 
-def test_both_byte_orders_and_both_names_of_booleans_are_read() -> None:
+def test_both_byte_orders_and_both_boolean_type_names_are_decoded() -> None:
     big = ARRAYS[0].astype(">f4")
-    (found,) = np_util.from_nd_list(nd_list(big, order=">"))
-    assert same(found, ARRAYS[0])
+    (decoded,) = np_util.from_nd_list(nd_list(big, order=">"))
+    assert equal_arrays(decoded, ARRAYS[0])
     for kind in ("BOOLEAN", "BOOL"):
-        (found,) = np_util.from_nd_list(nd_list(ARRAYS[3], kind=kind))
-        assert same(found, ARRAYS[3])
+        (decoded,) = np_util.from_nd_list(nd_list(ARRAYS[3], kind=kind))
+        assert equal_arrays(decoded, ARRAYS[3])
 
 
-def test_an_array_is_written_as_djl_writes_it() -> None:
+def test_an_array_is_encoded_as_djl_does() -> None:
     expected = nd_list(ARRAYS[0]).replace(_text("DENSE"), _text("default"))
     assert np_util.to_nd_list(ARRAYS[0]) == expected
     assert Output().add_as_numpy(ARRAYS[0]).content.value_at(0) == expected
 
 
-def test_arrays_of_many_types_go_both_ways() -> None:
-    found = np_util.from_nd_list(np_util.to_nd_list([*ARRAYS, ARRAYS[0].astype(">f4").T]))
-    assert all(same(*pair) for pair in zip(found, [*ARRAYS, ARRAYS[0].T], strict=True))
+def test_arrays_of_many_types_round_trip() -> None:
+    decoded = np_util.from_nd_list(np_util.to_nd_list([*ARRAYS, ARRAYS[0].astype(">f4").T]))
+    assert all(equal_arrays(*pair) for pair in zip(decoded, [*ARRAYS, ARRAYS[0].T], strict=True))
     assert np_util.from_nd_list(np_util.to_nd_list([])) == []
     with pytest.raises(ValueError, match="cannot hold arrays of type str"):
         np_util.to_nd_list(numpy.array(["text"]))
@@ -100,44 +102,44 @@ def test_arrays_of_many_types_go_both_ways() -> None:
         (nd_list(ARRAYS[0]).replace(struct.pack(">i", 2), struct.pack(">i", 99), 1), "99 dimensions"),
     ],
 )
-def test_a_body_that_is_no_nd_list_is_refused(body: bytes, message: str) -> None:
+def test_an_invalid_nd_list_is_rejected(body: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        decode(made(body, "tensor/ndlist"), "tensor/ndlist")
+        decode(make_input(body, "tensor/ndlist"), "tensor/ndlist")
 
 
-@given(place=st.integers(0, 200), change=st.integers(1, 255))
-def test_a_changed_or_cut_nd_list_is_a_value_error_or_another_array(place: int, change: int) -> None:
+@given(position=st.integers(0, 200), change=st.integers(1, 255))
+def test_a_changed_or_truncated_nd_list_raises_value_error_or_decodes(position: int, change: int) -> None:
     whole = np_util.to_nd_list(ARRAYS[:2])
-    place %= len(whole)
+    position %= len(whole)
     with pytest.raises(ValueError, match="NDList"):
-        np_util.from_nd_list(whole[:place])
+        np_util.from_nd_list(whole[:position])
     changed = bytearray(whole)
-    changed[place] ^= change
+    changed[position] ^= change
     with contextlib.suppress(ValueError):
         assert sum(array.nbytes for array in np_util.from_nd_list(changed)) <= len(whole)
 
 
 @pytest.mark.parametrize("kind", ["tensor/ndlist", "tensor/npz", "tensor/npy", "application/x-npy"])
-def test_arrays_are_answered_in_the_type_of_the_request(kind: str) -> None:
+def test_arrays_are_returned_in_the_content_type_of_the_request(kind: str) -> None:
     output = encode(Output(), ARRAYS[0], "*/*", kind)
     assert output.properties["Content-Type"] == kind
-    (found,) = decode(made(output.content.value_at(0), kind), kind)["inputs"]
-    assert same(found, ARRAYS[0])
+    (decoded,) = decode(make_input(output.content.value_at(0), kind), kind)["inputs"]
+    assert equal_arrays(decoded, ARRAYS[0])
 
 
-def test_objects_are_not_read() -> None:
+def test_arrays_of_objects_are_rejected() -> None:
     file = io.BytesIO()
     numpy.save(file, numpy.array([object()]), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle"):
-        made(file.getvalue(), "").get_as_numpy()
+        make_input(file.getvalue(), "").get_as_numpy()
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused() -> None:
+def test_an_archive_that_unpacks_to_too_much_is_rejected() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a.npy", bytes(16))
-        archive.getinfo("a.npy").file_size = 65 << 24  # as the directory of the archive has it
+        archive.getinfo("a.npy").file_size = 65 << 24  # the size in the archive directory
     with pytest.raises(ValueError, match="unpacks to 1090519040 bytes; allowed: at most 1073741824"):
-        made(file.getvalue(), "").get_as_npz()
+        make_input(file.getvalue(), "").get_as_npz()
     with pytest.raises(ValueError, match=r"not an .npz file"):
-        made(b"PK no archive", "").get_as_npz()
+        make_input(b"PK no archive", "").get_as_npz()

@@ -1,4 +1,4 @@
-"""How a dispatcher gives requests to workers with an asynchronous handler, and what it does when one is stuck."""
+"""Dispatch of requests to workers with an asynchronous handler, and recovery from stuck or crashed workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines.python.request_loop import REACTION_SECONDS
 from tests.engines.python.handlers.dispatch_lab import Lab, Turn, invoke
 
 
-def test_requests_go_at_once_to_the_worker_with_the_fewest_calls(tmp_path: Path) -> None:
+def test_requests_go_immediately_to_the_worker_with_the_fewest_calls(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         first, second = lab.workers
         first.ready()
@@ -35,7 +35,7 @@ def test_requests_go_at_once_to_the_worker_with_the_fewest_calls(tmp_path: Path)
     Lab(tmp_path, 2).play(scenario)
 
 
-def test_a_full_worker_keeps_requests_waiting_and_gets_help(
+def test_requests_wait_for_a_full_worker_and_another_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot, "MAX_CALLS", 2)
@@ -52,7 +52,7 @@ def test_a_full_worker_keeps_requests_waiting_and_gets_help(
     Lab(tmp_path, 1).play(scenario)
 
 
-def test_a_worker_that_does_not_stop_a_late_call_is_killed_and_the_others_run_again(tmp_path: Path) -> None:
+def test_a_worker_stuck_in_a_timed_out_call_is_killed_and_others_rerun(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (worker,) = lab.workers
         worker.ready()
@@ -69,7 +69,7 @@ def test_a_worker_that_does_not_stop_a_late_call_is_killed_and_the_others_run_ag
         assert worker.restarts == 1
         worker.ready()
         yield invoke("new")
-        assert worker.calls == [["b"]], "alone: it may be the cause"
+        assert worker.calls == [["b"]], "b runs alone, because it may be the cause"
         worker.answer("b")
         yield []
         worker.answer("c")
@@ -80,7 +80,7 @@ def test_a_worker_that_does_not_stop_a_late_call_is_killed_and_the_others_run_ag
     Lab(tmp_path, 1).play(scenario)
 
 
-def test_a_late_call_that_stops_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_timed_out_call_that_stops_does_not_affect_others(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (worker,) = lab.workers
         worker.ready()
@@ -89,7 +89,7 @@ def test_a_late_call_that_stops_costs_nothing_else(tmp_path: Path) -> None:
         yield invoke("b")
         lab.clock.now += 1
         yield []
-        worker.answer("late")  # too late: its client has the error
+        worker.answer("late")  # too late: the client already has the error
         lab.clock.now += REACTION_SECONDS
         yield []
         worker.answer("b")
@@ -126,7 +126,7 @@ def test_the_cause_of_a_crash_is_found_while_another_worker_serves(tmp_path: Pat
     Lab(tmp_path, 2).play(scenario)
 
 
-def test_a_crash_after_the_client_has_gone_ends_no_dispatcher(tmp_path: Path) -> None:
+def test_a_crash_after_the_client_disconnected_does_not_stop_the_dispatcher(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (worker,) = lab.workers
         worker.ready()
@@ -141,6 +141,6 @@ def test_a_crash_after_the_client_has_gone_ends_no_dispatcher(tmp_path: Path) ->
         assert lab.errors == {"a": "request_failed", "b": "request_failed"}
         worker.ready()
         yield []
-        assert worker.calls == [], "nobody wants c any more"
+        assert worker.calls == [], "the client of c has disconnected"
 
     Lab(tmp_path, 1).play(scenario)

@@ -1,4 +1,4 @@
-"""Calls of a handler within its process: inputs, outputs, streams."""
+"""Handler calls inside the worker process: inputs, outputs, streams."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from engines.python.messages import Forget
 
 
 class Line:
-    """A handler's calls, and the dispatcher's end of their link: the outputs, in order."""
+    """The calls of a handler with a fake link that records outputs in order."""
 
     def __init__(self, handle: Callable[[Input], Any], takes_batches: bool = True) -> None:
         self.outputs: list[InvocationOutput] = []
         self.messages: list[Forget] = []
-        """That the dispatcher has sent."""
+        """Messages from the dispatcher."""
         handler = FunctionHandler(handle)
         handler.takes_batches = takes_batches
         self.calls = Calls(handler, self)  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ class Line:
         return self.messages.pop(0) if self.messages else None
 
     def run(self, *bodies: bytes) -> bool:
-        """Returns whether the call did not fail."""
+        """Run a call and return whether it succeeded."""
         return self.calls.run(
             [
                 Invocation(f"r{i}", 0.0, {"Accept": f"a/{i}"}, (("data", body),))
@@ -45,20 +45,20 @@ class Line:
         )
 
     def bodies(self) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        bodies: dict[str, bytes] = {}
         for output in self.outputs:
-            found[output.id] = found.get(output.id, b"") + output.body
-        return found
+            bodies[output.id] = bodies.get(output.id, b"") + output.body
+        return bodies
 
 
-def made(body: bytes, content_type: str = "") -> Input:
+def make_input(body: bytes, content_type: str = "") -> Input:
     inputs = Input()
     inputs.content.add("data", body)
     inputs.properties["content-type"] = content_type
     return inputs
 
 
-def test_a_batch_has_the_parts_and_properties_of_each_request() -> None:
+def test_a_batch_contains_the_parts_and_properties_of_each_request() -> None:
     seen: list[Input] = []
 
     def handle(inputs: Input) -> Output:
@@ -89,19 +89,19 @@ def test_a_batch_has_the_parts_and_properties_of_each_request() -> None:
         lambda inputs: 1 / 0,
     ],
 )
-def test_a_batch_without_an_answer_for_each_runs_again_alone(handle: Callable[[Input], Any]) -> None:
+def test_a_batch_call_without_an_output_for_each_request_fails(handle: Callable[[Input], Any]) -> None:
     line = Line(handle)
     assert not line.run(b"x", b"y")
     assert line.outputs == []
 
 
-def test_outputs_without_keys_answer_in_order() -> None:
+def test_outputs_without_keys_are_matched_in_order() -> None:
     line = Line(lambda inputs: Output().add("one").add("two"))
     assert line.run(b"x", b"y")
     assert line.bodies() == {"r0": b"one", "r1": b"two"}
 
 
-def test_a_finalizer_runs_after_the_answer_and_its_failure_is_no_error() -> None:
+def test_a_finalizer_runs_after_the_response_and_its_failure_is_ignored() -> None:
     line: Line
 
     def finish(name: str) -> None:
@@ -115,14 +115,14 @@ def test_a_finalizer_runs_after_the_answer_and_its_failure_is_no_error() -> None
     assert [output.last for output in line.outputs] == [True]
 
 
-def test_a_long_body_is_sent_in_pieces() -> None:
+def test_a_long_body_is_sent_in_parts() -> None:
     line = Line(lambda inputs: Output().add(bytes(40 << 20)))
     line.run(b"x")
     assert [len(output.body) >> 20 for output in line.outputs] == [16, 16, 8]
     assert [output.last for output in line.outputs] == [False, False, True]
 
 
-def test_an_error_before_the_first_piece_of_a_stream_is_a_status() -> None:
+def test_an_error_before_the_first_part_of_a_stream_sets_the_status() -> None:
     def fail() -> Any:
         raise ValueError("early")
         yield
@@ -145,11 +145,11 @@ def test_an_error_before_the_first_piece_of_a_stream_is_a_status() -> None:
         (b"\x00", "a/b", b"\x00"),
     ],
 )
-def test_content_is_decoded_by_its_type(body: bytes, content_type: str | None, value: Any) -> None:
-    assert decode(made(body), content_type) == value
+def test_content_is_decoded_by_content_type(body: bytes, content_type: str | None, value: Any) -> None:
+    assert decode(make_input(body), content_type) == value
 
 
-def test_json_takes_arrays_and_no_number_that_json_lacks() -> None:
+def test_json_supports_arrays_but_not_nan() -> None:
     assert encode_json({"a": numpy.float32(0.5), "b": numpy.arange(2)}) == b'{"a": 0.5, "b": [0, 1]}'
     with pytest.raises(ValueError, match="JSON"):
         encode_json(float("nan"))
@@ -157,8 +157,8 @@ def test_json_takes_arrays_and_no_number_that_json_lacks() -> None:
         encode_json(object())
 
 
-def test_inputs_are_forgiving_about_names() -> None:
-    inputs = made(b"[1]", "application/json")
+def test_input_accessors() -> None:
+    inputs = make_input(b"[1]", "application/json")
     assert inputs.get_property("Content-Type") == "application/json"
     assert inputs.get_data() == [1]
     assert inputs.get_batches() == [inputs]
@@ -179,7 +179,7 @@ def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
     assert inputs.properties["Accept"] == "text/plain"
 
 
-def test_who_has_left_while_another_request_ran_is_not_served() -> None:
+def test_a_request_aborted_while_another_runs_is_not_served() -> None:
     served: list[bytes] = []
 
     def handle(inputs: Input) -> Output:

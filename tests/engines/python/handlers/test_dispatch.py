@@ -1,4 +1,4 @@
-"""Workers of a handler that cannot load it, while others serve."""
+"""Workers that cannot load the handler while others serve."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from engines.python.request_loop import MAX_DEATHS, EngineFailed
 from tests.engines.python.handlers.dispatch_lab import Lab, Turn, invoke
 
 
-def test_a_further_worker_that_cannot_load_is_dropped_and_tried_again_later(tmp_path: Path) -> None:
+def test_an_extra_worker_that_cannot_load_is_dropped_and_retried_later(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (first,) = lab.workers
         first.ready(accepts_concurrent_calls=False)
         yield invoke("a", "b")
         for tries in range(1, MAX_DEATHS + 2):
             assert len(lab.workers) == 1 + tries
-            further = lab.workers[-1]
-            assert further.number == 1
-            further.cannot_load()
+            extra = lab.workers[-1]
+            assert extra.number == 1
+            extra.cannot_load()
             yield []
-            assert further.closed
-            assert not further.restarts
+            assert extra.closed
+            assert not extra.restarts
             lab.clock.now += GROW_AGAIN_SECONDS - 1
             yield []
             assert len(lab.workers) == 1 + tries, "too early"
@@ -40,22 +40,22 @@ def test_a_further_worker_that_cannot_load_is_dropped_and_tried_again_later(tmp_
     Lab(tmp_path, 1, timeout=3600.0).play(scenario)
 
 
-def test_a_further_worker_that_loads_for_too_long_is_dropped(tmp_path: Path) -> None:
+def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         (first,) = lab.workers
         first.ready(accepts_concurrent_calls=False)
         yield invoke("a", "b")
-        further = lab.workers[-1]
+        extra = lab.workers[-1]
         lab.clock.now += lab.loading_timeout
-        further.cannot_load()
+        extra.cannot_load()
         yield []
-        assert further.closed
+        assert extra.closed
         assert len(lab.workers) == 2
 
     Lab(tmp_path, 1, timeout=3600.0).play(scenario)
 
 
-def test_answers_of_one_worker_do_not_excuse_another_that_cannot_load(tmp_path: Path) -> None:
+def test_a_working_worker_does_not_hide_another_that_cannot_load(tmp_path: Path) -> None:
     def scenario(lab: Lab) -> Iterator[Turn]:
         first, second = lab.workers
         first.ready(accepts_concurrent_calls=False)

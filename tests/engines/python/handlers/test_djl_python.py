@@ -1,4 +1,4 @@
-"""The helpers of `djl_python` that LMI's handlers import, and the modules that it does not have."""
+"""Helpers of `djl_python` that LMI's handlers import, and errors for unsupported modules."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PROMPTS = ["hello world", "pack my box with five dozen"]
         ("service_loader", "internal to LMI"),
     ],
 )
-def test_a_module_that_is_not_there_says_what_to_do_instead(name: str, advice: str) -> None:
+def test_importing_an_unsupported_module_names_an_alternative(name: str, advice: str) -> None:
     with pytest.raises(
         ImportError, match=f"djl_python.{name.split('.')[0]} is not part of this server: .*{advice}"
     ):
         importlib.import_module(f"djl_python.{name}")
 
 
-def test_a_name_that_is_not_there_says_what_to_do_instead() -> None:
+def test_importing_an_unsupported_name_gives_advice() -> None:
     with pytest.raises(ImportError, match="keep the state of sessions in the handler"):
         from djl_python import SessionManager  # type: ignore[attr-defined] # noqa: F401
 
@@ -53,7 +53,7 @@ def _body(output: Output) -> Any:
     return output.content.value_at(0)
 
 
-def test_asynchronous_answers() -> None:
+def test_outputs_of_asynchronous_handlers() -> None:
     whole = create_non_stream_output({"text": "ü"}, properties={"X": "1"})
     assert (_body(whole), whole.code) == ('{"text": "ü"}\n'.encode(), 200)
     assert whole.properties == {"Content-Type": "application/json", "X": "1"}
@@ -64,7 +64,7 @@ def test_asynchronous_answers() -> None:
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_a_stream_is_formatted_up_to_its_last_chunk(accumulates: bool) -> None:
+def test_a_stream_is_formatted_until_its_last_chunk(accumulates: bool) -> None:
     async def words() -> AsyncIterator[str]:
         for word in ("a", "b", "end", "never"):
             yield word
@@ -83,7 +83,7 @@ def test_a_stream_is_formatted_up_to_its_last_chunk(accumulates: bool) -> None:
     assert asyncio.run(collect()) == expected
 
 
-def test_a_formatter_that_fails_ends_the_stream_with_an_error() -> None:
+def test_a_failing_formatter_ends_the_stream_with_an_error() -> None:
     async def words() -> AsyncIterator[str]:
         yield "a"
 
@@ -102,18 +102,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, PreTrainedToke
 
 
 def _generate(model: Any, tokenizer: Any, max_new_tokens: int) -> list[str]:
-    """New text of each prompt alone."""
-    found = []
+    """Return the generated text of each prompt alone."""
+    texts = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
         out = model.generate(**ids, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0)[0]
         start = len(tokenizer.decode(ids["input_ids"][0], skip_special_tokens=True))
-        found.append(tokenizer.decode(out, skip_special_tokens=True)[start:])
-    return found
+        texts.append(tokenizer.decode(out, skip_special_tokens=True)[start:])
+    return texts
 
 
 @pytest.mark.parametrize("engine", ["Accelerate", "DeepSpeed"])
-def test_streamed_text_is_that_of_generate(model: tuple[Any, Any], engine: str) -> None:
+def test_streamed_text_equals_generate(model: tuple[Any, Any], engine: str) -> None:
     stream = StreamingUtils.get_stream_generator(engine)
     steps = list(stream(*model, PROMPTS, "cpu", max_new_tokens=7))
     assert len(steps) <= 7
@@ -121,7 +121,7 @@ def test_streamed_text_is_that_of_generate(model: tuple[Any, Any], engine: str) 
     assert texts == _generate(*model, 7)
 
 
-def test_the_default_streamer_begins_with_the_prompts(model: tuple[Any, Any]) -> None:
+def test_the_default_streamer_starts_with_the_prompts(model: tuple[Any, Any]) -> None:
     steps = StreamingUtils.use_hf_default_streamer(*model, PROMPTS, None, max_new_tokens=2)
     assert next(iter(steps)) == PROMPTS
 
@@ -132,7 +132,7 @@ def test_the_same_seed_samples_the_same_text(model: tuple[Any, Any]) -> None:
     assert runs[0] == runs[1]
 
 
-def test_an_error_of_the_model_is_raised_in_the_stream(model: tuple[Any, Any]) -> None:
+def test_errors_are_raised_in_the_stream(model: tuple[Any, Any]) -> None:
     stream = StreamingUtils.get_stream_generator("Accelerate")
     with pytest.raises(ValueError, match="top_k"):
         list(stream(*model, PROMPTS, None, top_k=-3))
@@ -144,9 +144,7 @@ def test_an_error_of_the_model_is_raised_in_the_stream(model: tuple[Any, Any]) -
         StreamingUtils.get_stream_generator("Onnx")
 
 
-def test_a_stream_that_nobody_reads_stops_the_model(
-    model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_a_stream_stops_the_model(model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
     forward = model[0].forward
 
@@ -156,7 +154,7 @@ def test_a_stream_that_nobody_reads_stops_the_model(
         return forward(*arguments, **named)
 
     monkeypatch.setattr(model[0], "forward", counted)
-    before = set(threading.enumerate())  # an earlier stream's may still be at its end
+    before = set(threading.enumerate())  # the thread of an earlier stream may not have exited yet
     generator = StreamingUtils.get_stream_generator("Accelerate")
     stream = generator(*model, PROMPTS, None, max_new_tokens=5_000, min_new_tokens=5_000)
     next(stream)

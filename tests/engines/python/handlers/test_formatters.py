@@ -1,4 +1,4 @@
-"""Files that supply formatters of text generation and no handler."""
+"""Files with formatters for text generation and without a handler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ask = Callable[[str, Any], Any]
 
 @pytest.fixture
 def start() -> Iterator[Callable[[str], Ask]]:
-    """Start the formatters of a file; returns what asks them."""
+    """Start an engine with the formatters of a file, and return a function that calls them."""
     engines: list[HandlerEngine] = []
 
     def start_one(entry: str) -> Ask:
@@ -40,15 +40,15 @@ def start() -> Iterator[Callable[[str], Ask]]:
 
 def test_formatters_of_payloads(start: Callable[[str], Ask]) -> None:
     ask = start("model.py")
-    made = ask("input", {"inputPrompt": "hello"})
-    assert made == {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+    formatted = ask("input", {"inputPrompt": "hello"})
+    assert formatted == {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
     assert ask("output", ANSWER) == [{"mine": record} for record in RECORDS]
 
 
 def test_formatters_of_request_objects(start: Callable[[str], Ask]) -> None:
     ask = start("rolling.py")
-    made = ask("input", {"question": "hello", "parameters": {"max_new_tokens": 2, "stream": True}})
-    assert made == {"inputs": "hello", "parameters": {"max_new_tokens": 2}, "stream": True}
+    formatted = ask("input", {"question": "hello", "parameters": {"max_new_tokens": 2, "stream": True}})
+    assert formatted == {"inputs": "hello", "parameters": {"max_new_tokens": 2}, "stream": True}
     (text,) = ask("output", ANSWER)
     assert [json.loads(line) for line in text.splitlines()] == [
         {"token_id": 5, "token_text": " a", "first": True},

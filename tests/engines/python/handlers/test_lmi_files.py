@@ -1,4 +1,4 @@
-"""Files in the styles of LMI's documentation, run as they are."""
+"""Unmodified handlers in the styles of LMI's documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start = Callable[..., HandlerEngine]
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """The engine of a handler; each is started once."""
+    """Start the engine of a handler, or return it if it is running."""
     engines: dict[str, HandlerEngine] = {}
 
     def engine(name: str, **settings: object) -> HandlerEngine:
@@ -31,7 +31,7 @@ def start() -> Iterator[Start]:
         one.destroy()
 
 
-def test_a_plain_handler_gets_options_at_its_load_and_headers_with_a_request(start: Start) -> None:
+def test_a_handler_gets_options_at_load_and_headers_with_each_request(start: Start) -> None:
     engine = start("plain", task="shout")
     reply = engine.invoke({"inputs": "hello"}, Tenant="blue")
     assert reply.status == 200
@@ -46,21 +46,21 @@ def test_a_plain_handler_gets_options_at_its_load_and_headers_with_a_request(sta
     assert reply.headers["X-Amzn-SageMaker-Custom-Attributes"] == "seen=yes"
 
 
-def test_an_error_of_the_handler_is_a_424_with_its_text(start: Start) -> None:
+def test_an_error_of_the_handler_returns_424_with_its_message(start: Start) -> None:
     reply = start("plain", task="shout").invoke({"other": "hello"})
     assert reply.status == 424
     assert reply.json() == {"code": 424, "message": "invoke handler failure", "error": "'inputs'"}
 
 
-def test_requests_that_come_together_are_one_call(start: Start) -> None:
-    engine = start("batch", batch_size=8, max_batch_delay=60.0)  # it leaves when it is full
+def test_concurrent_requests_share_a_batch(start: Start) -> None:
+    engine = start("batch", batch_size=8, max_batch_delay=60.0)  # the batch starts when it is full
     replies = [engine.invoke({"inputs": f"item{i}"}) for i in range(8)]
     assert [reply.json()["text"] for reply in replies] == [f"{i}meti" for i in range(8)]
     assert {reply.json()["batch"] for reply in replies} == {8}
 
 
-def test_an_exception_over_one_item_of_a_batch_is_its_own_alone(start: Start) -> None:
-    engine = start("batch", batch_size=8, max_batch_delay=60.0)  # it leaves when it is full
+def test_an_exception_fails_only_one_request_of_a_batch(start: Start) -> None:
+    engine = start("batch", batch_size=8, max_batch_delay=60.0)  # the batch starts when it is full
     texts = ["a", "b", "c", "raise", "e", "f", "g", "h"]
     replies = [engine.invoke({"inputs": text}) for text in texts]
     assert [reply.status for reply in replies] == [200, 200, 200, 424, 200, 200, 200, 200]
@@ -68,7 +68,7 @@ def test_an_exception_over_one_item_of_a_batch_is_its_own_alone(start: Start) ->
     assert "invalid literal for int()" in replies[3].json()["error"]
 
 
-def test_a_stream_comes_in_pieces_as_the_handler_writes_them(start: Start) -> None:
+def test_a_stream_is_sent_in_the_parts_that_the_handler_yields(start: Start) -> None:
     reply = start("streaming").invoke({"inputs": "to be or"})
     assert [piece.body for piece in reply.pieces if piece.body] == [
         b'{"outputs": ["to"]}\n',
@@ -87,7 +87,7 @@ def test_a_stream_that_fails_ends_with_an_error_record(start: Start) -> None:
     assert reply.body.endswith(b"\n")
 
 
-def test_a_stream_whose_client_leaves_is_stopped(start: Start, tmp_path: Path) -> None:
+def test_a_stream_whose_client_disconnects_is_stopped(start: Start, tmp_path: Path) -> None:
     engine = start("streaming")
     mark = tmp_path / "stopped"
     reply = engine.invoke({"inputs": "", "forever": str(mark)})
@@ -104,7 +104,7 @@ def test_decorated_functions_make_a_handler(start: Start) -> None:
     assert engine.invoke("no json").status == 424
 
 
-def test_the_functions_of_the_toolkit_make_a_handler(start: Start) -> None:
+def test_toolkit_functions_make_a_handler(start: Start) -> None:
     engine = start("toolkit", entry="inference.py")
     reply = engine.invoke({"inputs": [1, 2]}, Content_Type="application/json")
     assert (reply.json(), reply.headers) == ({"predictions": [3, 6]}, {"Content-Type": "application/json"})
@@ -115,7 +115,7 @@ def test_the_functions_of_the_toolkit_make_a_handler(start: Start) -> None:
     )
 
 
-def test_bytes_of_any_kind_pass_through(start: Start) -> None:
+def test_arbitrary_bytes_pass_through(start: Start) -> None:
     engine = start("binary")
     file = io.BytesIO()
     numpy.save(file, numpy.arange(1000))
@@ -137,7 +137,7 @@ def test_bytes_of_any_kind_pass_through(start: Start) -> None:
         ("header", 424, b"the header name 'a b:'"),
     ],
 )
-def test_statuses_are_the_handlers_own(start: Start, body: str, status: int, text: bytes) -> None:
+def test_the_handler_sets_the_status(start: Start, body: str, status: int, text: bytes) -> None:
     reply = start("binary").invoke(body)
     assert reply.status == status
     assert text in reply.body

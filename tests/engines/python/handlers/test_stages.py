@@ -1,4 +1,4 @@
-"""What the functions of one file are called with."""
+"""Arguments of the decorated functions of a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _all_options(path: str, **options: str) -> list[Any]:
         (_all_options, ["/models/a", PROPERTIES]),
     ],
 )
-def test_an_init_handler_gets_the_folder_first_and_the_options_that_it_names(
+def test_an_init_handler_gets_the_folder_and_the_options_it_declares(
     init: Function, expected: list[Any]
 ) -> None:
     models: list[Any] = []

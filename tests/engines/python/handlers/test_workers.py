@@ -1,4 +1,4 @@
-"""Worker processes: what a crash or a hang costs, several of them, and how they end."""
+"""Worker processes: crashes, hangs, scaling and shutdown."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.handler_engine import HandlerEngine, handler_config
 from tests.support.waiting import wait_until
 
 Start = Callable[..., HandlerEngine]
-_AT_ONCE = 30.0
-"""Seconds beside its load in which a worker is back, also on a slow machine."""
+_RESTART_SECONDS = 30.0
+"""Upper limit for a restart without the load time, also on a slow machine."""
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start engines of a handler that end with the test."""
+    """Start engines that are destroyed after the test."""
     engines: list[HandlerEngine] = []
 
     def engine(name: str, **settings: object) -> HandlerEngine:
@@ -52,37 +52,37 @@ def _wait_ready_again(engine: HandlerEngine) -> float:
 
 
 @pytest.mark.parametrize("how", ["crash", "exit"])
-def test_a_crash_over_one_item_of_a_batch_is_its_own_alone(start: Start, how: str) -> None:
+def test_a_crash_fails_only_one_request_of_a_batch(start: Start, how: str) -> None:
     engine = start("batch", batch_size=8, max_batch_delay=0.3)
     texts = ["a", "b", how, "d", "e", "f", "g", "h"]
     replies = [engine.invoke({"inputs": text}) for text in texts]
     assert [reply.json()["text"] for reply in replies if reply is not replies[2]] == list("abdefgh")
     assert replies[2].error == "request_failed"
     assert "the handler's process ended" in replies[2].pieces[-1].error_message
-    assert _restarts(engine) == 2, "once with all of them, once with the cause"
-    assert _wait_ready_again(engine) < _AT_ONCE + _load_seconds(engine)
+    assert _restarts(engine) == 2, "once with all requests, once with the cause alone"
+    assert _wait_ready_again(engine) < _RESTART_SECONDS + _load_seconds(engine)
     assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
 
 
-def test_a_hang_over_one_item_of_a_batch_is_its_own_alone(start: Start) -> None:
+def test_a_hang_fails_only_one_request_of_a_batch(start: Start) -> None:
     engine = start("batch", batch_size=8, max_batch_delay=0.3, batch_timeout=2.0)
     texts = ["a", "b", "c", "d", "e", "f", "g", "hang"]
     replies = [engine.invoke({"inputs": text}) for text in texts]
     assert [reply.json()["text"] for reply in replies[:7]] == list("abcdefg")
     assert replies[7].error == "deadline_exceeded"
     assert "longer than 2 s (option.predict_timeout)" in replies[7].pieces[-1].error_message
-    assert _wait_ready_again(engine) < _AT_ONCE + _load_seconds(engine)
+    assert _wait_ready_again(engine) < _RESTART_SECONDS + _load_seconds(engine)
     assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
 
 
-def test_a_crash_while_requests_wait_costs_them_nothing(start: Start) -> None:
+def test_a_crash_does_not_affect_waiting_requests(start: Start) -> None:
     engine = start("batch")
     replies = [engine.invoke({"inputs": text}) for text in ("a", "crash", "c")]
     assert [reply.error for reply in replies] == ["", "request_failed", ""]
     assert replies[2].json()["text"] == "c"
 
 
-def test_further_workers_start_while_requests_wait_and_end_when_idle(start: Start) -> None:
+def test_extra_workers_start_while_requests_wait_and_stop_when_idle(start: Start) -> None:
     engine = start("batch", min_workers=1, max_workers=2, max_idle_seconds=1.0, batch_timeout=3.0)
     hanging = engine.invoke({"inputs": "hang"})
     assert engine.invoke({"inputs": "beside"}).json()["text"] == "ediseb"
@@ -91,7 +91,7 @@ def test_further_workers_start_while_requests_wait_and_end_when_idle(start: Star
     wait_until(lambda: engine.stats().gauges["lmi_workers"] == 1)
 
 
-def test_two_workers_share_the_requests_and_one_is_enough_to_be_ready(start: Start) -> None:
+def test_the_engine_is_ready_while_one_of_two_workers_hangs(start: Start) -> None:
     engine = start("batch", min_workers=2, max_workers=2, batch_timeout=4.0)
     hanging = engine.invoke({"inputs": "hang"})
     pids = {engine.invoke({"inputs": "a"}).json()["pid"] for _ in range(3)}
@@ -120,13 +120,13 @@ def test_each_worker_sees_its_own_gpus() -> None:
         engine.destroy()
 
 
-def test_a_full_queue_refuses(start: Start) -> None:
+def test_a_full_queue_rejects_requests(start: Start) -> None:
     engine = start("batch", max_waiting=2)
     replies = [engine.invoke({"inputs": "hang"}) for _ in range(4)]
     assert replies[3].error == "overloaded"
 
 
-def test_a_drain_finishes_what_runs_and_leaves_no_process(start: Start) -> None:
+def test_a_drain_that_times_out_leaves_no_process(start: Start) -> None:
     engine = start("batch", batch_timeout=30.0)
     assert engine.invoke({"inputs": "a"}).status == 200
     workers = processes.descendants(engine._popen.pid)
@@ -147,7 +147,7 @@ def test_a_drain_finishes_what_runs_and_leaves_no_process(start: Start) -> None:
         ("exit", "exit code 9"),
     ],
 )
-def test_a_handler_that_cannot_be_loaded_ends_the_engine_with_the_cause(
+def test_a_handler_that_cannot_load_stops_the_engine_with_the_cause(
     tmp_path: Path, how: str, cause: str
 ) -> None:
     (tmp_path / "how").write_text(how)
@@ -160,7 +160,7 @@ def test_a_handler_that_cannot_be_loaded_ends_the_engine_with_the_cause(
         engine.destroy()
 
 
-def test_workers_that_end_again_and_again_end_the_engine(start: Start, tmp_path: Path) -> None:
+def test_workers_that_die_repeatedly_stop_the_engine(start: Start, tmp_path: Path) -> None:
     engine = start("loading", how=str(tmp_path / "how"))
     (tmp_path / "how").write_text("exit")
     os.kill(int(engine.invoke("pid").body), signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_workers_that_end_again_and_again_end_the_engine(start: Start, tmp_path:
     assert "exit code 9" in engine.health.reason
 
 
-def test_a_worker_that_fails_to_load_once_is_started_again(start: Start, tmp_path: Path) -> None:
+def test_a_worker_that_fails_to_load_once_is_restarted(start: Start, tmp_path: Path) -> None:
     engine = start("loading", how=str(tmp_path / "how"))
     (tmp_path / "how").write_text("raise once")
     first = int(engine.invoke("pid").body)

@@ -1,4 +1,4 @@
-"""An asynchronous handler, in the style of LMI's async mode: requests meet in one event loop; some are bad."""
+"""An asynchronous handler in the style of LMI's async mode. Some requests fail on purpose."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ meetings = {}
 
 
 async def meet(name: str, size: int):
-    """Wait until `size` requests of one name are here."""
+    """Wait until `size` requests with this name have arrived."""
     meeting = meetings.setdefault(name, {"here": 0, "all": asyncio.Event()})
     meeting["here"] += 1
     if meeting["here"] == size:
@@ -21,8 +21,8 @@ async def meet(name: str, size: int):
     await meeting["all"].wait()
 
 
-async def tell(path: str):
-    """Writes down that it was cancelled."""
+async def wait_and_record_cancellation(path: str):
+    """Wait, and record a cancellation in a file."""
     try:
         await asyncio.sleep(3600)
     finally:
@@ -31,9 +31,9 @@ async def tell(path: str):
 
 
 async def chunks(words):
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         await asyncio.sleep(0)
-        yield create_stream_chunk_output({"word": word}, place == len(words) - 1)
+        yield create_stream_chunk_output({"word": word}, index == len(words) - 1)
 
 
 async def handle(inputs: Input):
@@ -54,7 +54,7 @@ async def handle(inputs: Input):
             if not os.path.exists(data.get("unless", "")):
                 await asyncio.sleep(3600)
         case "tell":
-            await tell(data["path"])
+            await wait_and_record_cancellation(data["path"])
         case "cancel":
             raise asyncio.CancelledError
         case "raise":

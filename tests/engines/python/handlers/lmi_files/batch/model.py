@@ -1,4 +1,4 @@
-"""A handler of dynamic batches: one output for each key of the content. Some inputs are bad on purpose."""
+"""A handler for dynamic batches, with one output for each key of the content. Some inputs fail on purpose."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Bytes in, bytes out, whatever they are; the parts of a form; and statuses of its own."""
+"""A handler for arbitrary bytes and forms, which also returns various status codes."""
 
 from djl_python import Input, Output
 

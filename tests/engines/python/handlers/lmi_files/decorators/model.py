@@ -1,4 +1,4 @@
-"""A model.py without a handle function, in the style of LMI's page on the scikit-learn handler."""
+"""A model.py without a handle function, in the style of LMI's documentation of the scikit-learn handler."""
 
 import json
 import os

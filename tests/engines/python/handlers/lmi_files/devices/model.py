@@ -1,4 +1,4 @@
-"""Reports the GPUs that its worker sees."""
+"""A handler that reports the GPUs that its worker sees."""
 
 import os
 

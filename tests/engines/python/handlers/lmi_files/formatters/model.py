@@ -1,4 +1,4 @@
-"""Both formatters and no handler, in the style of LMI's page on them: the server itself generates the text."""
+"""Input and output formatters without a handler, in the style of LMI's documentation. The server generates the text."""
 
 from djl_python.input_parser import input_formatter
 from djl_python.output_formatter import output_formatter

@@ -1,4 +1,4 @@
-"""Both formatters in the older style of rolling batches: a request object in, a token at a time out."""
+"""Formatters in the older style of rolling batches: a request object as input, one token at a time as output."""
 
 import json
 from typing import Any

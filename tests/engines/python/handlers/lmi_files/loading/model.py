@@ -1,4 +1,4 @@
-"""A handler whose load depends on a file: it says how to fail."""
+"""A handler that fails to load in the way that a file specifies."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A handler with a package of its own, which comes as a wheel in the folder `requirements`."""
+"""A handler with its own package, which is a wheel in the folder `requirements`."""
 
 import numpy
 import shouting

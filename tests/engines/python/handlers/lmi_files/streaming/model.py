@@ -1,4 +1,4 @@
-"""A handler that streams: with the default formatter, one of its own, or none; and one that fails on its way."""
+"""A handler that streams with the default formatter, its own, or none, and may fail during the stream."""
 
 import json
 import time
@@ -18,7 +18,7 @@ def own_format(item) -> bytes:
 
 
 def forever(path: str):
-    """Writes down that it was stopped."""
+    """Yield forever, and record in a file when stopped."""
     try:
         while True:
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The four functions of the SageMaker inference toolkit, with numpy in and out."""
+"""The four functions of the SageMaker inference toolkit, with numpy arrays."""
 
 import io
 import json
