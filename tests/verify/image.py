@@ -1,4 +1,4 @@
-"""The image, built and started as a platform starts it: also `make image-check`."""
+"""Build the image and start it as a platform does. `make image-check` runs this module too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDLE_SECONDS = 5.0
 LOADED_SECONDS = 29.0
 REFUSAL_SECONDS = 60.0
 _INSTALLS = "installing the dependencies\n"
-"""The build prints it on a line of its own where it installs packages."""
+"""Line that the build prints before it installs packages."""
 _CURL = (
     "--silent",
     "--show-error",
@@ -39,7 +39,7 @@ _GB = 1e9
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy what git knows or would add, as it is now."""
+    """Copy the working tree: tracked files, and untracked files that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPO_ROOT, capture_output=True, text=True, check=True,
@@ -63,7 +63,7 @@ def started(engine: ImageEngine, lab: Lab, name: str, start: Start) -> Iterator[
 
 
 def on_port(lab: Lab, **environment: str) -> tuple[Client, Start]:
-    """A client of a container that will serve the bundled model from /opt/ml/model."""
+    """Return a client and the settings of its container, which serves the bundled model from /opt/ml/model."""
     port = free_port()
     start = Start({"SAGEMAKER_BIND_TO_PORT": str(port), **environment}, lab.model)
     return Client(f"http://127.0.0.1:{port}"), start
@@ -102,12 +102,12 @@ def verify_build(engine: ImageEngine, context: Path, report: Report) -> None:
     again = engine.build(context)
     report.require(
         _INSTALLS not in again,
-        f"after an edit of a source file nothing is installed again: {time.monotonic() - begin:.0f} s",
+        f"after an edit of a source file, nothing is installed again: {time.monotonic() - begin:.0f} s",
     )
 
 
 def verify_contents(container: Container, report: Report) -> None:
-    """What is in the image, and what a process of the server may do."""
+    """Check the contents of the image and the permissions of a server process."""
     probe = (
         "id -u; for tool in g++ gcc make; do command -v $tool; done;"
         " for place in / /opt/lmi /opt/ml/model; do touch $place/x 2>/dev/null && echo $place can be written;"
@@ -115,12 +115,12 @@ def verify_contents(container: Container, report: Report) -> None:
     )
     found = container.execute("sh", "-c", probe).split("\n")
     report.require(
-        found == ["1000", ""], f"user 1000, no compiler, no triton, read-only but for /tmp: {found[:-1]}"
+        found == ["1000", ""], f"user 1000, no compiler, no triton, read-only except /tmp: {found[:-1]}"
     )
 
 
 def verify_orphan(container: Container, report: Report) -> None:
-    """A process whose parent ends becomes the first process's child; once it ends, it must not stay a zombie."""
+    """A process whose parent exits becomes a child of process 1. When it exits, it must not remain a zombie."""
     container.execute("sh", "-c", "(sleep 0.1; exec true) >/dev/null 2>&1 &")
     zombies = "grep -l 'State:.Z' /proc/[0-9]*/status 2>/dev/null; true"
     begin = time.monotonic()
@@ -167,7 +167,7 @@ def verify_load(engine: ImageEngine, lab: Lab, report: Report) -> None:
 
 
 def verify_refusal(engine: ImageEngine, lab: Lab, report: Report) -> None:
-    """Ranks that do not fit into /dev/shm are refused with the size that they need."""
+    """Ranks that do not fit into /dev/shm are refused, and the error names the required size."""
     for ranks, shm_mb in ((2, 8), (16, 64)):
         _, start = on_port(lab, OPTION_TENSOR_PARALLEL_DEGREE=str(ranks))
         start = Start(start.environment, start.model, shm_mb)
@@ -185,7 +185,7 @@ def verify(lab: Lab, report: Report) -> None:
     if isinstance(engine, str):
         report.require(False, engine)
         return
-    report.figure(f"by {type(engine).__name__}")
+    report.figure(f"container engine: {type(engine).__name__}")
     context = lab.folder / "context"
     copy_sources(context)
     try:

@@ -1,8 +1,8 @@
-"""What builds and runs the image for `image.py`: Docker, or buildah and Linux namespaces where there is no Docker.
+"""Build and run the image for `image.py`, with Docker, or with buildah and Linux namespaces if there is no Docker.
 
-buildah takes a base that debootstrap makes in place of the published one, builds without namespaces of its own
-(`--isolation chroot`) and keeps everything below one folder. Its image is then started with `unshare`, as a container
-engine would: process 1 of its own processes, its own mounts.
+buildah uses a base made by debootstrap in place of the published one, builds without its own namespaces (`--isolation
+chroot`) and keeps all files in one folder. The image is then started with `unshare`, like a container: with its own
+process namespace and mounts.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _USER = "1000:1000"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a container is started. The file system is read-only but for /tmp; the user is not root."""
+    """Settings of a container. Its file system is read-only except /tmp, and its user is not root."""
 
     environment: Mapping[str, str]
     model: Path | None = None
     """Mounted at /opt/ml/model, read-only."""
     shm_mb: int = 64
-    words: Sequence[str] = ("serve",)
+    arguments: Sequence[str] = ("serve",)
 
 
 class Container(Protocol):
-    """A container that was started."""
+    """A started container."""
 
     def terminate(self) -> None:
-        """Send SIGTERM to its first process."""
+        """Send SIGTERM to process 1."""
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code; None if it still runs after `seconds`."""
+        """Return the exit code, or None if the container still runs after `seconds`."""
 
     def log(self) -> str: ...
 
-    def execute(self, *words: str) -> str:
-        """Run a command beside its first process, and return what it prints."""
+    def execute(self, *arguments: str) -> str:
+        """Run a command in the container and return its output."""
 
     def remove(self) -> None: ...
 
@@ -60,22 +60,22 @@ class ImageEngine(Protocol):
     """Builds the image and starts containers of it."""
 
     def build(self, context: Path) -> str:
-        """Build; return what the build printed. Raises `subprocess.CalledProcessError`, with the output."""
+        """Build the image and return the output. Raises `subprocess.CalledProcessError`, with the output."""
 
     def size(self) -> int:
-        """Bytes of the image, unpacked."""
+        """Return the unpacked size of the image in bytes."""
 
     def start(self, start: Start, folder: Path) -> Container:
-        """folder: an empty one for files of this run."""
+        """Start a container. `folder` is an empty folder for its files."""
 
     def close(self) -> None:
-        """Remove everything."""
+        """Remove everything that was created."""
 
 
-def run(*words: str | Path, **options: object) -> str:
-    """The output of a command. Raises `subprocess.CalledProcessError`."""
+def run(*arguments: str | Path, **options: object) -> str:
+    """Run a command and return its output. Raises `subprocess.CalledProcessError`."""
     done = subprocess.run(
-        words,
+        arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -89,7 +89,7 @@ def run(*words: str | Path, **options: object) -> str:
 
 
 def find_engine(folder: Path) -> ImageEngine | str:
-    """Docker if its daemon answers, else buildah; else what to install."""
+    """Return Docker if its daemon responds, else buildah, else a text that says what to install."""
     if (
         shutil.which("docker")
         and not subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
@@ -121,7 +121,9 @@ class Docker:
         ]
         if start.model is not None:
             options += ["--volume", f"{start.model}:/opt/ml/model:ro"]
-        return DockerContainer(run("docker", "run", "--detach", *options, IMAGE, *start.words).split()[-1])
+        return DockerContainer(
+            run("docker", "run", "--detach", *options, IMAGE, *start.arguments).split()[-1]
+        )
 
     def close(self) -> None:
         run("docker", "image", "rm", "--force", IMAGE)
@@ -142,23 +144,23 @@ class DockerContainer:
     def log(self) -> str:
         return run("docker", "logs", self.id)
 
-    def execute(self, *words: str) -> str:
-        return run("docker", "exec", self.id, *words)
+    def execute(self, *arguments: str) -> str:
+        return run("docker", "exec", self.id, *arguments)
 
     def remove(self) -> None:
         run("docker", "rm", "--force", self.id)
 
 
 class Buildah:
-    """buildah, with its images below a folder."""
+    """buildah, with its images in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._command = ("buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run"))
         self._command += ("--storage-driver", "vfs")
 
-    def _run(self, *words: str | Path) -> str:
-        return run(*self._command, *words).strip()
+    def _run(self, *arguments: str | Path) -> str:
+        return run(*self._command, *arguments).strip()
 
     def build(self, context: Path) -> str:
         self._make_base()
@@ -173,9 +175,9 @@ class Buildah:
     def start(self, start: Start, folder: Path) -> Container:
         config = json.loads(self._run("inspect", "--type", "image", IMAGE))["OCIv1"]["config"]
         environment = {**dict(item.split("=", 1) for item in config["Env"]), **start.environment}
-        words = [*config["Entrypoint"], *start.words]
+        arguments = [*config["Entrypoint"], *start.arguments]
         return Namespace(
-            self._run("mount", self._container()), config["WorkingDir"], environment, words, start, folder
+            self._run("mount", self._container()), config["WorkingDir"], environment, arguments, start, folder
         )
 
     def close(self) -> None:
@@ -184,7 +186,7 @@ class Buildah:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _container(self) -> str:
-        """A container of the image, made anew after each build."""
+        """Return the name of a container of the image. It is created again after each build."""
         name = "image-check-" + self._run("images", "--quiet", "--no-trunc", IMAGE)[-16:]
         if name not in self._run("containers", "--format", "{{.ContainerName}}").split():
             self._run("from", "--name", name, IMAGE)
@@ -208,14 +210,14 @@ class Buildah:
         shutil.rmtree(root)
 
     def _pip_volumes(self) -> list[str]:
-        """This pip's configuration, for the pip in the build: indexes and certificates may be local."""
+        """Return mounts of this pip's configuration for the build, since indexes and certificates may be local."""
         lines = run(sys.executable, "-m", "pip", "config", "list").splitlines()
         settings = {}
         for name, _, value in (line.partition("=") for line in lines):
             settings[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", "\n")
-        words = [urlsplit(word) for value in settings.values() for word in value.split()]
-        # Pages of an index in a folder link to files in folders beside it.
-        paths = {str(Path(word.path).parent) if word.scheme == "file" else word.path for word in words}
+        urls = [urlsplit(url) for value in settings.values() for url in value.split()]
+        # The pages of a local index link to files in neighbouring folders.
+        paths = {str(Path(url.path).parent) if url.scheme == "file" else url.path for url in urls}
         config = self._folder / "pip.conf"
         text = "".join(f"{name} = {' '.join(value.split())}\n" for name, value in settings.items())
         config.write_text(f"[global]\n{text}")
@@ -244,21 +246,21 @@ fi
 mount -o remount,bind,ro "$root"
 exec chroot --userspec="$user" "$root" env --ignore-environment --chdir="$folder" "$@"
 """
-"""Prepares the mounts of a container and becomes its first process."""
+"""Script that prepares the mounts of a container and becomes its first process."""
 
 
 @dataclass(slots=True)
 class Namespace:
-    """A container as namespaces of this machine's kernel."""
+    """A container made of Linux namespaces."""
 
     root: str
     working_folder: str
     environment: Mapping[str, str]
-    words: Sequence[str]
+    arguments: Sequence[str]
     start: Start
     folder: Path
-    _outside: subprocess.Popen[bytes] = field(init=False)
-    """`unshare`, which waits for the first process."""
+    _unshare: subprocess.Popen[bytes] = field(init=False)
+    """The process of `unshare`, which waits for the container's first process."""
 
     def __post_init__(self) -> None:
         command = [
@@ -274,9 +276,9 @@ class Namespace:
             self.root,
         ]
         command += [str(self.start.model or ""), str(self.start.shm_mb), _USER, self.working_folder]
-        command += [*(f"{name}={value}" for name, value in self.environment.items()), *self.words]
+        command += [*(f"{name}={value}" for name, value in self.environment.items()), *self.arguments]
         with (self.folder / "container.log").open("wb") as log:
-            self._outside = subprocess.Popen(
+            self._unshare = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -284,31 +286,33 @@ class Namespace:
                 start_new_session=True,
             )
 
-    def _first(self) -> int:
-        """The first process of the container, as this machine numbers it."""
-        children = Path(f"/proc/{self._outside.pid}/task/{self._outside.pid}/children")
+    def _first_pid(self) -> int:
+        """Return the process id of the container's first process on this machine."""
+        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
         deadline = time.monotonic() + 10.0
         while not (found := children.read_text().split()) and time.monotonic() < deadline:
             time.sleep(0.01)
         return int(found[0])
 
     def terminate(self) -> None:
-        os.kill(self._first(), signal.SIGTERM)
+        os.kill(self._first_pid(), signal.SIGTERM)
 
     def wait(self, seconds: float) -> int | None:
         try:
-            return self._outside.wait(seconds)
+            return self._unshare.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def log(self) -> str:
         return (self.folder / "container.log").read_text(errors="replace")
 
-    def execute(self, *words: str) -> str:
+    def execute(self, *arguments: str) -> str:
         user, group = _USER.split(":")
-        inside = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", *words]
-        return run("nsenter", "--target", str(self._first()), "--mount", "--pid", "--root", "--wd", *inside)
+        inside = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", *arguments]
+        return run(
+            "nsenter", "--target", str(self._first_pid()), "--mount", "--pid", "--root", "--wd", *inside
+        )
 
     def remove(self) -> None:
-        self._outside.kill()
-        self._outside.wait()
+        self._unshare.kill()
+        self._unshare.wait()

@@ -1,4 +1,4 @@
-"""Kernels and engine on the instruction sets that torch and MKL can be held to, whatever this processor has."""
+"""Test kernels and engines with each instruction set that torch, MKL and the native kernels can be limited to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTINGS = (
     {**_TORCH, "ATEN_CPU_CAPABILITY": "default"},
     {**_TORCH, "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 )
-"""Beside these each instruction set of the native kernels that this processor has."""
+"""Settings besides the native kernels' instruction sets, of which all that this processor has are tested."""
 _TESTS = (
     "tests/kernels",
     "tests/engines",
@@ -29,14 +29,16 @@ _TESTS = (
 
 
 def verify(lab: Lab, report: Report) -> None:
-    report.figure(f"this processor, by torch: {torch.backends.cpu.get_cpu_capability()}")
-    for setting in (*_SETTINGS, *_native()):
+    report.figure(
+        f"this processor's instruction set, according to torch: {torch.backends.cpu.get_cpu_capability()}"
+    )
+    for setting in (*_SETTINGS, *_native_settings()):
         done = run_python(*("-m", "pytest", "-q", *_TESTS), environment={**setting, "OMP_NUM_THREADS": "1"})
         name = ", ".join(f"{variable}={value}" for variable, value in setting.items())
         report.require(done.returncode == 0, f"{name}: {last_line(done)}")
 
 
-def _native() -> list[dict[str, str]]:
+def _native_settings() -> list[dict[str, str]]:
     path = library_path()
     found = []
     for name in INSTRUCTIONS if path is not None else ():

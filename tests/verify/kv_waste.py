@@ -1,4 +1,4 @@
-"""What contiguous and paged allocation waste of the same KV cache: `lmi kv-waste`, as a user runs it."""
+"""Run `lmi kv-waste`, which compares the waste of contiguous and paged allocation in the same KV cache."""
 
 from __future__ import annotations
 

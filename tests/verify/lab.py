@@ -1,4 +1,4 @@
-"""What every check of `make verify` gets: a place to start servers, and a report to fill."""
+"""Arguments of the checks of `make verify`: a lab to start servers in, and a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.server import Server, properties_text
 
 @dataclass(slots=True)
 class Report:
-    """Figures and verdicts of one line, printed as they come."""
+    """Figures and verdicts of one line of docs/verify.md, printed immediately."""
 
     number: int
     title: str
@@ -24,11 +24,11 @@ class Report:
     num_required: int = 0
 
     def figure(self, text: str) -> None:
-        """Something measured, without a verdict."""
+        """Print a measurement without a verdict."""
         print(f"       {text}", flush=True)
 
     def require(self, holds: bool, text: str) -> None:
-        """One condition of the line, with what was seen. The line passes when all of them hold."""
+        """Print one condition with the measured value. The line passes if all its conditions hold."""
         self.num_required += 1
         print(f"  {'ok ' if holds else 'NOT'}  {text}", flush=True)
         if not holds:
@@ -36,25 +36,25 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """All conditions hold, and there was at least one."""
+        """True if there was at least one condition and all of them hold."""
         return self.num_required > 0 and not self.failures
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where the checks run."""
+    """The model and the folder that the checks use."""
 
     model: Path
     """The bundled model, prepared."""
     folder: Path
-    """For properties files, logs and clones; removed at the end when all is well."""
+    """Folder for properties files, logs and clones. It is removed at the end if all lines pass."""
 
     def server(self, name: str, **options: object) -> Server:
-        """Start a server of the bundled model with these `option.*` values; wait for it yourself."""
+        """Start a server of the bundled model with these `option.*` values, without waiting for it."""
         return Server(self.folder / name, properties_text(self.model, **options))
 
     def ready(self, name: str, **options: object) -> Server:
-        """As `server`, and ready."""
+        """Start a server like `server`, and wait until it is ready."""
         server = self.server(name, **options)
         try:
             server.wait_ready()
@@ -68,19 +68,19 @@ Check = Callable[[Lab, Report], None]
 
 
 def make_lab() -> Lab:
-    """Prepare the model and a folder. Raises `subprocess.CalledProcessError` when the model cannot be had."""
+    """Prepare the model and a folder. Raises `subprocess.CalledProcessError` if the model is not available."""
     model = prepare_bundled_model()
     return Lab(model, Path(tempfile.mkdtemp(prefix="lmi-verify-")))
 
 
 def run_check(number: int, title: str, check: Check, lab: Lab) -> Report:
-    """Run one line's check and print its verdict; an exception is a failure, not the end of the run."""
+    """Run one line's check and print its verdict. An exception fails the line but does not end the run."""
     print(f"\n{number}. {title}", flush=True)
     report = Report(number, title)
     started = time.monotonic()
     try:
         check(lab, report)
-    except Exception as error:  # one line's failure must not hide what the other lines show
+    except Exception as error:  # the other lines run regardless
         traceback.print_exc()
         report.require(False, f"{type(error).__name__}: {error}")
     print(
@@ -90,7 +90,7 @@ def run_check(number: int, title: str, check: Check, lab: Lab) -> Report:
 
 
 def run_alone(number: int, title: str, check: Check) -> None:
-    """What `python -m tests.verify.<name>` does: this one line, exit code 1 when it fails."""
+    """Run one line, as `python -m tests.verify.<name>`. Exits with 1 if the line fails."""
     lab = make_lab()
     passed = run_check(number, title, check, lab).passed
     print(f"logs: {lab.folder}", flush=True)

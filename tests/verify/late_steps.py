@@ -1,4 +1,4 @@
-"""The step loop with one step in flight, without a model: many random schedules, every mode."""
+"""The step loop with one step in flight, without a model, on many random schedules in every mode."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def verify(lab: Lab, report: Report) -> None:
     seed = random.randrange(2**31)
     report.figure(f"seed {seed}")
     for mode in MODES:
-        done = run_episodes(mode, _EPISODES, random.Random(f"{seed} {mode}"))
+        outcome = run_episodes(mode, _EPISODES, random.Random(f"{seed} {mode}"))
         report.require(
-            done.num_wrong == 0,
-            f"{mode}: {done.num_requests} requests, {done.num_wrong} wrong, {done.num_preemptions} preemptions",
+            outcome.num_wrong == 0,
+            f"{mode}: {outcome.num_requests} requests, {outcome.num_wrong} wrong,"
+            f" {outcome.num_preemptions} preemptions",
         )
 
 

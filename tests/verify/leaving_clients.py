@@ -1,4 +1,4 @@
-"""200 requests, a third of whose clients leave at random moments: the others are answered right, nothing leaks."""
+"""A third of 200 clients disconnect at random moments. The others get the right tokens, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TITLE = "200 requests, a third of the clients leaving: every other answer right,
 
 NUM_REQUESTS = 200
 NUM_CLIENTS = 48
-"""At once: more than the batch holds, so that some leave while they wait."""
+"""Concurrent clients. The batch holds fewer, so some clients disconnect while they wait."""
 SEED = 4
-MIN_LEFT = 45
-"""Of the 66 clients that mean to leave, some may have their answer before they do."""
+MIN_DISCONNECTED = 45
+"""Fewer than the clients that are to disconnect, since some may get their whole response first."""
 
 
 def make_asks(texts: list[str]) -> list[Ask]:
-    """Seeded requests; every third one's client leaves: at a record of its stream, or after some seconds."""
+    """Return seeded requests. Every third client disconnects, at a record of its stream or after some seconds."""
     rng = random.Random(SEED)
     asks = []
     for number in range(NUM_REQUESTS):
@@ -40,10 +40,10 @@ def make_asks(texts: list[str]) -> list[Ask]:
     return asks
 
 
-def right(ask: Ask, outcome: Outcome, reference: Outcome) -> bool:
-    """A complete answer whose tokens are the beginning of what the prompt gave alone."""
-    wanted = reference.token_ids[: ask.parameters["max_new_tokens"]]
-    return outcome.ending is Ending.COMPLETE and outcome.token_ids == wanted
+def is_right(ask: Ask, outcome: Outcome, reference: Outcome) -> bool:
+    """Check that a response is complete and equals the first tokens that the prompt gets alone."""
+    expected = reference.token_ids[: ask.parameters["max_new_tokens"]]
+    return outcome.ending is Ending.COMPLETE and outcome.token_ids == expected
 
 
 def judge_counters(report: Report, client: Client) -> None:
@@ -62,15 +62,18 @@ def verify(lab: Lab, report: Report) -> None:
         stayed = [
             (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is not Ending.LEFT
         ]
-        left = [(ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is Ending.LEFT]
-        how = Counter("streaming" if ask.stream else "whole" for ask, _ in left)
-        early = sum(not outcome.token_ids for _, outcome in left)
-        report.figure(f"left: {dict(how)}, {early} of them before any token came")
+        disconnected = [
+            (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is Ending.LEFT
+        ]
+        how = Counter("streaming" if ask.stream else "whole" for ask, _ in disconnected)
+        early = sum(not outcome.token_ids for _, outcome in disconnected)
+        report.figure(f"disconnected: {dict(how)}, {early} of them before the first token")
         report.require(
-            len(left) >= MIN_LEFT, f"{len(left)} of {NUM_REQUESTS} clients left, at least {MIN_LEFT}"
+            len(disconnected) >= MIN_DISCONNECTED,
+            f"{len(disconnected)} of {NUM_REQUESTS} clients disconnected, at least {MIN_DISCONNECTED}",
         )
-        wrong = [(ask, out) for ask, out in stayed if not right(ask, out, alone[ask.inputs])]
-        report.require(not wrong, f"{len(stayed) - len(wrong)} of {len(stayed)} other answers right")
+        wrong = [(ask, out) for ask, out in stayed if not is_right(ask, out, alone[ask.inputs])]
+        report.require(not wrong, f"{len(stayed) - len(wrong)} of {len(stayed)} other responses are right")
         for ask, outcome in wrong[:5]:
             report.figure(f"{ask.parameters} {ask.inputs[:40]!r}: {outcome.describe()[:200]}")
         judge_counters(report, client)

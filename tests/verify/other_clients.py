@@ -1,10 +1,10 @@
-"""`lmi bench` beside other load clients, on the same servers under the same load.
+"""Compare `lmi bench` with other load clients, on the same servers under the same load.
 
     python -m tests.verify.other_clients [--rounds N]
 
-The paced server, which gives every token by the clock, decides: clients that see equal times must report equal figures.
-The real one does not take equal times twice, so what is seen there is printed without a verdict. A server has one core
-and the client another, so that a client's own work does not make the server slower.
+The verdict comes from a paced server, which sends every token at a fixed time: clients that see equal times must report
+equal figures. The times of a real server vary, so its figures are printed without a verdict. The server has one core
+and the client another, so that the client's own work does not slow down the server.
 """
 
 from __future__ import annotations
@@ -28,71 +28,74 @@ TITLE = (
 )
 
 CLOSED: dict[str, Any] = {"users": 8, "requests": 64}
-"""Decides the throughput. On this server all answers end together, and which of the next prompts share a step depends
-on milliseconds: times to the first token of two runs of one client differ by a half."""
+"""Load for the throughput. On the real server all responses end together, and milliseconds decide which of the next
+prompts share a step: TTFT of two runs of one client differ by a half. Therefore TTFT has its own load."""
 OPEN: dict[str, Any] = {"rate": 1.5, "requests": 48}
-"""Decides the time to the first token."""
+"""Load for TTFT on the real server."""
 FIRST_SECONDS, GAP_SECONDS = (0.1, 0.2, 0.4), 0.02
-"""Of the paced server: to the first token, in turn by request, and to each other one."""
+"""Times of the paced server: TTFT, by turns for each request, and the time between tokens."""
 PACED_ROUNDS = 2
 OPTIONS: dict[str, object] = {
     "max_rolling_batch_size": 8,
     "kv_cache_gb": 0.2,
     "enable_prefix_caching": False,
 }
-MOST_APART = 0.05
+MAX_DIFFERENCE = 0.05
 MEASURES: Mapping[str, Callable[[Figures], float]] = {
     "tokens/s": lambda figures: figures.tokens_per_second,
     "median TTFT": lambda figures: figures.ttft,
 }
 
 Round = dict[str, Figures]
-"""By client."""
+"""Figures by client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How often the clients take turns."""
+    """Comparison of the clients. `rounds` is the number of turns on the real server."""
 
     rounds: int = 5
 
     def verify(self, lab: Lab, report: Report) -> None:
         clients = installed(report.figure)
         others = [name for name in clients if name != OURS]
-        report.require(bool(others), f"installed besides: {', '.join(others) or 'none'}")
-        servers, loads = sorted(os.sched_getaffinity(0))[:1], sorted(os.sched_getaffinity(0))[-1:]
+        report.require(bool(others), f"other clients: {', '.join(others) or 'none'}")
+        server_cores, client_cores = sorted(os.sched_getaffinity(0))[:1], sorted(os.sched_getaffinity(0))[-1:]
 
-        def turns(url: str, seed: int, load: Mapping[str, Any]) -> Round:
+        def run_clients(url: str, seed: int, load: Mapping[str, Any]) -> Round:
             order = list(clients) if seed % 2 else list(clients)[::-1]
-            with _on(loads):
+            with _pinned_to(client_cores):
                 found = {name: clients[name](Run(url, lab.model, lab.folder, seed, **load)) for name in order}
-            for name, one in found.items():
-                report.figure(f"{name}: {one.tokens_per_second:.1f} tokens/s, median TTFT {one.ttft:.3f} s")
+            for name, figures in found.items():
+                report.figure(
+                    f"{name}: {figures.tokens_per_second:.1f} tokens/s, median TTFT {figures.ttft:.3f} s"
+                )
             return found
 
         report.figure(f"a paced server, {CLOSED['users']} users:")
-        with _on(servers), ScriptedServer(_paced) as paced:
-            rounds = [turns(paced.url, seed, CLOSED) for seed in range(PACED_ROUNDS)]
+        with _pinned_to(server_cores), ScriptedServer(_paced) as paced:
+            rounds = [run_clients(paced.url, seed, CLOSED) for seed in range(PACED_ROUNDS)]
         for name in others:
-            for words, of in MEASURES.items():
-                ratio = statistics.fmean(of(one[OURS]) / of(one[name]) for one in rounds)
+            for measure, figure_of in MEASURES.items():
+                ratio = statistics.fmean(figure_of(one[OURS]) / figure_of(one[name]) for one in rounds)
                 report.require(
-                    abs(ratio - 1) <= MOST_APART, f"paced: {words}: {ratio:.3f} of what {name} reports"
+                    abs(ratio - 1) <= MAX_DIFFERENCE,
+                    f"paced: {measure}: {ratio:.3f} times the figure of {name}",
                 )
 
-        with _on(servers):
+        with _pinned_to(server_cores):
             server = lab.ready("other-clients", **OPTIONS)
         with server:
-            report.figure(f"this server, {CLOSED['users']} users:")
-            closed = [turns(server.base_url, seed, CLOSED) for seed in range(self.rounds)]
-            report.figure(f"this server, {OPEN['rate']} requests/s:")
-            opened = [turns(server.base_url, seed, OPEN) for seed in range(self.rounds)]
+            report.figure(f"a real server, {CLOSED['users']} users:")
+            closed = [run_clients(server.base_url, seed, CLOSED) for seed in range(self.rounds)]
+            report.figure(f"a real server, {OPEN['rate']} requests/s:")
+            opened = [run_clients(server.base_url, seed, OPEN) for seed in range(self.rounds)]
         for name in others:
-            for (words, of), found in zip(MEASURES.items(), (closed, opened), strict=True):
-                seen = ratio_of_rounds((of(one[OURS]) / of(one[name]) for one in found), 1)
+            for (measure, figure_of), rounds in zip(MEASURES.items(), (closed, opened), strict=True):
+                seen = ratio_of_rounds((figure_of(one[OURS]) / figure_of(one[name]) for one in rounds), 1)
                 assert seen is not None
                 report.figure(
-                    f"{words}: {seen.value:.3f} of what {name} reports (95 % interval {seen.low:.3f} to"
+                    f"{measure}: {seen.value:.3f} times the figure of {name} (95 % interval {seen.low:.3f} to"
                     f" {seen.high:.3f})"
                 )
 
@@ -106,8 +109,8 @@ def _paced(number: int, body: Mapping[str, Any]) -> Script:
 
 
 @contextmanager
-def _on(cores: list[int]) -> Iterator[None]:
-    """What is started meanwhile has these cores only."""
+def _pinned_to(cores: list[int]) -> Iterator[None]:
+    """Pin this process, and processes started during the block, to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

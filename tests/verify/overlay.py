@@ -1,4 +1,4 @@
-"""What a long prompt does to those who are being answered: chunks that ride along, against a pause."""
+"""Token gaps of running streams when a long prompt arrives: chunks in mixed steps (overlay) against a pause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verify(lab: Lab, report: Report) -> None:
     first: dict[bool, list[float]] = {True: [], False: []}
     for number in range(_ROUNDS):
         for chunked in (True, False) if number % 2 else (False, True):
-            gap, ttft = _one(core, chunked, number)
+            gap, ttft = _measure(core, chunked, number)
             worst[chunked].append(gap)
             first[chunked].append(ttft)
     ratios = [pause / overlay for overlay, pause in zip(worst[True], worst[False], strict=True)]
@@ -44,8 +44,8 @@ def verify(lab: Lab, report: Report) -> None:
     )
 
 
-def _one(core: CoreLab, chunked: bool, seed: int) -> tuple[float, float]:
-    """The worst gap of the streams after the prompt arrived, and its own time to the first token; seconds."""
+def _measure(core: CoreLab, chunked: bool, seed: int) -> tuple[float, float]:
+    """Return the streams' worst gap after the long prompt's arrival, and the TTFT of that prompt, in seconds."""
     rng = random.Random(seed)
     mode = Mode(
         prefix_caching=False,

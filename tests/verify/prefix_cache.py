@@ -1,4 +1,4 @@
-"""What the prefix cache gains where prompts begin alike, and costs where they do not."""
+"""Gain of the prefix cache for prompts with a common prefix, and its cost for prompts without."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TITLE = "Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared cost
 _LENGTH, _SHARED = 640, 576
 _PAIRS = 7
 _METHODS = ("find", "hold", "add_full_pages", "share", "retain", "forget", "evict")
-"""All that the cache does is done in these."""
+"""The methods that contain all work of the cache."""
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -28,13 +28,13 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 def _shared(core: CoreLab, report: Report) -> None:
-    """One request after the other, each with the same first 90 %: time to the first token, with and without."""
+    """Compare TTFT with and without the cache, for one request after the other with the same first 90 %."""
     rng = random.Random(1)
-    beginning = [rng.randrange(49_000) for _ in range(_SHARED)]
+    prefix = [rng.randrange(49_000) for _ in range(_SHARED)]
 
     def ttft(running: Running, number: int) -> float:
         rest = [rng.randrange(49_000) for _ in range(_LENGTH - _SHARED)]
-        running.core.add(greedy(str(number), [*beginning, *rest], 2))
+        running.core.add(greedy(str(number), [*prefix, *rest], 2))
         started = time.perf_counter()
         first = 0.0
         while running.core.has_work:
@@ -44,11 +44,11 @@ def _shared(core: CoreLab, report: Report) -> None:
 
     with_cache, without = [], []
     cached = core.start(Mode(max_prefill_tokens=256, max_num_batched_tokens=256))
-    ttft(cached, -1)  # the first one fills the cache
+    ttft(cached, -1)  # the first request fills the cache
     for number in range(_PAIRS):
         plain = core.start(Mode(prefix_caching=False, max_prefill_tokens=256, max_num_batched_tokens=256))
         without.append(ttft(plain, number))
-        # The other engine wrote over the same memory: compute the shared pages anew, then measure.
+        # The other engine has overwritten the same memory. Compute the shared pages again, then measure.
         cached = core.start(Mode(max_prefill_tokens=256, max_num_batched_tokens=256))
         ttft(cached, -1)
         with_cache.append(ttft(cached, number))
@@ -81,13 +81,13 @@ def _nothing_shared(core: CoreLab, report: Report) -> None:
         f"{steps} steps in {total:.1f} s; {sum(spent.values()) * 1000:.2f} ms of it in the prefix cache: "
         + ", ".join(f"{name} {seconds * 1000:.2f}" for name, seconds in spent.items() if seconds)
     )
-    report.require(hits == 0, f"{hits} tokens were found: nothing is shared")
+    report.require(hits == 0, f"{hits} tokens were found in the cache; nothing is shared")
     share = sum(spent.values()) / total
     report.require(share < 0.01, f"time in prefix-cache code is {share:.3%} of the steps' time")
 
 
 def _time_cache(running: Running) -> dict[str, float]:
-    """Seconds in each method of the prefix cache, from now on; the clock's own cost counts too."""
+    """Count the seconds in each method of the prefix cache from now on, including the cost of the clock."""
     if not isinstance(running.blocks, PagedBlocks) or running.blocks.prefix_cache is None:
         raise TypeError("this engine has no prefix cache")
     spent = dict.fromkeys(_METHODS, 0.0)

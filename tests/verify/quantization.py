@@ -1,6 +1,6 @@
-"""Small weights and small KV caches change little: perplexity on a text, and the greedy tokens that stay.
+"""Quantized weights and KV caches change the perplexity of a text by little.
 
-Native kernels on this machine's CPU, without a server.
+Runs native kernels on this machine's CPU, without a server.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TITLE = "Small weights and caches: perplexity within 1 % of fp32's with int8, wi
 
 TEXT = Path(__file__).parent / "texts" / "coriolanus.txt"
 WINDOW = 512
-"""Tokens that are scored together, each seen from the window's first on."""
-LEAST_TOKENS = 20_000
+"""Tokens in a window. Each token is scored given the preceding tokens of its window."""
+MIN_TOKENS = 20_000
 BLOCK_SIZE = 16
 LIMITS = {("int8", "auto"): 0.01, ("none", "bf16"): 0.001, ("none", "fp16"): 0.001, ("none", "int8"): 0.01}
-"""How much larger the perplexity may be, by `option.quantize` and `option.kv_cache_dtype`."""
+"""Maximum relative change of the perplexity, by `option.quantize` and `option.kv_cache_dtype`."""
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -40,7 +40,7 @@ def verify(lab: Lab, report: Report) -> None:
     tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8")).ids
     windows = [tokens[start : start + WINDOW] for start in range(0, len(tokens) - WINDOW + 1, WINDOW)]
     scored = len(windows) * (WINDOW - 1)
-    report.require(scored >= LEAST_TOKENS, f"{scored:,} tokens are scored, at least {LEAST_TOKENS:,}")
+    report.require(scored >= MIN_TOKENS, f"{scored:,} tokens are scored, at least {MIN_TOKENS:,}")
     exact = _perplexity(lab.model, windows, "none", "auto")
     report.figure(f"fp32 arithmetic, weights as they are stored, fp32 cache: perplexity {exact:.4f}")
     for (quantize, kv_cache), limit in LIMITS.items():

@@ -1,5 +1,6 @@
-"""Property tests and tests on random inputs, with many new examples (`make test` takes few that are always the same),
-and the tests marked `long`, which `make test` leaves out.
+"""Run property tests and tests on random inputs with many new examples, and the tests marked `long`.
+
+`make test` uses few examples, the same each time, and skips the tests marked `long`.
 """
 
 from __future__ import annotations

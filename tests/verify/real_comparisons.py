@@ -1,9 +1,9 @@
-"""`lmi compare` on real servers: equal ones, and one that was made slower by 5 %.
+"""`lmi compare` on real servers: equal servers, and a server that is slowed by 5 %.
 
     python -m tests.verify.real_comparisons [--equal N] [--slowed N]
 
-A slowed server's engine is stopped for 4.8 % of the time by signals, a few milliseconds at a time. To its clients that
-is a server that takes 5 % longer.
+To slow a server, signals stop its engine for 4.8 % of the time, a few milliseconds at a time. Its clients see a server
+that takes 5 % longer.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TITLE = "lmi compare: of 60 real pairs of equals at most 6 are called different;
 
 EQUAL = ("--users", "6", "--requests", "12", "--input-tokens", "16", "--output-tokens", "8")
 SLOWED = ("--users", "10", "--requests", "20", "--input-tokens", "24", "--output-tokens", "12")
-"""A second or two a round."""
+"""One or two seconds per round."""
 UNTIL = ("--precision", "3%", "--max-rounds", "120")
-MOST_CALLED_DIFFERENT, LEAST_FOUND = 0.1, 0.9
+MAX_CALLED_DIFFERENT, MIN_FOUND = 0.1, 0.9
 OPTIONS: dict[str, object] = {"kv_cache_gb": 0.2}
 BATCH_SIZES = {"a": 16, "b": 17}
-"""Neither is ever reached. Configurations with different live settings share a server, which saves its starts."""
+"""Neither limit is ever reached. Configurations that differ in live settings share a server, which saves starts."""
 SLOWED_BY = 0.05
 LIMIT_SECONDS = 3600.0
 _PERIOD_SECONDS = 0.1
@@ -42,7 +42,7 @@ _PERIOD_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """How many of each."""
+    """Number of comparisons of each kind."""
 
     num_equal: int = 60
     num_slowed: int = 10
@@ -54,33 +54,33 @@ class Comparisons:
             text = properties_text(lab.model, **OPTIONS, max_rolling_batch_size=size)
             (folder / name / "serving.properties").write_text(text)
         if self.num_equal:
-            self._equal(folder, report)
+            self._check_equal(folder, report)
         if self.num_slowed:
-            self._slower(lab, folder, report)
+            self._check_slowed(lab, folder, report)
 
-    def _equal(self, folder: Path, report: Report) -> None:
+    def _check_equal(self, folder: Path, report: Report) -> None:
         different = 0
         for number in range(self.num_equal):
-            asked = ("compare", "a", "b", *_seed(number), *EQUAL)
-            ratios = _ratios(run_lmi(folder, *asked, seconds=LIMIT_SECONDS)[1])
-            called = [key for key, one in ratios.items() if one["low"] > 1 or one["high"] < 1]
-            different += bool(called)
+            arguments = ("compare", "a", "b", *_seed(number), *EQUAL)
+            ratios = _ratios(run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1])
+            measures = [key for key, one in ratios.items() if one["low"] > 1 or one["high"] < 1]
+            different += bool(measures)
             report.figure(
-                f"equal, {number + 1}: {_words(ratios)}; different: {', '.join(called) or 'nothing'}"
+                f"equal, {number + 1}: {_describe(ratios)}; different: {', '.join(measures) or 'nothing'}"
             )
         report.require(
-            different <= MOST_CALLED_DIFFERENT * self.num_equal,
-            f"{different} of {self.num_equal} comparisons of equal configurations call any measure different",
+            different <= MAX_CALLED_DIFFERENT * self.num_equal,
+            f"{different} of {self.num_equal} comparisons of equal configurations call a measure different",
         )
 
-    def _slower(self, lab: Lab, folder: Path, report: Report) -> None:
+    def _check_slowed(self, lab: Lab, folder: Path, report: Report) -> None:
         found = 0
         for number in range(self.num_slowed):
             ratios = self._compare_slowed(lab, folder, number)
             found += ratios["output_tokens_per_second"]["high"] < 1
-            report.figure(f"slowed, {number + 1}: {_words(ratios)}")
+            report.figure(f"slowed, {number + 1}: {_describe(ratios)}")
         report.require(
-            found >= LEAST_FOUND * self.num_slowed,
+            found >= MIN_FOUND * self.num_slowed,
             f"{found} of {self.num_slowed} comparisons with a server slowed by {SLOWED_BY:.0%} find it slower",
         )
 
@@ -91,21 +91,22 @@ class Comparisons:
             lab.ready(f"{name}/b", **OPTIONS) as other,
             _slowed(other.ranks().values()),
         ):
-            asked = (usual.base_url, other.base_url, "--tokenizer", str(lab.model), *_seed(number), *UNTIL)
-            return _ratios(run_lmi(folder, "compare", *asked, *SLOWED, seconds=LIMIT_SECONDS)[1])
+            options = ("--tokenizer", str(lab.model), *_seed(number), *UNTIL, *SLOWED)
+            arguments = ("compare", usual.base_url, other.base_url, *options)
+            return _ratios(run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1])
 
 
 def _seed(number: int) -> tuple[str, ...]:
-    """Rounds have the seeds that follow this one."""
+    """Return the option for the seed. The rounds use the seeds that follow it."""
     return ("--seed", str(1000 * number))
 
 
 def _ratios(data: dict[str, Any]) -> dict[str, Any]:
-    """By measure, those of the second configuration to the first."""
+    """Return the ratios of the second configuration to the first, by measure."""
     return dict(data["summary"][1]["ratios_to_first"])
 
 
-def _words(ratios: dict[str, Any]) -> str:
+def _describe(ratios: dict[str, Any]) -> str:
     speed = ratios["output_tokens_per_second"]
     bounds = f"{speed['low']:.3f} to {speed['high']:.3f}"
     return f"tokens/s {speed['value']:.3f}x ({bounds}) in {speed['count']} rounds"
@@ -113,27 +114,27 @@ def _words(ratios: dict[str, Any]) -> str:
 
 @contextmanager
 def _slowed(ranks: Collection[psutil.Process]) -> Iterator[None]:
-    """Stop processes for so large a share of the time that all they do takes `SLOWED_BY` longer."""
+    """Stop processes for a share of the time, so that everything they do takes `SLOWED_BY` longer."""
     stopped = _PERIOD_SECONDS * SLOWED_BY / (1 + SLOWED_BY)
-    over = threading.Event()
+    stopping = threading.Event()
 
     def slow() -> None:
-        while not over.is_set():
+        while not stopping.is_set():
             began = time.monotonic()
             for rank in ranks:
                 rank.send_signal(signal.SIGSTOP)
             time.sleep(stopped)
             for rank in ranks:
                 rank.send_signal(signal.SIGCONT)
-            # Sleeping takes longer than asked for; then they run for longer too.
-            over.wait((time.monotonic() - began) / SLOWED_BY)
+            # A sleep may take longer than requested. Then the processes also run for longer.
+            stopping.wait((time.monotonic() - began) / SLOWED_BY)
 
     thread = threading.Thread(target=slow)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopping.set()
         thread.join()
 
 
@@ -143,5 +144,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("--equal", type=int, default=Comparisons().num_equal)
     parser.add_argument("--slowed", type=int, default=Comparisons().num_slowed)
-    asked = parser.parse_args()
-    run_alone(NUMBER, TITLE, Comparisons(asked.equal, asked.slowed).verify)
+    options = parser.parse_args()
+    run_alone(NUMBER, TITLE, Comparisons(options.equal, options.slowed).verify)

@@ -1,8 +1,8 @@
-"""The HTML report in a real browser: headless Chromium, without a network, at two widths, light and dark.
+"""The HTML report in headless Chromium, without network access, at two widths, light and dark.
 
     python -m tests.verify.report_page [--keep FOLDER]
 
-`--keep` leaves the pages and a picture of each, to look at.
+`--keep` keeps the pages and a screenshot of each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TITLE = "The HTML report in headless Chromium at two widths: nothing is cut, no 
 
 WIDTHS = (1280, 520)
 HEIGHT = 6000
-"""So that a picture has the whole page."""
+"""Tall enough for a screenshot of the whole page."""
 LOAD = ("--rounds", "2", "--users", "6", "--requests", "12", "--input-tokens", "24", "--output-tokens", "12")
 LIMIT_SECONDS = 600.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -67,7 +67,7 @@ _MEASURED = re.compile(r'<pre id="measured">(.*?)</pre>', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Where pages and pictures are kept; None: nowhere."""
+    """The pages to check. `keep` is a folder for pages and screenshots; None removes them."""
 
     keep: Path | None = None
 
@@ -80,14 +80,14 @@ class Pages:
             return
         folder = self.keep or lab.folder / "report-page"
         folder.mkdir(parents=True, exist_ok=True)
-        for page in (_compared(lab, folder), _searched(folder)):
+        for page in (_make_comparison(lab, folder), _make_search_report(folder)):
             for width in WIDTHS:
                 for scheme in ("light", "dark"):
-                    _look(browser, page, width, scheme, report)
+                    _check_page(browser, page, width, scheme, report)
 
 
-def _compared(lab: Lab, folder: Path) -> Path:
-    """The report of real rounds, with slots drawn from step traces."""
+def _make_comparison(lab: Lab, folder: Path) -> Path:
+    """Return the report of real rounds, with slots from step traces."""
     for name, options in (("paged", {}), ("static-4", {"batch_scheduler_policy": "static_batch"})):
         (folder / name).mkdir(exist_ok=True)
         text = properties_text(lab.model, max_rolling_batch_size=4, kv_cache_gb=0.2, **options)
@@ -97,8 +97,8 @@ def _compared(lab: Lab, folder: Path) -> Path:
     return page
 
 
-def _searched(folder: Path) -> Path:
-    """The report of a search for the highest rate, from made-up trials."""
+def _make_search_report(folder: Path) -> Path:
+    """Return the report of a search for the highest rate, with made-up trials."""
     results = folder / "searched.json"
     results.write_text(json.dumps(make_search(1.0, 2.0, 4.0, 8.0)))
     command = [sys.executable, "-m", "container", "report", str(results)]
@@ -106,30 +106,30 @@ def _searched(folder: Path) -> Path:
     return results.with_suffix(".html")
 
 
-def _look(browser: str, page: Path, width: int, scheme: str, report: Report) -> None:
+def _check_page(browser: str, page: Path, width: int, scheme: str, report: Report) -> None:
     text = page.read_text(encoding="utf-8")
     measured = page.with_name(f"{page.stem}-measured.html")
     measured.write_text(_CSP.sub("", text).replace("</body>", _MEASURE), encoding="utf-8")
     done = _chromium(browser, measured, width, scheme, "--dump-dom")
     found: dict[str, Any] = json.loads(html.unescape(_MEASURED.findall(done.stdout)[-1]))
-    picture = page.with_name(f"{page.stem}-{width}-{scheme}.png")
-    plain = _chromium(browser, page, width, scheme, f"--screenshot={picture}")
+    screenshot = page.with_name(f"{page.stem}-{width}-{scheme}.png")
+    plain = _chromium(browser, page, width, scheme, f"--screenshot={screenshot}")
     errors = [line for line in plain.stderr.splitlines() if "CONSOLE" in line]
     what = f"{page.stem}, {found['width']} pixels, {scheme}"
     report.require(not found["cut"], f"{what}: nothing is cut {'; '.join(found['cut'][:5])}".rstrip())
     report.require(
-        not errors and found["pictures"] > 0 and picture.is_file(),
+        not errors and found["pictures"] > 0 and screenshot.is_file(),
         f"{what}: {found['pictures']} pictures with {found['texts']} texts; no error {'; '.join(errors)}".rstrip(),
     )
 
 
 def _chromium(
-    browser: str, page: Path, width: int, scheme: str, wanted: str
+    browser: str, page: Path, width: int, scheme: str, option: str
 ) -> subprocess.CompletedProcess[str]:
     dark = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0") if scheme == "dark" else ()
     with tempfile.TemporaryDirectory() as profile:
         window = (f"--user-data-dir={profile}", f"--window-size={width},{HEIGHT}")
-        command = [browser, *_FLAGS, *dark, *window, wanted, page.as_uri()]
+        command = [browser, *_FLAGS, *dark, *window, option, page.as_uri()]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS)
 
 
