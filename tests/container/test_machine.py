@@ -32,8 +32,8 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
     ("text", "threads"), [("3", 3), (" 4,2", 4), ("64", 5), ("", 2), ("0", 2), ("-1", 2), ("many", 2)]
 )
 def test_omp_num_threads_sets_the_threads_of_each_process(text: str, threads: int) -> None:
-    found = detect({"OMP_NUM_THREADS": text})
-    assert replace(found, cpu_count=5).threads(2) == threads
+    machine = detect({"OMP_NUM_THREADS": text})
+    assert replace(machine, cpu_count=5).threads(2) == threads
 
 
 def test_this_machine_is_detected() -> None:

@@ -46,12 +46,12 @@ def test_the_server_and_a_peer_are_benchmarked_and_give_equal_answers(
         say=lambda text: None,
     )
     rounds.run()
-    ours, theirs = rounds.runs()
-    for run in (ours, theirs):
+    ours, peer_run = rounds.runs()
+    for run in (ours, peer_run):
         assert run.figures.errors == ()
         assert run.figures.output_tokens == 12
         assert run.tpot.p50 > 0
-    assert (theirs.answers_compared, theirs.answers_equal) == (3, 3)
+    assert (peer_run.answers_compared, peer_run.answers_equal) == (3, 3)
     assert all(life.start_up_seconds > 0 and life.peak_pss_bytes > 50 << 20 for life in rounds.lives)
     ratios, *_ = report.tables(results_of(rounds))
     assert ratios.rows[0][0] == "over transformers-static-4"

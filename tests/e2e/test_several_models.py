@@ -43,9 +43,9 @@ def folder_server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def answers(folder_server: Server) -> dict[str, list[int]]:
     """Token ids that each model generates, by model. No two models generate the same."""
-    found = {name: answer_of(folder_server.client, f"/predictions/{name}") for name in NAMES}
-    assert len({tuple(tokens) for tokens in found.values()}) == len(NAMES)
-    return found
+    generated = {name: answer_of(folder_server.client, f"/predictions/{name}") for name in NAMES}
+    assert len({tuple(tokens) for tokens in generated.values()}) == len(NAMES)
+    return generated
 
 
 def statuses(client: Client) -> dict[str, str]:

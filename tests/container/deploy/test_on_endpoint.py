@@ -74,10 +74,10 @@ def test_an_endpoint_is_created_compared_and_updated(
     for variant in "AB":
         reply = platform.runtime.invoke_endpoint(EndpointName="chat", TargetVariant=variant, Body=b"{}")
         assert reply["InvokedProductionVariant"] == variant
-    found = differences.running_values("chat", platform.sagemaker)
-    assert list(differences.differences(found, differences.planned_values(first, SHELL))) == []
+    running = differences.running_values("chat", platform.sagemaker)
+    assert list(differences.differences(running, differences.planned_values(first, SHELL))) == []
     second = deployment(tmp_path, 32, update=True)
-    changes = list(differences.differences(found, differences.planned_values(second, SHELL)))
+    changes = list(differences.differences(running, differences.planned_values(second, SHELL)))
     assert "  option.max_rolling_batch_size: 8 -> 32" in changes
     execute(second, platform.sagemaker, SHELL, lambda line: None)
     platform.wait("InService", name="chat")

@@ -27,12 +27,12 @@ def without_folder(config: LmiConfig) -> LmiConfig:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
 def test_the_variables_give_the_same_configuration_as_the_file(folder: Path, tmp_path: Path) -> None:
-    found = examine(folder, {})
-    assert found.loaded is not None
-    assert found.loaded.config.handler is None
-    environment = variables.from_file(found.entries)
+    examined = examine(folder, {})
+    assert examined.loaded is not None
+    assert examined.loaded.config.handler is None
+    environment = variables.from_file(examined.entries)
     (tmp_path / "config.json").write_text("{}")
-    assert without_folder(load(tmp_path, environment).config) == without_folder(found.loaded.config)
+    assert without_folder(load(tmp_path, environment).config) == without_folder(examined.loaded.config)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_secrets_in_the_file_are_rejected_and_not_quoted(tmp_path: Path) -> None
 
 def test_variables_from_the_command_line() -> None:
     shell = {"HF_TOKEN": "hf_abc", "HF_HOME": "/tmp/hf"}
-    found = variables.from_command_line(["HF_TOKEN", "HF_HOME", "A=b=c", "EMPTY="], shell)
-    assert found == {"HF_TOKEN": ShellSecret("HF_TOKEN"), "HF_HOME": "/tmp/hf", "A": "b=c", "EMPTY": ""}
-    assert "hf_abc" not in f"{found} {found['HF_TOKEN']}"
+    environment = variables.from_command_line(["HF_TOKEN", "HF_HOME", "A=b=c", "EMPTY="], shell)
+    assert environment == {"HF_TOKEN": ShellSecret("HF_TOKEN"), "HF_HOME": "/tmp/hf", "A": "b=c", "EMPTY": ""}
+    assert "hf_abc" not in f"{environment} {environment['HF_TOKEN']}"
 
 
 @pytest.mark.parametrize(

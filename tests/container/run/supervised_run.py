@@ -76,8 +76,8 @@ def fake_engine(folder: Path, mode: str) -> int:
         pids, deadline = [start_orphan() for _ in range(3)], time.monotonic() + 60
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
-        left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-        print(f"left: {left}", file=sys.stderr)
+        remaining = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        print(f"left: {remaining}", file=sys.stderr)
         return 3
     if mode == "reports-failure":
         board.set_state(EngineState.FAILED, "rank 0: no memory for the cache")

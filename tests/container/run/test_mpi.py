@@ -14,7 +14,7 @@ from container.run.launch import environment
 from tests.container.run.test_launch import CONFIG
 from tests.support.waiting import wait_until
 
-# Rank 0 prints the listening sockets of its parent mpirun (open inodes found in /proc/net) and the sizes of the
+# Rank 0 prints the listening sockets of its parent mpirun (open inodes mpirun in /proc/net) and the sizes of the
 # shared memory segments of all ranks.
 PRINT_LISTENERS_AND_SEGMENTS = """
 import os, re
@@ -122,8 +122,8 @@ def test_an_unusable_mpirun_is_skipped_and_reported_if_it_is_the_only_one(
     assert f"{bad}/mpirun" in str(caught.value)
     assert reason in str(caught.value)
     good = write_mpirun(tmp_path / "good", OPEN_MPI)
-    found = mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])})
-    assert (found.path, found.major_version) == (Path(good) / "mpirun", 4)
+    mpirun = mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])})
+    assert (mpirun.path, mpirun.major_version) == (Path(good) / "mpirun", 4)
 
 
 def test_an_mpirun_that_hangs_is_skipped_and_its_processes_are_killed(

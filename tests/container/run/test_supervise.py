@@ -88,12 +88,12 @@ class Run:
     def restarted_engine(self, copy: int) -> int:
         """Return the pid of the restarted engine of a copy."""
         old = {*self.engines, self.web}
-        found = [
+        new_engines = [
             pid
             for pid in process_tree(self.process.pid) - old
             if f"copy{copy}" in Path(f"/proc/{pid}/cmdline").read_text()
         ]
-        return found[0]
+        return new_engines[0]
 
 
 @pytest.fixture

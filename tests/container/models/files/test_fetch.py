@@ -179,7 +179,7 @@ def test_many_files_share_one_note(obtain: Obtain) -> None:
     assert notes == ["note: test://model: 3 files (config.json, ...): verified by sha256"]
 
 
-def test_what_is_not_verified_is_said_even_when_the_fetch_breaks_off(obtain: Obtain) -> None:
+def test_unverified_files_are_reported_in_a_warning(obtain: Obtain) -> None:
     log = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).log
     warning = (
         "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; checked only sizes and "

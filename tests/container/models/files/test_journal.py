@@ -37,7 +37,7 @@ def test_writing_resumes_after_the_written_bytes(tmp_path: Path) -> None:
         assert file.open_parts() == [0, 1]
 
 
-def test_a_file_is_restarted_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_starts_over_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "x")
     boot = tmp_path / "boot_id"
     boot.write_text("another boot of the machine")
@@ -46,14 +46,14 @@ def test_a_file_is_restarted_after_a_reboot(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("size", "version"), [(_SIZE, "v2"), (_SIZE + 1, "v1")])
-def test_a_file_of_another_version_is_restarted(size: int, version: str, tmp_path: Path) -> None:
+def test_writing_starts_over_for_another_version(size: int, version: str, tmp_path: Path) -> None:
     target = tmp_path / "x"
     write(target)
     assert written_bytes(target, size, version) == [0, 0, 0]
     assert not any(target.read_bytes())
 
 
-def test_a_truncated_file_is_restarted(tmp_path: Path) -> None:
+def test_writing_starts_over_if_the_file_was_truncated(tmp_path: Path) -> None:
     target = tmp_path / "x"
     write(target)
     with target.open("r+b") as file:

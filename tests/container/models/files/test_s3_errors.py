@@ -120,7 +120,7 @@ def test_a_transient_error_is_retried_and_then_reported(
     assert len(s3.proxy.requests) > (1 if where is listing else 2), "it was not retried"
 
 
-def test_a_transient_error_is_recovered(s3: S3Lab, small_model: Path) -> None:
+def test_the_fetch_recovers_from_transient_errors(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
     s3.proxy.fault(everything, answer(500, "InternalError"), times=3)
     s3.proxy.fault(WEIGHTS, answer(503, "SlowDown"), times=6)

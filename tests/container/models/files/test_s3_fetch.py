@@ -81,10 +81,10 @@ def test_a_handler_gets_the_whole_prefix(s3: S3Lab, tiny_model: Path) -> None:
     ):
         folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
         assert folder == model_files.locate(source, s3.cache) != served
-        found = {
+        files = {
             str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
         }
-        assert found == {path.name: path.read_bytes() for path in tiny_model.iterdir()} | others
+        assert files == {path.name: path.read_bytes() for path in tiny_model.iterdir()} | others
     assert model_files.locate(ModelSource(s3.address()), s3.cache) == served
 
 

@@ -55,7 +55,9 @@ def test_a_truncated_file_is_rejected(file: Path, length: int) -> None:
 
 @examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 200), st.integers(1, 255))
-def test_a_changed_header_is_judged_like_the_library_does(file: Path, position: int, change: int) -> None:
+def test_a_changed_header_is_accepted_only_if_the_library_accepts_it(
+    file: Path, position: int, change: int
+) -> None:
     content = bytearray(_COMPLETE)
     content[position] ^= change
     file.write_bytes(content)

@@ -18,10 +18,10 @@ Start = Callable[..., HandlerEngine]
 @pytest.fixture(scope="module")
 def engine() -> Iterator[HandlerEngine]:
     """An engine that no test in this module stops."""
-    one = HandlerEngine(handler_config("asynchronous"))
-    one.wait_ready()
-    yield one
-    one.destroy()
+    shared = HandlerEngine(handler_config("asynchronous"))
+    shared.wait_ready()
+    yield shared
+    shared.destroy()
 
 
 @pytest.fixture
