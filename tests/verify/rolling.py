@@ -1,4 +1,4 @@
-"""A newcomer's first token comes within three steps while all others go on; a full batch pays."""
+"""A new request gets its first token within three steps while streams go on, and batching raises the throughput."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS_IN, TOKENS_OUT = 32, 128
 CONCURRENCY = 32
 MIN_GAIN = 4.0
 ORDER = "ABBAABBA"
-"""A is one request at a time, B is 32 at once."""
+"""A is one request at a time, B is 32 concurrent requests."""
 REQUESTS_ALONE = 3
 _WORDS = (
     "river",
@@ -44,8 +44,8 @@ _WORDS = (
 )
 
 
-def prompts_of(num_tokens: int, count: int, model: Path, seed: int) -> list[str]:
-    """Different texts that the model's tokenizer cuts into exactly `num_tokens`."""
+def make_prompts(num_tokens: int, count: int, model: Path, seed: int) -> list[str]:
+    """Return different texts of exactly `num_tokens` tokens."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     rng = random.Random(seed)
     found: list[str] = []
@@ -58,7 +58,7 @@ def prompts_of(num_tokens: int, count: int, model: Path, seed: int) -> list[str]
 
 
 class Streams:
-    """Streams that run in threads of their own, and how far each is."""
+    """Streaming requests, each in its own thread, with the tokens received so far."""
 
     def __init__(self, client: Client, prompts: Sequence[str], num_tokens: int) -> None:
         self.outcomes = [Outcome() for _ in prompts]
@@ -80,25 +80,25 @@ class Streams:
         return [len(outcome.token_ids) for outcome in self.outcomes]
 
     def wait_each(self, num_tokens: int, timeout: float) -> bool:
-        """Until every stream has so many tokens."""
+        """Wait until every stream has `num_tokens` tokens. Returns False on timeout."""
         deadline = time.monotonic() + timeout
         while min(self.counts()) < num_tokens and time.monotonic() < deadline:
             time.sleep(0.01)
         return min(self.counts()) >= num_tokens
 
     def finish(self) -> None:
-        """Wait for all; raises what a stream's thread raised."""
+        """Wait for all streams. Raises what the thread of a stream raised."""
         self._pool.shutdown()
         for future in self._futures:
             future.result()
 
 
-def newcomer(client: Client, streams: Streams) -> tuple[int, bool]:
-    """Steps from before a short request is sent until its first token is here; did all others move meanwhile."""
-    asked = Ask("Hello", {"max_new_tokens": 4, "ignore_eos_token": True}, stream=True)
+def send_newcomer(client: Client, streams: Streams) -> tuple[int, bool]:
+    """Send a short request. Returns the steps until its first token, and whether all streams went on meanwhile."""
+    ask = Ask("Hello", {"max_new_tokens": 4, "ignore_eos_token": True}, stream=True)
     before, counts = client.metrics(), streams.counts()
     outcome = Outcome()
-    with client.call("POST", "/invocations", asked.body()) as call:
+    with client.call("POST", "/invocations", ask.body()) as call:
         records = client.follow(call, outcome)
         next(records)
         after = client.metrics()
@@ -109,20 +109,21 @@ def newcomer(client: Client, streams: Streams) -> tuple[int, bool]:
 
 
 def verify_newcomer(lab: Lab, report: Report, client: Client) -> None:
-    streams = Streams(client, prompts_of(TOKENS_IN, NUM_STREAMS, lab.model, seed=1), STREAM_TOKENS)
+    streams = Streams(client, make_prompts(TOKENS_IN, NUM_STREAMS, lab.model, seed=1), STREAM_TOKENS)
     report.require(streams.wait_each(5, 60.0), f"{NUM_STREAMS} streams run, each with 5 tokens or more")
     running = client.metrics()[RUNNING]
-    trials = [newcomer(client, streams) for _ in range(NUM_NEWCOMERS)]
-    still = client.metrics()[RUNNING]
+    trials = [send_newcomer(client, streams) for _ in range(NUM_NEWCOMERS)]
+    running_after = client.metrics()[RUNNING]
     streams.finish()
     report.require(
-        running == still == NUM_STREAMS, f"running before {running:g} and after {still:g} all newcomers"
+        running == running_after == NUM_STREAMS,
+        f"{running:g} running before all new requests, {running_after:g} after",
     )
     steps = [count for count, _ in trials]
     report.require(
-        all(moved for _, moved in trials), "while each newcomer was served, every stream got tokens"
+        all(moved for _, moved in trials), "while each new request was served, every stream got tokens"
     )
-    # Reading the counter before and after is itself answered between steps, so this is an upper bound.
+    # The counter is read between steps, before and after, so this is an upper bound.
     report.require(
         statistics.median(steps) <= MAX_STEPS,
         f"steps from sending to the first token: {steps}, median {statistics.median(steps):g}, limit {MAX_STEPS}",
@@ -134,7 +135,7 @@ def verify_newcomer(lab: Lab, report: Report, client: Client) -> None:
 
 
 def tokens_per_second(client: Client, prompts: Sequence[str], concurrency: int) -> float:
-    """Output tokens per second over all requests, `concurrency` of them at a time."""
+    """Return the output tokens per second over all requests, `concurrency` of them at a time."""
 
     def one(prompt: str) -> int:
         outcome = client.generate(prompt, max_new_tokens=TOKENS_OUT, ignore_eos_token=True)
@@ -149,7 +150,7 @@ def tokens_per_second(client: Client, prompts: Sequence[str], concurrency: int) 
 
 
 def verify_throughput(lab: Lab, report: Report, client: Client) -> None:
-    prompts = prompts_of(TOKENS_IN, CONCURRENCY, lab.model, seed=2)
+    prompts = make_prompts(TOKENS_IN, CONCURRENCY, lab.model, seed=2)
     configs = {"A": (prompts[:REQUESTS_ALONE], 1), "B": (prompts, CONCURRENCY)}
     for texts, concurrency in configs.values():
         tokens_per_second(client, texts[:concurrency], concurrency)  # warm-up

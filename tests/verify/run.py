@@ -1,8 +1,8 @@
-"""`make verify`: run every line of docs/verify.md and say PASS or FAIL, with figures.
+"""`make verify`: run every line of docs/verify.md and print PASS or FAIL, with figures.
 
     python -m tests.verify.run [--only N]... [--skip-fresh-clone] [--list]
 
-Exit code 1 when any line failed.
+Exits with 1 if any line fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also when called as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # to run this file as a script
 
 from tests.verify import (
     architectures,
@@ -87,13 +87,13 @@ LINES = tuple(
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Show that the server does what docs/verify.md says.")
+    parser = argparse.ArgumentParser(description="Check that the server does what docs/verify.md says.")
     numbers = [line.number for line in LINES]
     parser.add_argument(
         "--only", type=int, action="append", choices=numbers, help="run this line only; repeatable"
     )
-    parser.add_argument("--skip-fresh-clone", action="store_true", help="leave out line 1, the longest")
-    parser.add_argument("--list", action="store_true", help="print the lines and end")
+    parser.add_argument("--skip-fresh-clone", action="store_true", help="skip line 1, the longest")
+    parser.add_argument("--list", action="store_true", help="print the lines and exit")
     return parser.parse_args(arguments)
 
 
@@ -109,17 +109,17 @@ def summary(reports: list[Report], skipped: list[Line]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked = parse(arguments)
-    if asked.list:
+    options = parse(arguments)
+    if options.list:
         for line in LINES:
             print(f"{line.number}. {line.title}\n   python -m {line.module}")
         return 0
-    chosen = [line for line in LINES if asked.only is None or line.number in asked.only]
-    if asked.skip_fresh_clone:
-        chosen = [line for line in chosen if line.number != fresh_clone.NUMBER]
+    selected = [line for line in LINES if options.only is None or line.number in options.only]
+    if options.skip_fresh_clone:
+        selected = [line for line in selected if line.number != fresh_clone.NUMBER]
     lab = make_lab()
-    reports = [run_check(line.number, line.title, line.check, lab) for line in chosen]
-    summary(reports, [line for line in LINES if line not in chosen])
+    reports = [run_check(line.number, line.title, line.check, lab) for line in selected]
+    summary(reports, [line for line in LINES if line not in selected])
     if all(report.passed for report in reports):
         shutil.rmtree(lab.folder)
         return 0

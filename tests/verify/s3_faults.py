@@ -1,9 +1,9 @@
-"""Models from S3 when the network, the store or the disk fails: whole in the end, or one sentence and nothing left.
+"""Fetch models from S3 while the network, the server or the disk fails: complete files, or an error and a clean cache.
 
     python -m tests.verify.s3_faults
 
-A real S3 server (SeaweedFS) stands behind a proxy that cuts, corrupts, truncates and refuses. What is started is
-`python -m container serve` or `prepare`, in an empty cache each time.
+A real S3 server (SeaweedFS) runs behind a proxy that cuts, corrupts, truncates and refuses. Each case runs
+`python -m container serve` or `prepare` with an empty cache.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _BUCKET = "models"
 _CUTS = 20
 _SEED = 20261121
 _IN_FLIGHT = 256 << 10
-"""What a cut may throw away: the block that was being read."""
+"""Bytes that a cut may lose: the block that was being read."""
 _SENTENCE_SECONDS = 10.0
 WEIGHTS = object_named("model.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The real server with the model in it, the proxy, and where caches go."""
+    """The S3 server with the model, the proxy in front of it, and the lab."""
 
     lab: Lab
     server: Seaweed
@@ -62,11 +62,11 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """One thing that goes wrong."""
+    """A failure, and the error that it must give."""
 
     name: str
-    words: str
-    """Part of the sentence."""
+    expected: str
+    """Part of the expected error."""
     prepare: Callable[[_Place], None]
     address: str = f"s3://{_BUCKET}/smollm2/"
 
@@ -76,7 +76,7 @@ def _fault(matches: Callable[..., bool], change: Callable[..., object]) -> Calla
 
 
 def _change_midway(place: _Place) -> None:
-    """The weights get another content when 30 MB of them are out: reads that begin after it notice."""
+    """Replace the weights when 30 MB of them have been sent. Reads that start later must notice."""
 
     def upload() -> None:
         place.server.client().put_object(
@@ -89,7 +89,7 @@ def _change_midway(place: _Place) -> None:
     place.proxy.when_sent(30_000_000, upload)
 
 
-def _delayed(place: _Place) -> None:
+def _delay(place: _Place) -> None:
     place.proxy.fault(everything, delay=60)
 
 
@@ -106,9 +106,11 @@ FAILURES = (
     _Failure("a missing bucket", "bucket does not exist", lambda place: None, "s3://nobodys-bucket/smollm2/"),
     _Failure("a missing prefix", "no object under this prefix", lambda place: None, f"s3://{_BUCKET}/smollm"),
     _Failure("a missing object", "does not exist", _fault(WEIGHTS, answer(404, "NoSuchKey"))),
-    _Failure("500 without end", "(500, InternalError)", _fault(everything, answer(500, "InternalError"))),
-    _Failure("503 without end", "SlowDown", _fault(every_object, answer(503, "SlowDown"))),
-    _Failure("no answer", "does not respond in time", _delayed),
+    _Failure(
+        "500 for every request", "(500, InternalError)", _fault(everything, answer(500, "InternalError"))
+    ),
+    _Failure("503 for every object", "SlowDown", _fault(every_object, answer(503, "SlowDown"))),
+    _Failure("no response", "does not respond in time", _delay),
 )
 
 
@@ -116,14 +118,14 @@ def verify(lab: Lab, report: Report) -> None:
     with running(lab.folder / "seaweed") as server, faulty_proxy(server.url) as proxy:
         server.upload(lab.model, _BUCKET, "smollm2/")
         place = _Place(lab, server, proxy)
-        _cuts(place, report)
+        _check_cuts(place, report)
         for failure in FAILURES:
             proxy.heal()
             failure.prepare(place)
             with _cache(place) as cache:
-                _fails(place, failure, cache, report)
+                _check_failure(place, failure, cache, report)
         proxy.heal()
-        _small_disk(place, report)
+        _check_small_disk(place, report)
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _cache(place: _Place) -> Iterator[Path]:
 
 
 def _run(command: str, place: _Place, cache: Path, address: str) -> tuple[int, str, float]:
-    """(exit code, what it said on both streams, seconds)."""
+    """Run a command. Returns its exit code, its output on both streams and the seconds."""
     extra = {**credentials(place.proxy.url), "LMI_CACHE_DIR": str(cache)}
     argument = address
     if command == "serve":
@@ -158,17 +160,17 @@ def _run(command: str, place: _Place, cache: Path, address: str) -> tuple[int, s
     return done.returncode, done.stdout, time.monotonic() - began
 
 
-def _cuts(place: _Place, report: Report) -> None:
+def _check_cuts(place: _Place, report: Report) -> None:
     size = place.size()
     generator = random.Random(_SEED)
     place.proxy.cut_at([generator.randrange(size) for _ in range(_CUTS)])
     with _cache(place) as cache:
-        code, said, seconds = _run("prepare", place, cache, f"s3://{_BUCKET}/smollm2")
+        code, output, seconds = _run("prepare", place, cache, f"s3://{_BUCKET}/smollm2")
         fetched, cuts = place.proxy.object_bytes, _CUTS - place.proxy.cuts_left
         report.figure(f"{size} bytes, {cuts} cuts, {fetched} bytes fetched, {seconds:.1f} s")
-        report.require(code == 0, f"exit code {code}; {_last_line(said)}")
+        report.require(code == 0, f"exit code {code}; {_last_line(output)}")
         report.require(cuts == _CUTS, f"{cuts} of {_CUTS} cuts took place")
-        folder = Path(_last_line(said))
+        folder = Path(_last_line(output))
         equal = [path.name for path in place.files() if _same(path, folder / path.name)]
         report.require(len(equal) == len(place.files()), f"equal to the originals: {', '.join(equal)}")
         limit = 1.1 * size + _CUTS * _IN_FLIGHT
@@ -178,26 +180,26 @@ def _cuts(place: _Place, report: Report) -> None:
         )
 
 
-def _fails(place: _Place, failure: _Failure, cache: Path, report: Report) -> None:
-    """One failure under `serve`: its sentence, in time, a bad exit code, a clean cache."""
-    code, said, seconds = _run("serve", place, cache, failure.address)
-    sentence = _last_line(said)
+def _check_failure(place: _Place, failure: _Failure, cache: Path, report: Report) -> None:
+    """Check one failure of `serve`: its error, the time, the exit code and the clean cache."""
+    code, output, seconds = _run("serve", place, cache, failure.address)
+    sentence = _last_line(output)
     report.figure(f"{failure.name}: {sentence}")
     report.require(
-        failure.words in sentence
+        failure.expected in sentence
         and "s3://" in sentence
-        and "Traceback" not in said
-        and SECRET_KEY not in said,
-        f"{failure.name}: one sentence that says '{failure.words}'",
+        and "Traceback" not in output
+        and SECRET_KEY not in output,
+        f"{failure.name}: one sentence that contains '{failure.expected}'",
     )
     report.require(seconds <= _SENTENCE_SECONDS, f"{failure.name}: {seconds:.1f} s after the start")
     report.require(code != 0, f"{failure.name}: exit code {code}")
-    left = _half_made(cache)
-    report.require(not left, f"{failure.name}: nothing half-made in the cache{_listed(left)}")
+    leftovers = _leftovers(cache)
+    report.require(not leftovers, f"{failure.name}: no partial files in the cache{_listed(leftovers)}")
 
 
-def _small_disk(place: _Place, report: Report) -> None:
-    """A disk that is too small from the start, then one that fills up while the model comes."""
+def _check_small_disk(place: _Place, report: Report) -> None:
+    """Check a disk that is too small from the start, then one that fills up during the download."""
     disk = place.lab.folder / "small-disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(disk)]
@@ -208,17 +210,19 @@ def _small_disk(place: _Place, report: Report) -> None:
     try:
         other.write_bytes(bytes(150 << 20))
         too_small = _Failure("a disk that is too small", "MiB free", lambda place: None)
-        _fails_on_disk(place, too_small, disk, report)
+        _check_failure_on_disk(place, too_small, disk, report)
         report.require(place.proxy.object_bytes == 0, "a disk that is too small: nothing was fetched")
         other.unlink()
         place.proxy.when_sent(50_000_000, lambda: _fill(other))
-        _fails_on_disk(place, _Failure("a disk that fills up", "is full", lambda place: None), disk, report)
+        _check_failure_on_disk(
+            place, _Failure("a disk that fills up", "is full", lambda place: None), disk, report
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=False)
 
 
-def _fails_on_disk(place: _Place, failure: _Failure, disk: Path, report: Report) -> None:
-    _fails(place, failure, disk / "cache", report)
+def _check_failure_on_disk(place: _Place, failure: _Failure, disk: Path, report: Report) -> None:
+    _check_failure(place, failure, disk / "cache", report)
 
 
 def _fill(path: Path) -> None:
@@ -231,8 +235,8 @@ def _fill(path: Path) -> None:
             return
 
 
-def _half_made(cache: Path) -> list[str]:
-    """Everything but the lock and notes of a few bytes: published copies too, for none of these may be."""
+def _leftovers(cache: Path) -> list[str]:
+    """List all files in the cache but locks and small notes. A published copy is a leftover too."""
     notes = (".lock", ".json")
     files = [path for path in cache.rglob("*") if path.is_file()] if cache.exists() else []
     kept = [path for path in files if not (path.parent.name == ".remote" and path.suffix in notes)]

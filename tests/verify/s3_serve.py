@@ -1,4 +1,4 @@
-"""A clean folder with nothing but a serving.properties, whose model lies in S3: it serves, and serves again.
+"""Serve a model from S3 out of a folder with only a serving.properties, then serve it again from the cache.
 
 python -m tests.verify.s3_serve
 """
@@ -36,7 +36,7 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 def _serve(lab: Lab, proxy: FaultyProxy, cache: Path, name: str, report: Report) -> int:
-    """Start in a folder of its own, ask a question, stop. Returns the bytes of objects that were fetched."""
+    """Start a server in its own folder, send a question, stop it. Returns the object bytes that were fetched."""
     proxy.heal()
     folder = lab.folder / name
     environment = {**credentials(proxy.url), "LMI_CACHE_DIR": str(cache)}

@@ -1,10 +1,10 @@
-"""A model's prefix from S3 by `lmi prepare`, verification included, against others that verify nothing.
+"""Compare `lmi prepare` from S3, including verification, with other clients that do not verify.
 
     python -m tests.verify.s3_speed [--gigabytes N] [--rounds N]
 
-The S3 server is SeaweedFS on this machine, so that the network costs nothing and what the clients cost shows. All take
-turns, each as a process of its own into an empty folder, and all flush to the disk; ratios are those of one round, and
-their median counts.
+The S3 server is SeaweedFS on this machine, so the network costs nothing and the cost of the clients is visible. The
+clients take turns, each in its own process with an empty folder, and flush to the disk. The limit applies to the median
+of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ _OURS = "lmi prepare"
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How much is fetched, and how often."""
+    """Amount of data and number of rounds."""
 
     gigabytes: float = 5.0
     rounds: int = 5
     tolerance: float = 1.05
-    """A median ratio below this is no slower: two runs of one program differ by more than this."""
+    """Maximum median ratio. Two runs of the same program differ by more than 5 %."""
 
     def verify(self, lab: Lab, report: Report) -> None:
         folder = lab.folder / "s3-speed"
         needed = 3 * self.gigabytes * 1e9
         if shutil.disk_usage(lab.folder).free < needed:
-            report.require(False, f"{lab.folder} lacks room: {needed / 1e9:.0f} GB are needed; --gigabytes")
+            report.require(
+                False, f"{lab.folder}: not enough space; {needed / 1e9:.0f} GB are needed (see --gigabytes)"
+            )
             return
         with running(folder / "seaweed") as server:
             _upload(server, folder / "model", self.gigabytes)
@@ -74,7 +76,7 @@ class Speed:
 
 
 def _upload(server: Seaweed, folder: Path, gigabytes: float) -> None:
-    """As boto3 does it: parts of 8 MiB with a checksum each."""
+    """Upload the model like boto3: parts of 8 MiB, each with a checksum."""
     model = write_model(folder, 10_000_000, shards=_SHARDS)
     server.make_bucket(_BUCKET)
     for path in sorted(model.iterdir()):
@@ -85,7 +87,7 @@ def _upload(server: Seaweed, folder: Path, gigabytes: float) -> None:
 
 
 def _lengthen(path: Path, num_bytes: int) -> None:
-    """Make one big tensor of a small one, its content over and over."""
+    """Replace a small tensor by a big one that repeats its content."""
     content = path.read_bytes()
     body = content[8 + int.from_bytes(content[:8], "little") :]
     rows = num_bytes // 2048
@@ -101,13 +103,13 @@ def _lengthen(path: Path, num_bytes: int) -> None:
 
 
 def _processor_seconds() -> float:
-    """Used by all child processes that have ended."""
+    """Return the CPU seconds of all child processes that have exited."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def _run(name: str, server: Seaweed, target: Path, report: Report) -> float:
-    """Fetch the prefix into an empty folder. Returns seconds, of the whole process."""
+    """Fetch the prefix into an empty folder. Returns the seconds of the whole process."""
     environment = child_environment({**credentials(server.url), "LMI_CACHE_DIR": str(target)})
     command = [sys.executable, "-m", "tests.support.s3_peers", name, _BUCKET, "large/", str(target)]
     if name == _OURS:
@@ -120,7 +122,7 @@ def _run(name: str, server: Seaweed, target: Path, report: Report) -> float:
     if done.returncode != 0 or (name == _OURS and "verified by CRC32 by part" not in done.stderr):
         report.require(False, f"{name} failed: {done.stderr[-2000:]}")
     shutil.rmtree(target)
-    os.sync()  # the next one does not wait for this one's pages
+    os.sync()  # the next client must not wait for these writes
     return seconds
 
 
@@ -130,5 +132,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("--gigabytes", type=float, default=Speed().gigabytes)
     parser.add_argument("--rounds", type=int, default=Speed().rounds)
-    asked = parser.parse_args()
-    run_alone(NUMBER, TITLE, Speed(asked.gigabytes, asked.rounds).verify)
+    options = parser.parse_args()
+    run_alone(NUMBER, TITLE, Speed(options.gigabytes, options.rounds).verify)

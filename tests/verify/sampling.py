@@ -1,6 +1,6 @@
-"""Sampling steps equal transformers' logits processors, frequencies are probabilities, and seeds decide alone.
+"""Sampling steps equal transformers' logits processors, frequencies equal probabilities, and only the seed decides.
 
-Needs no server and no model: the sampler of both engines on random logits, on the CPU.
+Runs the sampler of both engines on random logits on the CPU, without a server or a model.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ NUMBER = 20
 TITLE = "Sampling: transformers' processors to 1e-5, frequencies are probabilities, seeds decide alone"
 
 NUM_BATCHES = 150
-"""Batches of random rows, each row through every step that it asks for."""
+"""Number of batches of random rows. Each row goes through every step that it requests."""
 MAX_ROWS = 24
 NUM_STAGES = 10
-"""Parameters that change logits or rule tokens out."""
+"""Number of parameters that change logits or exclude tokens."""
 VOCAB_SIZES = (50, 257, 1024, 5000, 49_152)
 NUM_DRAWS = 200_000
-"""For each distribution."""
-LEAST_P_VALUE = 1e-4
-"""Seeds are fixed, so the outcome is too: an honest stream among a dozen distributions passes with room to spare."""
+"""Number of draws for each distribution."""
+MIN_P_VALUE = 1e-4
+"""Seeds are fixed, so the outcome is too. A correct sampler passes for a dozen distributions by a wide margin."""
 CPU = torch.device("cpu")
 
 _DISTRIBUTIONS: tuple[dict[str, Any], ...] = (
@@ -65,7 +65,7 @@ _DISTRIBUTIONS: tuple[dict[str, Any], ...] = (
 
 
 def random_rows(rng: random.Random, vocab_size: int) -> list[SamplingRow]:
-    """Rows that each ask for some steps, most of them with values as people choose them."""
+    """Return rows that each request some steps, most of them with typical values."""
 
     def sometimes(value: Any, off: Any) -> Any:
         return value if rng.random() < 0.4 else off
@@ -99,7 +99,7 @@ def random_rows(rng: random.Random, vocab_size: int) -> list[SamplingRow]:
 
 
 def random_logits(rng: random.Random, num_rows: int, vocab_size: int) -> torch.Tensor:
-    """Peaked or flat; some with many equal logits, some with half of the tokens ruled out."""
+    """Return peaked or flat logits. Some have many equal values, in some half of the tokens are excluded."""
     generator = torch.Generator().manual_seed(rng.getrandbits(31))
     logits = torch.randn(num_rows, vocab_size, generator=generator) * rng.choice([0.5, 3.0, 6.0])
     kind = rng.random()
@@ -119,7 +119,7 @@ def batches(rng: random.Random) -> Iterator[tuple[torch.Tensor, list[SamplingRow
 
 
 def compare_steps(report: Report, rng: random.Random) -> None:
-    """Each step on what transformers made of the step before it, and the whole list at once."""
+    """Compare each step on transformers' result of the previous step, and all steps together."""
     worst: defaultdict[str, float] = defaultdict(float)
     times: Counter[str] = Counter()
     edges = unclear = 0
@@ -138,16 +138,18 @@ def compare_steps(report: Report, rng: random.Random) -> None:
             if not is_clear(own, row):
                 unclear += 1
                 continue
-            nowhere = torch.zeros_like(own, dtype=torch.bool)
-            worst["all in their order"] = max(worst["all in their order"], deviation(result, scores, nowhere))
-            times["all in their order"] += 1
+            no_edges = torch.zeros_like(own, dtype=torch.bool)
+            worst["all steps in order"] = max(
+                worst["all steps in order"], deviation(result, scores, no_edges)
+            )
+            times["all steps in order"] += 1
     for name, largest in worst.items():
         report.require(
             largest <= CLOSE, f"{name}: largest deviation {largest:.1e} in {times[name]} random rows"
         )
     report.require(len(times) == NUM_STAGES + 1, f"{len(times) - 1} parameters were compared")
     report.figure(
-        f"{edges} tokens stood so near to an edge that rounding decides; {unclear} rows had such ones"
+        f"{edges} tokens were so close to an edge that rounding decides; {unclear} rows had such tokens"
     )
 
 
@@ -155,8 +157,8 @@ def compare_logprobs(report: Report, rng: random.Random) -> None:
     worst, count, right = 0.0, 0, True
     for logits, rows in batches(rng):
         sampled = Sampler(logits.shape[-1], CPU).sample(logits, rows)
-        wanted = logits.double().log_softmax(-1)
-        for row, own, token in zip(rows, wanted, sampled, strict=True):
+        expected = logits.double().log_softmax(-1)
+        for row, own, token in zip(rows, expected, sampled, strict=True):
             pairs = [*token.top, *([] if token.logprob is None else [(token.token_id, token.logprob)])]
             deviations = (abs(float(own[i]) - value) / max(1.0, abs(value)) for i, value in pairs)
             worst = max([worst, *deviations])
@@ -170,11 +172,11 @@ def compare_logprobs(report: Report, rng: random.Random) -> None:
     report.require(
         worst <= CLOSE, f"log-probabilities: largest deviation {worst:.1e} in {count} reported ones"
     )
-    report.require(right, "top_logprobs are the largest, in their order")
+    report.require(right, "top_logprobs are the largest, in descending order")
 
 
 def p_value(counts: Counter[int], probabilities: torch.Tensor) -> float:
-    """Of the chi-square statistic, by Wilson and Hilferty; tokens expected fewer than 5 times are taken together."""
+    """Return the p-value of a chi-square test (Wilson-Hilferty). Tokens expected fewer than 5 times share a cell."""
     expected = (probabilities * counts.total()).tolist()
     rare = [i for i, value in enumerate(expected) if 0 < value < 5]
     cells = [(counts[i], value) for i, value in enumerate(expected) if value >= 5]
@@ -187,7 +189,7 @@ def p_value(counts: Counter[int], probabilities: torch.Tensor) -> float:
 
 
 def draw_many(logits: torch.Tensor, params: SamplingParams, tokens: list[int]) -> Counter[int]:
-    """By as many seeds; and, every other time, of a later position."""
+    """Draw `NUM_DRAWS` tokens with different seeds. Every other draw is at a later position."""
     counts: Counter[int] = Counter()
     sampler = Sampler(len(logits), CPU)
     size = 10_000
@@ -214,12 +216,12 @@ def compare_frequencies(report: Report, rng: random.Random) -> None:
         impossible = sum(count for token, count in counts.items() if float(probabilities[token]) == 0.0)
         value = p_value(counts, probabilities)
         text = f"{changes or 'temperature 1'}: p = {value:.3f} over {NUM_DRAWS} draws"
-        report.require(value > LEAST_P_VALUE and not impossible, text)
+        report.require(value > MIN_P_VALUE and not impossible, text)
         if plain is None:
             plain = counts
         elif "temperature" in changes and not impossible:
             ignored = p_value(plain, probabilities)
-            report.require(ignored < 1e-12, f"{changes}: p = {ignored:.0e} when they are ignored")
+            report.require(ignored < 1e-12, f"{changes}: p = {ignored:.0e} when the parameters are ignored")
 
 
 def _seeded_case() -> tuple[torch.Tensor, list[SamplingRow]]:
@@ -230,7 +232,7 @@ def _seeded_case() -> tuple[torch.Tensor, list[SamplingRow]]:
 
 
 def sample_seeded_case() -> list[SampledToken]:
-    """All rows in one batch."""
+    """Sample all rows in one batch."""
     logits, rows = _seeded_case()
     return Sampler(logits.shape[-1], CPU).sample(logits, rows)
 
@@ -238,14 +240,15 @@ def sample_seeded_case() -> list[SampledToken]:
 def compare_batches(report: Report, rng: random.Random) -> None:
     logits, rows = _seeded_case()
     together = sample_seeded_case()
-    differing = companies = 0
+    differing = num_batches = 0
     for size in [1] * len(rows) + [rng.randint(2, len(rows)) for _ in range(60)]:
-        chosen = [companies] if companies < len(rows) else rng.sample(range(len(rows)), size)
-        companies += 1
-        sampled = Sampler(logits.shape[-1], CPU).sample(logits[chosen], [rows[i] for i in chosen])
-        differing += sum(token != together[i] for token, i in zip(sampled, chosen, strict=True))
+        indices = [num_batches] if num_batches < len(rows) else rng.sample(range(len(rows)), size)
+        num_batches += 1
+        sampled = Sampler(logits.shape[-1], CPU).sample(logits[indices], [rows[i] for i in indices])
+        differing += sum(token != together[i] for token, i in zip(sampled, indices, strict=True))
     report.require(
-        differing == 0, f"{differing} of {len(rows)} rows differ in a bit over {companies} batches and orders"
+        differing == 0,
+        f"{differing} rows differ in any bit, over {num_batches} batches of the {len(rows)} rows",
     )
     program = (
         "import json, torch; torch.set_num_threads({});"
@@ -264,7 +267,7 @@ def compare_batches(report: Report, rng: random.Random) -> None:
     ]
     here = json.dumps(together) + "\n"
     report.require(
-        printed == [here, here], "two more processes, with 1 and 2 threads, give the same tokens and bits"
+        printed == [here, here], "two other processes, with 1 and 2 threads, give the same tokens and bits"
     )
 
 

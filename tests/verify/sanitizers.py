@@ -1,4 +1,4 @@
-"""Native CPU kernels under the address and the undefined-behaviour sanitizer: their tests, on a library built so."""
+"""Run the tests of the native CPU kernels with the address and undefined-behaviour sanitizers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verify(lab: Lab, report: Report) -> None:
         environment={
             "LMI_TEST_NATIVE_LIBRARY": str(library),
             "LD_PRELOAD": f"{_runtime('libasan.so')} {_runtime('libubsan.so')}",
-            # Python itself leaves memory behind.
+            # Python itself leaks memory.
             "ASAN_OPTIONS": "detect_leaks=0",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
             "OMP_NUM_THREADS": "1",

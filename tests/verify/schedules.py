@@ -1,4 +1,4 @@
-"""The same tokens for a request whoever shares its steps: random arrivals in all modes, against the request alone."""
+"""A request gets the same tokens in any batch: random arrivals in all modes against the request alone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BLOCK_SIZE = 16
 
 
 def verify(lab: Lab, report: Report) -> None:
-    _tiny(report)
-    _real(lab, report)
+    _check_tiny(report)
+    _check_real(lab, report)
 
 
-def _tiny(report: Report) -> None:
+def _check_tiny(report: Report) -> None:
     from tests.support.engine_process import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_llama
 
     with tempfile.TemporaryDirectory() as name:
@@ -44,10 +44,10 @@ def _tiny(report: Report) -> None:
         for seed in range(NUM_TINY):
             mode = draw_mode(random.Random(seed), 90 + 24, 8)
             run_schedule(core, subjects, mode, seed, tally)
-    _tell(report, "tiny model", tally, NUM_TINY)
+    _report(report, "tiny model", tally, NUM_TINY)
 
 
-def _real(lab: Lab, report: Report) -> None:
+def _check_real(lab: Lab, report: Report) -> None:
     answers = oracle(lab.model, ALL)
     subjects = [
         Subject(answer.prompt_ids, answer.unending_token_ids[:_REAL_TOKENS])
@@ -60,13 +60,13 @@ def _real(lab: Lab, report: Report) -> None:
     for seed in range(NUM_REAL):
         rng = random.Random(10_000 + seed)
         mode = draw_mode(rng, longest, _BLOCK_SIZE, (16, 37, 64))
-        few = rng.sample(subjects, 6)
-        run_schedule(core, few, mode, seed, tally)
-    _tell(report, "SmolLM2-135M (against transformers)", tally, NUM_REAL)
+        selected = rng.sample(subjects, 6)
+        run_schedule(core, selected, mode, seed, tally)
+    _report(report, "SmolLM2-135M (against transformers)", tally, NUM_REAL)
 
 
 def _alone(core: CoreLab, prompts: Sequence[tuple[int, ...]], count: int) -> list[Subject]:
-    """Each prompt's tokens, alone in a plain engine."""
+    """Return the tokens of each prompt, computed alone in a plain engine."""
     subjects = []
     for prompt in prompts:
         running = core.start(Mode("guaranteed_no_evict", prefix_caching=False, max_prefill_tokens=1000))
@@ -75,20 +75,20 @@ def _alone(core: CoreLab, prompts: Sequence[tuple[int, ...]], count: int) -> lis
     return subjects
 
 
-def _tell(report: Report, model: str, tally: Tally, wanted: int) -> None:
+def _report(report: Report, model: str, tally: Tally, num_schedules: int) -> None:
     report.figure(
         f"{model}: {tally.num_schedules} schedules, {tally.num_requests} requests, {tally.num_tokens} tokens; "
-        f"{tally.num_preemptions} preemptions, {tally.num_recomputed_tokens} tokens computed again, "
+        f"{tally.num_preemptions} preemptions, {tally.num_recomputed_tokens} tokens recomputed, "
         f"{tally.num_prefix_hit_tokens} found in the cache"
     )
     report.require(
-        tally.num_schedules == wanted and tally.num_wrong_tokens == 0,
-        f"{model}: {tally.num_tokens - tally.num_wrong_tokens} of {tally.num_tokens} tokens are those of the "
+        tally.num_schedules == num_schedules and tally.num_wrong_tokens == 0,
+        f"{model}: {tally.num_tokens - tally.num_wrong_tokens} of {tally.num_tokens} tokens equal those of the "
         f"request alone{'; first difference: ' + tally.first_difference if tally.first_difference else ''}",
     )
     report.require(
         min(tally.num_preemptions, tally.num_prefix_hit_tokens) > 0,
-        f"{model}: sequences did give way, and prefixes were found",
+        f"{model}: sequences were preempted, and prefixes were found",
     )
 
 

@@ -1,4 +1,4 @@
-"""Six models and memory for three: every answer is the right model's, by folder and under the multi-model API."""
+"""Six models and memory for three: every response is the right model's, from a folder and under the multi-model API."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NUMBER = 37
 TITLE = "Six models, memory for three: 300 random invocations are answered by the right model; 409 and 507"
 
 NAMES = "abcdef"
-ROOM = 3
+MAX_LOADED = 3
 _INVOCATIONS = 300
-_AT_ONCE = 4
+_CONCURRENCY = 4
 
 
 def verify(lab: Lab, report: Report) -> None:
     folders = save_models(lab.folder / "several", NAMES)
     root = folders["a"].parent
     names = random.Random(17).choices(NAMES, k=_INVOCATIONS)
-    with server_of(lab.folder / "several-log", root, ROOM) as server:
+    with server_of(lab.folder / "several-log", root, MAX_LOADED) as server:
         server.wait_ready()
         answers = {name: answer_of(server.client, f"/predictions/{name}") for name in NAMES}
         distinct = len({tuple(tokens) for tokens in answers.values()})
@@ -33,30 +33,31 @@ def verify(lab: Lab, report: Report) -> None:
             body = {"stream": number % 2 == 0}
             return answer_of(server.client, f"/predictions/{name}", body) == answers[name]
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_CONCURRENCY) as pool:
             right = sum(pool.map(is_right, enumerate(names)))
         report.require(right == _INVOCATIONS, f"folder: {right} of {_INVOCATIONS} answers are right")
         unloads = server.log().count(" to free memory for ")
-        report.require(unloads > 0, f"folder: {unloads} times a model made room for another")
+        report.require(unloads > 0, f"folder: {unloads} models were unloaded to free memory")
     environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(root)}
-    with server_of(lab.folder / "platform-log", lab.folder / "none", ROOM, environment) as server:
+    with server_of(lab.folder / "platform-log", lab.folder / "none", MAX_LOADED, environment) as server:
         server.wait_ready()
-        client, seen, right = server.client, Counter[int](), 0
+        client, statuses, right = server.client, Counter[int](), 0
         loaded: list[str] = []
         for name in names[: _INVOCATIONS // 3]:
             if client.post(f"/models/{name}/invoke", {"inputs": "x"}).status == 404:
                 while (status := load(client, name, folders[name])) == 507:
-                    seen[status] += 1
+                    statuses[status] += 1
                     with client.call("DELETE", f"/models/{loaded.pop(0)}") as call:
                         call.read()
                 loaded.append(name)
-            seen[load(client, name, folders[name])] += 1
+            statuses[load(client, name, folders[name])] += 1
             right += answer_of(client, f"/models/{name}/invoke") == answers[name]
         total = _INVOCATIONS // 3
         report.require(right == total, f"multi-model API: {right} of {total} answers are right")
-        report.require(seen[409] == total, f"{seen[409]} of {total} second loads are a 409")
+        report.require(statuses[409] == total, f"{statuses[409]} of {total} second loads get a 409")
         report.require(
-            seen[507] > 0 and len(loaded) == ROOM, f"{seen[507]} loads were a 507, {len(loaded)} stay"
+            statuses[507] > 0 and len(loaded) == MAX_LOADED,
+            f"{statuses[507]} loads got a 507, {len(loaded)} models stay",
         )
 
 

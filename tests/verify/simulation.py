@@ -1,9 +1,9 @@
-"""`lmi simulate`, with step times from one trace, beside real runs of other configurations.
+"""Compare `lmi simulate`, with step times from one trace, with real runs of other configurations.
 
 python -m tests.verify.simulation [--rounds N]
 
-The speed of a shared machine changes by tens of per cent within minutes. So every round records its own trace, of a
-configuration that has its turn between the others, and predicts these others from it.
+The speed of a shared machine changes by tens of per cent within minutes. Therefore every round records its own
+trace, of a configuration that runs between the others, and the others are predicted from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TITLE = "lmi simulate, calibrated with one trace: ten other configurations withi
 
 OPTIONS: dict[str, object] = {"max_rolling_batch_size": 32, "kv_cache_gb": 0.5}
 TRACED: dict[str, object] = {"kv_cache_gb": 0.4}
-"""Configurations that differ in live settings share a server, and its trace. This one has its own."""
+"""Configurations that differ only in live settings share a server and its trace. This one gets its own server."""
 CONFIGURATIONS: dict[str, dict[str, object]] = {
     "batch-4": {"max_rolling_batch_size": 4},
     "batch-8": {"max_rolling_batch_size": 8},
@@ -54,7 +54,7 @@ LIMIT_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """How often the real runs are repeated."""
+    """The comparison. `rounds` is the number of real runs of each configuration."""
 
     rounds: int = 5
 
@@ -64,8 +64,8 @@ class Simulation:
             (folder / name).mkdir(parents=True)
             text = properties_text(lab.model, **{**OPTIONS, **CONFIGURATIONS.get(name, TRACED)})
             (folder / name / "serving.properties").write_text(text)
-        asked = (*IN_TURN, "--rounds", str(self.rounds), "--step-traces", "traces", *LOAD)
-        measured = run_lmi(folder, "compare", *asked, seconds=LIMIT_SECONDS)[1]
+        arguments = (*IN_TURN, "--rounds", str(self.rounds), "--step-traces", "traces", *LOAD)
+        measured = run_lmi(folder, "compare", *arguments, seconds=LIMIT_SECONDS)[1]
         by_name = {
             name: [one for one in measured["rounds"] if one["configuration"] == name] for name in IN_TURN
         }
@@ -76,21 +76,21 @@ class Simulation:
                 self._simulate(folder, name, traces[one["round"]], measured["plan"]["seed"] + one["round"])
                 for one in rounds
             ]
-            for words, keys in FIGURES.items():
+            for measure, keys in FIGURES.items():
                 real = [_value(one["figures"], keys) for one in rounds]
                 predicted = [_value(one["figures"], keys) for one in simulated]
-                # Both had the same requests in each round.
+                # In each round, the simulated and the real run had the same requests.
                 ratios = [one / other for one, other in zip(predicted, real, strict=True)]
                 error = statistics.median(ratios) - 1
                 report.require(
                     abs(error) <= MAX_ERROR,
-                    f"{name}: {words}: simulated {statistics.median(predicted):.3g}, measured"
+                    f"{name}: {measure}: simulated {statistics.median(predicted):.3g}, measured"
                     f" {statistics.median(real):.3g} ({min(real):.3g} to {max(real):.3g}): {error:+.1%}",
                 )
 
     def _simulate(self, folder: Path, name: str, trace: str, seed: int) -> dict[str, Any]:
-        asked = ("simulate", str(folder / name), "--calibrate", trace, "--seed", str(seed), *LOAD)
-        return run_lmi(folder / "simulated", *asked, seconds=LIMIT_SECONDS)[1]
+        arguments = ("simulate", str(folder / name), "--calibrate", trace, "--seed", str(seed), *LOAD)
+        return run_lmi(folder / "simulated", *arguments, seconds=LIMIT_SECONDS)[1]
 
 
 def _value(figures: Mapping[str, Any], keys: tuple[str, ...]) -> float:

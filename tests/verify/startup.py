@@ -1,4 +1,4 @@
-"""How long a prepared model takes until `/ping` answers 200, and where the time goes."""
+"""Time until `/ping` returns 200 with a prepared model, and the logged breakdown."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TITLE = "With the model prepared, /ping answers 200 within 30 s of lmi serve"
 
 LIMIT_SECONDS = 30.0
 NUM_RUNS = 3
-_NOTE_SECONDS = 10.0
-_NOTE = re.compile(r"^.*start-up took .*$", re.MULTILINE)
+_LOG_SECONDS = 10.0
+_BREAKDOWN = re.compile(r"^.*start-up took .*$", re.MULTILINE)
 _READY = re.compile(r"^ready: .*$", re.MULTILINE)
 
 
 def wait_line(server: Server, pattern: re.Pattern[str]) -> str | None:
-    """The first line of the log that fits; it may come a moment after `/ping` turns 200."""
-    deadline = time.monotonic() + _NOTE_SECONDS
+    """Wait for the first matching log line. It may come a moment after `/ping` returns 200."""
+    deadline = time.monotonic() + _LOG_SECONDS
     while (found := pattern.search(server.log())) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     return found.group() if found else None
@@ -31,7 +31,7 @@ def verify(lab: Lab, report: Report) -> None:
         with lab.server(f"startup-{run}", paged_attention=True) as server:
             seconds = server.wait_ready()
             report.require(seconds <= LIMIT_SECONDS, f"run {run}: {seconds:.1f} s, limit {LIMIT_SECONDS:g} s")
-            for pattern, what in ((_NOTE, "where the time goes"), (_READY, "what is served")):
+            for pattern, what in ((_BREAKDOWN, "where the time goes"), (_READY, "what is served")):
                 line = wait_line(server, pattern)
                 report.require(line is not None, f"run {run}: the log says {what}: {line}")
 

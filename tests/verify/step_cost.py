@@ -1,7 +1,7 @@
-"""`python -m tests.verify.step_cost`: microseconds that a step of the scheduler takes outside of the model.
+"""`python -m tests.verify.step_cost`: microseconds per step that the scheduler takes outside of the model.
 
-The engine's own scheduler on one core, pages of 16 with prefix caching, every running sequence generating. Other
-programs on the machine only make figures larger, so each case is the quietest of several rounds.
+The engine's own scheduler runs on one core, with pages of 16 and prefix caching, and every running sequence decodes.
+Other programs on the machine only increase the times, so each case shows the fastest of several rounds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from engines.mpi.scheduler.scheduler import Scheduler
 
 RUNNING = (32, 64, 128, 256)
 WAITING = (0, 1000, 4000)
-AIM = (256, 1000, 250.0, 500.0)
-"""Running, waiting; microseconds a step that are the aim, and the limit, on a quiet machine."""
+TARGET = (256, 1000, 250.0, 500.0)
+"""Running and waiting sequences; target and limit in microseconds per step, on a quiet machine."""
 
 _BLOCK_SIZE = 16
 _PROMPT_TOKENS = (192, 320)
-"""Of those that run, at random, so that in every step some of them need a new page."""
+"""Range of the running sequences' random prompt lengths. In every step, some sequences need a new page."""
 _WARM_UP_STEPS = 40
 _ROUNDS = 5
 
@@ -50,17 +50,17 @@ class Micros:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Of steps in which every running sequence computes one token and nobody comes or goes."""
+    """Cost of steps in which every running sequence computes one token and no sequence arrives or finishes."""
 
     num_running: int
     num_waiting: int
     schedule: Micros
-    """`expire` and `schedule`."""
+    """Cost of `expire` and `schedule`."""
     update: Micros
     total: Micros
-    """Schedule and update."""
+    """Cost of schedule and update."""
     encode: Micros
-    """Of the plan, for the other ranks: not in the total, a lone rank has no use for it."""
+    """Cost of encoding the plan for other ranks. The total excludes it, since a single rank does not need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ class CostSettings:
     num_steps: int
     scheduling_policy: str
     blocked_by: str
-    """Why those that wait cannot be admitted: `places`, the batch is full; `blocks`, they do not fit into the pool,
-    which is found out in every step."""
+    """Why waiting sequences cannot be admitted. `places`: the batch is full. `blocks`: they do not fit into the pool,
+    which is checked in every step."""
 
 
 def measure(
     settings: CostSettings, num_running: int, num_waiting: int, clock: Callable[[], float] = time.perf_counter
 ) -> StepCost:
-    """Raises ValueError: the scheduler did not do what was to be measured."""
-    scheduler = _loaded(settings, num_running, num_waiting)
+    """Measure one case. Raises ValueError if the scheduler does not run the intended steps."""
+    scheduler = _make_scheduler(settings, num_running, num_waiting)
     schedule, update, encode = [], [], []
     token = SampledToken(7)
     for number in range(_WARM_UP_STEPS + settings.num_steps):
@@ -107,8 +107,8 @@ def measure(
     )
 
 
-def _loaded(settings: CostSettings, num_running: int, num_waiting: int) -> Scheduler:
-    """A scheduler whose sequences have all had their first token, and as many behind them as were asked for."""
+def _make_scheduler(settings: CostSettings, num_running: int, num_waiting: int) -> Scheduler:
+    """Return a scheduler whose running sequences have their first token, with `num_waiting` sequences behind them."""
     numbers = random.Random(1)
     length = _PROMPT_TOKENS[1] + _WARM_UP_STEPS + settings.num_steps + 2
     num_blocks = num_running * -(-length // _BLOCK_SIZE)
@@ -136,7 +136,7 @@ def _loaded(settings: CostSettings, num_running: int, num_waiting: int) -> Sched
     scheduler.pop_started()
     last = SamplingParams(max_new_tokens=1)
     for number in range(num_waiting):
-        # One that does not fit holds up the others, whoever is next by the policy.
+        # A sequence that does not fit, first by every policy, blocks the others.
         length = (num_blocks - 1) * _BLOCK_SIZE if by_blocks and number == 0 else _PROMPT_TOKENS[0]
         scheduler.add(_request(f"waiting {number}", numbers, length, last, first=number == 0))
     return scheduler
@@ -152,8 +152,8 @@ def _request(
 
 
 def growth_with_running(costs: list[StepCost]) -> dict[int, float]:
-    """By number waiting: how much more a step costs with the most running than with the fewest, over how many more
-    there are. At most 1 is linear growth or less. Of 10th percentiles: other programs disturb them the least."""
+    """Return the growth of the cost from the fewest to the most running sequences, by number of waiting ones. 1 is
+    linear growth. Compares 10th percentiles, which other programs disturb the least."""
     ratios = {}
     for waiting in {cost.num_waiting for cost in costs}:
         row = sorted((c for c in costs if c.num_waiting == waiting), key=lambda cost: cost.num_running)
@@ -163,7 +163,7 @@ def growth_with_running(costs: list[StepCost]) -> dict[int, float]:
 
 
 def growth_with_waiting(costs: list[StepCost]) -> dict[int, float]:
-    """By number running: how much more a step costs with the most waiting than with the fewest; 1 is no growth."""
+    """Return the cost with the most waiting sequences relative to the fewest, by number of running ones."""
     ratios = {}
     for running in {cost.num_running for cost in costs}:
         row = sorted((c for c in costs if c.num_running == running), key=lambda cost: cost.num_waiting)
@@ -172,7 +172,7 @@ def growth_with_waiting(costs: list[StepCost]) -> dict[int, float]:
 
 
 def main() -> int:
-    """Print a line for each case. Returns 1 when 256 running and 1,000 waiting requests cost more than the limit."""
+    """Print a line for each case. Returns 1 if 256 running and 1,000 waiting sequences cost more than the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=400, help="measured steps of each case")
     parser.add_argument("--scheduling-policy", choices=list(POLICIES), default="fcfs")
@@ -185,15 +185,17 @@ def main() -> int:
         for _ in range(_ROUNDS)
     ]
     costs = [min(case, key=lambda cost: cost.total.median) for case in zip(*rounds, strict=True)]
-    print("running  waiting  schedule  update  both, median (p10 to p90)  encode    us a step")
+    print("running  waiting  schedule  update  both, median (p10 to p90)  encode    us per step")
     for cost in costs:
         print(
             f"{cost.num_running:7}  {cost.num_waiting:7}  {cost.schedule.median:8.0f}  {cost.update.median:6.0f}"
             f"  {cost.total.median:12.0f} ({cost.total.p10:.0f} to {cost.total.p90:.0f})  {cost.encode.median:12.0f}"
         )
-    running, waiting, aim, limit = AIM
+    running, waiting, target, limit = TARGET
     reached = next(c.total.median for c in costs if (c.num_running, c.num_waiting) == (running, waiting))
-    print(f"{running} running, {waiting} waiting: {reached:.0f} us a step; aim {aim:.0f}, limit {limit:.0f}")
+    print(
+        f"{running} running, {waiting} waiting: {reached:.0f} us per step; target {target:.0f}, limit {limit:.0f}"
+    )
     values = {
         "costs_us": [asdict(cost) for cost in costs],
         "growth_with_running": growth_with_running(costs),

@@ -1,6 +1,6 @@
-"""Greedy tokens of 32 prompts equal transformers', at every degree, paged and contiguous, alone and in company.
+"""Greedy tokens of 32 prompts equal transformers' at every degree, paged and contiguous, alone and in batches.
 
-Also: what each rank reads of the checkpoint against what it owns, by its own count and by the kernel's.
+Each rank must read little more of the checkpoint than it owns, by its own count and by the kernel's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NUMBER = 2
 TITLE = "Greedy tokens of 32 prompts equal transformers' in fp32; each rank reads only its own weights"
 
 ARRIVAL_SECONDS = 6.0
-"""All 32 prompts arrive at random moments of this span."""
-_ASKED = {"max_new_tokens": MAX_NEW_TOKENS, "ignore_eos_token": True}
-"""All tokens of every prompt are compared; that EOS ends an answer is shown by `tests/e2e`."""
+"""All 32 prompts arrive at random moments within this time."""
+_PARAMETERS = {"max_new_tokens": MAX_NEW_TOKENS, "ignore_eos_token": True}
+"""All tokens of every prompt are compared. `tests/e2e` checks that EOS ends a response."""
 MAX_READ_RATIO = 1.1
 _WEIGHTS = re.compile(r"weights: rank (\d+) owns (\d+) bytes, read (\d+) bytes")
 _READ_WHEN_IMPORTED = (
@@ -37,12 +37,12 @@ _READ_WHEN_IMPORTED = (
 
 
 def ask_alone(client: Client, answers: Sequence[Answer]) -> list[Outcome]:
-    """One request at a time."""
-    return [client.generate(answer.text, **_ASKED) for answer in answers]
+    """Send one request at a time."""
+    return [client.generate(answer.text, **_PARAMETERS) for answer in answers]
 
 
 def ask_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[Outcome]:
-    """All of them, in random order and at random moments, every other one streamed."""
+    """Send all prompts, in random order and at random moments, every other one streamed."""
     rng = random.Random(seed)
     moments = [rng.uniform(0.0, ARRIVAL_SECONDS) for _ in answers]
     never = threading.Event()
@@ -50,7 +50,7 @@ def ask_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[
     def arrive(number: int) -> Outcome:
         never.wait(moments[number])
         ask = client.stream if number % 2 else client.generate
-        return ask(answers[number].text, **_ASKED)
+        return ask(answers[number].text, **_PARAMETERS)
 
     with ThreadPoolExecutor(len(answers)) as pool:
         return list(pool.map(arrive, range(len(answers))))
@@ -72,7 +72,7 @@ def judge(report: Report, name: str, answers: Sequence[Answer], outcomes: Sequen
 
 
 def bytes_read_by_imports() -> int:
-    """What a rank reads (`rchar` of /proc/self/io) only to import its program."""
+    """Return the bytes that a rank reads (`rchar` of /proc/self/io) only to import its program."""
     done = subprocess.run(
         [sys.executable, "-c", _READ_WHEN_IMPORTED],
         capture_output=True,
@@ -86,23 +86,24 @@ def bytes_read_by_imports() -> int:
 
 def judge_reading(report: Report, lab: Lab, server: Server, degree: int, imports: int) -> None:
     """Compare the bytes that each rank read with those that it owns."""
-    told = {int(rank): (int(owned), int(read)) for rank, owned, read in _WEIGHTS.findall(server.log())}
+    reported = {int(rank): (int(owned), int(read)) for rank, owned, read in _WEIGHTS.findall(server.log())}
     report.require(
-        sorted(told) == list(range(degree)), f"degree {degree}: weights told by ranks {sorted(told)}"
+        sorted(reported) == list(range(degree)),
+        f"degree {degree}: weights reported by ranks {sorted(reported)}",
     )
-    for rank, (owned, read) in sorted(told.items()):
+    for rank, (owned, read) in sorted(reported.items()):
         ratio = read / owned
         report.require(
             ratio <= MAX_READ_RATIO, f"degree {degree} rank {rank}: read {read} / owned {owned} = {ratio:.3f}"
         )
     on_disk = sum(path.stat().st_size for path in lab.model.glob("*.safetensors"))
-    together = sum(owned for owned, _ in told.values())
+    together = sum(owned for owned, _ in reported.values())
     report.require(
         together >= 0.99 * on_disk, f"degree {degree}: together own {together} of {on_disk} bytes on disk"
     )
     for rank, process in sorted(server.ranks().items()):
         by_kernel = process.io_counters().read_chars - imports
-        owned = told.get(rank, (1, 0))[0]
+        owned = reported.get(rank, (1, 0))[0]
         report.require(
             by_kernel / owned <= MAX_READ_RATIO,
             f"degree {degree} rank {rank}: by the kernel's count, less imports, {by_kernel / owned:.3f}",

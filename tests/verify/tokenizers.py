@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of published families against transformers, on 2,000 texts each."""
+"""Compare tokenizers and chat templates of published families with transformers, on 2,000 texts each."""
 
 from __future__ import annotations
 

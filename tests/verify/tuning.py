@@ -1,4 +1,4 @@
-"""`lmi tune` beside a full grid: nearly the best configuration, with a fifth of the real rounds."""
+"""Compare `lmi tune` with a full grid: nearly the best configuration, with a fifth of the rounds."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ PINNED = (
 )
 ROUNDS = 3
 HEAD_TO_HEAD_ROUNDS = 8
-LEAST_SHARE, MOST_ROUNDS = 0.95, 0.2
+MIN_SHARE, MAX_ROUNDS = 0.95, 0.2
 LIMIT_SECONDS = 7200.0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A load, and the figure that is to be best under it."""
+    """A load and the figure to optimize under it."""
 
     name: str
     load: tuple[str, ...]
     objective: str
     keys: tuple[str, ...]
-    """Of that figure in a round's figures."""
+    """Keys of that figure in a round's figures."""
     higher_is_better: bool
 
 
@@ -63,12 +63,12 @@ WORKLOADS = (
 
 
 def lmi(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a command; returns its JSON. Raises `AssertionError` if it fails."""
+    """Run a command and return its JSON. Raises `AssertionError` if it fails."""
     return run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1]
 
 
 def figures(data: dict[str, Any], workload: Workload) -> dict[str, float]:
-    """The median over the rounds, by configuration."""
+    """Return the median of the figure over the rounds, by configuration."""
     found: dict[str, list[float]] = {}
     for one in data["rounds"]:
         value = one["figures"]
@@ -84,19 +84,19 @@ def judge(workload: Workload, lab: Lab, report: Report) -> None:
     file = folder / "serving.properties"
     options = {"max_rolling_batch_size": 2, "max_rolling_batch_prefill_tokens": 32, "kv_cache_gb": 0.5}
     file.write_text(properties_text(lab.model, **options))
-    sets = [word for axis in GRID for word in ("--set", axis)]
+    sets = [argument for axis in GRID for argument in ("--set", axis)]
     rounds = ("--rounds", str(ROUNDS))
     grid = lmi(folder, "compare", str(file), *sets, *rounds, *workload.load)
-    searched = [word for axis in (*GRID, *PINNED) for word in ("--search", axis)]
+    searches = [argument for axis in (*GRID, *PINNED) for argument in ("--search", axis)]
     goal = ("--goal", workload.objective)
-    tuned = lmi(folder, "tune", str(file), *goal, *searched, *rounds, *workload.load)
+    tuned = lmi(folder, "tune", str(file), *goal, *searches, *rounds, *workload.load)
     of_grid = figures(grid, workload)
     best = (max if workload.higher_is_better else min)(of_grid, key=lambda name: of_grid[name])
     report.figure(f"{workload.name}: the best of the grid is {best}; tuned: {tuned['best']}")
     for sentence in tuned["sentences"]:
         report.figure(f"{workload.name}: {sentence}")
     share = tuned["num_rounds"] / len(grid["rounds"])
-    report.require(share <= MOST_ROUNDS, f"{workload.name}: {share:.0%} of the rounds of the grid")
+    report.require(share <= MAX_ROUNDS, f"{workload.name}: {share:.0%} of the rounds of the grid")
 
     # The best of many noisy figures looks better than it is, so both are run again.
     (changes,) = [one["changes"] for one in tuned["configurations"] if one["name"] == tuned["best"]]
@@ -108,7 +108,7 @@ def judge(workload: Workload, lab: Lab, report: Report) -> None:
     found = figures(again, workload)
     ratio = found["tuned"] / found["best"]
     reached = ratio if workload.higher_is_better else 1 / ratio
-    report.require(reached >= LEAST_SHARE, f"{workload.name}: {reached:.1%} of the best of the grid")
+    report.require(reached >= MIN_SHARE, f"{workload.name}: {reached:.1%} of the best of the grid")
 
 
 def verify(lab: Lab, report: Report) -> None:
