@@ -172,5 +172,5 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for server in servers:
         server.destroy()
-    leftover = [line for server in servers for line in server.left_over()]
+    leftover = [line for server in servers for line in server.leftover_processes()]
     assert not leftover, leftover

@@ -28,7 +28,7 @@ from tests.bench import environment, limits, quiet, report
 from tests.bench.contender import Broken, Contender, Unavailable
 from tests.bench.http_contender import Ours
 from tests.bench.machine import described
-from tests.bench.model import matrices_of
+from tests.bench.model import read_matrices
 from tests.bench.peers import PEERS
 from tests.bench.peers.peer import Site
 from tests.bench.results import Results, write_json
@@ -131,7 +131,7 @@ def _run(
         shapes=[SHAPES[name] for name in workloads],
         num_rounds=num_rounds,
         tokenizer=load_tokenizer(model),
-        matrices=matrices_of(model),
+        matrices=read_matrices(model),
         logs=logs,
         quiet=quiet.look if busy_ok else lambda: quiet.await_quiet(_QUIET_SECONDS),
         measure_limits=lambda: _measure_limits(folder / "bench"),

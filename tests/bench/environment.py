@@ -100,7 +100,7 @@ def called(
         raise Unavailable(f"`{' '.join(command)[:200]}` failed; {log} ends with\n  {tail}")
 
 
-def folder_made(folder: Path, make: Callable[[Path], None]) -> Path:
+def make_folder_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return `folder`, filled by `make` on the first call. An interrupted call starts over. Raises as `make` does."""
     if not folder.is_dir():
         partial = folder.with_name(f"{folder.name}.partial")

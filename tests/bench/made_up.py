@@ -42,7 +42,7 @@ def made_run(
 
 
 @dataclass(slots=True)
-class MadeUp:
+class FakeContender:
     """A fake contender that takes `seconds` for each response."""
 
     name: str
@@ -64,7 +64,7 @@ class MadeUp:
 class MadeUpRunning:
     """One life of a fake contender."""
 
-    contender: MadeUp
+    contender: FakeContender
     pid: int = 1 << 30
     """An id that no process has."""
     start_up_seconds: float = 1.5

@@ -25,7 +25,7 @@ class Matrices:
         return self.layer_weights + self.head_weights
 
 
-def matrices_of(folder: Path) -> Matrices | None:
+def read_matrices(folder: Path) -> Matrices | None:
     """Return None for unknown tensor names and for models with experts, where a token uses few of the weights."""
     shapes: dict[str, Sequence[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -12,7 +12,7 @@ from container.measure.bench.workload import load_tokenizer
 from tests.bench import report
 from tests.bench.contender import Broken
 from tests.bench.limits import Limits
-from tests.bench.made_up import MadeUp, results_of
+from tests.bench.made_up import FakeContender, results_of
 from tests.bench.model import Matrices
 from tests.bench.quiet import Busy, Load
 from tests.bench.results import write_json
@@ -30,7 +30,7 @@ def journal() -> list[str]:
 
 
 def make_rounds(
-    tmp_path: Path, *contenders: MadeUp, num_rounds: int = 2, shapes: tuple[Shape, ...] = (SHAPE,)
+    tmp_path: Path, *contenders: FakeContender, num_rounds: int = 2, shapes: tuple[Shape, ...] = (SHAPE,)
 ) -> Rounds:
     save_gpt2(tmp_path, as_json=True)
     return Rounds(
@@ -47,7 +47,7 @@ def make_rounds(
 
 
 def test_contenders_take_turns_and_each_is_warmed_up_and_stopped(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal))
+    rounds = make_rounds(tmp_path, FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal))
     rounds.run()
     warm_up, timed = "2 by 2", "3 by 2"
     assert journal == [
@@ -61,9 +61,9 @@ def test_contenders_take_turns_and_each_is_warmed_up_and_stopped(tmp_path: Path,
 
 def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: list[str]) -> None:
     contenders = (
-        MadeUp("a", 1.0, journal),
-        MadeUp("b", 2.0, journal, breaks_in_life=1),
-        MadeUp("c", 2.0, journal),
+        FakeContender("a", 1.0, journal),
+        FakeContender("b", 2.0, journal, breaks_in_life=1),
+        FakeContender("c", 2.0, journal),
     )
     rounds = make_rounds(tmp_path, *contenders, num_rounds=3)
     rounds.run()
@@ -73,14 +73,16 @@ def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: li
 
 
 def test_the_benchmark_ends_if_the_first_contender_breaks(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal, breaks_in_life=1), MadeUp("b", 2.0, journal))
+    rounds = make_rounds(
+        tmp_path, FakeContender("a", 1.0, journal, breaks_in_life=1), FakeContender("b", 2.0, journal)
+    )
     with pytest.raises(Broken, match="a broke"):
         rounds.run()
     assert journal == ["a starts", "a ends"]
 
 
 def test_measurements_are_kept_if_the_machine_becomes_busy(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal))
+    rounds = make_rounds(tmp_path, FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal))
     loads = iter([Load(0.0, ())])
 
     def quiet() -> Load:
@@ -95,7 +97,7 @@ def test_measurements_are_kept_if_the_machine_becomes_busy(tmp_path: Path, journ
 
 
 def test_tables_show_the_figures_computed_by_hand(tmp_path: Path, journal: list[str]) -> None:
-    contenders = (MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, token=lambda index: 7))
+    contenders = (FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal, token=lambda index: 7))
     rounds = make_rounds(tmp_path, *contenders, shapes=(SHAPE, ALONE))
     rounds.run()
     ratios, throughput, shape, alone, resources, shares, settings = report.tables(results_of(rounds))
@@ -113,7 +115,9 @@ def test_tables_show_the_figures_computed_by_hand(tmp_path: Path, journal: list[
 
 
 def test_notes_name_missing_peers_and_json_has_no_nan(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, breaks_in_life=1))
+    rounds = make_rounds(
+        tmp_path, FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal, breaks_in_life=1)
+    )
     rounds.measure_limits = lambda: None
     rounds.run()
     results = results_of(rounds)

@@ -22,8 +22,8 @@ from container.endpoint.declared import read as read_declared
 from lmi_server.properties.loader import load
 from tests.docs.not_run import NOT_RUN, entry
 from tests.docs.pages import Block, Command, blocks, commands, read
-from tests.e2e.conftest import in_force, scheduler
-from tests.support.endpoints import ENDPOINT, endpoint_before
+from tests.e2e.conftest import current_limits, scheduler
+from tests.support.endpoints import ENDPOINT, endpoint_for_server
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
@@ -75,7 +75,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def restored_settings(paged_server: Server) -> Iterator[None]:
     """Restore the settings of the shared server after the test."""
     client = paged_server.client
-    before = in_force(client)
+    before = current_limits(client)
     yield
     assert scheduler(client, **before).status == 200
 
@@ -150,7 +150,7 @@ def check_make(words: list[str]) -> None:
 @pytest.mark.model
 def test_a_python_program_succeeds(block: Block, paged_server: Server) -> None:
     creates = "create_endpoint(" in block.text
-    with endpoint_before(paged_server.port, deployed=not creates) as platform:
+    with endpoint_for_server(paged_server.port, deployed=not creates) as platform:
         environment = {
             "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": platform.url,
             "AWS_ENDPOINT_URL_SAGEMAKER": platform.url,
@@ -182,7 +182,7 @@ def test_a_configuration_loads_without_warnings(block: Block, tmp_path: Path) ->
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_a_declared_endpoint_goes_into_service(block: Block, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(block.text, encoding="utf-8")
-    with endpoint_before(1, deployed=False) as platform:
+    with endpoint_for_server(1, deployed=False) as platform:
         declare(read_declared(tmp_path / "file"), platform.platform)
         assert platform.wait("InService")["EndpointName"] == ENDPOINT
 

@@ -61,7 +61,7 @@ def scheduler(client: Client, **changes: object) -> Answer:
     return responses[-1]
 
 
-def in_force(client: Client) -> dict[str, Any]:
+def current_limits(client: Client) -> dict[str, Any]:
     """Return the current limits of the scheduler."""
     limits: dict[str, Any] = scheduler(client).json()
     return limits
@@ -74,7 +74,7 @@ def limits(client: Client) -> Iterator[ChangeLimits]:
     def change(**changes: object) -> Answer:
         return scheduler(client, **changes)
 
-    before = in_force(client)
+    before = current_limits(client)
     yield change
     assert change(**before).status == 200
     after = wait_metrics(client, lambda seen: seen.idle, SECONDS)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from tests.e2e.conftest import SCHEDULER, SECONDS, ChangeLimits, in_force
+from tests.e2e.conftest import SCHEDULER, SECONDS, ChangeLimits, current_limits
 from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 
 def test_the_batch_size_can_shrink_and_grow_under_load(client: Client, limits: ChangeLimits) -> None:
-    before = in_force(client)
+    before = current_limits(client)
     assert before["max_rolling_batch_size"] == 32
     assert limits(max_rolling_batch_size=2, scheduling_policy="fair").status == 200
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 60, "ignore_eos_token": True}}

@@ -107,6 +107,6 @@ def test_no_process_survives_a_killed_comparison(tiny_model: Path, tmp_path: Pat
     run.kill()
     output, _ = run.communicate(timeout=600)
     assert run.returncode == -signal.SIGKILL, output
-    assert not [processes.describe(process) for process in processes.wait_gone(seen, 200.0)]
+    assert not [processes.describe(process) for process in processes.wait_exited(seen, 200.0)]
     wait_until(lambda: not processes.marked(mark))
     assert not (tmp_path / "lmi-compare.md").exists()

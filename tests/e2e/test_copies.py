@@ -11,9 +11,9 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.conftest import in_force, scheduler
+from tests.e2e.conftest import current_limits, scheduler
 from tests.support import processes
-from tests.support.client import Ask, Ending, Outcome
+from tests.support.client import ClientRequest, Ending, Outcome
 from tests.support.server import ADMIN_HEADERS, Server, properties_text
 from tests.support.waiting import wait_until
 
@@ -63,13 +63,15 @@ def finished(server: Server) -> dict[str, float]:
 
 
 def engine_of(server: Server, copy: int) -> psutil.Process:
-    [found] = processes.called_with(server.processes(), lambda word: f"/copy{copy}/" in word)
+    [found] = processes.with_argument(server.processes(), lambda word: f"/copy{copy}/" in word)
     return found
 
 
 def ask_all(server: Server, prompts: list[str], num_tokens: int, at_once: int) -> list[Outcome]:
     parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
-    asks = [Ask(prompt, parameters, stream=number % 2 == 0) for number, prompt in enumerate(prompts)]
+    asks = [
+        ClientRequest(prompt, parameters, stream=number % 2 == 0) for number, prompt in enumerate(prompts)
+    ]
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(server.client.outcome, asks))
 
@@ -119,7 +121,7 @@ def test_scheduler_settings_change_in_both_copies(server: Server) -> None:
         (1, True, "ready"),
         (2, True, "ready"),
     ]
-    assert {in_force(server.client)["max_rolling_batch_size"] for _ in range(4)} == {5}
+    assert {current_limits(server.client)["max_rolling_batch_size"] for _ in range(4)} == {5}
 
 
 def test_a_killed_copy_loses_only_its_own_requests_and_restarts(server: Server) -> None:
@@ -135,7 +137,7 @@ def test_a_killed_copy_loses_only_its_own_requests_and_restarts(server: Server) 
         wait_until(lambda: counts(server).get("2", 0.0) - before["2"] >= 4)
         engine.send_signal(signal.SIGKILL)
         outcomes = future.result()
-    lost = [outcome for outcome in outcomes if outcome.ending is Ending.TOLD]
+    lost = [outcome for outcome in outcomes if outcome.ending is Ending.ERROR]
     kept = zip(outcomes, expected, strict=True)
     assert 1 <= len(lost) <= 4, [outcome.describe() for outcome in outcomes]
     assert all("the engine process ended" in outcome.error for outcome in lost)
@@ -146,5 +148,5 @@ def test_a_killed_copy_loses_only_its_own_requests_and_restarts(server: Server) 
     assert token_ids(ask_all(server, prompts * 5, 20, at_once=8)) == expected * 5
     assert finished(server)["1"] > 0
     # The restarted copy has the settings of the other one, and they can still be changed in both.
-    assert in_force(server.client)["max_rolling_batch_size"] == 6
+    assert current_limits(server.client)["max_rolling_batch_size"] == 6
     limit_batch(server, 32)

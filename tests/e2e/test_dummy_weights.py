@@ -48,9 +48,9 @@ def test_two_ranks_serve_dummy_weights_and_exit_together(tmp_path: Path) -> None
             code = server.wait_exit()
             endings = [client.result().ending for client in clients]
         assert code not in {0, None}
-        assert endings == [Ending.TOLD] * 4, server.log_tail()
+        assert endings == [Ending.ERROR] * 4, server.log_tail()
         assert "rank 1" in server.log_tail()
-        assert server.left_over() == []
+        assert server.leftover_processes() == []
 
 
 def check_answers(server: Server) -> None:

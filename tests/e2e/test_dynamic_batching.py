@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import SECONDS
-from tests.support.client import Ask, Client, Ending, Json, Outcome
-from tests.support.dynamic_server import RESTARTS, batches, generator_of
+from tests.support.client import Client, ClientRequest, Ending, Json, Outcome
+from tests.support.dynamic_server import RESTARTS, batches, find_generator
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.oracle import FEW_TOKENS, few_answers
 from tests.support.server import Server
@@ -53,8 +53,8 @@ def test_prompts_in_one_batch_equal_transformers_unbatched(dynamic: Client, bund
         outcomes = [call.result() for call in calls]
     for answer, outcome in zip(answers, outcomes, strict=True):
         assert outcome.ending is Ending.COMPLETE, outcome.describe()
-        assert tuple(outcome.token_ids) == answer.unending_token_ids
-        assert outcome.text == answer.unending_output
+        assert tuple(outcome.token_ids) == answer.token_ids_ignoring_eos
+        assert outcome.text == answer.output_ignoring_eos
     taken = batches(dynamic.metrics()).since(before)
     assert (taken.count, taken.requests) == (1, len(_NAMES))
 
@@ -79,7 +79,7 @@ def suspend_in_mid_stream(
     victim: psutil.Process, client: Client, stack: ExitStack
 ) -> tuple[Iterator[Json], Outcome]:
     """Suspend the generating process while it streams 30 tokens, so that the batch is in flight when it is killed."""
-    story = Ask("Once upon a time,", {"max_new_tokens": 30, "ignore_eos_token": True}, stream=True)
+    story = ClientRequest("Once upon a time,", {"max_new_tokens": 30, "ignore_eos_token": True}, stream=True)
     while True:
         outcome = Outcome()
         records = client.follow(
@@ -96,7 +96,7 @@ def suspend_in_mid_stream(
 
 def test_a_killed_generating_process_is_restarted(dynamic_server: Server, dynamic: Client) -> None:
     client = dynamic
-    victim = generator_of(dynamic_server)
+    victim = find_generator(dynamic_server)
     assert victim is not None
     before = client.metrics()[RESTARTS]
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
@@ -114,4 +114,4 @@ def test_a_killed_generating_process_is_restarted(dynamic_server: Server, dynami
         assert waiting.result().ending is Ending.COMPLETE
     wait_until(lambda: client.ping() == 200)
     assert client.metrics()[RESTARTS] == before + 1
-    assert generator_of(dynamic_server) not in (None, victim)
+    assert find_generator(dynamic_server) not in (None, victim)

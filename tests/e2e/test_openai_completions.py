@@ -40,7 +40,7 @@ def test_a_completion_equals_transformers(api: openai.OpenAI, bundled_model: Pat
     assert reply.model == "any-name"
     assert reply.object == "text_completion"
     (choice,) = reply.choices
-    assert choice.text == expected.unending_output
+    assert choice.text == expected.output_ignoring_eos
     assert choice.finish_reason == "length"
     assert choice.logprobs is not None
     assert choice.logprobs.tokens is not None
@@ -56,9 +56,9 @@ def test_prompts_can_be_token_ids(api: openai.OpenAI, client: Client, bundled_mo
     reply = api.completions.create(
         model="lmi", prompt=prompts, temperature=0, max_tokens=FEW_TOKENS, extra_body={"ignore_eos": True}
     )
-    assert [choice.text for choice in reply.choices] == [answer.unending_output for answer in expected]
+    assert [choice.text for choice in reply.choices] == [answer.output_ignoring_eos for answer in expected]
     one = api.completions.create(model="lmi", prompt=prompts[0], temperature=0, max_tokens=FEW_TOKENS)
-    assert expected[0].unending_output.startswith(one.choices[0].text)
+    assert expected[0].output_ignoring_eos.startswith(one.choices[0].text)
     with pytest.raises(openai.BadRequestError, match="from 0 to 49151") as caught:
         api.completions.create(model="lmi", prompt=[[1], [5, 49152]])
     assert caught.value.param == "prompt[1][1]"

@@ -12,7 +12,7 @@ from container.measure.compare.configurations import NamedPath, read_configurati
 from tests.bench import report
 from tests.bench.http_contender import Ours
 from tests.bench.made_up import results_of
-from tests.bench.model import matrices_of
+from tests.bench.model import read_matrices
 from tests.bench.peers import PEERS
 from tests.bench.peers.peer import Site
 from tests.bench.quiet import Load
@@ -39,7 +39,7 @@ def test_the_server_and_a_peer_are_benchmarked_and_give_equal_answers(
         shapes=(SHAPES["smoke"],),
         num_rounds=1,
         tokenizer=load_tokenizer(tiny_model),
-        matrices=matrices_of(tiny_model),
+        matrices=read_matrices(tiny_model),
         logs=tmp_path,
         quiet=lambda: Load(0.0, ()),
         measure_limits=lambda: None,

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from tests.e2e.conftest import SECONDS
 from tests.support.client import Client
-from tests.support.endpoints import ENDPOINT, endpoint_before
+from tests.support.endpoints import ENDPOINT, endpoint_for_server
 from tests.support.metrics import wait_metrics
 from tests.support.server import Server
 
@@ -24,7 +24,7 @@ JSON = "application/json"
 
 @pytest.fixture
 def api(paged_server: Server) -> Iterator[Any]:
-    with endpoint_before(paged_server.port) as platform:
+    with endpoint_for_server(paged_server.port) as platform:
         yield platform.runtime
 
 

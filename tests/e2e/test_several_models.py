@@ -18,7 +18,7 @@ from openai import OpenAI
 from tests.support import processes
 from tests.support.client import Client
 from tests.support.server import Server
-from tests.support.several_models import answer_of, load, save_handlers, save_models, server_of
+from tests.support.several_models import generate_tokens, load, multi_model_server, save_handlers, save_models
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def folder_server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of a folder with three models and memory for two."""
-    with server_of(tmp_path_factory.mktemp("folder"), folders["a"].parent, ROOM) as server:
+    with multi_model_server(tmp_path_factory.mktemp("folder"), folders["a"].parent, ROOM) as server:
         server.wait_ready()
         yield server
 
@@ -43,7 +43,7 @@ def folder_server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def answers(folder_server: Server) -> dict[str, list[int]]:
     """Token ids that each model generates, by model. No two models generate the same."""
-    generated = {name: answer_of(folder_server.client, f"/predictions/{name}") for name in NAMES}
+    generated = {name: generate_tokens(folder_server.client, f"/predictions/{name}") for name in NAMES}
     assert len({tuple(tokens) for tokens in generated.values()}) == len(NAMES)
     return generated
 
@@ -54,7 +54,7 @@ def statuses(client: Client) -> dict[str, str]:
 
 def processes_of(server: Server, folder: Path) -> list[psutil.Process]:
     """Return the supervisor process of a model's server."""
-    return processes.called_with(server.processes(), str(folder).__eq__)
+    return processes.with_argument(server.processes(), str(folder).__eq__)
 
 
 def test_concurrent_requests_reach_the_right_model(
@@ -64,7 +64,7 @@ def test_concurrent_requests_reach_the_right_model(
 
     def ask(item: tuple[int, str]) -> list[int]:
         number, name = item
-        return answer_of(folder_server.client, f"/predictions/{name}", {"stream": number % 2 == 0})
+        return generate_tokens(folder_server.client, f"/predictions/{name}", {"stream": number % 2 == 0})
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, enumerate(names))) == [answers[name] for name in names]
@@ -81,7 +81,7 @@ def test_the_openai_client_selects_a_model_by_name(folder_server: Server) -> Non
 
 def test_the_request_body_selects_the_model(folder_server: Server, answers: dict[str, list[int]]) -> None:
     for name in "ab":
-        assert answer_of(folder_server.client, "/invocations", {"model": name}) == answers[name]
+        assert generate_tokens(folder_server.client, "/invocations", {"model": name}) == answers[name]
 
 
 def test_a_killed_model_restarts_while_the_other_keeps_serving(
@@ -89,16 +89,16 @@ def test_a_killed_model_restarts_while_the_other_keeps_serving(
 ) -> None:
     client = folder_server.client
     for name in ("a", "b"):
-        assert answer_of(client, f"/predictions/{name}") == answers[name]
+        assert generate_tokens(client, f"/predictions/{name}") == answers[name]
     [killed] = processes_of(folder_server, folders["a"])
     killed.send_signal(signal.SIGKILL)
-    assert not processes.wait_gone([killed], 120)
-    assert answer_of(client, "/predictions/b") == answers["b"]
+    assert not processes.wait_exited([killed], 120)
+    assert generate_tokens(client, "/predictions/b") == answers["b"]
     while (answer := client.post("/predictions/a", {"inputs": "x"})).status == 503:
         assert "SIGKILL" in answer.body or "ended" in answer.body
         time.sleep(0.05)
-    assert answer_of(client, "/predictions/a") == answers["a"]
-    assert answer_of(client, "/predictions/b") == answers["b"]
+    assert generate_tokens(client, "/predictions/a") == answers["a"]
+    assert generate_tokens(client, "/predictions/b") == answers["b"]
 
 
 def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
@@ -106,7 +106,7 @@ def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
 ) -> None:
     root = folders["a"].parent
     environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(root)}
-    with server_of(tmp_path, tmp_path / "none", ROOM, environment) as server:
+    with multi_model_server(tmp_path, tmp_path / "none", ROOM, environment) as server:
         server.wait_ready()
         client = server.client
         assert client.get("/models").json() == {"models": []}
@@ -114,8 +114,8 @@ def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
         assert [load(client, name, folders[name]) for name in ("b", "a", "b", "c")] == [200, 200, 409, 507]
         assert load(client, "x", Path("/etc")) == 400
         for name in ("a", "b"):
-            assert answer_of(client, f"/models/{name}/invoke") == answers[name]
-            assert answer_of(client, f"/models/{name}/invoke", {"stream": True}) == answers[name]
+            assert generate_tokens(client, f"/models/{name}/invoke") == answers[name]
+            assert generate_tokens(client, f"/models/{name}/invoke", {"stream": True}) == answers[name]
         taken = client.get("/models/a").json()["memoryBytes"]
         assert taken > 100 << 20
         with client.call("DELETE", "/models/b") as call:
@@ -123,7 +123,7 @@ def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
         assert processes_of(server, folders["b"]) == []
         assert client.post("/models/b/invoke", {"inputs": "x"}).status == 404
         assert load(client, "c", folders["c"]) == 200
-        assert answer_of(client, "/models/c/invoke") == answers["c"]
+        assert generate_tokens(client, "/models/c/invoke") == answers["c"]
         # A running stream completes during a graceful shutdown.
         long = {
             "inputs": "x",
@@ -136,4 +136,4 @@ def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
             lines = list(call.lines())
         assert len(lines) == 200, lines[-1]
         assert server.wait_exit() == 0
-        assert server.left_over() == []
+        assert server.leftover_processes() == []

@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 @pytest.fixture
-def still_clock(monkeypatch: pytest.MonkeyPatch) -> float:
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> float:
     """Stop the clock of the status board at the returned time, so that no heartbeat gets stale on a busy machine."""
     now = 1000.0
     monkeypatch.setattr("engines.health.time", SimpleNamespace(monotonic=lambda: now))

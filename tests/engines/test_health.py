@@ -76,7 +76,7 @@ def test_a_long_reason_is_truncated_and_fully_replaced_by_a_short_one(board: Sta
     assert board.read().reason == "short"
 
 
-def test_ready_requires_a_heartbeat_of_every_rank(board: StatusBoard, still_clock: float) -> None:
+def test_ready_requires_a_heartbeat_of_every_rank(board: StatusBoard, frozen_clock: float) -> None:
     board.set_state(EngineState.READY)
     board.beat(0)
     assert not board.read().ready
@@ -89,12 +89,12 @@ def test_ready_requires_a_heartbeat_of_every_rank(board: StatusBoard, still_cloc
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_one_silent_rank_makes_the_engine_not_ready(
-    tmp_path: Path, board: StatusBoard, silent: int, still_clock: float
+    tmp_path: Path, board: StatusBoard, silent: int, frozen_clock: float
 ) -> None:
     board.set_state(EngineState.READY)
     for rank in (0, 1):
         board.beat(rank)
-    _set_beat(tmp_path / "status", silent, still_clock - STALE_AFTER_SECONDS - 1)
+    _set_beat(tmp_path / "status", silent, frozen_clock - STALE_AFTER_SECONDS - 1)
     health = board.read()
     assert not health.ready
     assert "made no progress for 8 s" in health.describe()

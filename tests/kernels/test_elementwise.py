@@ -8,7 +8,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from lmi_kernels import Activation, activate, activate_and_mul, rms_norm, rotary_, scale, softcap
-from tests.kernels.references.activate import BY_TORCH
+from tests.kernels.references.activate import TORCH_ACTIVATIONS
 from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -123,12 +123,12 @@ def test_activations_are_accurate_and_bit_identical_to_transformers(
     y = activate(x, kind)
     assert y.dtype == dtype
     assert torch.equal(y, ACT2FN[transformers_kind](x))
-    _assert_near(y, BY_TORCH[kind](x.double()), x.double())
+    _assert_near(y, TORCH_ACTIVATIONS[kind](x.double()), x.double())
     assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", list(BY_TORCH))
+@pytest.mark.parametrize("kind", list(TORCH_ACTIVATIONS))
 @pytest.mark.parametrize(("num_tokens", "intermediate"), [(1, 1), (3, 1536), (40, 7)])
 def test_activate_and_mul_matches_double_precision(
     num_tokens: int, intermediate: int, kind: Activation, dtype: torch.dtype
@@ -140,7 +140,7 @@ def test_activate_and_mul_matches_double_precision(
     gate, up = before.double().chunk(2, -1)
     assert y.shape == (num_tokens, intermediate)
     assert y.dtype == dtype
-    _assert_near(y, BY_TORCH[kind](gate) * up, gate * up)
+    _assert_near(y, TORCH_ACTIVATIONS[kind](gate) * up, gate * up)
     assert torch.equal(gate_up, before)
 
 

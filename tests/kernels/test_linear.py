@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lmi_kernels import Activation, LinearWeight, gated_linear, linear, pack
-from tests.kernels.references.activate import BY_TORCH
+from tests.kernels.references.activate import TORCH_ACTIVATIONS
 from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.usefixtures("torch_kernels")
@@ -91,7 +91,7 @@ def test_an_empty_batch_gives_an_empty_result() -> None:
     assert linear(torch.empty(0, 4), pack(torch.ones(3, 4))).shape == (0, 3)
 
 
-@pytest.mark.parametrize("kind", list(BY_TORCH))
+@pytest.mark.parametrize("kind", list(TORCH_ACTIVATIONS))
 @pytest.mark.parametrize("exact", [True, False])
 def test_gated_linear_applies_the_activation_of_its_weight(kind: Activation, exact: bool) -> None:
     generator = fresh_generator()
@@ -99,7 +99,7 @@ def test_gated_linear_applies_the_activation_of_its_weight(kind: Activation, exa
     x = torch.randn(5, 33, generator=generator)
     gate, up = (x.double() @ w.double().T).chunk(2, dim=-1)
     y = gated_linear(x, pack(w, gated=kind))
-    torch.testing.assert_close(y.double(), BY_TORCH[kind](gate) * up, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y.double(), TORCH_ACTIVATIONS[kind](gate) * up, rtol=1e-5, atol=1e-6)
 
 
 def test_missing_and_unknown_gates_are_rejected() -> None:

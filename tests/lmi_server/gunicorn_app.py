@@ -24,14 +24,14 @@ from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, tokens, web_config
 
 ANSWER = "The capital of France is Paris."
-PATIENT = ConnectionLimits(head_seconds=100.0, stall_seconds=100.0)
-IMPATIENT = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
+LONG_LIMITS = ConnectionLimits(head_seconds=100.0, stall_seconds=100.0)
+SHORT_LIMITS = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
 
 
-class SteeredWorker(Worker):
+class AdjustableWorker(Worker):
     """The real worker, with time limits that a test can change and a small send buffer."""
 
-    limits = PATIENT
+    limits = LONG_LIMITS
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -69,12 +69,12 @@ def make_app(folder: str) -> Flask:
     @app.post("/test/hurry")
     def hurry() -> str:
         """Set the time limits of new connections to one second."""
-        SteeredWorker.limits = IMPATIENT
+        AdjustableWorker.limits = SHORT_LIMITS
         return ""
 
     @app.post("/test/reset")
     def reset() -> str:
-        SteeredWorker.limits = PATIENT
+        AdjustableWorker.limits = LONG_LIMITS
         for event in (gate, engine.submit_seen, engine.abort_seen):
             event.clear()
         return ""

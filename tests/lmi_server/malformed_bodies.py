@@ -83,7 +83,7 @@ def _user(content: Any) -> list[dict[str, Any]]:
 _GOOD_JSON = b'{"inputs": "Hello"}'
 
 
-def repeated_name(num_names: int) -> bytes:
+def body_with_duplicate_name(num_names: int) -> bytes:
     """Return a JSON object with `num_names` names, the last of which repeats the first."""
     names = [f'"n{number}": 0' for number in range(num_names - 1)]
     return ("{" + ", ".join([*names, '"n0": 0']) + "}").encode()
@@ -119,7 +119,7 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("nested too deeply", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
     _lmi("nested a million levels deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
     _lmi("duplicate name", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "duplicate name"),
-    _lmi("duplicate name among 100,000", repeated_name(100_000), "body", '"n0"', "duplicate name"),
+    _lmi("duplicate name among 100,000", body_with_duplicate_name(100_000), "body", '"n0"', "duplicate name"),
     _lmi("long duplicate name", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "duplicate name"),
     _lmi("long unknown name", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
     _lmi("a million values", b'{"inputs": [' + b"0," * 1_000_000 + b"0]}", "more than 500000 values"),

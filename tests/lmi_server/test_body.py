@@ -24,11 +24,11 @@ from lmi_server.http.body import Bodies
 from lmi_server.http.json_object import MAX_VALUES, parse_object
 from lmi_server.values.show import as_json
 from tests.lmi_server.conftest import MakeClient
-from tests.lmi_server.malformed_bodies import repeated_name
+from tests.lmi_server.malformed_bodies import body_with_duplicate_name
 
 
 def cpu_seconds(num_names: int) -> float:
-    data = repeated_name(num_names)
+    data = body_with_duplicate_name(num_names)
     best = float("inf")
     for _ in range(3):
         began = time.process_time()

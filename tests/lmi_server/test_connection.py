@@ -15,7 +15,7 @@ from lmi_server.http.connection import ClientConnection, ConnectionLimits, Stall
 QUICK = ConnectionLimits(
     idle_seconds=0.02, head_seconds=0.02, body_seconds=0.02, stall_seconds=0.02, bytes_per_second=1_000_000
 )
-PATIENT = ConnectionLimits()
+LONG_LIMITS = ConnectionLimits()
 
 Pair = Callable[[ConnectionLimits], tuple[ClientConnection, gevent_socket.socket]]
 
@@ -62,7 +62,7 @@ def test_the_time_limit_for_headers_starts_at_the_first_byte(pair: Pair) -> None
 
 def test_headers_are_delivered_in_whole_lines(pair: Pair) -> None:
     """gunicorn parses each line once, however slowly its bytes arrive."""
-    connection, client = pair(PATIENT)
+    connection, client = pair(LONG_LIMITS)
     reader = gevent.spawn(connection.recv, 100)
     for byte in b"GET / HTTP/1.1\r":
         client.sendall(bytes([byte]))
@@ -128,7 +128,7 @@ def test_transfers_refill_the_stall_budget_up_to_its_limit() -> None:
 
 
 def test_other_greenlets_run_while_a_body_arrives_fast(pair: Pair) -> None:
-    connection, client = pair(PATIENT)
+    connection, client = pair(LONG_LIMITS)
     connection.begin_request()
     client.sendall(b"x" * 10)
     turns: list[int] = []  # one turn of another greenlet per byte read
@@ -173,7 +173,7 @@ def test_a_peek_consumes_nothing_and_has_no_time_limit(pair: Pair) -> None:
 
 
 def test_an_evicted_connection_is_closed(pair: Pair) -> None:
-    connection, client = pair(PATIENT)
+    connection, client = pair(LONG_LIMITS)
     reader = gevent.spawn(connection.recv, 100)
     gevent.sleep(0)
     assert connection.awaits_client

@@ -29,7 +29,7 @@ def running(
     """Start a server, and yield it with its address. The socket listens already, so clients need not wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "gunicorn", "-b", f"fd://{listener.fileno()}"]
-        command += ["-k", "tests.lmi_server.gunicorn_app.SteeredWorker"]
+        command += ["-k", "tests.lmi_server.gunicorn_app.AdjustableWorker"]
         command += ["--worker-connections", str(CONNECTIONS), "--keep-alive", "600"]
         command += ["--graceful-timeout", str(graceful_seconds)]
         command.append(f"tests.lmi_server.gunicorn_app:make_app('{model_folder}')")

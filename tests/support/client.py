@@ -23,13 +23,13 @@ class Ending(StrEnum):
     """How a request ended, as seen by its client."""
 
     COMPLETE = "complete"
-    TOLD = "told"
+    ERROR = "error"
     """The client got an error status, or an error record at the end of the stream."""
-    CUT = "cut"
+    CLOSED = "closed"
     """The connection closed without an error message."""
     HUNG = "hung"
     """The client timed out."""
-    LEFT = "left"
+    DISCONNECTED = "disconnected"
     """The client disconnected."""
 
 
@@ -110,15 +110,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClientRequest:
     """One request to `/invocations`, and when its client disconnects."""
 
     inputs: str
     parameters: Mapping[str, Json] = field(default_factory=dict)
     stream: bool = False
-    leave_after: float | None = None
+    disconnect_after: float | None = None
     """Disconnect after waiting this many seconds for bytes."""
-    leave_at_record: int | None = None
+    disconnect_at_record: int | None = None
     """Disconnect from a stream at this record, counted from 1, unless it is the last."""
 
     def body(self) -> Json:
@@ -187,40 +187,40 @@ class Client:
 
     def generate(self, inputs: str, **parameters: Json) -> Outcome:
         """Get a complete response. Failures of the server do not raise."""
-        return self.outcome(Ask(inputs, parameters))
+        return self.outcome(ClientRequest(inputs, parameters))
 
     def stream(self, inputs: str, **parameters: Json) -> Outcome:
         """Read a streamed response to its end. Failures of the server do not raise."""
-        return self.outcome(Ask(inputs, parameters, stream=True))
+        return self.outcome(ClientRequest(inputs, parameters, stream=True))
 
-    def outcome(self, ask: Ask) -> Outcome:
+    def outcome(self, ask: ClientRequest) -> Outcome:
         """Send a request to `/invocations`, disconnect early if requested, and return the outcome."""
         outcome = Outcome()
         try:
             with self.call("POST", "/invocations", ask.body()) as call:
-                if ask.leave_after is not None:
-                    call.set_timeout(ask.leave_after)
+                if ask.disconnect_after is not None:
+                    call.set_timeout(ask.disconnect_after)
                 outcome.status = call.response().status
                 if ask.stream and outcome.status == 200:
-                    self._follow_until_leaving(call, outcome, ask.leave_at_record)
+                    self._follow_until_leaving(call, outcome, ask.disconnect_at_record)
                 else:
                     read_whole(call.read(), outcome)
         except TimeoutError:
-            outcome.ending = Ending.HUNG if ask.leave_after is None else Ending.LEFT
+            outcome.ending = Ending.HUNG if ask.disconnect_after is None else Ending.DISCONNECTED
         except (OSError, http.client.HTTPException) as error:
-            outcome.ending = Ending.CUT
+            outcome.ending = Ending.CLOSED
             outcome.error = f" {type(error).__name__}: {error}"
         return outcome
 
-    def _follow_until_leaving(self, call: Call, outcome: Outcome, leave_at_record: int | None) -> None:
+    def _follow_until_leaving(self, call: Call, outcome: Outcome, disconnect_at_record: int | None) -> None:
         for number, _ in enumerate(self.follow(call, outcome), start=1):
-            if number == leave_at_record and outcome.ending is Ending.CUT:
-                outcome.ending = Ending.LEFT
+            if number == disconnect_at_record and outcome.ending is Ending.CLOSED:
+                outcome.ending = Ending.DISCONNECTED
                 return
 
     def follow(self, call: Call, outcome: Outcome) -> Iterator[Json]:
         """Read a jsonlines stream into `outcome`, and yield each record."""
-        outcome.ending = Ending.CUT
+        outcome.ending = Ending.CLOSED
         outcome.status = call.response().status
         for line in call.lines():
             record = json.loads(line)
@@ -231,7 +231,7 @@ class Client:
 def read_record(record: Json, outcome: Outcome) -> None:
     """Read a jsonlines record: a token, a token with the end of the response, or an error."""
     if "error" in record:
-        outcome.ending = Ending.TOLD
+        outcome.ending = Ending.ERROR
         outcome.error = f" {record['error']}"
         return
     if "token" in record and record["token"]["id"] >= 0:  # -1: the response ended without a token
@@ -245,7 +245,7 @@ def read_record(record: Json, outcome: Outcome) -> None:
 def read_whole(answer: Answer, outcome: Outcome) -> None:
     """Read a complete response of `/invocations` with details, or an error status."""
     if answer.status != 200:
-        outcome.ending = Ending.TOLD if answer.body.strip() else Ending.CUT
+        outcome.ending = Ending.ERROR if answer.body.strip() else Ending.CLOSED
         outcome.error = f" {answer.body[:300]}"
         return
     reply = answer.json()

@@ -39,6 +39,6 @@ def batches(metrics: Metrics) -> Batches:
     return Batches(metrics["lmi_batch_size_count"], metrics["lmi_batch_size_sum"])
 
 
-def generator_of(server: Server) -> psutil.Process | None:
+def find_generator(server: Server) -> psutil.Process | None:
     """The server's generating process, if it is running."""
     return generating_process(server.processes())

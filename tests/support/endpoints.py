@@ -175,7 +175,7 @@ def lab(
 
 
 @contextmanager
-def endpoint_before(port: int, *, deployed: bool = True) -> Iterator[EndpointLab]:
+def endpoint_for_server(port: int, *, deployed: bool = True) -> Iterator[EndpointLab]:
     """Serve a platform with the server on this port as every container. deployed: create an endpoint `my-endpoint`."""
     with lab(FakeLauncher(lambda container: RunningContainer(port))) as running:
         if deployed:

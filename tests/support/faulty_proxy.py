@@ -20,7 +20,7 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProxyRequest:
     """A received request."""
 
     method: str
@@ -45,23 +45,23 @@ class Answer:
     """Offset of the body's first byte in the object."""
 
 
-Matches = Callable[[Asked], bool]
-Change = Callable[[Asked, Answer], Answer]
+Matches = Callable[[ProxyRequest], bool]
+Change = Callable[[ProxyRequest, Answer], Answer]
 
 
-def every_object(request: Asked) -> bool:
+def every_object(request: ProxyRequest) -> bool:
     return request.is_object
 
 
-def everything(request: Asked) -> bool:
+def everything(request: ProxyRequest) -> bool:
     return True
 
 
-def listing(request: Asked) -> bool:
+def listing(request: ProxyRequest) -> bool:
     return not request.key
 
 
-def head_of_part(request: Asked) -> bool:
+def head_of_part(request: ProxyRequest) -> bool:
     return request.method == "HEAD" and request.query.startswith("partNumber")
 
 
@@ -74,7 +74,7 @@ def answer(status: int, code: str = "") -> Change:
     """Replace the response with an S3 error."""
     text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
 
-    def change(request: Asked, response: Answer) -> Answer:
+    def change(request: ProxyRequest, response: Answer) -> Answer:
         return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(text))}, text)
 
     return change
@@ -83,7 +83,7 @@ def answer(status: int, code: str = "") -> Change:
 def corrupt(place: int) -> Change:
     """Corrupt one byte of the object in every read that includes it."""
 
-    def change(request: Asked, response: Answer) -> Answer:
+    def change(request: ProxyRequest, response: Answer) -> Answer:
         offset = place - response.first
         if 0 <= offset < len(response.body):
             body = bytearray(response.body)
@@ -97,7 +97,7 @@ def corrupt(place: int) -> Change:
 def truncate(size: int) -> Change:
     """Respond as if the object had this size."""
 
-    def change(request: Asked, response: Answer) -> Answer:
+    def change(request: ProxyRequest, response: Answer) -> Answer:
         if response.first >= size:
             return answer(416, "InvalidRange")(request, response)
         response.body = response.body[: size - response.first]
@@ -112,7 +112,7 @@ def truncate(size: int) -> Change:
 def rewrite(old: bytes, new: bytes) -> Change:
     """Replace bytes in the body."""
 
-    def change(request: Asked, response: Answer) -> Answer:
+    def change(request: ProxyRequest, response: Answer) -> Answer:
         response.body = response.body.replace(old, new)
         response.headers["Content-Length"] = str(len(response.body))
         return response
@@ -123,7 +123,7 @@ def rewrite(old: bytes, new: bytes) -> Change:
 def without_headers(*prefixes: str) -> Change:
     """Remove headers, as if the server did not support them."""
 
-    def change(request: Asked, response: Answer) -> Answer:
+    def change(request: ProxyRequest, response: Answer) -> Answer:
         response.headers = {k: v for k, v in response.headers.items() if not k.lower().startswith(prefixes)}
         return response
 
@@ -147,7 +147,7 @@ class FaultyProxy:
     object_bytes: int = 0
     """Bytes of objects sent to clients."""
     epoch: int = 0
-    requests: list[Asked] = field(default_factory=list)
+    requests: list[ProxyRequest] = field(default_factory=list)
     _rules: list[_Rule] = field(default_factory=list)
     _cuts: list[int] = field(default_factory=list)
     _hooks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
@@ -190,7 +190,7 @@ class FaultyProxy:
             self.requests.clear()
             self.object_bytes = 0
 
-    def rules_for(self, request: Asked) -> list[_Rule]:
+    def rules_for(self, request: ProxyRequest) -> list[_Rule]:
         with self._lock:
             self.requests.append(request)
             found = [rule for rule in self._rules if rule.times > 0 and rule.matches(request)]
@@ -226,7 +226,7 @@ class _Handler(QuietHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         path = unquote(address.path)
-        request = Asked(self.command, path.lstrip("/").partition("/")[2], address.query)
+        request = ProxyRequest(self.command, path.lstrip("/").partition("/")[2], address.query)
         rules = self.proxy.rules_for(request)
         for rule in rules:
             if rule.delay and self.proxy.closing.wait(rule.delay):
@@ -258,7 +258,7 @@ class _Handler(QuietHandler):
         first = headers.get("Content-Range", "bytes 0-").removeprefix("bytes ").partition("-")[0]
         return Answer(response.status, headers, body, int(first) if first.isdecimal() else 0)
 
-    def _send(self, request: Asked, response: Answer) -> None:
+    def _send(self, request: ProxyRequest, response: Answer) -> None:
         try:
             self.send_response_only(response.status)
             for name, value in response.headers.items():

@@ -47,7 +47,7 @@ _Q4_K_BYTES = 144
 
 
 def save_gguf(
-    folder: Path, name: str, kind: Kind, tensors_a_file: int = 0, **changes: Any
+    folder: Path, name: str, kind: Kind, tensors_per_file: int = 0, **changes: Any
 ) -> tuple[Path, Path, Path]:
     """Save a random model of `SHAPES` as one or several GGUF files with matrices of type `kind`.
 
@@ -58,8 +58,8 @@ def save_gguf(
     for path in (file.parent, described):
         path.mkdir()
     (file.parent / "tokenizer.json").write_text("{}")
-    write_gguf(checkpoint, file, ARCHITECTURES[name], kind, tensors_a_file=tensors_a_file)
-    (file,) = file.parent.glob("*-00001-of-*.gguf" if tensors_a_file else file.name)
+    write_gguf(checkpoint, file, ARCHITECTURES[name], kind, tensors_per_file=tensors_per_file)
+    (file,) = file.parent.glob("*-00001-of-*.gguf" if tensors_per_file else file.name)
     describe(file, described)
     return file, described, checkpoint
 
@@ -71,15 +71,15 @@ def write_gguf(
     kind: Kind,
     tokenizer: Path | None = None,
     pre: str = "",
-    tensors_a_file: int = 0,
+    tensors_per_file: int = 0,
 ) -> None:
     """Write the checkpoint as GGUF, and the dequantised weights back to the checkpoint.
 
     tokenizer: a folder with a BPE. pre: GGUF's name of the pre-tokenizer; empty for SentencePiece.
-    tensors_a_file: tensors per file; 0: write a single file.
+    tensors_per_file: tensors per file; 0: write a single file.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=tensors_a_file)
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=tensors_per_file)
     _write_shape(writer, config, architecture)
     if tokenizer is not None:
         _write_tokenizer(writer, tokenizer, pre)

@@ -22,7 +22,7 @@ FEW_TOKENS = 16
 """Number of tokens that `make test` compares; `make verify` compares `MAX_NEW_TOKENS`."""
 FEW_PROMPTS = ("capital", "haiku", "recipe", "once", "code", "long-story")
 """Names of the prompts that `make test` uses."""
-_FORMAT = 3
+_FORMAT = 4
 """Increase this when the stored data changes."""
 
 
@@ -39,15 +39,17 @@ class Answer:
     """Whether an EOS token ended the continuation."""
     output: str
     """`token_ids` as text."""
-    unending_token_ids: tuple[int, ...]
+    token_ids_ignoring_eos: tuple[int, ...]
     """Tokens for a request that ignores EOS."""
-    unending_output: str
+    output_ignoring_eos: str
     smallest_gap: float
     """The smallest difference between the two best logits of any step."""
 
     def ignoring_eos(self) -> Answer:
         """The answer to a request that ignores EOS."""
-        return replace(self, token_ids=self.unending_token_ids, output=self.unending_output, ended=False)
+        return replace(
+            self, token_ids=self.token_ids_ignoring_eos, output=self.output_ignoring_eos, ended=False
+        )
 
 
 def _read(path: Path) -> Answer:

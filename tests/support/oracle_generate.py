@@ -58,8 +58,8 @@ def answer(
         "token_ids": kept,
         "ended": len(kept) < len(token_ids),
         "output": decode(kept),
-        "unending_token_ids": token_ids,
-        "unending_output": decode(token_ids),
+        "token_ids_ignoring_eos": token_ids,
+        "output_ignoring_eos": decode(token_ids),
         "smallest_gap": smallest_gap(result.logits),
     }
 

@@ -22,7 +22,7 @@ _MAX_TRIES = 12
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedError:
     """An error: `wrong` replaces `right`, which occurs exactly once in the module's source."""
 
     what: str
@@ -36,7 +36,7 @@ class Planted:
     """Modules of `lmi_kernels` through which the checked operation uses this module, in import order."""
 
 
-def assert_caught(planted: Planted, folder: Path) -> None:
+def assert_caught(planted: PlantedError, folder: Path) -> None:
     """Assert that the operation's check finds the error. test_parity.py shows that it passes without one."""
     file = Path(lmi_kernels.__file__).parent.joinpath(*planted.module.split(".")).with_suffix(".py")
     source = file.read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def _check_repeatedly(check: OpCheck) -> None:
         check_parity(check, torch.float32, fresh_generator())
 
 
-def _check_of(planted: Planted, wrong: Path) -> OpCheck:
+def _check_of(planted: PlantedError, wrong: Path) -> OpCheck:
     """The check, for operations that use the wrong module."""
     (reference,) = (
         name

@@ -44,7 +44,7 @@ def descendants(pid: int) -> set[psutil.Process]:
         return set()
 
 
-def called_with(processes: Iterable[psutil.Process], holds: Callable[[str], bool]) -> list[psutil.Process]:
+def with_argument(processes: Iterable[psutil.Process], holds: Callable[[str], bool]) -> list[psutil.Process]:
     """The running `processes` with an argument for which `holds` is true."""
     found = []
     for process in processes:
@@ -54,7 +54,7 @@ def called_with(processes: Iterable[psutil.Process], holds: Callable[[str], bool
     return found
 
 
-def wait_gone(processes: Collection[psutil.Process], timeout: float) -> list[psutil.Process]:
+def wait_exited(processes: Collection[psutil.Process], timeout: float) -> list[psutil.Process]:
     """Wait until `processes` have exited, and return those that still run after `timeout` seconds.
 
     Polls, since psutil's wait functions would take the exit code away from the parent.

@@ -137,7 +137,7 @@ def processed(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     return scores
 
 
-def is_clear(logits: torch.Tensor, row: SamplingRow) -> bool:
+def is_unambiguous(logits: torch.Tensor, row: SamplingRow) -> bool:
     """Whether no stage of the row depends on rounding."""
     scores = logits
     for stage in stages(row):
@@ -163,7 +163,7 @@ def apply(steps: Sequence[LogitsStep], logits: torch.Tensor, rows: Sequence[Samp
     return logits
 
 
-def heated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+def apply_temperature(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """The logits to draw from: logits / temperature."""
     heat = [row.params.temperature if row.params.sampled else 1.0 for row in rows]
     return logits / torch.tensor(heat)[:, None]

@@ -21,9 +21,9 @@ from tests.support import processes
 from tests.support.client import Client
 from tests.support.paths import REPO_ROOT, child_environment
 
-READY_SECONDS = 240.0
+READY_TIMEOUT = 240.0
 """Time limit until `/ping` returns 200. Machines that run tests are busy."""
-END_SECONDS = 120.0
+EXIT_TIMEOUT = 120.0
 _RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
 """Gives access to `/admin` of every server started here."""
@@ -121,7 +121,7 @@ class Server:
     def log_tail(self, num_lines: int = 30) -> str:
         return "\n".join(self.log().splitlines()[-num_lines:])
 
-    def wait_ready(self, timeout: float = READY_SECONDS) -> float:
+    def wait_ready(self, timeout: float = READY_TIMEOUT) -> float:
         """Wait until `/ping` returns 200. Return the seconds since the start."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -145,24 +145,24 @@ class Server:
         """The engine's ranks by number."""
         return processes.engine_ranks(self.processes())
 
-    def wait_exit(self, timeout: float = END_SECONDS) -> int | None:
+    def wait_exit(self, timeout: float = EXIT_TIMEOUT) -> int | None:
         """Return the exit code, or None if the server still runs after `timeout` seconds."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
-    def left_over(self, timeout: float = 120.0) -> list[str]:
+    def leftover_processes(self, timeout: float = 120.0) -> list[str]:
         """Describe the processes that still run after `timeout` seconds, one line each."""
-        leftover = processes.wait_gone(self._seen | self.processes(), timeout)
+        leftover = processes.wait_exited(self._seen | self.processes(), timeout)
         return [processes.describe(process) for process in leftover]
 
-    def stop(self, timeout: float = END_SECONDS) -> None:
+    def stop(self, timeout: float = EXIT_TIMEOUT) -> None:
         """Send SIGTERM, and require exit code 0 and an empty process tree."""
         self.processes()
         self.process.terminate()
         code = self.wait_exit(timeout)
-        leftover = self.left_over()
+        leftover = self.leftover_processes()
         self.destroy()
         if code != 0 or leftover:
             raise ServerError(f"SIGTERM: exit code {code}, processes left: {leftover}\n{self.log_tail()}")

@@ -70,7 +70,9 @@ def save_handlers(root: Path, names: str) -> dict[str, Path]:
     return folders
 
 
-def server_of(folder: Path, root: Path, room: int, environment: Mapping[str, str] | None = None) -> Server:
+def multi_model_server(
+    folder: Path, root: Path, room: int, environment: Mapping[str, str] | None = None
+) -> Server:
     """A server for the models below `root`, with memory for `room` of them. folder: holds its log."""
     limit = {"LMI_MODELS_MEMORY_MB": str(room * REQUIRED_MB + REQUIRED_MB // 2)}
     return Server(folder, "", served=root, environment={**limit, **(environment or {})})
@@ -81,7 +83,7 @@ def load(client: Client, name: str, folder: Path) -> int:
     return client.post("/models", {"model_name": name, "url": str(folder)}).status
 
 
-def answer_of(client: Client, path: str, body: Mapping[str, object] | None = None) -> list[int]:
+def generate_tokens(client: Client, path: str, body: Mapping[str, object] | None = None) -> list[int]:
     """Return the tokens of a greedy response. They differ from model to model."""
     parameters = {"max_new_tokens": 8, "details": True, "ignore_eos_token": True}
     request = {"inputs": _PROMPT, "parameters": parameters, **(body or {})}

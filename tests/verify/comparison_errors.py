@@ -7,11 +7,11 @@ import statistics
 from tests.container.measure.compare.simulated import (
     KINDS,
     comparisons,
+    comparisons_until_precise,
     consecutive,
+    detected_share,
     recorded_rounds,
     share_different,
-    share_found,
-    stopped_by_width,
 )
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -35,13 +35,13 @@ def verify(lab: Lab, report: Report) -> None:
             in_sequence = share_different(consecutive(kind, num_rounds))
             report.figure(f"runs of consecutive rounds: {in_sequence:.1%}")
     for kind, precision in _PRECISIONS:
-        results = list(stopped_by_width(kind, precision, _COMPARISONS))
+        results = list(comparisons_until_precise(kind, precision, _COMPARISONS))
         share, mean = share_different(results), statistics.fmean(one.num_rounds for one in results)
         report.require(
             share <= _MAX_ERRORS,
             f"{kind}, interval of {precision:.0%} to each side, {mean:.0f} rounds on average: {share:.1%} different",
         )
-    found = [share_found(comparisons("dynamic", count, _COMPARISONS, speed=1.05)) for count in _ROUNDS]
+    found = [detected_share(comparisons("dynamic", count, _COMPARISONS, speed=1.05)) for count in _ROUNDS]
     shares = ", ".join(f"{share:.1%} at {count}" for share, count in zip(found, _ROUNDS, strict=True))
     report.require(found[0] < found[1] < found[2], f"a true difference of 5 % is found in {shares} rounds")
 

@@ -101,7 +101,7 @@ def judge(
     report: Report, requests: Sequence[MixedRequest], batched: Sequence[Outcome], alone: Sequence[Outcome]
 ) -> None:
     bad = [(request, seen) for request, seen in zip(requests, batched, strict=True) if request.error]
-    right = [seen for request, seen in bad if seen.ending is Ending.TOLD and request.error in seen.error]
+    right = [seen for request, seen in bad if seen.ending is Ending.ERROR and request.error in seen.error]
     report.require(
         len(right) == len(bad) == NUM_BAD, f"{len(right)} of {len(bad)} bad requests get their error"
     )

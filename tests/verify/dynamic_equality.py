@@ -8,7 +8,7 @@ from tests.support.oracle import oracle
 from tests.support.prompts import ALL
 from tests.support.server import Server
 from tests.verify.lab import Lab, Report, run_alone
-from tests.verify.token_equality import ask_at_random, judge
+from tests.verify.token_equality import judge, send_at_random
 
 NUMBER = 8
 TITLE = "engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8"
@@ -26,7 +26,7 @@ def verify(lab: Lab, report: Report) -> None:
         with Server(lab.folder / f"dynamic-equality-{size}", text) as server:
             server.wait_ready()
             client = Client(server.base_url, _TIMEOUT_SECONDS)
-            outcomes = ask_at_random(client, answers, seed=40 + size)
+            outcomes = send_at_random(client, answers, seed=40 + size)
             judge(report, f"batch_size={size}, random arrivals", answers, outcomes)
             seen = batches(client.metrics())
             report.figure(f"{seen.requests:g} requests in {seen.count:g} batches")

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tests.support.client import Ask, Client, Ending, Outcome
+from tests.support.client import Client, ClientRequest, Ending, Outcome
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.server import Server
 from tests.verify.lab import Lab, Report, run_alone
@@ -37,7 +37,7 @@ class Load:
         self._calls: list[Future[Outcome]] = []
         for number, length in enumerate(lengths):
             parameters = {"max_new_tokens": length, "ignore_eos_token": True}
-            ask = Ask(f"Number {number} is", parameters, stream=number % 2 == 0)
+            ask = ClientRequest(f"Number {number} is", parameters, stream=number % 2 == 0)
             self._calls.append(self._pool.submit(patient.outcome, ask))
         self.num_accepted = 0
         """Running and waiting requests, as the server reports them."""
@@ -55,19 +55,19 @@ class Load:
 def judge_clients(report: Report, outcomes: list[Outcome], *, what: str) -> None:
     """Require that every client gets a complete response or an error."""
     seen = Counter(str(outcome.ending) for outcome in outcomes)
-    good = all(outcome.ending in {Ending.COMPLETE, Ending.TOLD} for outcome in outcomes)
+    good = all(outcome.ending in {Ending.COMPLETE, Ending.ERROR} for outcome in outcomes)
     report.require(good, f"{what}: {len(outcomes)} clients: {dict(seen)}")
     for outcome in outcomes:
-        if outcome.ending in {Ending.CUT, Ending.HUNG}:
+        if outcome.ending in {Ending.CLOSED, Ending.HUNG}:
             report.figure(outcome.describe())
-    error = next((outcome.error for outcome in outcomes if outcome.ending is Ending.TOLD), None)
+    error = next((outcome.error for outcome in outcomes if outcome.ending is Ending.ERROR), None)
     if error is not None:
         report.figure(f"error of one client: {error[:200]}")
 
 
 def judge_nothing_left(report: Report, server: Server, *, what: str) -> None:
-    left_over = server.left_over()
-    report.require(not left_over, f"{what}: processes left: {left_over or 'none'}")
+    leftover_processes = server.leftover_processes()
+    report.require(not leftover_processes, f"{what}: processes left: {leftover_processes or 'none'}")
 
 
 def verify_term(lab: Lab, report: Report, degree: int) -> None:

@@ -76,12 +76,14 @@ def verify_serve(clone: Path, environment: dict[str, str], report: Report) -> No
         )
     finally:
         os.killpg(make.pid, signal.SIGTERM)
-        left_over = processes.wait_gone(processes.marked(environment[processes.MARK]), STOP_SECONDS)
-        processes.kill(left_over)
+        leftover_processes = processes.wait_exited(
+            processes.marked(environment[processes.MARK]), STOP_SECONDS
+        )
+        processes.kill(leftover_processes)
         make.wait()
     report.require(
-        not left_over,
-        f"after SIGTERM: processes left: {[processes.describe(one) for one in left_over] or 'none'}",
+        not leftover_processes,
+        f"after SIGTERM: processes left: {[processes.describe(one) for one in leftover_processes] or 'none'}",
     )
 
 

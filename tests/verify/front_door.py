@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from tests.lmi_server.malformed_bodies import repeated_name
+from tests.lmi_server.malformed_bodies import body_with_duplicate_name
 from tests.support.client import Client, Ending
 from tests.support.metrics import wait_metrics
 from tests.support.server import Server
@@ -84,7 +84,7 @@ def costly_bodies() -> dict[str, bytes]:
 
 
 def judge_bodies(report: Report, client: Client) -> None:
-    body = repeated_name(NUM_NAMES)
+    body = body_with_duplicate_name(NUM_NAMES)
     seconds, statuses = [], set()
     for _ in range(3):
         began = time.monotonic()

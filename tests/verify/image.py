@@ -20,7 +20,7 @@ from tests.verify.lab import Lab, Report, run_alone
 NUMBER = 35
 TITLE = "The image: built, started as a platform starts it, answers, stops in time, reaps orphans"
 
-READY_SECONDS = 240.0
+READY_TIMEOUT = 240.0
 IDLE_SECONDS = 5.0
 LOADED_SECONDS = 29.0
 REFUSAL_SECONDS = 60.0
@@ -71,14 +71,14 @@ def on_port(lab: Lab, **environment: str) -> tuple[Client, Start]:
 
 def wait_ready(container: Container, client: Client, report: Report, what: str) -> bool:
     begin = time.monotonic()
-    while time.monotonic() - begin < READY_SECONDS:
+    while time.monotonic() - begin < READY_TIMEOUT:
         if client.ping(timeout=2.0) == 200:
             report.require(True, f"{what}: /ping is 200 after {time.monotonic() - begin:.0f} s")
             return True
         if (code := container.wait(0.2)) is not None:
             report.require(False, f"{what}: exit code {code}: {container.log()[-2000:]}")
             return False
-    report.require(False, f"{what}: /ping is not 200 after {READY_SECONDS:g} s: {container.log()[-2000:]}")
+    report.require(False, f"{what}: /ping is not 200 after {READY_TIMEOUT:g} s: {container.log()[-2000:]}")
     return False
 
 

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.client import Ask, Client, Ending, Outcome
+from tests.support.client import Client, ClientRequest, Ending, Outcome
 from tests.support.metrics import wait_metrics
 from tests.support.oracle import oracle
 from tests.support.prompts import ALL
@@ -23,24 +23,24 @@ MIN_DISCONNECTED = 45
 """Fewer than the clients that are to disconnect, since some may get their whole response first."""
 
 
-def make_asks(texts: list[str]) -> list[Ask]:
+def make_asks(texts: list[str]) -> list[ClientRequest]:
     """Return seeded requests. Every third client disconnects, at a record of its stream or after some seconds."""
     rng = random.Random(SEED)
     asks = []
     for number in range(NUM_REQUESTS):
         text, max_new_tokens, stream = rng.choice(texts), rng.randint(8, 64), rng.random() < 0.5
-        leave_after, leave_at_record = None, None
+        disconnect_after, disconnect_at_record = None, None
         if number % 3 == 0:
             if stream and rng.random() < 0.7:
-                leave_at_record = rng.randint(1, max_new_tokens - 1)
+                disconnect_at_record = rng.randint(1, max_new_tokens - 1)
             else:
-                leave_after = rng.uniform(0.0, 2.0)
+                disconnect_after = rng.uniform(0.0, 2.0)
         parameters = {"max_new_tokens": max_new_tokens}
-        asks.append(Ask(text, parameters, stream, leave_after, leave_at_record))
+        asks.append(ClientRequest(text, parameters, stream, disconnect_after, disconnect_at_record))
     return asks
 
 
-def is_right(ask: Ask, outcome: Outcome, reference: Outcome) -> bool:
+def is_right(ask: ClientRequest, outcome: Outcome, reference: Outcome) -> bool:
     """Check that a response is complete and equals the first tokens that the prompt gets alone."""
     expected = reference.token_ids[: ask.parameters["max_new_tokens"]]
     return outcome.ending is Ending.COMPLETE and outcome.token_ids == expected
@@ -60,10 +60,12 @@ def verify(lab: Lab, report: Report) -> None:
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
             outcomes = list(pool.map(client.outcome, asks))
         stayed = [
-            (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is not Ending.LEFT
+            (ask, out)
+            for ask, out in zip(asks, outcomes, strict=True)
+            if out.ending is not Ending.DISCONNECTED
         ]
         disconnected = [
-            (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is Ending.LEFT
+            (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is Ending.DISCONNECTED
         ]
         how = Counter("streaming" if ask.stream else "whole" for ask, _ in disconnected)
         early = sum(not outcome.token_ids for _, outcome in disconnected)

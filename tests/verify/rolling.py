@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from tests.support.client import Ask, Client, Ending, Outcome
+from tests.support.client import Client, ClientRequest, Ending, Outcome
 from tests.support.metrics import RUNNING, STEPS, wait_metrics
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -71,7 +71,9 @@ class Streams:
         ]
 
     def _run(self, prompt: str, outcome: Outcome) -> None:
-        ask = Ask(prompt, {"max_new_tokens": self._num_tokens, "ignore_eos_token": True}, stream=True)
+        ask = ClientRequest(
+            prompt, {"max_new_tokens": self._num_tokens, "ignore_eos_token": True}, stream=True
+        )
         with self._client.call("POST", "/invocations", ask.body()) as call:
             for _ in self._client.follow(call, outcome):
                 pass
@@ -95,7 +97,7 @@ class Streams:
 
 def send_newcomer(client: Client, streams: Streams) -> tuple[int, bool]:
     """Send a short request. Returns the steps until its first token, and whether all streams went on meanwhile."""
-    ask = Ask("Hello", {"max_new_tokens": 4, "ignore_eos_token": True}, stream=True)
+    ask = ClientRequest("Hello", {"max_new_tokens": 4, "ignore_eos_token": True}, stream=True)
     before, counts = client.metrics(), streams.counts()
     outcome = Outcome()
     with client.call("POST", "/invocations", ask.body()) as call:

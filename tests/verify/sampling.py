@@ -25,10 +25,10 @@ from tests.support.sampling_oracle import (
     ALL_STEPS,
     CLOSE,
     apply,
+    apply_temperature,
     call,
     deviation,
-    heated,
-    is_clear,
+    is_unambiguous,
     processed,
     stages,
 )
@@ -124,7 +124,7 @@ def compare_steps(report: Report, rng: random.Random) -> None:
     times: Counter[str] = Counter()
     edges = unclear = 0
     for logits, rows in batches(rng):
-        together = heated(apply(ALL_STEPS, logits, rows), rows)
+        together = apply_temperature(apply(ALL_STEPS, logits, rows), rows)
         for own, result, row in zip(logits, together, rows, strict=True):
             scores = own
             for stage in stages(row):
@@ -135,7 +135,7 @@ def compare_steps(report: Report, rng: random.Random) -> None:
                     times[stage.name] += 1
                     edges += int(edge.sum())
                 scores = theirs
-            if not is_clear(own, row):
+            if not is_unambiguous(own, row):
                 unclear += 1
                 continue
             no_edges = torch.zeros_like(own, dtype=torch.bool)

@@ -50,7 +50,7 @@ def _check_tiny(report: Report) -> None:
 def _check_real(lab: Lab, report: Report) -> None:
     answers = oracle(lab.model, ALL)
     subjects = [
-        Subject(answer.prompt_ids, answer.unending_token_ids[:_REAL_TOKENS])
+        Subject(answer.prompt_ids, answer.token_ids_ignoring_eos[:_REAL_TOKENS])
         for answer in answers
         if len(answer.prompt_ids) <= 150
     ]

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.several_models import answer_of, load, save_models, server_of
+from tests.support.several_models import generate_tokens, load, multi_model_server, save_models
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 37
@@ -22,16 +22,16 @@ def verify(lab: Lab, report: Report) -> None:
     folders = save_models(lab.folder / "several", NAMES)
     root = folders["a"].parent
     names = random.Random(17).choices(NAMES, k=_INVOCATIONS)
-    with server_of(lab.folder / "several-log", root, MAX_LOADED) as server:
+    with multi_model_server(lab.folder / "several-log", root, MAX_LOADED) as server:
         server.wait_ready()
-        answers = {name: answer_of(server.client, f"/predictions/{name}") for name in NAMES}
+        answers = {name: generate_tokens(server.client, f"/predictions/{name}") for name in NAMES}
         distinct = len({tuple(tokens) for tokens in answers.values()})
         report.require(distinct == len(NAMES), f"{distinct} of {len(NAMES)} models answer differently")
 
         def is_right(item: tuple[int, str]) -> bool:
             number, name = item
             body = {"stream": number % 2 == 0}
-            return answer_of(server.client, f"/predictions/{name}", body) == answers[name]
+            return generate_tokens(server.client, f"/predictions/{name}", body) == answers[name]
 
         with ThreadPoolExecutor(_CONCURRENCY) as pool:
             right = sum(pool.map(is_right, enumerate(names)))
@@ -39,7 +39,9 @@ def verify(lab: Lab, report: Report) -> None:
         unloads = server.log().count(" to free memory for ")
         report.require(unloads > 0, f"folder: {unloads} models were unloaded to free memory")
     environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(root)}
-    with server_of(lab.folder / "platform-log", lab.folder / "none", MAX_LOADED, environment) as server:
+    with multi_model_server(
+        lab.folder / "platform-log", lab.folder / "none", MAX_LOADED, environment
+    ) as server:
         server.wait_ready()
         client, statuses, right = server.client, Counter[int](), 0
         loaded: list[str] = []
@@ -51,7 +53,7 @@ def verify(lab: Lab, report: Report) -> None:
                         call.read()
                 loaded.append(name)
             statuses[load(client, name, folders[name])] += 1
-            right += answer_of(client, f"/models/{name}/invoke") == answers[name]
+            right += generate_tokens(client, f"/models/{name}/invoke") == answers[name]
         total = _INVOCATIONS // 3
         report.require(right == total, f"multi-model API: {right} of {total} answers are right")
         report.require(statuses[409] == total, f"{statuses[409]} of {total} second loads get a 409")

@@ -41,7 +41,7 @@ def ask_alone(client: Client, answers: Sequence[Answer]) -> list[Outcome]:
     return [client.generate(answer.text, **_PARAMETERS) for answer in answers]
 
 
-def ask_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[Outcome]:
+def send_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[Outcome]:
     """Send all prompts, in random order and at random moments, every other one streamed."""
     rng = random.Random(seed)
     moments = [rng.uniform(0.0, ARRIVAL_SECONDS) for _ in answers]
@@ -130,7 +130,7 @@ def verify(lab: Lab, report: Report) -> None:
                 judge(report, f"{name}, alone", answers, ask_alone(server.client, answers))
                 seed = 10 * degree + paged
                 judge(
-                    report, f"{name}, random arrivals", answers, ask_at_random(server.client, answers, seed)
+                    report, f"{name}, random arrivals", answers, send_at_random(server.client, answers, seed)
                 )
 
 

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from tests.bench.contender import Contender, Facts, Unavailable
-from tests.bench.environment import Environment, called, environ, folder_made
+from tests.bench.environment import Environment, called, environ, make_folder_once
 from tests.bench.http_contender import PeerServer
 from tests.bench.peers.gguf_file import write_gguf
 from tests.bench.peers.peer import MAX_SEQUENCES, Peer, Site
@@ -21,8 +21,8 @@ _SLOT_TOKENS = 512
 
 def _prepare(site: Site) -> Contender:
     python = Environment(site.folder, ((("install", "cmake"),),)).make(site.say)
-    build = folder_made(site.folder / f"build-{_VERSION}", functools.partial(_build, python, site))
-    weights = folder_made(site.folder / site.model.name, functools.partial(_convert, site))
+    build = make_folder_once(site.folder / f"build-{_VERSION}", functools.partial(_build, python, site))
+    weights = make_folder_once(site.folder / site.model.name, functools.partial(_convert, site))
     return PeerServer(
         name="llama.cpp",
         facts=Facts(

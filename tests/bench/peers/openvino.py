@@ -10,7 +10,7 @@ import functools
 from pathlib import Path
 
 from tests.bench.contender import Contender, Facts
-from tests.bench.environment import Environment, called, environ, folder_made, torch_cpu
+from tests.bench.environment import Environment, called, environ, make_folder_once, torch_cpu
 from tests.bench.in_process import InProcess
 from tests.bench.peers.peer import KV_CACHE_GB, MAX_SEQUENCES, Peer, Site
 
@@ -36,7 +36,7 @@ _KV_NAMES = {"f32": "fp32", "u8": "u8"}
 
 def _prepare(name: str, weights: str, kv_cache: str, site: Site) -> Contender:
     python = Environment(site.folder, _STEPS).make(site.say)
-    model = folder_made(
+    model = make_folder_once(
         site.folder / f"{site.model.name}-{weights}", functools.partial(_export, python, weights, site)
     )
     int8 = weights == "int8"

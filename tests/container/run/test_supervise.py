@@ -70,7 +70,7 @@ class Run:
         out, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, out
 
-    def left_over(self) -> set[int]:
+    def leftover_processes(self) -> set[int]:
         """Return the processes that outlive the supervisor, after a grace period."""
         deadline = time.monotonic() + 60
         while (alive := self.members()) and time.monotonic() < deadline:
@@ -120,7 +120,7 @@ def test_sigterm_drains_and_exits_with_zero(start: Callable[..., Run]) -> None:
     assert run.read_line() == "ready"
     run.process.terminate()
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (0, set())
+    assert (code, run.leftover_processes()) == (0, set())
     assert "did not stop" not in out
     assert out.splitlines()[-1] == "stopped"
 
@@ -134,7 +134,7 @@ def test_an_engine_that_does_not_drain_is_killed_and_the_exit_code_is_zero(
     run.process.terminate()
     code, out = run.wait_exit()
     assert time.monotonic() - terminated >= 2
-    assert (code, run.left_over()) == (0, set())
+    assert (code, run.leftover_processes()) == (0, set())
     assert "did not stop within 2 s" in out
 
 
@@ -143,7 +143,7 @@ def test_an_engine_that_fails_while_draining_is_an_error(start: Callable[..., Ru
     assert run.read_line() == "ready"
     run.process.terminate()
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (1, set())
+    assert (code, run.leftover_processes()) == (1, set())
     assert "engine ended with exit code 7" in out
 
 
@@ -154,7 +154,7 @@ def test_a_second_signal_stops_immediately(start: Callable[..., Run]) -> None:
     assert run.read_line().startswith("stopping")
     run.process.terminate()
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (1, set())
+    assert (code, run.leftover_processes()) == (1, set())
     assert "did not stop" not in out
     assert "stopped immediately" in out
 
@@ -165,7 +165,7 @@ def test_a_burst_of_signals_counts_as_one(start: Callable[..., Run]) -> None:
     for _ in range(5):
         run.process.terminate()
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (0, set())
+    assert (code, run.leftover_processes()) == (0, set())
     assert out.splitlines()[-1] == "stopped"
 
 
@@ -173,7 +173,7 @@ def test_a_signal_while_loading_exits_with_zero(start: Callable[..., Run]) -> No
     run = start("hangs-loading", "obeys")
     run.process.send_signal(signal.SIGINT)
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (0, set())
+    assert (code, run.leftover_processes()) == (0, set())
     assert "stopping" not in out
 
 
@@ -184,7 +184,7 @@ def test_a_killed_engine_stops_the_server_and_the_cause_is_reported(start: Calla
     os.kill(run.engine, signal.SIGKILL)
     code, out = run.wait_exit()
     assert time.monotonic() - killed >= 0.3
-    assert (code, run.left_over()) == (1, set())
+    assert (code, run.leftover_processes()) == (1, set())
     assert out.splitlines()[-1].startswith("error: shutting down: engine was killed by SIGKILL")
 
 
@@ -194,7 +194,7 @@ def test_child_processes_of_a_killed_engine_are_killed(start: Callable[..., Run]
     assert len(session_members(run.engine)) == 2
     os.kill(run.engine, signal.SIGKILL)
     assert run.wait_exit()[0] == 1
-    assert run.left_over() == set()
+    assert run.leftover_processes() == set()
 
 
 def test_the_error_of_an_engine_that_cannot_load_is_quoted(start: Callable[..., Run]) -> None:
@@ -213,14 +213,14 @@ def test_the_failure_on_the_status_board_is_reported(start: Callable[..., Run]) 
 def test_the_engine_stops_when_the_web_server_exits(start: Callable[..., Run]) -> None:
     run = start("obeys", "dies")
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (1, set())
+    assert (code, run.leftover_processes()) == (1, set())
     assert "web server ended with exit code 4: cannot import the application" in out
 
 
 def test_loading_times_out(start: Callable[..., Run]) -> None:
     run = start("hangs-loading", "obeys", "0.5")
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (1, set())
+    assert (code, run.leftover_processes()) == (1, set())
     assert "not ready within 0.5 s (option.model_loading_timeout)" in out
 
 
@@ -229,7 +229,7 @@ def test_no_process_outlives_a_killed_supervisor(start: Callable[..., Run]) -> N
     assert run.read_line() == "ready"
     run.process.kill()
     assert run.wait_exit()[0] == -signal.SIGKILL
-    assert run.left_over() == set()
+    assert run.leftover_processes() == set()
 
 
 def test_the_web_server_has_a_lower_priority_than_the_engine(start: Callable[..., Run]) -> None:
@@ -271,7 +271,7 @@ def test_a_killed_copy_is_restarted_with_the_settings_of_the_others(start: Calla
     assert (run.folder / "copy1" / "seqs").read_text() == "7"
     run.process.terminate()
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (0, set())
+    assert (code, run.leftover_processes()) == (0, set())
     assert out.splitlines()[-1] == "stopped"
 
 
@@ -284,7 +284,7 @@ def test_a_copy_that_fails_three_times_in_a_row_stops_the_server(start: Callable
         assert run.read_line() == "copy1 is serving again"
         os.kill(run.restarted_engine(1), signal.SIGKILL)
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (1, set())
+    assert (code, run.leftover_processes()) == (1, set())
     assert (
         "shutting down: copy1 keeps failing and is not restarted; last failure: copy1 was killed by SIGKILL"
         in out
@@ -302,7 +302,7 @@ def test_failures_after_long_service_do_not_add_up(start: Callable[..., Run]) ->
     assert "in 0.1 s" in run.read_line()
     run.process.terminate()
     code, out = run.wait_exit()
-    assert (code, run.left_over()) == (0, set())
+    assert (code, run.leftover_processes()) == (0, set())
     assert out.splitlines()[-1] == "stopped"
 
 

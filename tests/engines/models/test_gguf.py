@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, Kind, dict[str, Any]]] = {
     "llama-q4_0": ("llama", Kind.Q4_0, {}),
     "llama-q4_k": ("llama", Kind.Q4_K, WIDE),
     "mixtral-q8_0": ("mixtral", Kind.Q8_0, {}),
-    "llama-in-parts": ("llama", Kind.Q8_0, {"tensors_a_file": 5}),
+    "llama-in-parts": ("llama", Kind.Q8_0, {"tensors_per_file": 5}),
     "qwen2-q8_0": ("qwen2", Kind.Q8_0, {}),
     "qwen3-q8_0": ("qwen3", Kind.Q8_0, {"tie_word_embeddings": False}),
     "qwen3-moe-f16": ("qwen3_moe", Kind.F16, {"moe_intermediate_size": 64, "norm_topk_prob": True}),

@@ -28,7 +28,7 @@ def next_token(history: Sequence[int], window: int | None = None) -> int:
     return zlib.crc32(bytes(history[-(window or len(history)) :])) % VOCAB
 
 
-def continue_alone(request: Request, window: int | None = None) -> tuple[list[int], FinishReason]:
+def expected_output(request: Request, window: int | None = None) -> tuple[list[int], FinishReason]:
     """Return the expected output of `request`, which does not depend on other requests."""
     history = list(request.prompt_token_ids)
     output: list[int] = []

@@ -33,7 +33,7 @@ from tests.engines.mpi.fakes import (
     VOCAB,
     FakeModel,
     ScriptedFront,
-    continue_alone,
+    expected_output,
 )
 
 POISON = VOCAB
@@ -112,9 +112,9 @@ def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEn
     return [(client, Submit(request)) for request in requests]
 
 
-def check_alone(front: ScriptedFront, request: Request) -> None:
+def check_output(front: ScriptedFront, request: Request) -> None:
     """Check that the outputs equal those of the request running alone."""
-    expected, reason = continue_alone(request)
+    expected, reason = expected_output(request)
     assert front.tokens(request.id) == expected
     assert front.outputs[request.id][-1].finish_reason is reason
     assert not any(output.error_kind for output in front.outputs[request.id])

@@ -19,7 +19,7 @@ from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from tests.engines.mpi.fakes import NUM_IDS, make_request
 from tests.engines.mpi.leader_lab import INFO, ScriptedSampler
-from tests.engines.mpi.scheduler.late_steps import LateModel
+from tests.engines.mpi.scheduler.late_steps import PipelinedModel
 
 _HOST, _DEVICE = 0.001, 0.02
 """Seconds that a step takes."""
@@ -31,7 +31,7 @@ class _Device:
     def __init__(self) -> None:
         self.now = 0.0
         self._free = 0.0
-        self._model = LateModel(4)
+        self._model = PipelinedModel(4)
 
     def lead(self, plan: StepPlan, targets: Any = None, rows: Sequence[SamplingRow] = ()) -> StepResult:
         self.now += _HOST

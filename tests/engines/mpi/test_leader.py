@@ -19,7 +19,7 @@ from tests.engines.mpi.fakes import (
     ScriptedFront,
     make_request,
 )
-from tests.engines.mpi.leader_lab import POISON, TWO, Lab, check_alone, read_stats, submit
+from tests.engines.mpi.leader_lab import POISON, TWO, Lab, check_output, read_stats, submit
 
 
 @pytest.fixture(params=[True, False], ids=["paged", "contiguous"])
@@ -31,7 +31,7 @@ def test_requests_of_all_clients_are_served_together(lab: Lab) -> None:
     a, b, c = make_request("a", range(5), 6), make_request("b", range(20), 3), make_request("c", [7], 1)
     front = lab.serve(submit(a), [], submit(b, client=TWO), submit(c))
     for request in (a, b, c):
-        check_alone(front, request)
+        check_output(front, request)
     assert front.owners == {"a": CLIENT, "b": TWO, "c": CLIENT}
     assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
 
@@ -50,7 +50,7 @@ def test_tokens_are_sent_in_batches_except_the_first_and_last_of_a_request(
         ["a"],
     ]
     for request in (a, b):
-        check_alone(front, request)
+        check_output(front, request)
 
 
 def test_after_a_pause_tokens_are_sent_step_by_step(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_request_that_fails_its_step_is_isolated(lab: Lab, place: int) -> None
     (end,) = front.outputs["poison"]
     assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
     for request in good:
-        check_alone(front, request)
+        check_output(front, request)
 
 
 def test_a_poison_in_a_later_chunk_does_not_disturb_running_requests(lab: Lab) -> None:
@@ -111,7 +111,7 @@ def test_a_poison_in_a_later_chunk_does_not_disturb_running_requests(lab: Lab) -
     front = lab.serve(submit(*good), [], submit(poison), [], [], submit(late))
     assert front.outputs["poison"][-1].error_kind == RequestFailed.kind
     for request in (*good, late):
-        check_alone(front, request)
+        check_output(front, request)
 
 
 def test_two_failing_requests_in_one_step_are_both_isolated(lab: Lab) -> None:
@@ -120,7 +120,7 @@ def test_two_failing_requests_in_one_step_are_both_isolated(lab: Lab) -> None:
     front = lab.serve(submit(poisons[0], *good, poisons[1]))
     assert [front.outputs[p.id][-1].error_kind for p in poisons] == [RequestFailed.kind] * 2
     for request in good:
-        check_alone(front, request)
+        check_output(front, request)
     assert lab.executor.num_steps_tried < 20
 
 
@@ -131,7 +131,7 @@ def test_a_request_that_fails_sampling_is_isolated(lab: Lab) -> None:
     assert front.outputs["bad"][-1].error_kind == RequestFailed.kind
     assert "divides" not in front.outputs["bad"][-1].error_message, "internal details belong in the log"
     for request in good:
-        check_alone(front, request)
+        check_output(front, request)
     assert "bad" in lab.sampler.forgotten
 
 
@@ -140,15 +140,15 @@ def test_non_finite_logits_end_only_their_request(lab: Lab) -> None:
     lab.sampler.not_finite = {"bad"}
     front = lab.serve(submit(make_request("bad"), good))
     assert "not finite" in front.outputs["bad"][-1].error_message
-    check_alone(front, good)
+    check_output(front, good)
 
 
 def test_a_refusal_goes_only_to_the_client_that_sent_the_request(tmp_path: Path) -> None:
     lab = Lab(tmp_path, max_num_seqs=1, max_waiting=1)
     a, b, c = make_request("a", [1], 3), make_request("b", [2], 3), make_request("c", [3], 3)
     front = lab.serve(submit(a, b, c), submit(make_request("long", range(70), 1), client=TWO))
-    check_alone(front, a)
-    check_alone(front, b)
+    check_output(front, a)
+    check_output(front, b)
     assert [o.error_kind for o in front.outputs["c"]] == ["overloaded"]
     assert [o.error_kind for o in front.outputs["long"]] == ["invalid_request"]
     assert front.owners["long"] == TWO
@@ -203,7 +203,7 @@ def test_an_aborted_request_gets_no_more_outputs_and_frees_its_blocks(lab: Lab) 
         [(CLIENT, Abort("a", AbortReason.CLIENT_LEFT)), (CLIENT, GetStats(9))],
     )
     assert not any(output.finished for output in front.outputs.get("a", []))
-    check_alone(front, other)
+    check_output(front, other)
     stats = read_stats(front)
     assert stats.gauges["lmi_requests_running"] == 1
     held = -(-(4 + 6 - 1) // 4)
@@ -218,7 +218,7 @@ def test_a_client_cannot_abort_the_request_of_another_client(lab: Lab) -> None:
         [(TWO, Abort("a", AbortReason.CLIENT_LEFT))],
         [(TWO, Abort("never was", AbortReason.CLIENT_LEFT))],
     )
-    check_alone(front, request)
+    check_output(front, request)
 
 
 def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
@@ -233,6 +233,6 @@ def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
         [(TWO, GetStats(1))],
     ]
     front = lab.serve(*script, gone={CLIENT})
-    check_alone(front, staying)
+    check_output(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2

@@ -17,10 +17,10 @@ from engines.wire import Abort, Drain, GetStats, Stats
 from tests.engines.mpi.fakes import (
     CLIENT,
     ScriptedFront,
-    continue_alone,
+    expected_output,
     make_request,
 )
-from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_alone, read_stats, submit
+from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_output, read_stats, submit
 
 
 @pytest.fixture(params=[True, False], ids=["paged", "contiguous"])
@@ -82,7 +82,7 @@ def test_drain_finishes_accepted_requests_and_refuses_new_ones(lab: Lab) -> None
         submit(make_request("later"), client=TWO),
     )
     for request in (*running, waiting):
-        check_alone(front, request)
+        check_output(front, request)
     for name in ("late", "later"):
         (refusal,) = front.outputs[name]
         assert refusal.error_kind == "unavailable"
@@ -112,7 +112,7 @@ def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(
     holder.block_table.append(99)
     front = ScriptedFront([submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
     lab.leader.serve(front, INFO)  # type: ignore[arg-type]
-    check_alone(front, make_request("a", [1], 3))
+    check_output(front, make_request("a", [1], 3))
     assert lab.executor.kinds[-1] is PlanKind.STOP
     assert "the audit of the KV cache failed" in caplog.text
 
@@ -126,7 +126,7 @@ def test_requests_that_do_not_finish_before_the_drain_timeout_get_an_error(lab: 
         assert end.error_kind == "unavailable"
         assert "could not finish" in end.error_message
         assert not any(output.finished for output in before)
-        assert front.tokens(request.id) == continue_alone(request)[0][: len(before)]
+        assert front.tokens(request.id) == expected_output(request)[0][: len(before)]
     assert front.owners["waiting"] == TWO
 
 

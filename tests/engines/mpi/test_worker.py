@@ -180,6 +180,6 @@ def test_a_stopped_rank_is_detected_and_a_drain_ends_all_processes(
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
     assert engine.wait_exit(600) == 0, engine.log
     assert engine.health.state is EngineState.STOPPED
-    assert processes.wait_gone(list(ranks.values()), 60) == []
+    assert processes.wait_exited(list(ranks.values()), 60) == []
     (refusal,) = collect(engine.submit("late", [1], 1))
     assert refusal.error_kind == "engine_died"

@@ -21,7 +21,7 @@ FAR = 600.0
 
 
 @dataclass
-class Heard:
+class RecordedOutputs:
     """Recorder of a batch's outputs. `leave` maps requests to the number of tokens after which they are aborted."""
 
     leave: dict[str, int] = field(default_factory=dict)
@@ -60,8 +60,10 @@ class Runner:
     def _beat(self) -> None:
         self.num_beats += 1
 
-    def run(self, requests: Sequence[Request], heard: Heard | None = None, seconds: float = FAR) -> Heard:
-        heard = heard or Heard()
+    def run(
+        self, requests: Sequence[Request], heard: RecordedOutputs | None = None, seconds: float = FAR
+    ) -> RecordedOutputs:
+        heard = heard or RecordedOutputs()
         heard.waste = self.generation.run(requests, self.clock() + seconds, heard.step)
         return heard
 

@@ -15,7 +15,7 @@ from engines.wire import (
     Submit,
     ToEngine,
 )
-from tests.engines.mpi.fakes import CLIENT, continue_alone, make_request
+from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
 from tests.engines.python.fakes import Clock, ClockedFront, FakeGenerator
 
 INFO = EngineInfo("m", "Python", 1, "cpu", "fp32", 0, 0, 0, 4, 64, False)
@@ -63,7 +63,7 @@ def pauses(count: int) -> list[Turn]:
 
 
 def check_front(front: ClockedFront, request: Request) -> None:
-    expected, reason = continue_alone(request)
+    expected, reason = expected_output(request)
     assert front.tokens(request.id) == expected
     assert front.outputs[request.id][-1].finish_reason is reason
     assert not any(output.error_kind for output in front.outputs[request.id])

@@ -9,7 +9,7 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.python.messages import BatchDone, FromGenerator, Ready, StepDone
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, ToEngine
-from tests.engines.mpi.fakes import CLIENT, ScriptedFront, continue_alone
+from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output
 
 
 @dataclass
@@ -22,21 +22,21 @@ class Clock:
 
 @dataclass
 class FakeGenerator:
-    """A generating process that computes one token of `continue_alone` for each request in steps of `step_seconds`.
+    """A generating process that computes one token of `expected_output` for each request in steps of `step_seconds`.
 
     `dies_after` has one entry for each of the first batches: the number of steps after which the process dies, or None.
     `stuck_after` has the same format; the process hangs. After a restart the process is ready once `receive` was
-    called `reload_looks` times.
+    called `reload_polls` times.
     """
 
     clock: Clock
     step_seconds: float = 0.25
     dies_after: list[int | None] = field(default_factory=list)
     stuck_after: list[int | None] = field(default_factory=list)
-    reload_looks: int = 1
+    reload_polls: int = 1
     poison: tuple[int, ...] | None = None
     """Prompt that kills the process."""
-    dies_idle: int = 0
+    num_idle_deaths: int = 0
     """Number of times that the process dies while idle."""
     forgets_after_restart: int = 0
     """Number of tokens of each output that differ after a restart."""
@@ -81,8 +81,8 @@ class FakeGenerator:
 
     def receive(self, timeout: float) -> Iterator[FromGenerator]:
         assert timeout == 0.0
-        if self.dies_idle and not self._loading:
-            self.dies_idle -= 1
+        if self.num_idle_deaths and not self._loading:
+            self.num_idle_deaths -= 1
             self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True
@@ -110,7 +110,7 @@ class FakeGenerator:
             yield BatchDone(3, 5)
 
     def _output(self, request: Request) -> RequestOutput:
-        tokens, reason = continue_alone(request)
+        tokens, reason = expected_output(request)
         if self.num_restarts:
             tokens = [token + (i < self.forgets_after_restart) for i, token in enumerate(tokens)]
         last: FinishReason | None = reason if self._step + 1 == len(tokens) else None
@@ -124,7 +124,7 @@ class FakeGenerator:
         self.num_restarts += 1
         self.descriptor += 1
         self._dead = self._stuck = self._running = False
-        self._loading = self.reload_looks
+        self._loading = self.reload_polls
         self._batch = {}
 
 

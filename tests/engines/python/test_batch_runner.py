@@ -15,7 +15,7 @@ from engines.python.model import describe
 from engines.python.padding import padding_is_harmless
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
-from tests.engines.python.conftest import Heard, Runner, request
+from tests.engines.python.conftest import RecordedOutputs, Runner, request
 from tests.support.tiny_architectures import (
     ARCHITECTURES,
     CONTEXT,
@@ -235,7 +235,7 @@ def test_a_row_that_breaks_its_batch_is_found_and_only_it_fails(
         _check_greedy(heard, llama, each)
 
 
-def _check_greedy(heard: Heard, llama: Any, request: Request) -> None:
+def _check_greedy(heard: RecordedOutputs, llama: Any, request: Request) -> None:
     expected = generate_alone(llama, list(request.prompt_token_ids), request.sampling.max_new_tokens)
     assert heard.tokens(request.id) == expected, request.id
     assert heard.end(request.id).finish_reason is FinishReason.LENGTH
@@ -330,7 +330,7 @@ def test_a_token_outside_the_vocabulary_is_rejected_before_computation(
 
 def test_an_aborted_row_gets_no_more_tokens_and_does_not_delay_the_batch(runner: Runner, llama: Any) -> None:
     staying = request("staying", [10, 11], 6)
-    heard = runner.run([request("leaving", [5], 40), staying], Heard(leave={"leaving": 2}))
+    heard = runner.run([request("leaving", [5], 40), staying], RecordedOutputs(leave={"leaving": 2}))
     assert len(heard.tokens("leaving")) == 2
     assert heard.num_steps == 6
     _check_greedy(heard, llama, staying)
@@ -338,7 +338,9 @@ def test_an_aborted_row_gets_no_more_tokens_and_does_not_delay_the_batch(runner:
 
 def test_an_abort_while_another_part_of_a_failed_batch_runs_is_kept(runner: Runner) -> None:
     _break_in_step(runner, 1)
-    heard = runner.run([request("a", [5], 6), request("leaving", [6], 40)], Heard(leave={"leaving": 0}))
+    heard = runner.run(
+        [request("a", [5], 6), request("leaving", [6], 40)], RecordedOutputs(leave={"leaving": 0})
+    )
     assert heard.tokens("leaving") == []
     assert heard.num_steps == 6
 

@@ -16,7 +16,7 @@ from engines.wire import (
     Abort,
     GetStats,
 )
-from tests.engines.mpi.fakes import CLIENT, continue_alone, make_request
+from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
 from tests.engines.python.dispatch_lab import (
     TIMEOUT,
     Lab,
@@ -44,7 +44,7 @@ def test_a_batch_whose_process_dies_is_rerun_and_no_token_is_sent_twice(tmp_path
     counters = read_stats(front).counters
     assert counters["lmi_generator_restarts_total"] == 1
     assert counters["lmi_requests_finished_total"] == 3
-    assert counters["lmi_tokens_generated_total"] == sum(len(continue_alone(each)[0]) for each in requests)
+    assert counters["lmi_tokens_generated_total"] == sum(len(expected_output(each)[0]) for each in requests)
 
 
 def test_a_request_that_kills_the_process_repeatedly_is_rejected(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_request_whose_rerun_differs_gets_an_error(tmp_path: Path) -> None:
 
 
 def test_a_request_that_waits_for_its_rerun_can_be_aborted(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, batch_size=3, dies_after=[1], reload_looks=3)
+    lab = Lab(tmp_path, batch_size=3, dies_after=[1], reload_polls=3)
     requests = make_requests(3)
     front = lab.serve(
         submit(*requests),
@@ -111,7 +111,7 @@ def test_a_request_that_waits_for_its_rerun_can_be_aborted(tmp_path: Path) -> No
 
 
 def test_during_a_restart_the_board_reports_it_and_requests_are_rejected(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, batch_size=1, dies_after=[1], reload_looks=3)
+    lab = Lab(tmp_path, batch_size=1, dies_after=[1], reload_polls=3)
     states: list[tuple[EngineState, str]] = []
     set_state = lab.board.set_state
 
@@ -136,7 +136,7 @@ def test_during_a_restart_the_board_reports_it_and_requests_are_rejected(tmp_pat
 
 
 def test_a_process_that_dies_repeatedly_while_idle_stops_the_engine(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, dies_idle=MAX_DEATHS)
+    lab = Lab(tmp_path, num_idle_deaths=MAX_DEATHS)
     with pytest.raises(
         EngineFailed, match="3 times, not caused by a request; the last time it was killed by"
     ):
@@ -145,7 +145,7 @@ def test_a_process_that_dies_repeatedly_while_idle_stops_the_engine(tmp_path: Pa
 
 
 def test_a_process_that_does_not_become_ready_again_stops_the_engine(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, batch_size=1, dies_after=[0], reload_looks=1000)
+    lab = Lab(tmp_path, batch_size=1, dies_after=[0], reload_polls=1000)
     with pytest.raises(EngineFailed, match="it was not ready after 65 s"):
         lab.serve(submit(*make_requests(2)), *pauses(500))
 

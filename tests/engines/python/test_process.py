@@ -170,7 +170,7 @@ def test_the_generating_process_does_not_outlive_the_dispatcher(tiny_llama: Path
         engine.wait_ready()
         generator = _generating_process(engine)
         generator.parent().send_signal(signal.SIGKILL)
-        assert processes.wait_gone([generator], 60) == []
+        assert processes.wait_exited([generator], 60) == []
     finally:
         engine.destroy()
 
@@ -233,7 +233,7 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
     assert engine.wait_exit(600) == 0, engine.log
     assert engine.health.state is EngineState.STOPPED
-    assert processes.wait_gone([victim, successor], 60) == []
+    assert processes.wait_exited([victim, successor], 60) == []
 
 
 @pytest.mark.long

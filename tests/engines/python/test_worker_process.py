@@ -51,7 +51,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
 def test_child_processes_of_a_worker_are_killed_with_it(started: Started) -> None:
     worker, own, child = started
     worker.kill()
-    assert processes.wait_gone([own, child], _WAIT_SECONDS) == []
+    assert processes.wait_exited([own, child], _WAIT_SECONDS) == []
 
 
 def test_the_death_of_a_worker_is_noticed_while_its_children_live(started: Started) -> None:
@@ -61,7 +61,7 @@ def test_the_death_of_a_worker_is_noticed_while_its_children_live(started: Start
         next(worker.receive(_WAIT_SECONDS))
     assert child.is_running()
     worker.restart()
-    assert processes.wait_gone([child], _WAIT_SECONDS) == []
+    assert processes.wait_exited([child], _WAIT_SECONDS) == []
 
 
 def test_children_of_a_worker_are_in_the_session_that_the_supervisor_kills(started: Started) -> None:

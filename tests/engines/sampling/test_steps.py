@@ -18,10 +18,10 @@ from tests.support.examples import examples
 from tests.support.sampling_oracle import (
     ALL_STEPS,
     apply,
+    apply_temperature,
     call,
     deviation,
-    heated,
-    is_clear,
+    is_unambiguous,
     processed,
     stages,
     truncate,
@@ -130,9 +130,9 @@ def test_all_steps_together_equal_transformers_processors(
     rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
 ) -> None:
     logits = _logits(len(rows), vocab_size, seed, kind)
-    clear = [i for i, row in enumerate(rows) if is_clear(logits[i], row)]
+    clear = [i for i, row in enumerate(rows) if is_unambiguous(logits[i], row)]
     assume(clear)
-    ours = heated(apply(ALL_STEPS, logits, rows), rows)
+    ours = apply_temperature(apply(ALL_STEPS, logits, rows), rows)
     for i in clear:
         no_edge = torch.zeros(vocab_size, dtype=torch.bool)
         assert deviation(ours[i], processed(logits[i], rows[i]), no_edge) <= CLOSE

@@ -10,7 +10,7 @@ from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import Epilogue, Function, Linear, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight
-from tests.kernels.references.activate import BY_TORCH
+from tests.kernels.references.activate import TORCH_ACTIVATIONS
 from tests.support.randomness import random_seed
 
 
@@ -68,7 +68,7 @@ def check_gates(
     bias = torch.randn(2 * middle, generator=generator)
     x = torch.randn(17, 20, generator=generator)
     gate, up = product(x, weight, bias).chunk(2, dim=-1)
-    for kind, activation in BY_TORCH.items():
+    for kind, activation in TORCH_ACTIVATIONS.items():
         y = torch.full((17, -(-middle // 16) * 16), torch.nan)
         multiply(team, NativeWeight(library, weight, bias, Function[kind.upper()], storage), x, y)
         torch.testing.assert_close(y[:, :middle].double(), activation(gate) * up, atol=1e-4, rtol=1e-5)

@@ -13,13 +13,13 @@ from lmi_kernels.cpu.recorder import Recorder, Rows
 from lmi_kernels.cpu.structs import Elementwise, Function, Step
 from lmi_kernels.cpu.team import Program, Team
 from tests.kernels.cpu.conftest import Tensors
-from tests.kernels.references.activate import BY_TORCH
+from tests.kernels.references.activate import TORCH_ACTIVATIONS
 from tests.support.randomness import random_seed
 
 _EPS = 2.0**-24
 _CAP, _FACTOR = 30.0, 0.78125
 _REFERENCES: dict[Function, tuple[float, Callable[[torch.Tensor], torch.Tensor]]] = {
-    **{Function[kind.upper()]: (0.0, reference) for kind, reference in BY_TORCH.items()},
+    **{Function[kind.upper()]: (0.0, reference) for kind, reference in TORCH_ACTIVATIONS.items()},
     Function.SCALE: (_FACTOR, lambda x: x * _FACTOR),
     Function.SOFTCAP: (_CAP, lambda x: _CAP * torch.tanh(x / _CAP)),
 }
@@ -85,13 +85,15 @@ def test_recorded_operations_match_fp64(team: Team) -> None:
     recorder = Recorder(team, len(x))
     rows = recorder.gather(x, x.shape[1])
     total = softcap(scale(rows, _FACTOR), _CAP)
-    for kind in BY_TORCH:
+    for kind in TORCH_ACTIVATIONS:
         total = total + activate(rows, kind)
     assert isinstance(total, Rows)
     places = torch.arange(len(x), dtype=torch.int32)
     found = bind(recorder, total).run(Step(num_rows=len(x), places=places.data_ptr()))
     wide = x.double()
-    expected = _CAP * torch.tanh(wide * _FACTOR / _CAP) + sum(each(wide) for each in BY_TORCH.values())
+    expected = _CAP * torch.tanh(wide * _FACTOR / _CAP) + sum(
+        each(wide) for each in TORCH_ACTIVATIONS.values()
+    )
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ from lmi_kernels.cpu.recorder import Recorder, Rows
 from lmi_kernels.cpu.structs import Function, Step
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
-from tests.kernels.references.activate import BY_TORCH, Activation
+from tests.kernels.references.activate import TORCH_ACTIVATIONS, Activation
 from tests.kernels.references.experts import experts_reference
 from tests.support.seeds import fresh_generator
 
@@ -20,7 +20,7 @@ _ROWS, _HIDDEN, _MIDDLE, _EXPERTS = 23, 36, 50, 6
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize("gated", list(BY_TORCH))
+@pytest.mark.parametrize("gated", list(TORCH_ACTIVATIONS))
 def test_experts_equal_the_reference(
     library: Library, team: Team, gated: Activation, renormalise: bool
 ) -> None:

@@ -16,7 +16,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
-BY_TORCH: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+TORCH_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": lambda x: x / 2 * torch.erfc(-x / math.sqrt(2)),
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: x.clamp(min=0),
@@ -27,18 +27,18 @@ BY_TORCH: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def activate_reference(x: torch.Tensor, kind: Activation) -> Results:
-    return (BY_TORCH[kind](x.double()),)
+    return (TORCH_ACTIVATIONS[kind](x.double()),)
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for kind in BY_TORCH:
+    for kind in TORCH_ACTIVATIONS:
         for shape in ((1, 1), (3, 7), (5, 1025)):
             yield {"x": (torch.randn(shape, generator=generator) * 3).to(dtype), "kind": kind}
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     # The number of elements is not a constexpr: this one covers all multiples of 16.
-    for kind in BY_TORCH:
+    for kind in TORCH_ACTIVATIONS:
         yield {"x": torch.empty(32, 4 * 8192, dtype=dtype, device="meta"), "kind": kind}
 
 

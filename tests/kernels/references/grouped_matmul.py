@@ -10,7 +10,7 @@ import torch
 from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
 from lmi_kernels.linear.route import Routing
-from tests.kernels.references.activate import BY_TORCH
+from tests.kernels.references.activate import TORCH_ACTIVATIONS
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.route import example_logits, route_reference
 
@@ -24,7 +24,7 @@ def gate_up_reference(
         gates, ups = (
             x[choices // (routing.num_choices // len(x))].double() @ weight[expert].double().T
         ).chunk(2, -1)
-        out[choices] = BY_TORCH[gate](gates) * ups
+        out[choices] = TORCH_ACTIVATIONS[gate](gates) * ups
     return out
 
 

@@ -8,96 +8,96 @@ from pathlib import Path
 import pytest
 
 from lmi_kernels._triton import INTERPRETED
-from tests.support.planted import Planted, assert_caught
+from tests.support.planted import PlantedError, assert_caught
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
 PLANTED = (
-    Planted(
+    PlantedError(
         "one key too many is visible",
         "attention.tiles",
         "varlen_attention",
         "keys_at[None, :] <= positions[:, None]",
         "keys_at[None, :] <= positions[:, None] + 1",
     ),
-    Planted(
+    PlantedError(
         "next tile read from the pages of this one",
         "attention.tiles",
         "varlen_attention",
         "pages = _pages(table_ptr, tile + BLOCK_N,",
         "pages = _pages(table_ptr, tile,",
     ),
-    Planted(
+    PlantedError(
         "last key missing",
         "attention.tiles",
         "varlen_attention",
         "(keys_at < num_keys)",
         "(keys_at < num_keys - 1)",
     ),
-    Planted(
+    PlantedError(
         "unwritten slots are read",
         "attention.tiles",
         "varlen_attention",
         "(keys_at >= first_key) & (keys_at < num_keys)",
         "keys_at >= first_key",
     ),
-    Planted(
+    PlantedError(
         "window one too long",
         "attention.tiles",
         "varlen_attention",
         "keys_at[None, :] > positions[:, None] - WINDOW",
         "keys_at[None, :] >= positions[:, None] - WINDOW",
     ),
-    Planted(
+    PlantedError(
         "softmax of base 2",
         "attention.tiles",
         "varlen_attention",
         "factor = scale * log2_e if plain",
         "factor = scale if plain",
     ),
-    Planted(
+    PlantedError(
         "sinks not converted to base 2",
         "attention.tiles",
         "varlen_attention",
         "sinks * 1.4426950408889634",
         "sinks",
     ),
-    Planted(
+    PlantedError(
         "old sums not rescaled",
         "attention.tiles",
         "varlen_attention",
         "weighted = weighted * shrink[:, None]",
         "weighted = weighted * 1.0",
     ),
-    Planted(
+    PlantedError(
         "tiles within a page all start at its first slot",
         "attention.tiles",
         "varlen_attention",
         "places = tile % BLOCK_SIZE + slots",
         "places = slots",
     ),
-    Planted(
+    PlantedError(
         "search ignores partial blocks",
         "attention.tiles",
         "varlen_attention",
         "block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)",
         "block = index - tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M",
     ),
-    Planted(
+    PlantedError(
         "no mask on the diagonal tile",
         "attention.varlen",
         "varlen_attention",
         "closed = (low + 1) // BLOCK_N * BLOCK_N",
         "closed = (low + BLOCK_N) // BLOCK_N * BLOCK_N",
     ),
-    Planted(
+    PlantedError(
         "no mask at the edge of the window",
         "attention.varlen",
         "varlen_attention",
         "tl.maximum(high - WINDOW + BLOCK_N, 0)",
         "tl.maximum(low - WINDOW + 1, 0)",
     ),
-    Planted(
+    PlantedError(
         "every head reads the first KV head",
         "attention.varlen",
         "varlen_attention",
@@ -108,6 +108,6 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
-def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+def test_planted_error_is_caught(planted: PlantedError, tmp_path: Path) -> None:
     between = ("attention.varlen",) if planted.module == "attention.tiles" else ()
     assert_caught(replace(planted, between=between), tmp_path)

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from lmi_kernels._triton import INTERPRETED
-from tests.support.planted import Planted, assert_caught
+from tests.support.planted import PlantedError, assert_caught
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
 
-def _plan(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "attention.decode_plan", "plan_decode", right, wrong)
+def _plan(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "attention.decode_plan", "plan_decode", right, wrong)
 
 
-def _tiles(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "attention.decode", "decode_attention", right, wrong)
+def _tiles(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "attention.decode", "decode_attention", right, wrong)
 
 
-def _combine(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "attention.combine_parts", "combine_parts", right, wrong)
+def _combine(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "attention.combine_parts", "combine_parts", right, wrong)
 
 
 PLANTED = (
@@ -29,7 +29,7 @@ PLANTED = (
     _plan("the window is ignored", "tl.maximum(seq_len - WINDOW, 0) // BLOCK_N", "0"),
     _plan("later sequences start at 0 again", "total + tl.cumsum(tiles, 0)", "tl.cumsum(tiles, 0)"),
     _plan("a sequence that ends before the tile is selected", "+ middle) > tile", "+ middle) >= tile"),
-    Planted(
+    PlantedError(
         "values are not masked",
         "attention.tiles",
         "decode_attention",
@@ -66,5 +66,5 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
-def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+def test_planted_error_is_caught(planted: PlantedError, tmp_path: Path) -> None:
     assert_caught(planted, tmp_path)

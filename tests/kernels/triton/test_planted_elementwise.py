@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 
 from lmi_kernels._triton import INTERPRETED
-from tests.support.planted import Planted, assert_caught
+from tests.support.planted import PlantedError, assert_caught
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
 
-def _rope(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "attention.rope_and_store", "rope_and_store", right, wrong)
+def _rope(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "attention.rope_and_store", "rope_and_store", right, wrong)
 
 
-def _activation(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "elementwise.activate", "activate", right, wrong)
+def _activation(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "elementwise.activate", "activate", right, wrong)
 
 
-def _gated(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "elementwise.activate_and_mul", "activate_and_mul", right, wrong)
+def _gated(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "elementwise.activate_and_mul", "activate_and_mul", right, wrong)
 
 
-def _step(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "step_inputs", "step_inputs", right, wrong)
+def _step(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "step_inputs", "step_inputs", right, wrong)
 
 
-def _update(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "update_block_tables", "update_block_tables", right, wrong)
+def _update(what: str, right: str, wrong: str) -> PlantedError:
+    return PlantedError(what, "update_block_tables", "update_block_tables", right, wrong)
 
 
 # No error makes a kernel write outside of its tensors, because that would corrupt the test process.
@@ -70,52 +70,52 @@ PLANTED = (
         "slot = tl.load(slot_mapping_ptr + row)",
         "slot = tl.maximum(tl.load(slot_mapping_ptr + row), 0)",
     ),
-    Planted(
+    PlantedError(
         "missing tail",
         "elementwise.layer_norm",
         "layer_norms",
         "inside = columns < HIDDEN",
         "inside = columns < HIDDEN - 1",
     ),
-    Planted(
+    PlantedError(
         "mean not subtracted", "elementwise.layer_norm", "layer_norms", "inside, x32 - mean,", "inside, x32,"
     ),
-    Planted(
+    PlantedError(
         "padding in the variance",
         "elementwise.layer_norm",
         "layer_norms",
         "tl.where(inside, x32 - mean, 0.0)",
         "x32 - mean",
     ),
-    Planted(
+    PlantedError(
         "second affine is the first",
         "elementwise.layer_norm",
         "layer_norms",
         "(normed, weight2_ptr, bias2_ptr",
         "(normed, weight_ptr, bias_ptr",
     ),
-    Planted(
+    PlantedError(
         "second bias missing",
         "elementwise.layer_norm",
         "layer_norms",
         "weight2_ptr, bias2_ptr, columns,",
         "weight2_ptr, None, columns,",
     ),
-    Planted(
+    PlantedError(
         "second bias is the first",
         "elementwise.layer_norm",
         "layer_norms",
         "weight2_ptr, bias2_ptr, columns,",
         "weight2_ptr, bias_ptr, columns,",
     ),
-    Planted(
+    PlantedError(
         "residual not added",
         "elementwise.layer_norm",
         "add_layer_norms",
         "ADDS=residual is not None",
         "ADDS=False",
     ),
-    Planted(
+    PlantedError(
         "the sum is not kept",
         "elementwise.norm_rows",
         "add_layer_norms",
@@ -170,5 +170,5 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
-def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+def test_planted_error_is_caught(planted: PlantedError, tmp_path: Path) -> None:
     assert_caught(planted, tmp_path)

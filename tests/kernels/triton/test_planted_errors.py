@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from lmi_kernels._triton import INTERPRETED
-from tests.support.planted import Planted, assert_caught
+from tests.support.planted import PlantedError, assert_caught
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
 PLANTED = (
-    Planted(
+    PlantedError(
         "missing tail",
         "elementwise.rms_norm",
         "rms_norm",
         "inside = columns < HIDDEN",
         "inside = columns < HIDDEN - 1",
     ),
-    Planted(
+    PlantedError(
         "the sum is not kept",
         "elementwise.norm_rows",
         "add_rms_norm",
@@ -31,5 +31,5 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
-def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+def test_planted_error_is_caught(planted: PlantedError, tmp_path: Path) -> None:
     assert_caught(planted, tmp_path)

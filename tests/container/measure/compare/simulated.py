@@ -66,7 +66,7 @@ def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> I
         yield simulate([pair[:: rng.choice((1, -1))] for pair in drawn], speed)
 
 
-def stopped_by_width(kind: str, precision: float, count: int) -> Iterator[Comparison]:
+def comparisons_until_precise(kind: str, precision: float, count: int) -> Iterator[Comparison]:
     """Yield comparisons of equal configurations that are stopped by `--precision`."""
     recorded, rng = recorded_rounds(kind), random.Random(precision)
     rule = StoppingRule(precision, max_rounds=len(recorded))
@@ -93,7 +93,7 @@ def share_different(compared: Iterable[Comparison]) -> float:
     )
 
 
-def share_found(compared: Iterable[Comparison]) -> float:
+def detected_share(compared: Iterable[Comparison]) -> float:
     """Return the share of comparisons that report `b` as better in some measure and worse in none."""
     return statistics.fmean(_finds_b(_ratios(comparison)) for comparison in compared)
 

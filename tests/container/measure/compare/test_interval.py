@@ -7,7 +7,7 @@ import math
 import pytest
 
 from container.measure.compare.interval import Ratio, ratio_of_rounds, t_quantile
-from tests.container.measure.compare.simulated import KINDS, comparisons, share_different, share_found
+from tests.container.measure.compare.simulated import KINDS, comparisons, detected_share, share_different
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,6 @@ def test_equal_configurations_are_rarely_reported_as_different(kind: str, num_ro
 
 def test_a_true_difference_of_5_per_cent_is_found_more_often_with_more_rounds() -> None:
     found = [
-        share_found(comparisons("dynamic", num_rounds, count=60, speed=1.05)) for num_rounds in (3, 5, 10)
+        detected_share(comparisons("dynamic", num_rounds, count=60, speed=1.05)) for num_rounds in (3, 5, 10)
     ]
     assert found[0] < found[1] < found[2]

@@ -14,7 +14,7 @@ from container.measure.compare.plan import EARLY_STOP_FACTOR, Plan, StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.stopping import reason_to_stop, rounds_to_check
 from tests.container.measure.compare.made_up import SCENARIO, compare_speeds
-from tests.container.measure.compare.simulated import share_different, stopped_by_width
+from tests.container.measure.compare.simulated import comparisons_until_precise, share_different
 
 STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
@@ -97,7 +97,7 @@ def test_equal_configurations_that_stop_early_are_rarely_reported_as_different(
     kind: str, precision: float
 ) -> None:
     """`make verify` runs 1,000 comparisons."""
-    comparisons = list(stopped_by_width(kind, precision, count=30))
+    comparisons = list(comparisons_until_precise(kind, precision, count=30))
     assert len({comparison.num_rounds for comparison in comparisons}) > 1
     assert share_different(comparisons) <= 0.05
 

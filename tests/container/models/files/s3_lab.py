@@ -71,7 +71,7 @@ class S3Lab:
         models = self.cache / "models"
         return sorted(path.name for path in models.glob("*") if not path.name.startswith("."))
 
-    def left_over(self) -> list[str]:
+    def leftover_processes(self) -> list[str]:
         """Return the files in the cache that are neither published nor small notes."""
         aside = self.cache / "models" / ".remote"
         files = [path for path in aside.rglob("*") if path.is_file()] if aside.exists() else []

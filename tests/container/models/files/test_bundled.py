@@ -60,7 +60,7 @@ def test_a_killed_preparation_is_never_served_and_concurrent_ones_convert_once(t
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     processes.kill(converting)
-    assert processes.wait_gone(converting, 200) == []
+    assert processes.wait_exited(converting, 200) == []
     target = bundled.bundled_folder(tmp_path)
     assert not target.exists()
     assert list(models.glob(".*part-*"))

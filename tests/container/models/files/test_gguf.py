@@ -114,7 +114,7 @@ def test_one_of_several_files_must_be_selected(file: Path, tmp_path: Path) -> No
 
 
 def test_a_split_file_is_one_model(tmp_path: Path) -> None:
-    first, _, _ = save_gguf(tmp_path, "llama", Kind.Q4_0, tensors_a_file=5)
+    first, _, _ = save_gguf(tmp_path, "llama", Kind.Q4_0, tensors_per_file=5)
     files = sorted(first.parent.glob("*.gguf"))
     assert len(files) > 2
     folder = _obtain(ModelSource(model_id=str(first.parent)), tmp_path)

@@ -23,7 +23,7 @@ ID = "owner/tiny-GGUF"
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The files of a split GGUF model."""
-    first, _, _ = save_gguf(tmp_path_factory.mktemp("gguf"), "llama", Kind.Q4_0, tensors_a_file=12)
+    first, _, _ = save_gguf(tmp_path_factory.mktemp("gguf"), "llama", Kind.Q4_0, tensors_per_file=12)
     return sorted(first.parent.glob("*.gguf"))
 
 

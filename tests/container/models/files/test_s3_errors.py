@@ -15,8 +15,8 @@ from container.run.stop_signals import StopRequested, StopSignals
 from tests.container.models.files.s3_lab import S3Lab, same
 from tests.support.faulty_proxy import (
     Answer,
-    Asked,
     Matches,
+    ProxyRequest,
     answer,
     corrupt,
     every_object,
@@ -88,7 +88,7 @@ def test_a_definite_error_is_not_retried(
     message = s3.refused()
     assert words in message
     assert s3.address() in message
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
 
 
 @pytest.mark.parametrize(("status", "words"), [(403, "no permission"), (404, "does not exist")])
@@ -147,7 +147,7 @@ def test_a_corrupted_byte_is_detected(s3: S3Lab, small_model: Path) -> None:
     message = s3.refused()
     assert f"{s3.address()}/model.safetensors: " in message
     assert "CRC32 differs" in message
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
     s3.proxy.heal()
     assert same(s3.obtain()[0], small_model)
 
@@ -157,7 +157,7 @@ def test_an_object_shorter_than_listed_is_an_error(size: int, s3: S3Lab, small_m
     s3.upload(small_model)
     s3.proxy.fault(WEIGHTS, truncate(size))
     assert "model.safetensors: the object is shorter than listed" in s3.refused()
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
 
 
 def test_an_object_that_changes_while_it_is_read_is_an_error(
@@ -170,7 +170,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
     s3.proxy.cut_at([5 << 20, 6 << 20, 7 << 20])
     message = s3.refused()
     assert f"{s3.address()}/model.safetensors: the object changed while it was read" in message
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
 
 
 def test_a_server_that_ignores_if_match_is_detected(s3: S3Lab, small_model: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_stop_signal_interrupts_a_request(where: Matches, s3: S3Lab, tiny_mode
     s3.upload(tiny_model)
     ended = threading.Event()
 
-    def stop(asked: Asked, response: Answer) -> Answer:
+    def stop(asked: ProxyRequest, response: Answer) -> Answer:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         ended.wait()
         return response

@@ -40,7 +40,7 @@ def test_only_the_files_needed_for_serving_are_fetched(prefix: str, s3: S3Lab, s
     assert same(folder, small_model)
     assert s3.proxy.object_bytes == size_of(small_model)
     assert "100 %" in log
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
     assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) == folder
 
 
@@ -138,12 +138,12 @@ def test_an_interrupted_fetch_resumes(s3: S3Lab, small_model: Path) -> None:
     assert blocked.is_set()
     assert "model.safetensors" in message
     before = s3.proxy.object_bytes
-    assert s3.left_over() != []
+    assert s3.leftover_processes() != []
     s3.proxy.heal()
     folder, log = s3.obtain()
     assert "resuming an interrupted fetch" in log
     assert same(folder, small_model)
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
     assert before + s3.proxy.object_bytes <= size + 3 * _IN_FLIGHT + (1 << 20)
 
 

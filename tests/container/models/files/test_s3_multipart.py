@@ -15,7 +15,7 @@ from container.models.files.checksums import ALGORITHMS
 from tests.container.models.files.s3_lab import S3Lab, same
 from tests.support.faulty_proxy import (
     Answer,
-    Asked,
+    ProxyRequest,
     corrupt,
     everything,
     head_of_part,
@@ -94,7 +94,7 @@ def test_a_corrupted_byte_is_detected(
     message = s3.refused()
     assert f"{s3.address()}/model.safetensors: " in message
     assert "of its 3 parts differs" in message
-    assert s3.left_over() == []
+    assert s3.leftover_processes() == []
     s3.proxy.heal()
     assert same(s3.obtain()[0], small_model)
 
@@ -107,7 +107,7 @@ def test_a_damaged_part_with_its_own_checksum_is_named(
     content = (small_model / "model.safetensors").read_bytes()
     crc32 = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "CRC32")
 
-    def add_checksum(asked: Asked, response: Answer) -> Answer:
+    def add_checksum(asked: ProxyRequest, response: Answer) -> Answer:
         number = int(asked.query.partition("=")[2].partition("&")[0]) - 1
         digest = crc32.of(content[number << 23 : (number + 1) << 23])
         response.headers["x-amz-checksum-crc32"] = base64.b64encode(digest).decode()

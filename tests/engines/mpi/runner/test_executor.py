@@ -74,7 +74,7 @@ class _Runner:
 
 
 @pytest.fixture
-def board(tmp_path: Path, still_clock: float) -> StatusBoard:
+def board(tmp_path: Path, frozen_clock: float) -> StatusBoard:
     board = StatusBoard.create(tmp_path / "status", 1)
     board.set_state(EngineState.READY)
     return board

@@ -21,7 +21,7 @@ def candidates(history: Sequence[int]) -> TokenLogprobs:
     return tuple((token, -numbers.randrange(1, 9) / 4) for token in numbers.sample(range(_VOCAB), _VOCAB))
 
 
-def search_alone(request: Request, window: int | None = None) -> BeamResult:
+def expected_beam_result(request: Request, window: int | None = None) -> BeamResult:
     """Run the search alone, with plain lists as hypotheses."""
     search = BeamSearch(request.sampling)
     live = [request.prompt_token_ids]

@@ -13,8 +13,8 @@ from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
-from tests.engines.mpi.fakes import NUM_IDS, VOCAB, continue_alone, make_request
-from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, search_alone
+from tests.engines.mpi.fakes import NUM_IDS, VOCAB, expected_output, make_request
+from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, expected_beam_result
 
 Mode = tuple[str, bool, bool, bool, bool]
 """Admission mode, paged attention, prefix caching, chunked prefill, sliding window."""
@@ -32,7 +32,7 @@ MODES = [
 ]
 
 
-class LateModel(BeamModel):
+class PipelinedModel(BeamModel):
     """Fills in unknown tokens of a plan with the last token sampled for their row."""
 
     def __init__(self, block_size: int, window: int | None = None) -> None:
@@ -52,7 +52,7 @@ class LateModel(BeamModel):
         return tokens
 
 
-class LateEngine:
+class PipelinedEngine:
     """The step loop with one step in flight. The model computes immediately; its tokens are collected a turn later."""
 
     def __init__(self, scheduler: Scheduler, blocks: BlockManager, window: int | None = None) -> None:
@@ -62,7 +62,7 @@ class LateEngine:
         self.got: dict[str, list[RequestOutput]] = {}
         self.computed: list[tuple[str, int, int]] = []
         """Prefill chunks: sequence id, first position, number of tokens."""
-        self._model = LateModel(blocks.block_size, window)
+        self._model = PipelinedModel(blocks.block_size, window)
         self._in_flight: tuple[Step, list[SampledToken]] | None = None
 
     @property
@@ -104,7 +104,7 @@ class LateEngine:
             self.got.setdefault(output.id, []).append(output)
 
 
-def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
+def make_engine(mode: Mode, rng: random.Random) -> PipelinedEngine:
     policy, paged, cached, chunked, windowed = mode
     settings = SchedulerSettings(
         max_num_seqs=rng.randint(1, 6),
@@ -117,7 +117,7 @@ def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
     window = Window(rng.randint(1, 20), max_chunk=30 if chunked else 60) if windowed else None
     blocks = make_block_manager(rng.randint(16, 30), rng.randint(1, 4), paged, cached, window)
     scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, 60, NUM_IDS)
-    return LateEngine(scheduler, blocks, window and window.num_tokens)
+    return PipelinedEngine(scheduler, blocks, window and window.num_tokens)
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ def run_episodes(mode: Mode, count: int, rng: random.Random) -> Outcome:
     return outcome
 
 
-def _requests(engine: LateEngine, rng: random.Random) -> dict[str, Request]:
+def _requests(engine: PipelinedEngine, rng: random.Random) -> dict[str, Request]:
     limit = min(60, engine.blocks.num_blocks * engine.blocks.block_size)
     requests: dict[str, Request] = {}
     for number in range(25):
@@ -167,7 +167,7 @@ def _requests(engine: LateEngine, rng: random.Random) -> dict[str, Request]:
     return requests
 
 
-def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random) -> set[str]:
+def _serve(engine: PipelinedEngine, requests: dict[str, Request], rng: random.Random) -> set[str]:
     """Serve all requests to their end. Return the ids of aborted requests."""
     aborted: set[str] = set()
     waiting = list(requests.values())
@@ -191,11 +191,11 @@ def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random)
 
 def _is_correct(request: Request, outputs: list[RequestOutput], aborted: bool, window: int | None) -> bool:
     if request.sampling.num_beams > 1:
-        best = search_alone(request, window)
+        best = expected_beam_result(request, window)
         return aborted or [(one.token_ids, one.finish_reason) for one in outputs] == [
             (best.token_ids, best.finish_reason)
         ]
-    tokens, reason = continue_alone(request, window)
+    tokens, reason = expected_output(request, window)
     got = [token for output in outputs for token in output.token_ids]
     if aborted:
         return got == tokens[: len(got)]

@@ -63,7 +63,7 @@ class CheckedCache:
         plan = step.plan
         rows = list(zip(plan.rows, plan.starts, plan.query_lens, plan.wants, subjects, strict=True))
         for row, start, count, _, subject in rows:
-            if start + count > subject.breaks_from:
+            if start + count > subject.fails_from:
                 self._put(row, start, _POISON * count)
                 raise Broken
         self._write(step, rows)
@@ -111,8 +111,8 @@ class CheckedCache:
                 )
             written += table[start // block_size : last + 1]
             data = subject.cells[start * CELL_BYTES : stop * CELL_BYTES]
-            if stop > subject.sick_from:
-                num_finite = max(0, subject.sick_from - start)
+            if stop > subject.non_finite_from:
+                num_finite = max(0, subject.non_finite_from - start)
                 data = data[: num_finite * CELL_BYTES] + _POISON * (count - num_finite)
             self._put(row, start, data)
         if len(set(written)) != len(written):
@@ -130,12 +130,12 @@ class CheckedCache:
         return 0 if self._window is None else max(0, position + 1 - self._window.num_tokens)
 
     def _read(self, row: int, start: int, stop: int, subject: Subject) -> bool:
-        """Return False when the last token reads poison, which is allowed from `sick_from` on."""
+        """Return False when the last token reads poison, which is allowed from `non_finite_from` on."""
         first, last = (self._first_seen(position) * CELL_BYTES for position in (start, stop - 1))
         memory, size = self._memory, self._page_bytes
         pages = self._tables[row][: (stop - 1) // self._block_size + 1]
         history = b"".join([memory[block * size : (block + 1) * size] for block in pages])
-        if stop <= subject.sick_from:
+        if stop <= subject.non_finite_from:
             if history[first : stop * CELL_BYTES] != subject.cells[first : stop * CELL_BYTES]:
                 raise Violation(f"{subject.request.id} does not find its own tokens in {pages} up to {stop}")
             return True

@@ -29,9 +29,9 @@ class Subject:
     reason: FinishReason
     cells: bytes
     """Expected contents of its slots: one number per position, from the tenant and all tokens up to there."""
-    sick_from: int = NEVER
+    non_finite_from: int = NEVER
     """First position whose values are not finite."""
-    breaks_from: int = NEVER
+    fails_from: int = NEVER
     """A step that computes this position or a later one fails."""
 
     sequence: Sequence | None = None
@@ -105,9 +105,9 @@ class Workload:
         if rng.random() < 0.06:
             position = rng.randrange(len(subject.tokens))
             if rng.random() < 0.5:
-                subject.sick_from = position
+                subject.non_finite_from = position
             else:
-                subject.breaks_from = position
+                subject.fails_from = position
         return subject
 
 

@@ -234,7 +234,7 @@ class Episode:
         if subject is None:
             raise Violation(f"{output} comes after the last output of its request")
         if output.error_kind:
-            faulty = min(subject.sick_from, subject.breaks_from) < len(subject.tokens)
+            faulty = min(subject.non_finite_from, subject.fails_from) < len(subject.tokens)
             if not faulty or output.error_kind != RequestFailed.kind or output.token_ids:
                 raise Violation(f"{output}, but the request has no fault")
             self._report.num_failed += 1

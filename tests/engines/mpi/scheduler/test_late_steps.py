@@ -11,9 +11,9 @@ from engines.core import FinishReason, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.scheduler import Scheduler
-from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
-from tests.engines.mpi.scheduler.beams_lab import beam_request, search_alone
-from tests.engines.mpi.scheduler.late_steps import MODES, LateEngine, Mode, run_episodes
+from tests.engines.mpi.fakes import NUM_IDS, expected_output, make_request
+from tests.engines.mpi.scheduler.beams_lab import beam_request, expected_beam_result
+from tests.engines.mpi.scheduler.late_steps import MODES, Mode, PipelinedEngine, run_episodes
 from tests.support.randomness import random_seed
 
 
@@ -31,8 +31,8 @@ def test_a_stop_token_is_seen_one_step_late() -> None:
     """The step in flight meanwhile is wasted, and its output is dropped."""
     blocks = make_block_manager(16, 4, paged=True)
     settings = SchedulerSettings(2, 16, 16, max_waiting=4)
-    engine = LateEngine(Scheduler(SchedulerConfig(settings), blocks, 40, NUM_IDS), blocks)
-    tokens, _ = continue_alone(make_request("a", [1, 2], max_new_tokens=9))
+    engine = PipelinedEngine(Scheduler(SchedulerConfig(settings), blocks, 40, NUM_IDS), blocks)
+    tokens, _ = expected_output(make_request("a", [1, 2], max_new_tokens=9))
     stop = next(token for i, token in enumerate(tokens) if token not in tokens[:i] and i >= 2)
     count = tokens.index(stop) + 1
     engine.scheduler.add(make_request("a", [1, 2], max_new_tokens=30, stop=[stop]))
@@ -52,7 +52,7 @@ def test_the_prompt_of_a_beam_search_is_computed_once(windowed: bool) -> None:
     blocks = make_block_manager(64, 4, paged=True, window=window)
     settings = SchedulerSettings(4, 10, 10, max_waiting=4)
     scheduler = Scheduler(SchedulerConfig(settings), blocks, 60, NUM_IDS)
-    engine = LateEngine(scheduler, blocks, window and window.num_tokens)
+    engine = PipelinedEngine(scheduler, blocks, window and window.num_tokens)
     scheduler.add(make_request("decodes", [1, 2], max_new_tokens=30))
     engine.turn(0.0)
     request = beam_request("beams", [*range(40)], 2, 4)
@@ -63,4 +63,4 @@ def test_the_prompt_of_a_beam_search_is_computed_once(windowed: bool) -> None:
     assert len(chunks) > 3
     assert [start for start, _ in chunks[1:]] == [start + count for start, count in chunks[:-1]]
     (output,) = engine.got["beams"]
-    assert output.token_ids == search_alone(request, engine.window).token_ids
+    assert output.token_ids == expected_beam_result(request, engine.window).token_ids

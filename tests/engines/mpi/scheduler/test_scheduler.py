@@ -6,7 +6,7 @@ import pytest
 
 from engines.core import FinishReason, RequestOutput, SampledToken
 from engines.errors import InvalidRequest, Overloaded, RequestFailed
-from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
+from tests.engines.mpi.fakes import NUM_IDS, expected_output, make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
@@ -103,9 +103,9 @@ def test_at_most_max_num_seqs_requests_run() -> None:
 def test_eos_ends_a_request_and_frees_its_blocks(paged: bool) -> None:
     lab = Lab(paged)
     free = make_request("free", range(6), 12)
-    tokens, _ = continue_alone(free)
+    tokens, _ = expected_output(free)
     stopped = make_request("stopped", range(6), 12, stop=[tokens[3]])
-    expected, reason = continue_alone(stopped)
+    expected, reason = expected_output(stopped)
     lab.scheduler.add(stopped)
     outputs = lab.run()["stopped"]
     assert [token for output in outputs for token in output.token_ids] == expected
@@ -189,7 +189,7 @@ def test_an_id_in_use_is_refused_and_can_be_reused_later() -> None:
         lab.scheduler.add(make_request("a", [2], 1))
     lab.run()
     lab.scheduler.add(make_request("a", [2], 1))
-    assert lab.run()["a"][0].token_ids == tuple(continue_alone(make_request("a", [2], 1))[0])
+    assert lab.run()["a"][0].token_ids == tuple(expected_output(make_request("a", [2], 1))[0])
 
 
 @pytest.mark.parametrize("paged", [True, False])
@@ -218,7 +218,7 @@ def test_a_non_finite_output_fails_only_its_request() -> None:
     assert (bad.error_kind, bad.token_ids) == (RequestFailed.kind, ())
     assert "not finite" in bad.error_message
     rest = lab.run()["good"]
-    assert [*first.token_ids, *(t for o in rest for t in o.token_ids)] == continue_alone(good)[0]
+    assert [*first.token_ids, *(t for o in rest for t in o.token_ids)] == expected_output(good)[0]
     assert lab.blocks.num_free == lab.blocks.num_blocks
 
 

@@ -12,8 +12,8 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.fakes import continue_alone, make_request
-from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, search_alone
+from tests.engines.mpi.fakes import expected_output, make_request
+from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, expected_beam_result
 from tests.engines.mpi.scheduler.scheduler_lab import BLOCK_SIZE, Lab
 
 
@@ -51,11 +51,11 @@ def _run(lab: Lab, arrivals: list[Request], aborts: AnySequence[str] = ()) -> di
 
 def _check_result(request: Request, outputs: list[RequestOutput]) -> None:
     if request.sampling.num_beams == 1:
-        tokens, reason = continue_alone(request)
+        tokens, reason = expected_output(request)
         assert [token for output in outputs for token in output.token_ids] == tokens
         assert outputs[-1].finish_reason is reason
         return
-    best = search_alone(request)
+    best = expected_beam_result(request)
     assert len(outputs) == 1
     assert outputs[0].token_ids == best.token_ids
     assert outputs[0].finish_reason is best.finish_reason
@@ -271,7 +271,7 @@ def test_log_probabilities_are_returned_when_requested() -> None:
     lab = _lab()
     request = beam_request("a", [1, 2, 3], 3, 6, stop_token_ids=(0,), logprobs=True)
     (output,) = _run(lab, [request])["a"]
-    assert output.logprobs == search_alone(request).logprobs
+    assert output.logprobs == expected_beam_result(request).logprobs
     assert output.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.LENGTH)
 
 
@@ -286,5 +286,5 @@ def test_beams_take_turns_when_a_step_cannot_hold_all_running_sequences(chunked:
     lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_batched_tokens=2))
     outputs = [output for _ in range(16) for output in lab.step()[1]]
     (found,) = [output.token_ids for output in outputs if output.id == "beams"]
-    assert found == search_alone(request).token_ids
+    assert found == expected_beam_result(request).token_ids
     assert lab.scheduler.num_running == 3

@@ -6,7 +6,7 @@ import pytest
 
 from engines.core import RequestOutput
 from engines.errors import Overloaded
-from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.fakes import expected_output, make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
@@ -44,7 +44,7 @@ def test_the_newest_request_is_preempted_and_resumes_where_it_stopped() -> None:
     assert lab.scheduler.num_preemptions >= 2
     assert lab.scheduler.num_recomputed_tokens > 0
     for request in requests:
-        assert _tokens(outputs[request.id]) == continue_alone(request)[0], "no token is repeated or missing"
+        assert _tokens(outputs[request.id]) == expected_output(request)[0], "no token is repeated or missing"
 
 
 def test_a_preempted_request_stays_ahead_of_later_ones() -> None:
@@ -73,7 +73,7 @@ def test_a_request_that_needs_the_whole_cache_finishes() -> None:
     request = make_request("whole", range(9), 8)
     lab.scheduler.add(request)
     lab.scheduler.add(make_request("other", range(5), 6))
-    assert _tokens(lab.run()["whole"]) == continue_alone(request)[0]
+    assert _tokens(lab.run()["whole"]) == expected_output(request)[0]
 
 
 def test_pages_found_in_the_cache_are_not_recomputed_after_preemption() -> None:
@@ -196,7 +196,7 @@ def test_settings_change_between_steps_without_losing_requests() -> None:
     while lab.scheduler.has_work:
         step()
     for request in requests:
-        assert _tokens(outputs[request.id]) == continue_alone(request)[0]
+        assert _tokens(outputs[request.id]) == expected_output(request)[0]
 
 
 def test_the_tokens_of_a_step_are_limited() -> None:

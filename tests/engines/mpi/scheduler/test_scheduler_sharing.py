@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from engines.core import Request, RequestOutput
-from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.fakes import expected_output, make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts
 
 
@@ -29,7 +29,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert counts(step) == [3]
     assert output.num_cached_tokens == 16
     assert lab.scheduler.num_prefix_hit_tokens == 16
-    assert [*output.token_ids, *_tokens(lab.run()["b"])] == continue_alone(again)[0]
+    assert [*output.token_ids, *_tokens(lab.run()["b"])] == expected_output(again)[0]
 
 
 def test_at_least_one_prompt_token_is_computed() -> None:
@@ -70,7 +70,7 @@ def test_siblings_compute_their_prompt_once(paged: bool, prefix_caching: bool, l
         for output in results:
             outputs.setdefault(output.id, []).append(output)
     for request in requests:
-        assert _tokens(outputs[request.id]) == continue_alone(request)[0]
+        assert _tokens(outputs[request.id]) == expected_output(request)[0]
     decodes = 3 * 5
     assert computed == decodes + length + 2, "siblings compute only the last token of the prompt"
 
@@ -99,7 +99,7 @@ def test_a_request_that_loses_its_sibling_computes_the_prompt_itself(fate: str) 
         from engines.errors import RequestFailed
 
         lab.scheduler.fail(step.sequences[:1], RequestFailed("broken"))
-    assert _tokens(lab.run()["b"]) == continue_alone(second)[0]
+    assert _tokens(lab.run()["b"]) == expected_output(second)[0]
 
 
 def test_a_request_with_another_prompt_or_tenant_is_not_a_sibling() -> None:
@@ -127,6 +127,6 @@ def test_siblings_with_one_output_token_compute_their_prompt_once(paged: bool) -
         outputs.update({output.id: output for output in ended})
     assert computed == [[18], [1, 1, 1]]
     for request in requests:
-        assert list(outputs[request.id].token_ids) == continue_alone(request)[0]
+        assert list(outputs[request.id].token_ids) == expected_output(request)[0]
     assert [outputs[name].num_cached_tokens for name in "bcd"] == [17] * 3
     assert lab.blocks.num_used == 0

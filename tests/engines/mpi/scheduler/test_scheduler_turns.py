@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.fakes import expected_output, make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, ids
 
 _MODES = pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
@@ -77,5 +77,5 @@ def test_a_prompt_takes_turns_with_decodes() -> None:
     for _ in range(25):
         for output in lab.step()[1]:
             tokens += output.token_ids if output.id == "long" else ()
-    assert tokens == continue_alone(long)[0], "the long request has ended while the others continue"
+    assert tokens == expected_output(long)[0], "the long request has ended while the others continue"
     assert lab.scheduler.num_running == 3

@@ -136,7 +136,7 @@ def test_a_drain_that_times_out_leaves_no_process(start: Start) -> None:
     engine.drain(0.5)
     assert hanging.error == "unavailable"
     assert engine.wait_exit(200) == 0
-    assert processes.wait_gone(workers, 60) == []
+    assert processes.wait_exited(workers, 60) == []
 
 
 @pytest.mark.parametrize(
