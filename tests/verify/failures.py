@@ -14,7 +14,7 @@ from tests.support.server import Server
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 5
-TITLE = "SIGTERM, a stopped rank, a killed rank: everybody is told, nothing is left behind"
+TITLE = "SIGTERM, a stopped rank, a killed rank: every client gets an answer or an error, no process is left"
 
 TERM_SECONDS = 30.0
 STALL_SECONDS = 10.0
