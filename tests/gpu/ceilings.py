@@ -11,14 +11,14 @@ from tests.gpu.timing import Timing, synchronize, time_calls, time_graph
 
 def measure(context: Context) -> Ceilings:
     """Measure copies and matrix products. Takes a few seconds."""
-    copied, copy = time_copy(context)
+    moved, copy = time_copy(context)
     context.results.figure(
-        "ceiling: copy bandwidth", copied / copy.median / 1e12, "TB/s", "bytes read and written"
+        "ceiling: copy bandwidth", moved / copy.median / 1e12, "TB/s", "bytes read and written"
     )
     operations, product = time_matmul(context)
     rate = operations / product.median
     context.results.figure("ceiling: bf16 matmul", rate / 1e12, "TFLOP/s", "8192 x 8192 x 8192, random data")
-    return Ceilings(copied / copy.median, rate)
+    return Ceilings(moved / copy.median, rate)
 
 
 def time_copy(context: Context) -> tuple[float, Timing]:
@@ -45,7 +45,7 @@ def time_read(context: Context) -> tuple[float, Timing]:
 
 
 def time_node(context: Context) -> Timing:
-    """Time a kernel with nothing to do in a graph."""
+    """Time a minimal kernel in a graph."""
     number = torch.zeros(32, device=context.device)
     return time_graph([lambda: number.add_(1.0)] * context.size(1000, 5), context.device)
 
@@ -59,15 +59,15 @@ def time_to_device(context: Context) -> tuple[float, Timing]:
 
 
 def time_round_trip(context: Context) -> Timing:
-    """Time 256 numbers to the device and back through pinned memory. A step that needs its tokens cannot hide this."""
+    """Time copies of 256 numbers to the device and to the host, in pinned memory: the latency of waiting for tokens."""
     pinned = context.device.type == "cuda"
-    there = torch.zeros(256, dtype=torch.int32, pin_memory=pinned)
-    back = torch.empty(256, dtype=torch.int32, pin_memory=pinned)
+    sent = torch.zeros(256, dtype=torch.int32, pin_memory=pinned)
+    received = torch.empty(256, dtype=torch.int32, pin_memory=pinned)
     target = torch.empty(256, dtype=torch.int32, device=context.device)
 
-    def once() -> None:
-        target.copy_(there, non_blocking=True)
-        back.copy_(target, non_blocking=True)
+    def round_trip() -> None:
+        target.copy_(sent, non_blocking=True)
+        received.copy_(target, non_blocking=True)
         synchronize(context.device)
 
-    return time_calls([once], context.device)
+    return time_calls([round_trip], context.device)

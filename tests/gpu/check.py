@@ -19,14 +19,16 @@ from tests.gpu.plan import CHAPTERS, PARTS, describe
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--plan", action="store_true", help="print chapters, parts and limits; run nothing")
-    what.add_argument("--chapter", type=int, choices=list(CHAPTERS), help="none: all of them")
-    what.add_argument("--part", choices=list(PARTS))
-    parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="folder of the results")
-    parser.add_argument("--cache", type=Path, help="folder or archive of kernels that were compiled before")
-    parser.add_argument("--seconds", type=float, help="with --part: it has so long; none: its own limit")
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes, to try the code out")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--plan", action="store_true", help="print chapters, parts and time limits, then exit")
+    mode.add_argument("--chapter", type=int, choices=list(CHAPTERS), help="run one chapter; default: all")
+    mode.add_argument("--part", choices=list(PARTS), help="run one part in this process")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="folder for the results")
+    parser.add_argument(
+        "--cache", type=Path, help="folder or archive of kernels that an earlier run compiled"
+    )
+    parser.add_argument("--seconds", type=float, help="time limit for --part; default: the limit in the plan")
+    parser.add_argument("--smoke", action="store_true", help="run with tiny shapes, to test the code itself")
     arguments = parser.parse_args(argv)
     if arguments.plan:
         print("\n".join(describe()))

@@ -1,4 +1,4 @@
-"""Transfer Triton's cache of compiled kernels between machines: pack the files that launches need in small archives."""
+"""Transfer Triton's cache of compiled kernels between machines: pack what launches need into small archives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_KEPT = (".json", ".cubin", ".so")
+_KEPT_SUFFIXES = (".json", ".cubin", ".so")
 """Suffixes of the compiler's files to keep. The intermediate representations are larger and never read again."""
 ARCHIVE = "triton-cache-{}.tar.gz"
-MOST_ARCHIVES = 3
+MAX_ARCHIVES = 3
 ARCHIVE_BYTES = 14_000_000
 _PIECE_BYTES = 4 * ARCHIVE_BYTES
 """Size of an archive's files before compression: machine code shrinks to a quarter or less."""
@@ -37,53 +37,53 @@ class CompileCache:
                 count += 1
             except (OSError, tarfile.TarError) as error:
                 print(f"{archive}: {error}", flush=True)
-        self._name_places()
+        self._rewrite_paths()
         return count
 
     def pack(self, out: Path) -> list[Path]:
-        """Write the cache to `out` as at most `MOST_ARCHIVES` archives of `ARCHIVE_BYTES`, over those already there.
+        """Write the cache to `out` as at most `MAX_ARCHIVES` archives of `ARCHIVE_BYTES`, over those already there.
         Return their paths, or nothing if no kernel is new. The oldest kernels are left out if they do not fit, and are
         compiled again."""
         folders = [path for path in self.folder.iterdir() if path.is_dir()]
         if {path.name for path in folders} <= self._packed:
             return []
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        made: list[Path] = []
-        for piece in _pieces(folders):
-            if len(made) == MOST_ARCHIVES:
+        archives: list[Path] = []
+        for piece in _split(folders):
+            if len(archives) == MAX_ARCHIVES:
                 break
-            archive = out / ARCHIVE.format(len(made))
+            archive = out / ARCHIVE.format(len(archives))
             partial = out / "triton-cache.partial"
             with tarfile.open(partial, "w:gz", compresslevel=6) as tar:
                 for folder in piece:
                     for file in sorted(folder.iterdir()):
-                        if file.suffix in _KEPT:
+                        if file.suffix in _KEPT_SUFFIXES:
                             tar.add(file, f"{folder.name}/{file.name}")
             if partial.stat().st_size > ARCHIVE_BYTES:
                 partial.unlink()
                 continue
             partial.rename(archive)
-            made.append(archive)
+            archives.append(archive)
         self._packed = {path.name for path in folders}
-        return made
+        return archives
 
-    def _name_places(self) -> None:
+    def _rewrite_paths(self) -> None:
         """Rewrite the absolute paths in Triton's group files to this folder."""
         for group in self.folder.glob("*/__grp__*.json"):
             names = json.loads(group.read_text(encoding="utf-8"))["child_paths"]
-            places = {name: str(group.parent / name) for name in names}
-            group.write_text(json.dumps({"child_paths": places}), encoding="utf-8")
+            paths = {name: str(group.parent / name) for name in names}
+            group.write_text(json.dumps({"child_paths": paths}), encoding="utf-8")
 
 
-def _pieces(folders: list[Path]) -> Iterator[list[Path]]:
+def _split(folders: list[Path]) -> Iterator[list[Path]]:
     piece: list[Path] = []
     size = 0
     for folder in folders:
-        own = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in _KEPT)
-        if piece and size + own > _PIECE_BYTES:
+        folder_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in _KEPT_SUFFIXES)
+        if piece and size + folder_bytes > _PIECE_BYTES:
             yield piece
             piece, size = [], 0
         piece.append(folder)
-        size += own
+        size += folder_bytes
     if piece:
         yield piece

@@ -27,11 +27,11 @@ class Context:
     deadline: Deadline
     """Time limit of the part."""
 
-    def has(self, seconds: float, name: str) -> bool:
+    def has_time_for(self, seconds: float, name: str) -> bool:
         """Return whether this much time is left. If not, record that `name` was not measured."""
         if self.smoke or self.deadline.left > seconds:
             return True
-        self.results.missing(name, f"{self.deadline.left:.0f} s were left, it takes {seconds:.0f}")
+        self.results.missing(name, f"no time: requires {seconds:.0f} s, {self.deadline.left:.0f} s left")
         return False
 
     def size(self, real: T, tiny: T) -> T:
@@ -42,5 +42,5 @@ class Context:
         out = torch.empty(shape, dtype=self.dtype(dtype), device=self.device)
         return out.normal_(0.0, scale)
 
-    def dtype(self, wanted: torch.dtype) -> torch.dtype:
-        return torch.float16 if self.device.type == "cpu" and wanted == torch.bfloat16 else wanted
+    def dtype(self, requested: torch.dtype) -> torch.dtype:
+        return torch.float16 if self.device.type == "cpu" and requested == torch.bfloat16 else requested

@@ -102,8 +102,8 @@ class Engine:
             scheduler=SchedulerConfig(settings),
         )
         self.runner = load_model(config, self.comm, device, self.stopwatch)
-        with tempfile.TemporaryDirectory() as place:
-            self._board = StatusBoard.create(Path(place) / "status", 1)
+        with tempfile.TemporaryDirectory() as board_folder:
+            self._board = StatusBoard.create(Path(board_folder) / "status", 1)
 
     @property
     def config(self) -> ModelConfig:
@@ -163,12 +163,12 @@ class Outcome:
 
     tokens: dict[str, list[int]]
     logprobs: dict[str, list[float]] = field(default_factory=dict)
-    """Log-probabilities of the requests that want them."""
+    """Log-probabilities of the requests that ask for them."""
     seconds: float = 0.0
     """Time from the first arrival to the last token."""
     steps: int = 0
     latencies: list[float] = field(default_factory=list)
-    """Seconds from each request's arrival to its end."""
+    """Seconds from each request's arrival to its last token."""
     done: bool = True
     """False: the deadline passed before all requests had finished."""
 
@@ -222,7 +222,7 @@ def run_requests(
     synchronize(device)
     outcome.seconds = time.perf_counter() - started
     running.blocks.check()
-    assert running.blocks.num_used == 0, f"{running.blocks.num_used} blocks are held by nobody"
+    assert running.blocks.num_used == 0, f"{running.blocks.num_used} blocks were not freed"
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""Floors: the least time that work can take. It is max(bytes / copy bandwidth, operations / matmul rate) of attention,
+"""Floors: the minimum time of given work. It is max(bytes / copy bandwidth, operations / matmul rate) of attention,
 plus the same of the matrix products.
 
 Bytes: weights, read once (embeddings are a lookup), and the keys and values of every sequence. Operations: two per
@@ -30,7 +30,7 @@ class Phase:
     operations: float
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Return the least seconds."""
+        """Return the minimum time in seconds."""
         return max(self.bytes / ceilings.copy, self.operations / ceilings.matmul)
 
 
@@ -46,7 +46,7 @@ class Work:
         return self.attention.operations + self.products.operations
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Return the least seconds."""
+        """Return the minimum time in seconds."""
         return self.attention.floor(ceilings) + self.products.floor(ceilings)
 
 
@@ -84,7 +84,7 @@ def product_work(num_rows: int, outputs: int, inputs: int, element: int = 2) -> 
 def trace_floor(
     config: ModelConfig, prompts: Sequence[int], outputs: Sequence[int], ceilings: Ceilings
 ) -> float:
-    """Return the least seconds of a trace whose requests arrive at once and run as one batch: prompts at the matmul
+    """Return the minimum seconds of a trace whose requests arrive at once and run as one batch: prompts at the matmul
     rate, one after the other, then decode steps of all sequences that are not finished."""
     layers = 2 * _layers(config, _chosen_experts(config))
     computed = sum(layers * n + _attention(config, n * (n + 1) / 2) for n in prompts)

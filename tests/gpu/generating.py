@@ -1,4 +1,4 @@
-"""Sequences that are all decoding, for measurements of any length."""
+"""A batch of sequences that are all decoding, for measurements of any length."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from engines.core import AbortReason
 from tests.gpu.engine import Engine, Running, greedy, random_prompts
 
 
-class Generating:
-    """Steps with decodes only."""
+class DecodingBatch:
+    """Sequences whose prompts are computed. Every step decodes one token of each."""
 
     def __init__(self, running: Running, lengths: dict[str, int]) -> None:
-        """lengths: length of each request's prompt."""
+        """lengths: prompt length by request id."""
         self._running = running
         self._lengths = lengths
-        self._begun: set[str] = set()
-        while len(self._begun) < len(lengths):
+        self._started: set[str] = set()
+        while len(self._started) < len(lengths):
             self.step()
 
     def step(self) -> None:
         for output in self._running.core.step():
             assert not output.error_kind, output.error_message
-            self._begun.add(output.id)
+            self._started.add(output.id)
             self._lengths[output.id] += len(output.token_ids)
 
     @property
@@ -33,14 +33,14 @@ class Generating:
 
 
 @contextmanager
-def generating(engine: Engine, batch: int, prompt_len: int) -> Iterator[Generating]:
-    """Start the sequences. All prompts are computed before the caller's first step."""
+def decoding_batch(engine: Engine, batch: int, prompt_len: int) -> Iterator[DecodingBatch]:
+    """Start the sequences, and compute all prompts before the caller's first step."""
     running = engine.start()
     lengths: dict[str, int] = {}
     for i, prompt in enumerate(random_prompts(engine.config.vocab_size, (prompt_len,) * batch, 4)):
         lengths[f"generating {i}"] = prompt_len
         running.core.add(greedy(f"generating {i}", prompt, engine.limits.max_model_len - prompt_len))
-    yield Generating(running, lengths)
+    yield DecodingBatch(running, lengths)
     assert running.scheduler.num_preemptions == 0
     for request_id in running.core.request_ids():
         running.core.abort(request_id, AbortReason.SHUTDOWN)

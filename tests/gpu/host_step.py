@@ -68,8 +68,8 @@ _VOCAB_SIZE, _BLOCK_SIZE, _MAX_MODEL_LEN = 128_256, 16, 2048
 _TOKEN = 7
 _SAMPLING = SamplingParams(1, temperature=0.8, top_p=0.95, stop_token_ids=(128_001, 128_008, 128_009))
 _INFO = EngineInfo("host", "MPI", 1, "none", "bf16", 0, 0, _BLOCK_SIZE, 0, _MAX_MODEL_LEN, True)
-_NOT_OURS = "client"
-"""Phase of the client's work, which is not counted."""
+_EXCLUDED = "client"
+"""Phase of the client's work, which is excluded from the results."""
 
 Step = dict[str, float]
 """Microseconds by phase."""
@@ -111,7 +111,7 @@ class Phases:
         """Return the times since the last call."""
         self._charge()
         times, self._times = self._times, {}
-        times.pop(_NOT_OURS, None)
+        times.pop(_EXCLUDED, None)
         return {phase: nanoseconds / 1e3 for phase, nanoseconds in times.items()}
 
     @contextmanager
@@ -147,7 +147,7 @@ class Phases:
 
 
 class _NoGraphs:
-    """Replacement of `DecodeGraphs` with graphs for all sizes that compute nothing."""
+    """Replacement of `DecodeGraphs` that has a graph for every size. The graphs compute nothing."""
 
     def __init__(self, outputs: DecodeOutputs, largest: int) -> None:
         self._outputs = outputs
@@ -199,7 +199,7 @@ class HostSteps(GpuSteps):
 
     def compute(self, *arguments: Any) -> StepResult:
         result = super().compute(*arguments)
-        with self._phases.phase(_NOT_OURS):
+        with self._phases.phase(_EXCLUDED):
             if result.pending_tokens is None:
                 return result
             return replace(result, pending_tokens=_TimedTokens(result.pending_tokens, self._phases))
@@ -218,17 +218,17 @@ class _Client(Front):
         self._steps = steps
         self._phases = phases
         self._waiting = list(_requests(load))
-        self._num_asked = 0
-        self._num_ended = 0
+        self._num_sent = 0
+        self._num_finished = 0
         self._peer = self._context.socket(zmq.DEALER)
         self._peer.setsockopt(zmq.SNDHWM, 0)
         self._peer.setsockopt(zmq.RCVHWM, 0)
         self._peer.connect(address)
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
-        with self._phases.phase(_NOT_OURS):
-            self._note(self._phases.take())
-            self._turn()
+        with self._phases.phase(_EXCLUDED):
+            self._record(self._phases.take())
+            self._run_client()
         with self._phases.phase("receive"):
             return iter(list(super().receive(timeout)))
 
@@ -236,27 +236,27 @@ class _Client(Front):
         self._peer.close(linger=0)
         super().close()
 
-    def _note(self, times: Step) -> None:
+    def _record(self, times: Step) -> None:
         steps, load = self._steps, self._load
-        wanted = steps.num_seqs > load.running // 2
+        counts = steps.num_seqs > load.running // 2
         if load.decodes_only:
-            wanted = steps.decodes_only and steps.num_seqs == load.running
-        if wanted and "take" in times:
+            counts = steps.decodes_only and steps.num_seqs == load.running
+        if counts and "take" in times:
             self.times.append(times)
 
-    def _turn(self) -> None:
+    def _run_client(self) -> None:
         while self._peer.poll(0):
             message = decode_to_client(self._peer.recv())
             if isinstance(message, Outputs):
                 if any(output.error_kind for output in message.outputs):
                     raise AssertionError("a request failed")
-                self._num_ended += sum(output.finished for output in message.outputs)
-        if self._num_ended == self._load.requests:
+                self._num_finished += sum(output.finished for output in message.outputs)
+        if self._num_finished == self._load.requests:
             self._peer.send(encode(Drain(1.0)))
             return
-        while self._waiting and self._num_asked - self._num_ended < self._load.running:
+        while self._waiting and self._num_sent - self._num_finished < self._load.running:
             self._peer.send(encode(Submit(self._waiting.pop())))
-            self._num_asked += 1
+            self._num_sent += 1
 
 
 def _requests(load: Load) -> Iterator[Request]:
@@ -307,18 +307,18 @@ def _launch_nothing(*_: object) -> None:
 
 
 def medians(steps: Sequence[Step]) -> Step:
-    """Return the medians by phase, and of whole steps as `all`. For a phase that most steps lack, use its mean."""
-    found: Step = {}
+    """Return the medians by phase, and of whole steps as `all`. A phase that most steps lack gets its mean."""
+    result: Step = {}
     for phase in sorted({phase for step in steps for phase in step}):
         values = [step.get(phase, 0.0) for step in steps]
-        found[phase] = statistics.median(values) or statistics.fmean(values)
+        result[phase] = statistics.median(values) or statistics.fmean(values)
     totals = [sum(step.values()) for step in steps]
-    found["all"] = statistics.median(totals)
-    found["all, mean"] = statistics.fmean(totals)
-    return found
+    result["all"] = statistics.median(totals)
+    result["all, mean"] = statistics.fmean(totals)
+    return result
 
 
-def _measure_here(name: str) -> Step:
+def _measure_in_process(name: str) -> Step:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # as the worker does
@@ -326,18 +326,18 @@ def _measure_here(name: str) -> Step:
         return medians(measure(LOADS[name], Path(folder)))
 
 
-def _measure_there(tree: Path, name: str) -> Step:
+def _measure_in_subprocess(tree: Path, name: str) -> Step:
     """Measure one repeat in a process of its own, with the engine of the repository copy `tree`."""
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'kernels'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", __file__, "--json", name]
-    done = subprocess.run(command, env=environment, cwd=tree, stdout=subprocess.PIPE, check=True)
-    found: Step = json.loads(done.stdout)
-    return found
+    process = subprocess.run(command, env=environment, cwd=tree, stdout=subprocess.PIPE, check=True)
+    result: Step = json.loads(process.stdout)
+    return result
 
 
 def _print(name: str, columns: Sequence[Sequence[Step]]) -> None:
     """Print a table. columns: the repeats of each tree."""
-    print(f"\n{name}: us a step")
+    print(f"\n{name}: us per step")
     for phase in dict.fromkeys(phase for repeats in columns for step in repeats for phase in step):
         cells = []
         for repeats in columns:
@@ -359,23 +359,25 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--against", type=Path, help="another copy of the repository, in the first column")
-    parser.add_argument("--profile", choices=list(LOADS))
     parser.add_argument(
-        "--json", choices=list(LOADS), help="one repeat in this process, for a program to read"
+        "--against", type=Path, help="another copy of the repository, shown in the first column"
+    )
+    parser.add_argument("--profile", choices=list(LOADS), help="profile the Python functions under one load")
+    parser.add_argument(
+        "--json", choices=list(LOADS), help="measure one repeat in this process and print JSON"
     )
     arguments = parser.parse_args(argv)
     if arguments.profile:
         _profile(arguments.profile)
         return 0
     if arguments.json:
-        print(json.dumps(_measure_here(arguments.json)))
+        print(json.dumps(_measure_in_process(arguments.json)))
         return 0
     here = Path(__file__).parents[2]
     trees = [here] if arguments.against is None else [arguments.against.resolve(), here]
     for name in arguments.loads:
         # In turn, so that other load on the machine affects all trees alike.
-        repeats = [[_measure_there(tree, name) for tree in trees] for _ in range(arguments.repeats)]
+        repeats = [[_measure_in_subprocess(tree, name) for tree in trees] for _ in range(arguments.repeats)]
         _print(name, list(zip(*repeats, strict=True)))
     return 0
 

@@ -81,7 +81,7 @@ def dense_attention(q: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return ||found - expected|| / ||expected||. NaN counts as infinite."""
-    error = float((found.double() - expected).norm() / expected.norm())
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return ||result - expected|| / ||expected||. NaN counts as infinite."""
+    error = float((result.double() - expected).norm() / expected.norm())
     return error if error == error else float("inf")

@@ -87,8 +87,8 @@ def experts(context: Context) -> tuple[float, float]:
     worst = 0.0
     for rows in context.size((1, 32, 2048), (5,)):
         x, logits = context.random(rows, hidden), context.random(rows, count)
-        found = lmi_kernels.experts(x, logits, weights, 2)
-        worst = max(worst, relative_error(found, _experts(x, logits, gate_up, down)))
+        result = lmi_kernels.experts(x, logits, weights, 2)
+        worst = max(worst, relative_error(result, _experts(x, logits, gate_up, down)))
     return worst, 2 * _ALLOWED
 
 
@@ -106,9 +106,9 @@ def choices(context: Context) -> tuple[float, float]:
         torch.arange(rows) + 1000,
         example_penalties(generator, rows, vocab),
     )
-    found, finite = choose_tokens(*tree_map(lambda each: each.to(context.device), inputs))
+    tokens, finite = choose_tokens(*tree_map(lambda each: each.to(context.device), inputs))
     expected = choose_tokens_reference(*inputs)[0]
-    differing = int((found.cpu() != expected).sum()) + int((~finite.cpu()).sum())
+    differing = int((tokens.cpu() != expected).sum()) + int((~finite.cpu()).sum())
     return differing / rows, 0.0
 
 
@@ -161,9 +161,9 @@ def _experts(
 
 COMPARISONS: dict[str, Callable[[Context], tuple[float, float]]] = {
     "decode attention, up to 40,000 keys": decode,
-    "prefill attention, a chunk of 3,001 after 5,000": prefill,
-    "prefill attention, 16 query heads a key, head dim 64": prefill_narrow,
+    "prefill attention, a chunk of 3,001 tokens after 5,000": prefill,
+    "prefill attention, 16 query heads per KV head, head dim 64": prefill_narrow,
     "page offsets beyond 32 bits": huge_pool,
     "experts of Mixtral-8x7B": experts,
-    "tokens chosen among 128,256": choices,
+    "token sampling, vocabulary of 128,256": choices,
 }

@@ -12,7 +12,7 @@ from engines.sampling.batch import SamplingRow
 from tests.gpu.engine import Engine
 from tests.support.plans import PlanMaker
 
-_BY_THE_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
+_SAMPLED_BY_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 """Parameters that only the host can sample with, so that steps return logits."""
 
 
@@ -39,5 +39,5 @@ def step(engine: Engine, plan: StepPlan):  # type: ignore[no-untyped-def]
     """Run one step with tokens that the host would sample."""
     runner = engine.runner
     runner.steps.update(plan)
-    rows = [SamplingRow(f"row {i}", _BY_THE_HOST, [0], 1) for i in range(plan.num_sampled)]
+    rows = [SamplingRow(f"row {i}", _SAMPLED_BY_HOST, [0], 1) for i in range(plan.num_sampled)]
     return runner.steps.compute(runner.steps.prepare(plan), rows=rows)

@@ -20,24 +20,29 @@ from tests.support.seeds import fresh_generator
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-_LONGEST = (
+_SLOWEST_TO_COMPILE = (
     "varlen_attention",
     "decode_attention",
     "truncate_logits",
     "experts",
     "choose_tokens",
 )
-"""Operations with the most code to compile."""
+"""Operations that take longest to compile."""
 
 
 def operations() -> list[str]:
-    """Return all operations, the longest first, so that none of these is the last to finish."""
+    """Return all operations, starting with those that take longest to compile."""
     names = [check.name for check in all_checks()]
-    return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
+    return sorted(
+        names,
+        key=lambda name: (
+            _SLOWEST_TO_COMPILE.index(name) if name in _SLOWEST_TO_COMPILE else len(_SLOWEST_TO_COMPILE)
+        ),
+    )
 
 
-def command(name: str, dtype: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "tests.gpu.one_kernel", name, dtype, *more]
+def command(name: str, dtype: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "tests.gpu.one_kernel", name, dtype, *options]
 
 
 def run_in_process(arguments: Sequence[str], seconds: float) -> tuple[bool, str]:
@@ -49,26 +54,26 @@ def run_in_process(arguments: Sequence[str], seconds: float) -> tuple[bool, str]
                 arguments, stdout=output, stderr=subprocess.STDOUT, timeout=max(1.0, seconds), check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            return False, f"it took longer than {seconds:.0f} s"
+            return False, f"timed out after {seconds:.0f} s"
         output.seek(0)
-        words = output.read()
+        text = output.read()
     if code:
-        print(words, flush=True)
-    lines = [line for line in words.splitlines() if line.strip()]
-    return code == 0, lines[-1][:300] if lines else f"ended with {code}, without a word"
+        print(text, flush=True)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return code == 0, lines[-1][:300] if lines else f"exit code {code}, no output"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("dtype", choices=list(DTYPES))
-    parser.add_argument("--examples", type=int, help="the first so many; none: all")
+    parser.add_argument("--examples", type=int, metavar="N", help="check only the first N; default: all")
     arguments = parser.parse_args()
     (check,) = (check for check in all_checks() if check.name == arguments.name)
     if arguments.examples:
-        first, count = check.examples, arguments.examples
+        all_examples, count = check.examples, arguments.examples
         check = dataclasses.replace(
-            check, examples=lambda generator, dtype: itertools.islice(first(generator, dtype), count)
+            check, examples=lambda generator, dtype: itertools.islice(all_examples(generator, dtype), count)
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -11,15 +11,15 @@ import torch
 
 from lmi_kernels import runs_triton
 from tests.gpu.context import Context
-from tests.gpu.plan import PARTS, SOME_FAILED
+from tests.gpu.plan import CHECKS_FAILED, PARTS
 from tests.gpu.records import Records
 from tests.gpu.results import Results
 from tests.gpu.timing import Deadline
 
 
 def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
-    """Return the exit code: 0 if all checks passed, else `SOME_FAILED`; 2 if there is no GPU. Errors that the part does
-    not catch are raised."""
+    """Return the exit code: 0 if all checks passed, else `CHECKS_FAILED`; 2 if there is no GPU. Errors that the part
+    does not catch are raised."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -27,7 +27,7 @@ def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
         torch.backends.cudnn.allow_tf32 = False
     elif not (smoke and runs_triton(device)):
         print(
-            "there is no GPU here; --smoke with TRITON_INTERPRET=1 tries the code out on a CPU",
+            "no GPU found; --smoke with TRITON_INTERPRET=1 runs the code on a CPU",
             file=sys.stderr,
         )
         return 2
@@ -37,5 +37,5 @@ def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
         context = Context(results, device, smoke, Path(folder), out, Deadline(seconds))
         module.run(context, *part.arguments)
     results.finish()
-    print(f"{len(results.entries)} entries, {len(results.failed)} not as they should be")
-    return SOME_FAILED if results.failed else 0
+    print(f"{len(results.entries)} entries, {len(results.failed)} failed")
+    return CHECKS_FAILED if results.failed else 0

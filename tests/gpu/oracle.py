@@ -18,9 +18,9 @@ def save(config: dict[str, Any], folder: Path, device: torch.device) -> None:
     shape = {
         name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
     }
-    described = AutoConfig.for_model(config["model_type"], **shape)
+    model_config = AutoConfig.for_model(config["model_type"], **shape)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -43,8 +43,8 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 def logits(model: Any, prompt: Sequence[int]) -> torch.Tensor:
     """Return the logits after the prompt, [vocab_size]."""
     ids = torch.tensor([list(prompt)], device=model.device)
-    found: torch.Tensor = model(ids).logits[0, -1]
-    return found
+    last: torch.Tensor = model(ids).logits[0, -1]
+    return last
 
 
 @torch.inference_mode()

@@ -26,8 +26,8 @@ from tests.gpu.timing import Deadline
 from tests.gpu.traces import Trace, tiny, w6
 
 _CPU_PAGE = 32
-PARTS = (256, 128, 64, 32)
-"""Numbers of requests. The run uses the largest that is expected to finish in time."""
+REQUEST_COUNTS = (256, 128, 64, 32)
+"""Numbers of requests to choose from. The run uses the largest that is expected to finish in time."""
 _PILOT_SECONDS = 20.0
 _SECONDS = 75.0
 """Time limit of the run itself."""
@@ -35,7 +35,7 @@ _SECONDS = 75.0
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Options of the peer. Those that are fastest in a short run are used for the comparison."""
+    """Options of the peer. The comparison uses the options that are fastest in a short run."""
 
     name: str
     attention: str
@@ -44,7 +44,7 @@ class Flags:
 
 
 FLAGS = (
-    Flags("as it decides itself, sdpa", "sdpa", None, None),
+    Flags("sdpa, default settings", "sdpa", None, None),
     Flags("sdpa, asynchronous", "sdpa", False, True),
     Flags("sdpa, CUDA graphs, asynchronous", "sdpa", True, True),
 )
@@ -56,10 +56,10 @@ def load(config: dict[str, Any], device: torch.device) -> Any:
     shape = {
         name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
     }
-    described = AutoConfig.for_model(config["model_type"], **shape)
+    model_config = AutoConfig.for_model(config["model_type"], **shape)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(described, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, attn_implementation="sdpa")
     weights = DummyWeights(config["dtype"], dtype, dtype, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -75,7 +75,7 @@ def run(model: Any, trace: Trace, flags: Flags, deadline: Deadline) -> PeerRun:
         RuntimeError: transformers stopped, or a request failed.
     """
     model.set_attn_implementation(flags.attention)
-    most = max(trace.outputs)
+    max_new_tokens = max(trace.outputs)
     batching = ContinuousBatchingConfig(
         **_sizes(model, trace),
         max_requests_per_batch=len(trace.prompts),
@@ -83,7 +83,9 @@ def run(model: Any, trace: Trace, flags: Flags, deadline: Deadline) -> PeerRun:
         use_cuda_graph=flags.cuda_graphs,
         use_async_batching=flags.asynchronous,
     )
-    generation = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    generation = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
     lengths: dict[str, int] = {}
     tokens = 0
     # The context manager that `generate_batch` uses.
@@ -98,16 +100,18 @@ def run(model: Any, trace: Trace, flags: Flags, deadline: Deadline) -> PeerRun:
             output = manager.get_result(timeout=1)
             if output is None:
                 if not manager.is_running():
-                    raise RuntimeError("transformers' generation thread has ended")
+                    raise RuntimeError("transformers' generation thread has stopped")
                 continue
             if not output.is_finished():
                 continue
             if output.error is not None:
                 raise RuntimeError(f"transformers: {output.error}")
-            wanted = lengths.pop(output.request_id)
-            if len(output.generated_tokens) != wanted:
-                raise RuntimeError(f"transformers gave {len(output.generated_tokens)} tokens of {wanted}")
-            tokens += wanted
+            expected = lengths.pop(output.request_id)
+            if len(output.generated_tokens) != expected:
+                raise RuntimeError(
+                    f"transformers returned {len(output.generated_tokens)} of {expected} tokens"
+                )
+            tokens += expected
         seconds = time.perf_counter() - started
     return PeerRun(tokens, seconds, not lengths)
 
@@ -136,25 +140,25 @@ def compare(name: str, file: Path, seconds: float, smoke: bool) -> None:
         if findings.pilots and deadline.left < 0.6 * seconds:
             break
         try:
-            found = run(model, pilot, flags, Deadline(_PILOT_SECONDS)).tokens_per_second
+            tokens_per_second = run(model, pilot, flags, Deadline(_PILOT_SECONDS)).tokens_per_second
         except Exception as error:
             traceback.print_exc()
             findings.errors[flags.name] = f"{type(error).__name__}: {error}"[:200]
             findings.write(file)
             continue
-        findings.pilots[flags.name] = found
-        print(f"{flags.name}: {found:.0f} tokens/s in a short run", flush=True)
-        if found > speed:
-            best, speed = flags, found
+        findings.pilots[flags.name] = tokens_per_second
+        print(f"{flags.name}: {tokens_per_second:.0f} tokens/s in a short run", flush=True)
+        if tokens_per_second > speed:
+            best, speed = flags, tokens_per_second
         findings.write(file)
         free(device)
     if not findings.pilots:
         return
     left = min(_SECONDS, deadline.left - 5.0)
-    counts = sorted({min(count, len(trace.outputs)) for count in PARTS}, reverse=True)
-    count = next((n for n in counts if trace.part(n).num_output_tokens <= speed * left), counts[-1])
+    counts = sorted({min(count, len(trace.outputs)) for count in REQUEST_COUNTS}, reverse=True)
+    count = next((n for n in counts if trace.first(n).num_output_tokens <= speed * left), counts[-1])
     findings.flags, findings.num_requests = best.name, count
-    findings.run = run(model, trace.part(count), best, Deadline(left))
+    findings.run = run(model, trace.first(count), best, Deadline(left))
     findings.write(file)
 
 
@@ -164,6 +168,6 @@ if __name__ == "__main__":
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    compare(given.model, given.file, given.seconds, given.smoke)
+    arguments = parser.parse_args()
+    compare(arguments.model, arguments.file, arguments.seconds, arguments.smoke)
     sys.exit(0)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 CHAPTER_SECONDS = 480
 """Time limit of a chapter. A part gets the time that is left, at most its own limit."""
 
-SOME_FAILED = 3
-"""Exit code of a part that ran to its end with failed checks. 1 is Python's own exit code for errors."""
+CHECKS_FAILED = 3
+"""Exit code of a part that finished with failed checks. 1 is Python's own exit code for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,65 +37,69 @@ class Chapter:
 
 
 PARTS: dict[str, Part] = {
-    "device": Part("what the machine is, and whether it computes", "device", 40),
-    "compile": Part("kernels compiled as serving launches them, on all cores", "compile", 90),
+    "device": Part("device properties and a first computation", "device", 40),
+    "compile": Part("compilation of all kernels as serving launches them, on all cores", "compile", 90),
     "kernels-bf16": Part(
-        "every kernel against its float64 reference, also at the sizes of use", "kernels", 220, ("bf16",)
+        "every kernel against its float64 reference, also at production sizes", "kernels", 220, ("bf16",)
     ),
     "engine-llama": Part(
-        "the whole engine against transformers on a small Llama-3", "engine", 200, ("llama-3-8b",)
+        "the whole engine against transformers: a small Llama-3", "engine", 200, ("llama-3-8b",)
     ),
-    "engine-mixtral": Part("the same on a small Mixtral", "engine", 220, ("mixtral-8x7b",)),
-    "nccl": Part("one rank with NCCL: its sums in CUDA graphs, the engine with it, its end", "nccl", 150),
-    "attention": Part("attention as a share of the ceilings, and beside torch's", "attention", 190),
+    "engine-mixtral": Part(
+        "the whole engine against transformers: a small Mixtral", "engine", 220, ("mixtral-8x7b",)
+    ),
+    "nccl": Part("NCCL with one rank: collectives in CUDA graphs, the engine, shutdown", "nccl", 150),
+    "attention": Part("attention as a share of the ceilings, and compared with torch", "attention", 190),
     "times": Part(
-        "where a step's time goes: kernels of decodes of 1, 32 and 256 and of a prefill of 2,048",
+        "time per kernel in decode steps of 1, 32 and 256 sequences and in a prefill of 2,048 tokens",
         "times",
         100,
     ),
     "steps": Part(
-        "decode steps of Llama-3-8B and Qwen3-0.6B shapes, mixed steps, idle time between steps",
+        "decode steps with Llama-3-8B and Qwen3-0.6B shapes, mixed steps, idle time between steps",
         "steps",
         170,
         ("small",),
     ),
-    "products": Part("matrix products of 1, 4, 16, 32 and 256 rows", "products", 75),
+    "products": Part("matrix products with 1, 4, 16, 32 and 256 rows", "products", 75),
     "workload-0.6b": Part("256 requests at once, Qwen3-0.6B shapes", "workload", 150, ("qwen3-0.6b",)),
     "workload-8b": Part("256 requests at once, Llama-3-8B shapes", "workload", 200, ("llama-3-8b",)),
     "engine-others": Part(
-        "the whole engine against transformers on small models of other kinds",
+        "the whole engine against transformers: SmolLM2-135M and a small Qwen3",
         "engine",
         240,
         ("smollm2-135m", "qwen3-0.6b"),
     ),
-    "engine-falcon": Part("the same on small Falcons", "engine", 240, ("falcon-7b", "falcon-40b")),
-    "kernels-fp16": Part("every kernel against its float64 reference, in fp16", "kernels", 220, ("fp16",)),
-    "kernels-fp32": Part("the same in fp32", "kernels", 220, ("fp32",)),
-    "memory": Part(
-        "the KV cache's size by option.gpu_memory_utilization, and what work then takes", "memory", 80
+    "engine-falcon": Part(
+        "the whole engine against transformers: small Falcons", "engine", 240, ("falcon-7b", "falcon-40b")
     ),
-    "races": Part("compute-sanitizer's search for races in kernels that share scratch memory", "races", 110),
-    "steps-large": Part("decode steps of Falcon-40B and Mixtral-8x7B shapes", "steps", 150, ("large",)),
+    "kernels-fp16": Part("every kernel against its float64 reference, in fp16", "kernels", 220, ("fp16",)),
+    "kernels-fp32": Part("every kernel against its float64 reference, in fp32", "kernels", 220, ("fp32",)),
+    "memory": Part("KV cache size by option.gpu_memory_utilization, and memory use under load", "memory", 80),
+    "races": Part(
+        "compute-sanitizer's racecheck on kernels whose threads share scratch memory", "races", 110
+    ),
+    "steps-large": Part("decode steps with Falcon-40B and Mixtral-8x7B shapes", "steps", 150, ("large",)),
     "batching": Part("rolling and static batches on the same kernels, Llama-3-8B shapes", "batching", 190),
     "aws": Part("the AWS post's two scenarios, Falcon-40B shapes", "aws", 240),
-    "idle": Part("gaps between kernels while 256 sequences generate, by the profiler", "idle", 60),
-    "ceilings": Part("what the device can do: copies, reads, products, launches, transfers", "ceilings", 40),
-    "tune": Part("launch parameters, for kernels/lmi_kernels/tuned/", "tune", 430),
+    "idle": Part("gaps between kernels while 256 sequences decode, from the profiler", "idle", 60),
+    "ceilings": Part("device ceilings: copies, reads, matrix products, launches, transfers", "ceilings", 40),
+    "tune": Part("search for launch parameters, for kernels/lmi_kernels/tuned/", "tune", 430),
 }
 
 CHAPTERS: dict[int, Chapter] = {
     1: Chapter(
-        "is it right, and attention",
+        "correctness and attention",
         (
             ("device",),
             ("compile", "kernels-bf16", "engine-llama", "engine-mixtral", "nccl"),
             ("attention",),
         ),
     ),
-    2: Chapter("where the time goes", (("device",), ("compile",), ("times",), ("steps",), ("products",))),
+    2: Chapter("step times", (("device",), ("compile",), ("times",), ("steps",), ("products",))),
     3: Chapter("workloads", (("device",), ("compile",), ("workload-0.6b",), ("workload-8b",))),
     4: Chapter(
-        "the rest: is it right",
+        "correctness: other models and dtypes, memory, races",
         (
             ("device",),
             ("engine-others", "engine-falcon", "kernels-fp16", "kernels-fp32"),
@@ -103,8 +107,12 @@ CHAPTERS: dict[int, Chapter] = {
             ("races",),
         ),
     ),
-    5: Chapter("the rest: large models", (("device",), ("compile",), ("steps-large",), ("batching",))),
-    6: Chapter("the rest: the post", (("device",), ("compile",), ("aws",), ("idle",), ("ceilings",))),
+    5: Chapter(
+        "large models and static batching", (("device",), ("compile",), ("steps-large",), ("batching",))
+    ),
+    6: Chapter(
+        "AWS post, idle time, ceilings", (("device",), ("compile",), ("aws",), ("idle",), ("ceilings",))
+    ),
     7: Chapter("launch parameters", (("device",), ("tune",))),
 }
 
@@ -115,5 +123,5 @@ def describe() -> Iterator[str]:
         yield f"chapter {number}: {chapter.title}; at most {chapter.seconds} s of {CHAPTER_SECONDS}"
         for stage in chapter.stages:
             for part in stage:
-                beside = " (at once)" if len(stage) > 1 else ""
-                yield f"  {part:16} {PARTS[part].seconds:4} s{beside:10}  {PARTS[part].title}"
+                note = " (concurrent)" if len(stage) > 1 else ""
+                yield f"  {part:16} {PARTS[part].seconds:4} s{note:13}  {PARTS[part].title}"

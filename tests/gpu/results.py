@@ -40,7 +40,7 @@ class Entry:
 
 
 class Results:
-    """Entries of a part. Prints each of them."""
+    """Entries of a part. Prints and writes each of them."""
 
     def __init__(self, part: str, device: torch.device, smoke: bool, records: Records | None = None) -> None:
         self.smoke = smoke
@@ -110,8 +110,8 @@ class Results:
 
     @contextmanager
     def guard(self, name: str, ours: bool = True) -> Iterator[None]:
-        """Turn an exception inside into one failed entry, or, if it is not ours, into a missing one. The rest of the
-        part still runs."""
+        """Record an exception as a failed entry, or as a missing one if `ours` is false. The rest of the part still
+        runs."""
         try:
             yield
         except Exception as error:
@@ -121,7 +121,7 @@ class Results:
             self._add(Entry(name, False if ours else None, note=note))
 
     def finish(self) -> None:
-        """Record that the part ran to its end."""
+        """Record that the part finished."""
         self._write("end")
 
     def _passed(self, share: float | None, target: str) -> bool | None:
@@ -154,19 +154,19 @@ def describe_device(device: torch.device) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            result[name] = "not installed"
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+        result["cuda"] = torch.version.cuda
+    return result
 
 
 def _line(entry: Entry) -> str:
-    parts = [{True: "ok  ", False: "NOT ", None: "    "}[entry.passed] + entry.name]
+    parts = [{True: "ok    ", False: "FAIL  ", None: "      "}[entry.passed] + entry.name]
     if entry.value is not None:
         parts.append(f"{entry.value:.4g} {entry.unit}")
     if entry.low is not None and entry.high is not None:
@@ -174,7 +174,7 @@ def _line(entry: Entry) -> str:
     if entry.share is not None:
         parts.append(f"{entry.share:.3g} of {entry.of}")
     if entry.target:
-        parts.append(f"[{entry.target}: {TARGETS[entry.target].words}]")
+        parts.append(f"[{entry.target}: {TARGETS[entry.target].requirement}]")
     if entry.note:
         parts.append(entry.note)
     return "  ".join(parts)

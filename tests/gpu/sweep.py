@@ -1,4 +1,4 @@
-"""Search launch parameters by hill climbing: change one parameter at a time, and keep changes that are faster."""
+"""Search for launch parameters by hill climbing: change one parameter at a time, and keep changes that are faster."""
 
 from __future__ import annotations
 
@@ -13,110 +13,117 @@ from lmi_kernels import tuning
 from tests.gpu.kv import relative_error
 from tests.gpu.timing import Call, Deadline, time_graph
 
-_BETTER = 0.99
+_FASTER = 0.99
 """A time below this share of the best counts as faster. Smaller differences are noise."""
-_SAME = 2e-2
+_TOLERANCE = 2e-2
 """Allowed relative error between two ways to compute the same result in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Search:
+    """Parameters to search for one kernel and tuning key."""
+
     operation: str
     key: str
     space: Mapping[str, Sequence[int]]
     """Values to try, by parameter. Other parameters are not changed."""
-    make: Callable[[], list[list[Call]]]
-    """Returns groups of calls. The search minimises the geometric mean of the groups' times."""
-    fits: Callable[[tuning.Parameters], bool] = lambda parameters: True
+    make_calls: Callable[[], list[list[Call]]]
+    """Return groups of calls. The search minimises the geometric mean of the groups' times."""
+    supports: Callable[[tuning.Parameters], bool] = lambda parameters: True
     """Whether the kernel supports the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     parameters: tuning.Parameters
     before: float
     after: float
     """Seconds, like `before`."""
-    tried: int
-    wrong: tuple[str, ...] = ()
+    num_tried: int
+    incorrect: tuple[str, ...] = ()
     """Parameters with wrong results, because of an error in the kernel or in the compiler."""
 
 
-def climb(subject: Subject, device: torch.device, deadline: Deadline, repeats: int) -> Found:
-    """Search the fastest parameters, starting with those in use.
+def climb(search: Search, device: torch.device, deadline: Deadline, repeats: int) -> SearchResult:
+    """Search for the fastest parameters, starting with those in use.
 
     Raises:
         RuntimeError: the kernel cannot be launched with the parameters in use.
     """
-    groups = subject.make()
-    best = dict(tuning.parameters(subject.operation, subject.key, device))
-    with override(subject, best, device):
-        right = groups[0][0]()
-        first = least = _seconds(groups, device, repeats)
+    groups = search.make_calls()
+    best = dict(tuning.parameters(search.operation, search.key, device))
+    with override(search, best, device):
+        expected = groups[0][0]()
+        before = after = _seconds(groups, device, repeats)
     seen = {_frozen(best)}
-    wrong: list[str] = []
-    gains = True
-    while gains and not deadline.passed:
-        gains = False
-        for name, values in subject.space.items():
+    incorrect: list[str] = []
+    improved = True
+    while improved and not deadline.passed:
+        improved = False
+        for name, values in search.space.items():
             for value in values:
                 tried = best | {name: value}
-                if name not in best or _frozen(tried) in seen or deadline.passed or not subject.fits(tried):
+                if (
+                    name not in best
+                    or _frozen(tried) in seen
+                    or deadline.passed
+                    or not search.supports(tried)
+                ):
                     continue
                 seen.add(_frozen(tried))
-                seconds = _try(subject, tried, device, groups, right, repeats)
+                seconds = _try(search, tried, device, groups, expected, repeats)
                 if math.isnan(seconds):
-                    wrong.append(str(tried))
-                if seconds < _BETTER * least:
-                    best, least, gains = tried, seconds, True
+                    incorrect.append(str(tried))
+                if seconds < _FASTER * after:
+                    best, after, improved = tried, seconds, True
                     print(
-                        f"    {subject.operation}, {subject.key}: {seconds * 1e6:.1f} us with {best}",
+                        f"    {search.operation}, {search.key}: {seconds * 1e6:.1f} us with {best}",
                         flush=True,
                     )
-    return Found(best, first, least, len(seen), tuple(wrong))
+    return SearchResult(best, before, after, len(seen), tuple(incorrect))
 
 
 @contextmanager
-def override(subject: Subject, parameters: tuning.Parameters, device: torch.device) -> Iterator[None]:
+def override(search: Search, parameters: tuning.Parameters, device: torch.device) -> Iterator[None]:
     """Launch kernels with these parameters inside the context."""
     # All launchers read this table, directly or through an imported function.
-    table = tuning._table(tuning.tables(device)[0]).setdefault(subject.operation, {})
-    before = table.get(subject.key)
-    table[subject.key] = parameters
+    table = tuning._table(tuning.tables(device)[0]).setdefault(search.operation, {})
+    original = table.get(search.key)
+    table[search.key] = parameters
     try:
         yield
     finally:
-        if before is None:
-            del table[subject.key]
+        if original is None:
+            del table[search.key]
         else:
-            table[subject.key] = before
+            table[search.key] = original
 
 
 def _try(
-    subject: Subject,
+    search: Search,
     parameters: tuning.Parameters,
     device: torch.device,
     groups: Sequence[Sequence[Call]],
-    right: object,
+    expected: object,
     repeats: int,
 ) -> float:
     """Return the seconds; infinity if the kernel cannot be launched, NaN if its result is wrong."""
-    with override(subject, parameters, device):
+    with override(search, parameters, device):
         try:
-            found = groups[0][0]()
-            if not isinstance(found, torch.Tensor) or not isinstance(right, torch.Tensor):
-                raise TypeError("a call returns what it has computed")
-            error = relative_error(found, right.double())
-            if error > _SAME:
+            result = groups[0][0]()
+            if not isinstance(result, torch.Tensor) or not isinstance(expected, torch.Tensor):
+                raise TypeError("calls must return a tensor")
+            error = relative_error(result, expected.double())
+            if error > _TOLERANCE:
                 print(
-                    f"    {subject.operation}, {subject.key}: {parameters} is wrong by {error:.1e}",
+                    f"    {search.operation}, {search.key}: {parameters}: wrong result, relative error {error:.1e}",
                     flush=True,
                 )
                 return math.nan
             return _seconds(groups, device, repeats)
         except Exception as error:
-            # Too much shared memory, or parameters that the compiler rejects: the search goes on.
-            print(f"    {subject.operation}, {subject.key}: {parameters}: {type(error).__name__}", flush=True)
+            # Too much shared memory, or parameters that the compiler rejects: the search continues.
+            print(f"    {search.operation}, {search.key}: {parameters}: {type(error).__name__}", flush=True)
             return math.inf
 
 

@@ -15,7 +15,7 @@ class Target:
     """True: a ratio to a peer or another configuration, not a share of a limit."""
 
     @property
-    def words(self) -> str:
+    def requirement(self) -> str:
         bound = "at most" if self.at_most else "at least"
         return f"{bound} {self.amount(self.threshold)}"
 
@@ -29,14 +29,17 @@ class Target:
 TARGETS: dict[str, Target] = {
     "decode-attention": Target(
         "attention",
-        "decode attention, 0.5 GB of KV or more, shuffled pages, bf16: share of copy bandwidth",
+        "decode attention, at least 0.5 GB of KV, shuffled pages, bf16: share of the copy bandwidth",
         0.85,
     ),
     "prefill-attention": Target(
-        "attention", "prefill attention, causal, head dim 128, 8k: share of the matmul rate", 0.57
+        "attention", "prefill attention, causal, head dim 128, 8k tokens: share of the matmul rate", 0.57
     ),
     "prefill-cudnn": Target(
-        "attention", "the same, as many times as fast as torch's cuDNN attention", 0.75, times=True
+        "attention",
+        "prefill attention, causal, head dim 128, 8k tokens: speed relative to torch's cuDNN attention",
+        0.75,
+        times=True,
     ),
     "llama-1": Target("steps", "Llama-3-8B shapes, decode step of 1 sequence: share of its floor", 0.78),
     "llama-32": Target("steps", "Llama-3-8B shapes, decode step of 32 sequences: share of its floor", 0.75),
@@ -52,34 +55,46 @@ TARGETS: dict[str, Target] = {
     ),
     "graphs": Target(
         "steps",
-        "Qwen3-0.6B shapes, 1 sequence: as many times as fast with CUDA graphs as without",
+        "Qwen3-0.6B shapes, decode step of 1 sequence: speedup from CUDA graphs",
         2.0,
         times=True,
     ),
     "idle-llama": Target(
-        "steps", "Llama-3-8B shapes, 256 sequences: GPU idle between decode steps", 0.02, at_most=True
+        "steps",
+        "Llama-3-8B shapes, 256 sequences: share of a decode step with the GPU idle",
+        0.02,
+        at_most=True,
     ),
     "idle-qwen": Target(
-        "steps", "Qwen3-0.6B shapes, 256 sequences: GPU idle between decode steps", 0.10, at_most=True
+        "steps",
+        "Qwen3-0.6B shapes, 256 sequences: share of a decode step with the GPU idle",
+        0.10,
+        at_most=True,
     ),
-    "w6-qwen": Target("workload-0.6b", "W6, Qwen3-0.6B shapes: share of the limit of the trace", 0.50),
-    "w6-llama": Target("workload-8b", "W6, Llama-3-8B shapes: share of the limit of the trace", 0.60),
+    "w6-qwen": Target("workload-0.6b", "W6, Qwen3-0.6B shapes: share of the trace's throughput limit", 0.50),
+    "w6-llama": Target("workload-8b", "W6, Llama-3-8B shapes: share of the trace's throughput limit", 0.60),
     "peer-qwen": Target(
         "workload-0.6b",
-        "W6, Qwen3-0.6B shapes: tokens/s, times those of transformers' generate_batch",
+        "W6, Qwen3-0.6B shapes: speed relative to transformers' generate_batch",
         3.0,
         times=True,
     ),
     "peer-llama": Target(
         "workload-8b",
-        "W6, Llama-3-8B shapes: tokens/s, times those of transformers' generate_batch",
+        "W6, Llama-3-8B shapes: speed relative to transformers' generate_batch",
         3.0,
         times=True,
     ),
     "same-batch": Target(
-        "batching", "W3, cap 512: rolling, times static batches of the same size", 2.3, times=True
+        "batching",
+        "W3, at most 512 output tokens: speed of rolling batches relative to static batches of the same size",
+        2.3,
+        times=True,
     ),
     "static-8": Target(
-        "batching", "W3, cap 512: rolling of 256, times static batches of 8", 10.0, times=True
+        "batching",
+        "W3, at most 512 output tokens: speed of rolling batches of 256 relative to static batches of 8",
+        10.0,
+        times=True,
     ),
 }

@@ -1,4 +1,4 @@
-"""Chapters of the GPU check fit their time limit, kill parts that exceed theirs, and lose no results."""
+"""Chapters of the GPU check fit their time limit, kill parts that time out, and lose no results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ records = Records(Path({out!r}))
 records.write({part!r}, "begin", smoke=False)
 records.write({part!r}, "entry", name="seen", passed=None)
 """
-_ENDS = _BEGIN + "records.write({part!r}, 'end')"
+_FINISHES = _BEGIN + "records.write({part!r}, 'end')"
 _HANGS = (
     _BEGIN
     + """
@@ -35,7 +35,7 @@ Path({out!r}, "child").write_text(str(child.pid))
 time.sleep(300)
 """
 )
-_MEETS = (
+_WAITS_FOR_OTHER = (
     _BEGIN
     + """
 Path({out!r}, {part!r}).touch()
@@ -43,9 +43,9 @@ while len([name for name in ("steps", "idle") if Path({out!r}, name).exists()]) 
     time.sleep(0.01)
 """
 )
-_FINDS = _ENDS + "\nsys.exit(3)"
-_FAILS = _BEGIN + "import no_such_module"
-_BREAKS = _BEGIN + "os.abort()"
+_FAILS_CHECKS = _FINISHES + "\nsys.exit(3)"
+_RAISES = _BEGIN + "import no_such_module"
+_ABORTS = _BEGIN + "os.abort()"
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def check(tmp_path: Path) -> Check:
     )
 
 
-def _instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Run this script in place of parts."""
+def _replace_parts(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Run this script in place of every part."""
 
     def command(check: Check, part: str, seconds: float) -> list[str]:
         return [sys.executable, "-c", script.format(out=str(check.out), part=part)]
@@ -65,7 +65,7 @@ def _instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(chapters, "part_command", command)
 
 
-def test_every_chapter_fits_its_time() -> None:
+def test_every_chapter_fits_its_time_limit() -> None:
     for number, chapter in CHAPTERS.items():
         assert chapter.seconds <= CHAPTER_SECONDS <= 480, number
 
@@ -75,7 +75,7 @@ def test_every_part_is_in_a_chapter_and_every_target_in_a_part() -> None:
     assert {target.part for target in TARGETS.values()} <= set(PARTS)
 
 
-def test_the_plan_names_every_part_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_lists_every_part_with_its_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--plan"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for number in CHAPTERS:
@@ -84,52 +84,54 @@ def test_the_plan_names_every_part_with_its_limit(capsys: pytest.CaptureFixture[
         assert any(line.split()[:2] == [name, str(part.seconds)] for line in lines), name
 
 
-def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(
+def test_a_part_that_times_out_is_killed_with_its_children(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _instead(monkeypatch, _HANGS)
-    monkeypatch.setattr(chapters, "_LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(chapters, "_TO_END", 1.0)
+    _replace_parts(monkeypatch, _HANGS)
+    monkeypatch.setattr(chapters, "_MIN_SECONDS", 0.0)
+    monkeypatch.setattr(chapters, "_GRACE_SECONDS", 1.0)
     child, seconds = check.out / "child", 4.0
     child.touch()
-    while not child.read_text():  # on a busy machine the child may start later
+    while not child.read_text():  # On a busy machine the child may start later.
         assert run_stage(check, ["steps"], time.monotonic() + seconds) == {"steps": None}
         seconds *= 2
-    wait_until(lambda: _is_over(int(child.read_text())))  # a killed process is gone a moment later
+    wait_until(lambda: _has_exited(int(child.read_text())))  # A killed process exits a moment later.
     (run,) = read([check.out / FILE])
     assert [entry["name"] for entry in run["entries"]] == ["seen"]
-    assert "its time was over" in run["stopped"]
-    assert "steps" in check.wrong
+    assert "timed out" in run["stopped"]
+    assert "steps" in check.failed_parts
 
 
-def _is_over(process: int) -> bool:
+def _has_exited(process: int) -> bool:
     try:
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return True
 
 
-def test_parts_of_a_stage_run_at_once(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_stage_run_concurrently(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part waits for the other."""
-    _instead(monkeypatch, _MEETS)
+    _replace_parts(monkeypatch, _WAITS_FOR_OTHER)
     assert run_stage(check, ["steps", "idle"], time.monotonic() + 100) == {"steps": 0, "idle": 0}
 
 
-@pytest.mark.parametrize(("script", "code"), [(_ENDS, 0), (_FAILS, 1), (_FINDS, 3), (_BREAKS, -6)])
-def test_how_a_part_ended(script: str, code: int, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    _instead(monkeypatch, script)
+@pytest.mark.parametrize(
+    ("script", "code"), [(_FINISHES, 0), (_RAISES, 1), (_FAILS_CHECKS, 3), (_ABORTS, -6)]
+)
+def test_exit_codes_of_parts(script: str, code: int, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_parts(monkeypatch, script)
     assert run_stage(check, ["steps"], time.monotonic() + 100) == {"steps": code}
-    assert check.wrong == (["steps"] if code else [])
+    assert check.failed_parts == (["steps"] if code else [])
     (run,) = read([check.out / FILE])
     assert len(run["entries"]) == 1
     assert run["finished"] == (code in (0, 3))
     assert bool(run["stopped"]) == (code in (1, -6))
 
 
-def test_without_time_a_part_is_not_started(check: Check) -> None:
+def test_a_part_without_time_is_not_started(check: Check) -> None:
     assert run_stage(check, ["steps"], time.monotonic() + 1) == {"steps": None}
     (run,) = read([check.out / FILE])
-    assert run["stopped"] == "no time was left for it"
+    assert run["stopped"] == "not started: no time left"
 
 
 def _kernel(cache: Path, name: str) -> None:
@@ -138,11 +140,11 @@ def _kernel(cache: Path, name: str) -> None:
     folder.mkdir(parents=True)
     for file in ("k.json", "k.cubin", "k.ptx", "k.ttir"):
         (folder / file).write_text(name + file)
-    places = {file: str(folder / file) for file in ("k.json", "k.cubin", "k.ptx", "k.ttir")}
-    (folder / "__grp__k.json").write_text(str({"child_paths": places}).replace("'", '"'))
+    paths = {file: str(folder / file) for file in ("k.json", "k.cubin", "k.ptx", "k.ttir")}
+    (folder / "__grp__k.json").write_text(str({"child_paths": paths}).replace("'", '"'))
 
 
-def test_compiled_kernels_travel(tmp_path: Path) -> None:
+def test_compiled_kernels_are_transferred_in_archives(tmp_path: Path) -> None:
     here, there, out = CompileCache(tmp_path / "here"), CompileCache(tmp_path / "there"), tmp_path / "out"
     out.mkdir()
     _kernel(here.folder, "AAA")
@@ -160,7 +162,7 @@ def test_compiled_kernels_travel(tmp_path: Path) -> None:
     assert str(there.folder) in (there.folder / "BBB/__grp__k.json").read_text()
 
 
-def test_archives_are_small_and_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_archives_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.gpu.compile_cache._PIECE_BYTES", 40)
     cache = CompileCache(tmp_path / "here")
     for number in range(9):
@@ -168,6 +170,6 @@ def test_archives_are_small_and_few(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(cache.pack(tmp_path)) == 3
 
 
-def test_an_archive_that_is_broken_is_left_out(tmp_path: Path) -> None:
+def test_a_broken_archive_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "triton-cache-0.tar.gz").write_bytes(b"no archive")
     assert CompileCache(tmp_path / "there").unpack(tmp_path) == 0

@@ -1,4 +1,4 @@
-"""Kernels unpacked from another machine's cache are not compiled again, although archives leave out some files."""
+"""Kernels unpacked from another machine's cache are not compiled again, although archives omit some files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(hits)
 
 def _compile(cache: Path) -> str:
     environment = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'kernels'}"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _COMPILE],
         cwd=REPO_ROOT,
         env=child_environment(environment | {"TRITON_INTERPRET": "0"}),
@@ -39,12 +39,12 @@ def _compile(cache: Path) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 @pytest.mark.long
-def test_kernels_that_were_brought_are_not_compiled_again(tmp_path: Path) -> None:
+def test_unpacked_kernels_are_not_compiled_again(tmp_path: Path) -> None:
     here, there, out = CompileCache(tmp_path / "here"), CompileCache(tmp_path / "there"), tmp_path / "out"
     out.mkdir()
     assert _compile(here.folder) == "[False]"

@@ -36,7 +36,9 @@ def config_of(name: str, folder: Path) -> ModelConfig:
         ("qwen3-0.6b", 1, 0.30),
     ],
 )
-def test_a_decode_step_at_1024_keys(name: str, num_seqs: int, milliseconds: float, tmp_path: Path) -> None:
+def test_floor_of_a_decode_step_with_1024_keys(
+    name: str, num_seqs: int, milliseconds: float, tmp_path: Path
+) -> None:
     floor = decode_work(config_of(name, tmp_path), num_seqs, 1024 * num_seqs).floor(H200)
     assert 1e3 * floor == pytest.approx(milliseconds, rel=0.02)
 
@@ -49,20 +51,20 @@ def test_kernels_at_the_ceilings_reach_the_floor(tmp_path: Path) -> None:
     assert (work.attention.bytes + work.products.bytes) / H200.copy / perfect == pytest.approx(0.89, abs=0.01)
 
 
-def test_a_mixed_step_is_a_decode_and_a_chunk_on_the_same_weights(tmp_path: Path) -> None:
+def test_a_mixed_step_reads_the_weights_once(tmp_path: Path) -> None:
     config = config_of("llama-3-8b", tmp_path)
     decode, mixed = decode_work(config, 256, 1024 * 256), mixed_work(config, 256, 1024 * 256, 512)
     assert mixed.products.bytes == decode.products.bytes
     assert 1e3 * mixed.floor(H200) == pytest.approx(21.8, rel=0.01)
 
 
-def test_a_prefill_of_2048_tokens(tmp_path: Path) -> None:
+def test_floor_of_a_prefill_of_2048_tokens(tmp_path: Path) -> None:
     assert 1e3 * prefill_work(config_of("llama-3-8b", tmp_path), 2048).floor(H200) == pytest.approx(
         37.6, rel=0.01
     )
 
 
-def test_w6_and_its_limits(tmp_path: Path) -> None:
+def test_size_and_throughput_limits_of_w6(tmp_path: Path) -> None:
     trace = w6()
     assert trace.num_output_tokens == 133_966
     assert trace.num_input_tokens == 142_827
@@ -72,7 +74,7 @@ def test_w6_and_its_limits(tmp_path: Path) -> None:
         assert trace.num_output_tokens / floor == pytest.approx(limit, rel=0.005)
 
 
-def test_w3_is_drawn_again_and_not_cut() -> None:
+def test_w3_resamples_output_lengths_above_the_cap() -> None:
     trace = w3(2000, 512, 97)
     assert max(trace.outputs) <= 512
     assert trace.outputs.count(512) < 10
@@ -81,7 +83,7 @@ def test_w3_is_drawn_again_and_not_cut() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_shapes_are_known_to_transformers(name: str, tmp_path: Path) -> None:
+def test_transformers_reads_the_same_shapes(name: str, tmp_path: Path) -> None:
     """Our readers of config.json and transformers must use the same defaults."""
     from transformers import AutoConfig
 

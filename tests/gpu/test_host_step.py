@@ -25,7 +25,7 @@ _PHASES = {
 }
 
 
-def test_a_load_is_served_to_its_end(tmp_path: Path) -> None:
+def test_the_whole_load_is_served(tmp_path: Path) -> None:
     steps = measure(TINY, tmp_path)
     # At the end the last request may run alone. All other steps have more than half of the sequences, and count.
     assert len(steps) >= TINY.outputs[0]
@@ -46,7 +46,7 @@ class _Work:
         """Do nothing."""
 
 
-def test_time_within_an_inner_phase_is_not_the_outer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_time_counts_only_for_the_inner_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock advances by one microsecond per reading."""
     clock = itertools.count(0, 1000)
     monkeypatch.setattr(host_step.time, "thread_time_ns", lambda: next(clock))
@@ -59,6 +59,6 @@ def test_time_within_an_inner_phase_is_not_the_outer_ones(monkeypatch: pytest.Mo
     assert phases.take() == {"loop": 3.0, "outer": 3.0, "inner": 3.0}
 
 
-def test_a_phase_of_few_steps_is_its_mean() -> None:
-    found = medians([{"a": 1.0}, {"a": 3.0, "b": 6.0}, {"a": 5.0}])
-    assert found == {"a": 3.0, "b": 2.0, "all": 5.0, "all, mean": 5.0}
+def test_a_phase_that_most_steps_lack_gets_its_mean() -> None:
+    result = medians([{"a": 1.0}, {"a": 3.0, "b": 6.0}, {"a": 5.0}])
+    assert result == {"a": 3.0, "b": 2.0, "all": 5.0, "all, mean": 5.0}

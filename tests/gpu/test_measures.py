@@ -17,7 +17,7 @@ from tests.gpu.parts import aws
 from tests.gpu.parts.engine import first_difference, report_gap
 from tests.gpu.parts.races import verdict
 from tests.gpu.results import Results
-from tests.gpu.sweep import Subject, climb
+from tests.gpu.sweep import Search, climb
 from tests.gpu.timeline import by_name, gaps
 from tests.gpu.timing import Deadline, Timing
 from tests.support.paths import REPO_ROOT, child_environment
@@ -53,9 +53,9 @@ importlib.import_module("tests.gpu.parts.engine")
 """
 
 
-def test_parts_import_what_they_need_and_no_more() -> None:
+def test_parts_import_only_available_packages() -> None:
     """Only the `engine` parts, which compare with transformers, may import it."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _IMPORT_ALL, ",".join(_ABSENT)],
         cwd=REPO_ROOT,
         env=child_environment({"PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'kernels'}"}),
@@ -63,27 +63,27 @@ def test_parts_import_what_they_need_and_no_more() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
-def test_the_posts_table_is_that_of_lmi_compare() -> None:
+def test_published_figures_equal_those_of_lmi_compare() -> None:
     compare = pytest.importorskip("container.measure.compare.aws_post")
-    ours = {arm.name: arm.post for arm in aws.ARMS}
+    ours = {configuration.name: configuration.published for configuration in aws.CONFIGURATIONS}
     for name, theirs in (
         ("static 4", compare.DYNAMIC),
         ("rolling", compare.ROLLING),
         ("rolling paged", compare.PAGED),
     ):
-        post = ours[name]
-        assert post is not None
-        published = compare.PUBLISHED[theirs]
-        assert post.tokens_per_second == published.tokens_per_second
-        assert post.latency_p90 == published.latency_p90
+        published = ours[name]
+        assert published is not None
+        expected = compare.PUBLISHED[theirs]
+        assert published.tokens_per_second == expected.tokens_per_second
+        assert published.latency_p90 == expected.latency_p90
     workloads: list[Any] = [compare.PRESETS[name].workload for name in compare._SCENARIOS]
     assert tuple((each.prompts.tokens, each.outputs.tokens) for each in workloads) == aws.SCENARIOS
 
 
-def test_gaps_are_what_no_activity_covers() -> None:
+def test_idle_share_counts_only_long_gaps() -> None:
     # Busy from 0 to 10 (with a span inside), a short gap, busy from 12 to 20, a long gap, busy from 40 to 50.
     spans = [(12.0, 20.0), (0.0, 10.0), (2.0, 5.0), (40.0, 50.0)]
     assert gaps(spans) == pytest.approx(20 / 50)
@@ -92,9 +92,9 @@ def test_gaps_are_what_no_activity_covers() -> None:
         gaps([])
 
 
-def test_a_table_of_kernels_has_the_longest_first() -> None:
-    found = by_name([("a", 1.0), ("b", 5.0), ("a", 3.0), ("c" * 99, 0.5)])
-    assert [(each.name, each.count, each.seconds) for each in found] == [
+def test_kernels_are_sorted_by_total_time() -> None:
+    kernels = by_name([("a", 1.0), ("b", 5.0), ("a", 3.0), ("c" * 99, 0.5)])
+    assert [(each.name, each.count, each.seconds) for each in kernels] == [
         ("b", 1, 5.0),
         ("a", 2, 4.0),
         ("c" * 70, 1, 0.5),
@@ -102,11 +102,11 @@ def test_a_table_of_kernels_has_the_longest_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "right", "place"),
+    ("tokens", "expected", "index"),
     [([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], 2), ([4], [4], 1), ([], [1], 0)],
 )
-def test_where_tokens_begin_to_differ(found: list[int], right: list[int], place: int) -> None:
-    assert first_difference(found, right) == place
+def test_index_of_the_first_difference(tokens: list[int], expected: list[int], index: int) -> None:
+    assert first_difference(tokens, expected) == index
 
 
 class _Tie:
@@ -118,41 +118,41 @@ class _Tie:
         return SimpleNamespace(logits=torch.tensor([0.5, 2.0, 1.75, -1.0]).expand(1, ids.shape[1], 4))
 
 
-def test_where_a_token_differs_the_gap_is_told(tmp_path: Path) -> None:
+def test_the_logit_gap_is_reported_where_a_token_differs(tmp_path: Path) -> None:
     results = Results("engine-llama", torch.device("cpu"), smoke=True)
     context = Context(results, torch.device("cpu"), True, tmp_path, tmp_path, Deadline(60.0))
-    report_gap(context, "request 1", _Tie(), [3, 3], found=[1, 2], right=[1, 1])
+    report_gap(context, "request 1", _Tie(), [3, 3], tokens=[1, 2], expected=[1, 1])
     (entry,) = results.entries
     assert entry.value == 0.25
-    assert entry.name.startswith("request 1: gap between the two likeliest logits")
-    assert "ours is the second: True" in entry.note
+    assert entry.name.startswith("request 1: gap between the two largest logits")
+    assert "our token is the second: True" in entry.note
 
 
 @pytest.mark.parametrize(
-    ("words", "right"),
+    ("line", "expected"),
     [
         ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True),
         ("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", False),
         ("========= Device not supported", None),
     ],
 )
-def test_what_the_sanitizer_says(words: str, right: bool | None) -> None:
-    assert verdict(words) is right
+def test_verdict_of_the_sanitizers_summary(line: str, expected: bool | None) -> None:
+    assert verdict(line) is expected
 
 
-def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
+def test_measurements_without_time_are_reported_as_missing(tmp_path: Path) -> None:
     results = Results("steps", torch.device("cpu"), smoke=False)
     context = Context(results, torch.device("cpu"), False, tmp_path, tmp_path, Deadline(10.0))
-    assert context.has(1.0, "short")
-    assert not context.has(20.0, "long")
+    assert context.has_time_for(1.0, "short")
+    assert not context.has_time_for(20.0, "long")
     assert [(entry.name, entry.passed) for entry in results.entries] == [("long", None)]
 
 
-def test_the_median_and_its_spread() -> None:
+def test_timing_is_the_median_and_the_range() -> None:
     assert Timing.of([3.0, 1.0, 2.0, 9.0, 2.5]) == Timing(2.5, 1.0, 9.0)
 
 
-class Costs:
+class FakeKernel:
     """Kernel with a known time for all launch parameters."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,35 +160,35 @@ class Costs:
         monkeypatch.setattr(sweep.tuning, "_table", lambda name: self.table)
         monkeypatch.setattr(sweep, "_seconds", lambda groups, device, repeats: self.seconds())
 
-    def now(self) -> dict[str, int]:
+    def parameters(self) -> dict[str, int]:
         return self.table["op"]["key"]
 
     def seconds(self) -> float:
-        a, b = self.now()["a"], self.now()["b"]
+        a, b = self.parameters()["a"], self.parameters()["b"]
         return abs(a - 4) + 2 * abs(b - 2) + 1.0
 
     def call(self) -> torch.Tensor:
-        if self.now()["a"] == 8:
+        if self.parameters()["a"] == 8:
             raise RuntimeError("out of resources: shared memory")
         # With b = 3 the result is wrong.
-        return torch.full((3,), 2.0 if self.now()["b"] == 3 else 1.0)
+        return torch.full((3,), 2.0 if self.parameters()["b"] == 3 else 1.0)
 
 
-def test_climbing_finds_the_fastest_that_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = Costs(monkeypatch)
+def test_the_search_finds_the_fastest_correct_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = FakeKernel(monkeypatch)
     space = {"a": (1, 2, 4, 8), "b": (1, 2, 3), "c": (5,)}
-    subject = Subject("op", "key", space, lambda: [[costs.call]])
-    found = climb(subject, torch.device("cpu"), Deadline(60.0), 1)
-    assert found.parameters == {"a": 4, "b": 2}
-    assert (found.before, found.after) == (6.0, 1.0)
-    assert len(found.wrong) == 1
-    assert "'b': 3" in found.wrong[0]
-    assert costs.table == {"op": {"key": {"a": 1, "b": 1}}}
+    search = Search("op", "key", space, lambda: [[kernel.call]])
+    result = climb(search, torch.device("cpu"), Deadline(60.0), 1)
+    assert result.parameters == {"a": 4, "b": 2}
+    assert (result.before, result.after) == (6.0, 1.0)
+    assert len(result.incorrect) == 1
+    assert "'b': 3" in result.incorrect[0]
+    assert kernel.table == {"op": {"key": {"a": 1, "b": 1}}}
 
 
-def test_climbing_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = Costs(monkeypatch)
-    subject = Subject("op", "key", {"a": (1, 2, 4)}, lambda: [[costs.call]])
-    found = climb(subject, torch.device("cpu"), Deadline(-1.0), 1)
-    assert found.parameters == {"a": 1, "b": 1}
-    assert found.tried == 1
+def test_the_search_stops_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = FakeKernel(monkeypatch)
+    search = Search("op", "key", {"a": (1, 2, 4)}, lambda: [[kernel.call]])
+    result = climb(search, torch.device("cpu"), Deadline(-1.0), 1)
+    assert result.parameters == {"a": 1, "b": 1}
+    assert result.num_tried == 1

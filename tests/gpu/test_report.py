@@ -27,13 +27,13 @@ def page_of(folder: Path) -> str:
     return render(read([folder / FILE]))
 
 
-def test_without_results_all_is_listed_as_not_run() -> None:
+def test_parts_and_targets_without_results_are_listed_as_not_run() -> None:
     page = render([])
-    assert "Nothing here has been run on a GPU yet" in page
+    assert "No part has been run on a GPU yet" in page
     for name in PARTS:
         assert any(line.startswith(f"| {name} |") and "not run" in line for line in page.splitlines())
     for target in TARGETS.values():
-        assert f"| {target.title} | {target.words} | not run | |" in page
+        assert f"| {target.title} | {target.requirement} | not run | |" in page
         assert target.part in PARTS
 
 
@@ -56,15 +56,15 @@ def test_a_share_passes_or_fails_by_its_target(tmp_path: Path) -> None:
     assert "4.4 ms (4.3 to 4.6)" in page
 
 
-def test_of_several_measurements_the_worst_counts(tmp_path: Path) -> None:
+def test_the_worst_of_several_measurements_counts(tmp_path: Path) -> None:
     results = results_of("attention", tmp_path)
     for share in (0.9, 0.7, 0.95):
         results.share(f"at {share}", 1.0, "ms", share, "copy bandwidth", "decode-attention")
     page = page_of(tmp_path)
-    assert "(least of 3: at 0.7) | at least 85.0 % | 70.0 % | **FAIL** |" in page
+    assert "(worst of 3: at 0.7) | at least 85.0 % | 70.0 % | **FAIL** |" in page
 
 
-def test_a_part_that_was_killed_keeps_what_it_had(tmp_path: Path) -> None:
+def test_a_killed_part_keeps_its_results(tmp_path: Path) -> None:
     results = results_of("ceilings", tmp_path)
     results.figure("ceiling: copy bandwidth", 4.3, "TB/s")
     with (tmp_path / FILE).open("a") as file:
@@ -72,21 +72,21 @@ def test_a_part_that_was_killed_keeps_what_it_had(tmp_path: Path) -> None:
     (run,) = read([tmp_path / FILE])
     assert not run["finished"]
     page = page_of(tmp_path)
-    assert "| **cut short** |" in page
+    assert "| **incomplete** |" in page
     assert "4.3 TB/s" in page
 
 
-def test_a_part_that_was_ended_says_why(tmp_path: Path) -> None:
+def test_a_stopped_part_reports_the_reason(tmp_path: Path) -> None:
     results_of("steps", tmp_path)
-    Records(tmp_path).write("steps", "stopped", why="its time was over after 170 s")
-    Records(tmp_path).write("tune", "stopped", why="no time was left for it")
+    Records(tmp_path).write("steps", "stopped", why="timed out after 170 s")
+    Records(tmp_path).write("tune", "stopped", why="not started: no time left")
     page = page_of(tmp_path)
-    assert "| **cut short**: its time was over after 170 s |" in page
-    assert "| **cut short**: no time was left for it |" in page
+    assert "| **incomplete**: timed out after 170 s |" in page
+    assert "| **incomplete**: not started: no time left |" in page
     assert page.count("- device: ") == 1
 
 
-def test_of_several_runs_of_a_part_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_run_of_a_part_counts(tmp_path: Path) -> None:
     for number in (1, 2):
         results = results_of("ceilings", tmp_path / str(number))
         results.figure("copy", float(number), "TB/s")
@@ -98,7 +98,7 @@ def test_of_several_runs_of_a_part_the_last_counts(tmp_path: Path) -> None:
     assert "## idle" in page
 
 
-def test_what_goes_wrong_is_a_failed_entry_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_an_exception_becomes_a_failed_entry_and_the_part_continues(tmp_path: Path) -> None:
     results = results_of("kernels-bf16", tmp_path)
     with results.guard("first | kernel"):
         raise RuntimeError("it broke\nin two lines")
@@ -109,9 +109,9 @@ def test_what_goes_wrong_is_a_failed_entry_and_the_rest_goes_on(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("part", "smoke", "message"), [("steps", True, "smoke run"), ("stairs", False, "no part 'stairs'")]
+    ("part", "smoke", "message"), [("steps", True, "smoke run"), ("stairs", False, "unknown part 'stairs'")]
 )
-def test_what_is_no_result_is_refused(
+def test_smoke_runs_and_unknown_parts_are_rejected(
     part: str, smoke: bool, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results_of(part, tmp_path, smoke)
@@ -121,7 +121,7 @@ def test_what_is_no_result_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_nothing_is_asked_of_a_smoke_runs_figures(tmp_path: Path) -> None:
+def test_targets_do_not_apply_to_smoke_runs(tmp_path: Path) -> None:
     results = results_of("steps", tmp_path, smoke=True)
     results.share("one", 1.0, "ms", 1e-6, "its floor", "llama-1")
     assert not results.failed
@@ -130,15 +130,15 @@ def test_nothing_is_asked_of_a_smoke_runs_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_is_refused_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--part", "ceilings", "--out", str(tmp_path)]) == 2
-    assert "there is no GPU here" in capsys.readouterr().err
+    assert "no GPU found" in capsys.readouterr().err
 
 
-def test_the_page_in_docs_is_what_the_report_makes() -> None:
-    """Compared only while nothing has been run: later pages come from result files that are not in the repository."""
+def test_the_page_in_docs_equals_the_generated_page() -> None:
+    """Pages with results come from files outside the repository, so only a page without results is compared."""
     page = (REPO_ROOT / "docs" / "gpu-results.md").read_text(encoding="utf-8")
-    if "Nothing here has been run on a GPU yet" in page:
+    if "No part has been run on a GPU yet" in page:
         assert page == render([])
     for name in PARTS:
         assert f"| {name} |" in page

@@ -39,11 +39,11 @@ def kernels(calls: Sequence[Call]) -> list[Kernel]:
 
 def by_name(spans: Iterable[tuple[str, float]]) -> list[Kernel]:
     """Add up spans (names and seconds) by name, the longest total first."""
-    found: dict[str, tuple[int, float]] = {}
+    totals: dict[str, tuple[int, float]] = {}
     for name, seconds in spans:
-        count, total = found.get(name[:_NAME], (0, 0.0))
-        found[name[:_NAME]] = count + 1, total + seconds
-    return sorted((Kernel(name, *each) for name, each in found.items()), key=lambda each: -each.seconds)
+        count, total = totals.get(name[:_NAME], (0, 0.0))
+        totals[name[:_NAME]] = count + 1, total + seconds
+    return sorted((Kernel(name, *each) for name, each in totals.items()), key=lambda each: -each.seconds)
 
 
 def _events(calls: Sequence[Call]) -> list[Any]:
@@ -53,10 +53,10 @@ def _events(calls: Sequence[Call]) -> list[Any]:
             call()
         torch.cuda.synchronize()
     cuda = torch.autograd.DeviceType.CUDA
-    found = [event for event in profiler.events() if event.device_type == cuda]
-    if not found:
+    events = [event for event in profiler.events() if event.device_type == cuda]
+    if not events:
         raise ValueError("the profiler saw no work on the GPU")
-    return found
+    return events
 
 
 def gaps(spans: Iterable[tuple[float, float]]) -> float:

@@ -53,17 +53,17 @@ def time_calls(calls: Sequence[Call], device: torch.device, repeats: int = 20) -
         return Timing.of([_wall(calls) for _ in range(repeats)])
     for call in [*calls, *calls]:
         call()
-    marks = [
+    events = [
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
     ]
     torch.cuda.synchronize(device)
-    for start, end in marks:
+    for start, end in events:
         start.record()
         for call in calls:
             call()
         end.record()
     torch.cuda.synchronize(device)
-    return Timing.of([start.elapsed_time(end) / 1e3 / len(calls) for start, end in marks])
+    return Timing.of([start.elapsed_time(end) / 1e3 / len(calls) for start, end in events])
 
 
 def _wall(calls: Sequence[Call]) -> float:

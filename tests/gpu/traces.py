@@ -24,7 +24,7 @@ class Trace:
     def longest(self) -> int:
         return max(len(prompt) + count for prompt, count in zip(self.prompts, self.outputs, strict=True))
 
-    def part(self, count: int) -> Trace:
+    def first(self, count: int) -> Trace:
         """Return the first `count` requests."""
         return Trace(self.prompts[:count], self.outputs[:count])
 
@@ -37,7 +37,7 @@ def w6() -> Trace:
 
 
 def w3(count: int, cap: int, vocab_size: int, prompt_tokens: int = 512, mean: float = 128.0) -> Trace:
-    """Return prompts of one length, with exponential output lengths that are drawn again while they exceed `cap`."""
+    """Return prompts of one length, with exponential output lengths that are resampled while they exceed `cap`."""
     rng = random.Random(0)
     outputs = []
     for _ in range(count):
@@ -49,7 +49,7 @@ def w3(count: int, cap: int, vocab_size: int, prompt_tokens: int = 512, mean: fl
     return Trace(tuple(prompts), tuple(outputs))
 
 
-def equal(count: int, prompt_tokens: int, output_tokens: int, vocab_size: int) -> Trace:
+def uniform(count: int, prompt_tokens: int, output_tokens: int, vocab_size: int) -> Trace:
     rng = random.Random(0)
     prompts = [tuple(rng.randrange(vocab_size) for _ in range(prompt_tokens)) for _ in range(count)]
     return Trace(tuple(prompts), (output_tokens,) * count)

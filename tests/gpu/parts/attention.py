@@ -18,10 +18,10 @@ from tests.gpu.kv import FALCON_40B, LLAMA, Heads, dense_attention, keys_values,
 from tests.gpu.large_kernels import decode_once
 from tests.gpu.timing import Call, time_graph
 
-_ENOUGH = 0.5e9
-"""Bytes of keys and values from which the target of decode attention applies."""
-_ROTATED = 1.0e9
-"""Least bytes that one round reads, over several pools: many times the L2 cache."""
+_MIN_TARGET_BYTES = 0.5e9
+"""Smallest KV cache in bytes to which the target of decode attention applies."""
+_MIN_BYTES = 1.0e9
+"""Minimum bytes that one round reads from several pools: many times the L2 cache."""
 
 DECODES: dict[str, tuple[int, ...]] = {
     "1 x 16k": (16384,),
@@ -40,15 +40,15 @@ def run(context: Context) -> None:
     _decodes(context, limits, heads, 16)
     with context.results.guard("prefill, causal, head dim 128"):
         ours = _prefill(context, limits, heads, 1, context.size(8192, 40), target=True)
-        _peers(context, heads, context.size(8192, 40), ours)
-    # Cases without a target, as far as time allows.
+        _compare_with_torch(context, heads, context.size(8192, 40), ours)
+    # Measure cases without a target while time is left.
     for others, block_size in context.size(((LLAMA, 64), (FALCON_40B, 16), (FALCON_40B, 64)), ()):
         _decodes(context, limits, others, block_size)
     for others, count, length in context.size(
         ((LLAMA, 1, 2048), (LLAMA, 4, 2048), (FALCON_40B, 1, 8192)), ()
     ):
         title = f"prefill, causal, head dim {others.dim}, {count} x {length}"
-        if context.has(8.0, title):
+        if context.has_time_for(8.0, title):
             with context.results.guard(title):
                 _prefill(context, limits, others, count, length)
 
@@ -56,7 +56,7 @@ def run(context: Context) -> None:
 def _decodes(context: Context, limits: Ceilings, heads: Heads, block_size: int) -> None:
     for name, lens in context.size(DECODES, _TINY_DECODES).items():
         title = f"decode, head dim {heads.dim}, {name}, pages of {block_size}"
-        if context.has(8.0, title):
+        if context.has_time_for(8.0, title):
             with context.results.guard(title):
                 _decode(context, limits, title, heads, lens, block_size)
 
@@ -65,7 +65,7 @@ def _decode(
     context: Context, limits: Ceilings, title: str, heads: Heads, lens: Sequence[int], block_size: int
 ) -> None:
     moved = heads.token_bytes * sum(lens)
-    copies = 1 if context.smoke else max(2, int(-(-_ROTATED // moved)))
+    copies = 1 if context.smoke else max(2, int(-(-_MIN_BYTES // moved)))
     calls: list[Call] = []
     for i in range(copies):
         kv = make_kv(context, heads, lens, block_size, seed=i)
@@ -86,7 +86,7 @@ def _decode(
         calls.append(attend)
     timing = time_graph(calls, context.device, repeats=context.size(20, 1))
     share = moved / timing.median / limits.copy
-    target = "decode-attention" if moved >= _ENOUGH or context.smoke else ""
+    target = "decode-attention" if moved >= _MIN_TARGET_BYTES or context.smoke else ""
     context.results.time(
         title,
         timing,
@@ -99,9 +99,9 @@ def _decode(
 
 def _decode_error(q: torch.Tensor, kv, num_seqs: int) -> float:  # type: ignore[no-untyped-def]
     out = decode_once(q, kv)
-    picked = sorted({0, num_seqs // 2, num_seqs - 1})
+    sequences = sorted({0, num_seqs // 2, num_seqs - 1})
     return max(
-        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in picked
+        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in sequences
     )
 
 
@@ -134,9 +134,9 @@ def _prefill(
     return timing.median
 
 
-def _peers(context: Context, heads: Heads, length: int, ours: float) -> None:
+def _compare_with_torch(context: Context, heads: Heads, length: int, ours: float) -> None:
     """Time torch's attention on dense keys of the same sizes, with keys repeated for each query head and, if the kernel
-    supports it, without. The faster of the two counts for each backend."""
+    supports it, without. For each backend the faster variant counts."""
     for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
         if context.device.type != "cuda":
             backend = SDPBackend.MATH
@@ -148,7 +148,7 @@ def _peers(context: Context, heads: Heads, length: int, ours: float) -> None:
                 best = min(best, time_graph(calls, context.device, repeats=context.size(20, 1)).median)
             except RuntimeError as error:
                 reasons.append(str(error).splitlines()[0][:150])
-        title = f"prefill, times torch's {name} attention"
+        title = f"prefill, relative to torch's {name} attention"
         if best == float("inf"):
             context.results.missing(title, f"not available: {'; '.join(reasons)}")
             continue
@@ -158,7 +158,7 @@ def _peers(context: Context, heads: Heads, length: int, ours: float) -> None:
             best * 1e3,
             "ms",
             best / ours,
-            f"torch's speed with {name}",
+            f"the speed of torch with {name}",
             "prefill-cudnn" if name == "cuDNN" else "",
             f"torch: {rate / 1e12:.0f} TFLOP/s",
         )

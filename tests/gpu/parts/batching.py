@@ -1,5 +1,5 @@
-"""Part `batching`: speed of rolling against static batches on the same kernels and model (W3: bursts of requests with
-exponential output lengths)."""
+"""Part `batching`: speed of rolling and static batching on the same kernels and model (W3: requests with exponential
+output lengths, all at once)."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def run(context: Context) -> None:
     trace = tiny(config["vocab_size"]) if context.smoke else w3(_REQUESTS, _CAP, config["vocab_size"])
     engine = Engine(write(config, context.folder / MODEL), context.device, engine_limits(context, trace))
     if not context.smoke:
-        _speed(context, engine, trace.part(100), "max_utilization", 256)
+        _speed(context, engine, trace.first(100), "max_utilization", 256)
     rolling = _speed(context, engine, trace, "max_utilization", context.size(256, 2))
-    context.results.figure(f"W3 of {len(trace.outputs)}, rolling", rolling, "tokens/s")
+    context.results.figure(f"W3, {len(trace.outputs)} requests: rolling batches", rolling, "tokens/s")
     for size, target in context.size({256: "same-batch", 8: "static-8"}, {2: "same-batch"}).items():
         with context.results.guard(f"W3, static batches of {size}"):
             static = _speed(context, engine, trace, "static_batch", size)
             context.results.share(
-                f"W3 of {len(trace.outputs)}: rolling, times static batches of {size}",
+                f"W3, {len(trace.outputs)} requests: rolling batches relative to static batches of {size}",
                 rolling,
                 "tokens/s",
                 rolling / static,
-                "static's",
+                "the speed of static batches",
                 target,
                 f"static: {static:.0f} tokens/s",
             )
 
 
 def _speed(context: Context, engine: Engine, trace: Trace, policy: str, size: int) -> float:
-    """Return tokens/s up to the end or the time limit."""
+    """Return tokens/s until all requests have finished or the time limit has passed."""
     requests = [
         greedy(f"{policy} {size} {len(trace.outputs)} {i}", prompt, count)
         for i, (prompt, count) in enumerate(zip(trace.prompts, trace.outputs, strict=True))

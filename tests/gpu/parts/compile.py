@@ -42,14 +42,14 @@ def compile_operation(name: str) -> int:
     device = torch.device("cuda", 0)
     seen: set[str] = set()
 
-    def keep(kernel: Any, kwargs: dict[str, Any]) -> None:
+    def build_launcher(kernel: Any, kwargs: dict[str, Any]) -> None:
         if kernel.hash not in seen:
             seen.add(kernel.hash)
             # The C compiler builds the launcher when it is first needed.
             kernel._init_handles()
 
     (check,) = (check for check in all_checks() if check.name == name)
-    with compile_only(tuning.tables(device), tuning.num_multiprocessors(device), keep):
+    with compile_only(tuning.tables(device), tuning.num_multiprocessors(device), build_launcher):
         for inputs in check.production(torch.bfloat16):
             check.launch(**inputs)
     return len(seen)

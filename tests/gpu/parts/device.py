@@ -18,13 +18,13 @@ def run(context: Context) -> None:
     # Allocate several sizes and free them in between, as steps do.
     for size in (1 << 10, 1 << 24, 1 << 12, 1 << 26):
         numbers = context.random(size, dtype=torch.float32)
-    results.check("it computes", bool(torch.isfinite(numbers.sum())))
+    results.check("a computation succeeds", bool(torch.isfinite(numbers.sum())))
     timing = time_graph([lambda: numbers[:1024].add_(1.0)], device, repeats=context.size(20, 1))
-    results.time("a graph of one small kernel", timing)
+    results.time("graph of one small kernel", timing)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        results.figure("memory that is free", free / 1e9, "GB", f"of {total / 1e9:.1f}")
+        results.figure("free memory", free / 1e9, "GB", f"of {total / 1e9:.1f}")
     results.figure("processors", os.cpu_count() or 0, "", f"load {os.getloadavg()[0]:.1f}")
-    results.missing("allocator", os.environ.get("PYTORCH_ALLOC_CONF", "as torch has it"))
+    results.missing("allocator", os.environ.get("PYTORCH_ALLOC_CONF", "torch's default"))
     results.missing("C compiler, for Triton's launchers", shutil.which("gcc") or "none")
     results.missing("compute-sanitizer", find_sanitizer() or "none")

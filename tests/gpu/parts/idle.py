@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.gpu import timeline
 from tests.gpu.context import Context
 from tests.gpu.engine import free
-from tests.gpu.generating import generating
+from tests.gpu.generating import decoding_batch
 from tests.gpu.parts.steps import load
 
 _MODELS = ("llama-3-8b", "qwen3-0.6b")
@@ -22,12 +22,12 @@ def run(context: Context) -> None:
 def _measure(context: Context, name: str) -> None:
     batch, longest = context.size(256, 2), context.size(2048, 64)
     engine = load(context, name, batch, longest)
-    with generating(engine, batch, longest // 2) as decodes:
+    with decoding_batch(engine, batch, longest // 2) as decodes:
         for _ in range(context.size(4, 1)):
             decodes.step()
-        title = f"{name}, {batch} sequences: GPU idle, by the profiler"
+        title = f"{name}, {batch} sequences: GPU idle time, from the profiler"
         if context.device.type != "cuda":
-            context.results.missing(title, "the profiler looks at GPUs")
+            context.results.missing(title, "the profiler requires a GPU")
             return
         context.results.figure(
             title,

@@ -10,7 +10,7 @@ from tests.gpu import large_kernels
 from tests.gpu.context import Context
 from tests.gpu.one_kernel import command, operations, run_in_process
 
-_AT_ONCE = 8
+_MAX_PROCESSES = 8
 
 
 def run(context: Context, dtype: str) -> None:
@@ -18,10 +18,12 @@ def run(context: Context, dtype: str) -> None:
     results = context.results
     # The interpreter is slow and computes bf16 wrongly. Other tests run all operations in it.
     names = ["rms_norm"] if INTERPRETED else operations()
-    tried = "fp32" if INTERPRETED else dtype
-    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+    checked_dtype = "fp32" if INTERPRETED else dtype
+    with ThreadPoolExecutor(min(_MAX_PROCESSES, os.cpu_count() or 1)) as pool:
         futures = {
-            pool.submit(lambda name=name: run_in_process(command(name, tried), context.deadline.left)): name
+            pool.submit(
+                lambda name=name: run_in_process(command(name, checked_dtype), context.deadline.left)
+            ): name
             for name in names
         }
         for name, compare in large_kernels.COMPARISONS.items() if dtype == "bf16" else ():
@@ -29,5 +31,5 @@ def run(context: Context, dtype: str) -> None:
                 error, allowed = compare(context)
                 results.check(name, error <= allowed, f"relative error {error:.1e}, allowed {allowed:.0e}")
         for future in as_completed(futures):
-            passed, words = future.result()
-            results.check(f"{futures[future]}, {dtype}", passed, words)
+            passed, text = future.result()
+            results.check(f"{futures[future]}, {dtype}", passed, text)

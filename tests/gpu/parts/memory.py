@@ -1,5 +1,5 @@
 """Part `memory`: the KV cache's size by option.gpu_memory_utilization, and whether the engine's memory stays within
-that share of the device while it works."""
+that share of the device under load."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.gpu.shapes import real, write
 
 MODEL = "llama-3-8b"
 _SHARES = (0.5, 0.9)
-_UNUSED = 0.06
+_MAX_UNUSED = 0.06
 """Share of the device's memory that may stay free below the limit. The largest step needs it while it runs."""
 
 
 def run(context: Context) -> None:
     for share in context.size(_SHARES, (0.5,)):
         title = f"{MODEL}, utilization {share}"
-        if context.has(30.0, title):
+        if context.has_time_for(30.0, title):
             with context.results.guard(title):
                 _measure(context, title, share)
             gc.collect()
@@ -29,43 +29,43 @@ def run(context: Context) -> None:
 
 def _measure(context: Context, title: str, share: float) -> None:
     folder = write(real(MODEL, context.smoke), context.folder / MODEL)
-    # Half of a GPU has room for 8 billion weights and 256 sequences. On a CPU no share is measured.
+    # Half of a GPU fits 8 billion weights and 256 sequences. On a CPU no memory is measured.
     tokens = None if context.device.type == "cuda" else 200
     limits = Limits(context.size(256, 2), context.size(4096, 40), context.size(8192, 16), tokens)
     engine = Engine(folder, context.device, limits, utilization=share)
     cache, results = engine.runner.cache, context.results
     results.figure(
-        f"{title}: tokens that the cache holds",
+        f"{title}: KV cache capacity",
         cache.num_blocks * cache.block_size,
         "tokens",
         f"{cache.num_bytes / 1e9:.2f} GB",
     )
-    _hold(context, f"{title}: after the start", share)
+    _check_memory(context, f"{title}: after startup", share)
     lengths = context.size((3000,) * 8 + (200,) * 300, (12, 3))
     prompts = random_prompts(engine.config.vocab_size, lengths, 0)
     requests = [greedy(f"{share} {i}", prompt, context.size(20, 2)) for i, prompt in enumerate(prompts)]
     run_requests(engine.start(), requests, context.device)
-    _hold(context, f"{title}: after work", share)
+    _check_memory(context, f"{title}: after requests", share)
 
 
-def _hold(context: Context, title: str, share: float) -> None:
+def _check_memory(context: Context, title: str, share: float) -> None:
     if context.device.type != "cuda":
-        context.results.missing(title, "only a GPU has memory of its own")
+        context.results.missing(title, "requires a GPU")
         return
     left, total = torch.cuda.mem_get_info(context.device)
-    taken = (total - left) / total
+    used = (total - left) / total
     context.results.check(
         title,
-        share - _UNUSED <= taken <= share + 0.005,
-        f"{100 * taken:.1f} % of {total / 1e9:.1f} GB are taken, with all other processes",
+        share - _MAX_UNUSED <= used <= share + 0.005,
+        f"{100 * used:.1f} % of {total / 1e9:.1f} GB are used by all processes",
     )
     reserved, peak = (
         torch.cuda.memory_reserved(context.device),
         torch.cuda.max_memory_reserved(context.device),
     )
     context.results.figure(
-        f"{title}: outside of torch's allocator",
+        f"{title}: memory outside torch's allocator",
         (total - left - reserved) / 1e9,
         "GB",
-        f"the allocator holds {reserved / 1e9:.2f}, at most {peak / 1e9:.2f}",
+        f"allocator: {reserved / 1e9:.2f} GB reserved, peak {peak / 1e9:.2f} GB",
     )

@@ -38,13 +38,13 @@ def run(context: Context) -> None:
         comm: Any = _OneRank(_WORLD, context.folder, context.device)
     else:
         comm = Communicator()
-    with results.guard("sums in a graph"):
+    with results.guard("collectives in a graph"):
         _check_graph(context, comm)
     with results.guard("the engine with NCCL"):
         _check_engine(context, comm)
     free(context.device)
     comm.close()
-    results.check("the group is gone before the process ends", True)
+    results.check("the process group is closed before the process exits", True)
 
 
 @torch.inference_mode()
@@ -57,19 +57,19 @@ def _check_graph(context: Context, comm: Communicator) -> None:
         assert gathered is not None
         return [comm.all_reduce(x * 2), comm.broadcast(x + 3), gathered]
 
-    found = work()
+    results = work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = work()
+            results = work()
         x.add_(1.0)
         graph.replay()
         torch.cuda.synchronize(device)
         del graph
-    right = [x * 2, x + 3, x + 1]
-    same = all(torch.equal(each, want) for each, want in zip(found, right, strict=True))
-    context.results.check("sums, broadcasts and gathers of one rank, in a graph", same)
+    expected = [x * 2, x + 3, x + 1]
+    same = all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    context.results.check("sums, broadcasts and gathers with one rank in a graph", same)
 
 
 def _check_engine(context: Context, comm: Communicator) -> None:
@@ -87,4 +87,4 @@ def _check_engine(context: Context, comm: Communicator) -> None:
         engine.runner.close()
         del engine
         free(context.device)
-    context.results.check("the engine's tokens are those without NCCL", tokens[0] == tokens[1])
+    context.results.check("the engine's tokens equal those without NCCL", tokens[0] == tokens[1])

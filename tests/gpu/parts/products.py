@@ -1,4 +1,4 @@
-"""Part `products`: matrix products of few rows as shares of their floors, with the shapes of each layer's weights and
+"""Part `products`: matrix products with few rows as shares of their floors, with the shapes of each layer's weights and
 the library that the engine uses."""
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tests.gpu.timing import Call, time_graph
 
 ROWS = (1, 4, 16, 32, 256)
 SHAPES: dict[str, tuple[int, int]] = {
-    "Llama-3-8B, queries, keys, values": (6144, 4096),
-    "Llama-3-8B, attention's output": (4096, 4096),
-    "Llama-3-8B, gates and ups": (28672, 4096),
-    "Llama-3-8B, down": (4096, 14336),
-    "Llama-3-8B, head": (128256, 4096),
-    "Falcon-40B, queries, keys, values": (9216, 8192),
-    "Falcon-40B, up": (32768, 8192),
-    "Falcon-40B, down": (8192, 32768),
+    "Llama-3-8B, qkv projection": (6144, 4096),
+    "Llama-3-8B, output projection": (4096, 4096),
+    "Llama-3-8B, gate and up projections": (28672, 4096),
+    "Llama-3-8B, down projection": (4096, 14336),
+    "Llama-3-8B, LM head": (128256, 4096),
+    "Falcon-40B, qkv projection": (9216, 8192),
+    "Falcon-40B, up projection": (32768, 8192),
+    "Falcon-40B, down projection": (8192, 32768),
 }
 """Output and input features."""
-_ROTATED = 0.4e9
-"""Least bytes of weights that one round reads: many times the L2 cache."""
+_MIN_BYTES = 0.4e9
+"""Minimum bytes of weights that one round reads: many times the L2 cache."""
 
 
 @torch.inference_mode()
@@ -37,17 +37,17 @@ def run(context: Context) -> None:
     # The engine's setting: all sums are in fp32.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     for name, (outputs, inputs) in context.size(SHAPES, {"tiny": (32, 16)}).items():
-        if context.has(5.0, name):
+        if context.has_time_for(5.0, name):
             with context.results.guard(name):
                 _dense(context, limits, name, outputs, inputs)
             free(context.device)
-    if context.has(15.0, "Mixtral-8x7B, experts"):
+    if context.has_time_for(15.0, "Mixtral-8x7B, experts"):
         with context.results.guard("Mixtral-8x7B, experts"):
             _experts(context, limits)
 
 
 def _dense(context: Context, limits: Ceilings, name: str, outputs: int, inputs: int) -> None:
-    copies = 1 if context.smoke else max(2, int(-(-_ROTATED // (2 * outputs * inputs))))
+    copies = 1 if context.smoke else max(2, int(-(-_MIN_BYTES // (2 * outputs * inputs))))
     weights = [lmi_kernels.pack(context.random(outputs, inputs, scale=inputs**-0.5)) for _ in range(copies)]
     for rows in context.size(ROWS, (2,)):
         x = context.random(rows, inputs, dtype=context.size(torch.bfloat16, torch.float32))
@@ -67,7 +67,7 @@ def _experts(context: Context, limits: Ceilings) -> None:
         touched = int(logits.float().topk(top_k).indices.unique().numel())
         work = Phase(2.0 * touched * 3 * middle * hidden, 2.0 * rows * top_k * 3 * middle * hidden)
         calls: list[Call] = [partial(lmi_kernels.experts, x, logits, weights, top_k)]
-        _time(context, limits, f"Mixtral-8x7B, experts, {rows} rows, {touched} of {count}", calls, work)
+        _time(context, limits, f"Mixtral-8x7B, {touched} of {count} experts, {rows} rows", calls, work)
 
 
 def _time(context: Context, limits: Ceilings, name: str, calls: list[Call], work: Phase) -> None:

@@ -26,20 +26,20 @@ _SECONDS = 90.0
 
 def find_sanitizer() -> str:
     """Return the path of compute-sanitizer, or an empty string."""
-    places = [
+    paths = [
         shutil.which("compute-sanitizer"),
         *map(str, sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))),
         *map(str, sorted(Path("/usr/local").glob("cuda*/compute-sanitizer/compute-sanitizer"))),
     ]
-    return next((place for place in places if place), "")
+    return next((path for path in paths if path), "")
 
 
 def run(context: Context) -> None:
     results, sanitizer = context.results, find_sanitizer()
     if not sanitizer or context.device.type != "cuda":
-        results.missing("races in shared memory", "there is no compute-sanitizer, or no GPU")
+        results.missing("races in shared memory", "requires compute-sanitizer and a GPU")
         return
-    # With torch's default allocator: the tool might not support expandable segments.
+    # Use torch's default allocator: the tool might not support expandable segments.
     plain = ["env", "-u", "PYTORCH_ALLOC_CONF", "-u", "PYTORCH_CUDA_ALLOC_CONF"]
     tool = [*plain, sanitizer, "--tool", "racecheck", "--error-exitcode", "9"]
     with ThreadPoolExecutor(len(_KERNELS)) as pool:
@@ -52,16 +52,16 @@ def run(context: Context) -> None:
             for name in _KERNELS
         }
         for future in as_completed(futures):
-            passed, words = future.result()
+            passed, text = future.result()
             name = f"{futures[future]}: races in shared memory"
-            found = verdict(words)
-            if found is None:
-                results.missing(name, f"no verdict: {words}")
+            no_race = verdict(text)
+            if no_race is None:
+                results.missing(name, f"no race report: {text}")
             else:
-                results.check(name, passed and found, words)
+                results.check(name, passed and no_race, text)
 
 
-def verdict(words: str) -> bool | None:
-    """Return whether the sanitizer's last line reports no race; None: it is not a report on races."""
-    match = re.search(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?", words)
+def verdict(line: str) -> bool | None:
+    """Return whether the sanitizer's last line reports no race; None: the line is no race report."""
+    match = re.search(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?", line)
     return None if match is None else int(match[2]) == 0

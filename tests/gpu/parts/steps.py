@@ -15,7 +15,7 @@ from tests.gpu import ceilings
 from tests.gpu.context import Context
 from tests.gpu.engine import Engine, Limits, free, random_prompts
 from tests.gpu.floors import Ceilings, decode_work, mixed_work, prefill_work
-from tests.gpu.generating import generating
+from tests.gpu.generating import decoding_batch
 from tests.gpu.shapes import real, write
 from tests.gpu.timing import Call, time_calls
 from tests.support.plans import PlanMaker
@@ -28,9 +28,9 @@ _NUCLEUS = SamplingParams(max_new_tokens=1, temperature=0.8, top_p=0.9, seed=1)
 class Model:
     name: str
     batches: dict[int, str]
-    """Targets of a decode step, by number of sequences."""
+    """Targets of a decode step by number of sequences; empty: no target."""
     idle_target: str = ""
-    """Target of the largest batch."""
+    """Target for the GPU's idle time with the largest batch."""
 
 
 _SMALL = (
@@ -58,14 +58,14 @@ def run(context: Context, models: str) -> None:
 def _measure(context: Context, ceilings_: Ceilings, model: Model) -> None:
     keys = context.size(1024, 20)
     batches = context.size(model.batches, {2: model.batches[1]})
-    most, longest = max(batches), context.size(2048, 64)
+    largest, longest = max(batches), context.size(2048, 64)
     started = time.perf_counter()
-    engine = load(context, model.name, most, longest)
+    engine = load(context, model.name, largest, longest)
     engine.fill_cache()
-    context.results.figure(f"{model.name}: loaded and captured", time.perf_counter() - started, "s")
+    context.results.figure(f"{model.name}: loading and graph capture", time.perf_counter() - started, "s")
     for batch, target in batches.items():
         _decode(context, ceilings_, engine, model.name, decode_plan(engine, batch, keys), target)
-    for batch in (min(batches), most):
+    for batch in (min(batches), largest):
         with context.results.guard(f"{model.name}, decode of {batch} with top-p"):
             _nucleus(context, engine, model.name, decode_plan(engine, batch, keys))
     if model.name == "qwen3-0.6b" or context.smoke:
@@ -73,11 +73,11 @@ def _measure(context: Context, ceilings_: Ceilings, model: Model) -> None:
     if model.name == "llama-3-8b":
         _prefill(context, ceilings_, engine, model.name, context.size(2048, 16))
     with context.results.guard(f"{model.name}, mixed step"):
-        _mixed(context, ceilings_, engine, model.name, most, keys)
-    with context.results.guard(f"{model.name}: launched without waiting for the device"):
-        _never_waits(context, engine, model.name, decode_plan(engine, min(batches), keys))
-    if context.has(20.0, f"{model.name}: the step loop"):
-        _host(context, engine, model, most, keys)
+        _mixed(context, ceilings_, engine, model.name, largest, keys)
+    with context.results.guard(f"{model.name}: launched without synchronization"):
+        _check_no_synchronization(context, engine, model.name, decode_plan(engine, min(batches), keys))
+    if context.has_time_for(20.0, f"{model.name}: the step loop"):
+        _host(context, engine, model, largest, keys)
 
 
 def load(context: Context, name: str, num_seqs: int, longest: int) -> Engine:
@@ -102,7 +102,7 @@ def decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
 
 
 def step(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Call:
-    """Return a call that runs one step from its plan on."""
+    """Return a call that prepares and computes one step."""
     rows = [SamplingRow(f"step {i}", params, [0], 1) for i in range(plan.num_sampled)]
     engine.runner.steps.update(plan)
 
@@ -123,10 +123,10 @@ def replay(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> 
         raise AssertionError(f"no graph was captured for {plan.num_sequences} sequences")
 
     @torch.inference_mode()
-    def again() -> object:
+    def replay_graph() -> object:
         return graphs.replay(batch.bucket, batch.numbers)
 
-    return again
+    return replay_graph
 
 
 def _decode(
@@ -155,7 +155,7 @@ def _graphs(context: Context, engine: Engine, name: str, plan: StepPlan) -> None
         f"{name}, whole step of 1 sequence, without graphs",
         without,
         share=without.median / with_graphs.median,
-        of="the time with them",
+        of="the time with graphs",
         target="graphs",
     )
 
@@ -164,12 +164,12 @@ def _nucleus(context: Context, engine: Engine, name: str, plan: StepPlan) -> Non
     """Time top-p sampling against greedy sampling. The same graph serves both."""
     repeats, batch = context.size(30, 1), plan.num_sequences
     greedy = time_calls([replay(engine, plan)], context.device, repeats)
-    drawn = time_calls([replay(engine, plan, _NUCLEUS)], context.device, repeats)
+    nucleus = time_calls([replay(engine, plan, _NUCLEUS)], context.device, repeats)
     context.results.time(
         f"{name}, decode of {batch} with top-p {_NUCLEUS.top_p}, graph alone",
-        drawn,
-        share=drawn.median / greedy.median,
-        of="the time of greedy tokens",
+        nucleus,
+        share=nucleus.median / greedy.median,
+        of="the time of greedy sampling",
     )
 
 
@@ -191,12 +191,12 @@ def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, l
         share=rate / ceilings_.matmul,
         of="matmul rate",
         target="llama-prefill",
-        note=f"{rate / 1e12:.0f} TFLOP/s, launched kernel by kernel",
+        note=f"{rate / 1e12:.0f} TFLOP/s, without a graph",
     )
 
 
 def _mixed(context: Context, ceilings_: Ceilings, engine: Engine, name: str, batch: int, keys: int) -> None:
-    """Time a step in which all sequences decode, and a chunk of one more prompt is computed."""
+    """Time a step that decodes all sequences and prefills a chunk of another prompt."""
     block_size, chunk = engine.limits.block_size, context.size(512, 5)
     pages = -(-keys // block_size)
     maker = PlanMaker(block_size)
@@ -212,14 +212,14 @@ def _mixed(context: Context, ceilings_: Ceilings, engine: Engine, name: str, bat
         timing,
         share=floor / timing.median,
         of="its floor",
-        note=f"floor {floor * 1e3:.2f} ms, launched kernel by kernel",
+        note=f"floor {floor * 1e3:.2f} ms, without a graph",
     )
 
 
-def _never_waits(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
+def _check_no_synchronization(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
     """Make CUDA calls that wait for the device raise an error, with tokens sampled by the device and by the host."""
     by_host = SamplingParams(max_new_tokens=1, top_logprobs=1)
-    for params, who in ((_GREEDY, "device"), (by_host, "host")):
+    for params, sampler in ((_GREEDY, "device"), (by_host, "host")):
         call = step(engine, plan, params)
         call()
         if context.device.type == "cuda":
@@ -231,13 +231,15 @@ def _never_waits(context: Context, engine: Engine, name: str, plan: StepPlan) ->
         finally:
             if context.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-        context.results.check(f"{name}: launched without waiting for the device, tokens by the {who}", True)
+        context.results.check(
+            f"{name}: launched without synchronization, tokens sampled by the {sampler}", True
+        )
 
 
 def _host(context: Context, engine: Engine, model: Model, batch: int, keys: int) -> None:
     """Time the step loop while all sequences are decoding: wall time per step against the graph alone."""
     steps = context.size(100, 2)
-    with generating(engine, batch, keys - context.size(70, 8)) as decodes:
+    with decoding_batch(engine, batch, keys - context.size(70, 8)) as decodes:
         for _ in range(context.size(4, 1)):
             decodes.step()
         mean = round(decodes.mean_length + steps / 2)
@@ -252,14 +254,14 @@ def _host(context: Context, engine: Engine, model: Model, batch: int, keys: int)
     title = f"{model.name}, {batch} sequences"
     context.results.figure(f"{title}: whole step", wall * 1e3, "ms", f"at {mean} keys")
     context.results.figure(
-        f"{title}: the host's part of it", (wall - waited) * 1e3, "ms", "hidden while the GPU computes"
+        f"{title}: host time per step", (wall - waited) * 1e3, "ms", "overlaps with the GPU's work"
     )
     context.results.share(
-        f"{title}: GPU idle between steps",
+        f"{title}: GPU idle time between steps",
         (wall - busy) * 1e3,
         "ms",
         max(0.0, 1.0 - busy / wall),
         "the step",
         model.idle_target,
-        "whole step less the graph alone",
+        "whole step minus the graph alone",
     )

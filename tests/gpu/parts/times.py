@@ -11,7 +11,7 @@ from tests.gpu.timing import Call
 
 MODEL = "llama-3-8b"
 _KERNELS = 14
-"""Number of kernels to list, those that take longest. The others are one line."""
+"""Number of kernels to list, slowest first. The others share one line."""
 _STEPS = 5
 
 
@@ -32,22 +32,22 @@ def run(context: Context) -> None:
 def _table(context: Context, title: str, call: Call) -> None:
     call()
     if context.device.type != "cuda":
-        context.results.missing(title, "the profiler looks at GPUs")
+        context.results.missing(title, "the profiler requires a GPU")
         return
-    found = timeline.kernels([call] * _STEPS)
-    whole = sum(each.seconds for each in found)
-    rest = found[_KERNELS:]
-    for each in found[:_KERNELS]:
+    kernels = timeline.kernels([call] * _STEPS)
+    total = sum(each.seconds for each in kernels)
+    rest = kernels[_KERNELS:]
+    for each in kernels[:_KERNELS]:
         context.results.share(
             f"{title}: {each.name}",
             each.seconds / _STEPS * 1e3,
             "ms",
-            each.seconds / whole,
-            "all kernels' time",
+            each.seconds / total,
+            "the time of all kernels",
             note=f"{each.count / _STEPS:.0f} launches, {each.seconds / each.count * 1e6:.1f} us each",
         )
-    count = sum(each.count for each in found)
+    count = sum(each.count for each in kernels)
     context.results.figure(f"{title}: other kernels", sum(e.seconds for e in rest) / _STEPS * 1e3, "ms")
     context.results.figure(
-        f"{title}: all kernels", whole / _STEPS * 1e3, "ms", f"{count / _STEPS:.0f} launches a step"
+        f"{title}: all kernels", total / _STEPS * 1e3, "ms", f"{count / _STEPS:.0f} launches per step"
     )

@@ -1,6 +1,6 @@
-"""Part `tune`: search better launch parameters for this device, and write them to a folder next to the results, in the
-format of kernels/lmi_kernels/tuned/<device>.json. The most important come first. When time is over, the rest is not
-changed."""
+"""Part `tune`: search for faster launch parameters on this device, and write them to a folder next to the results, in
+the format of kernels/lmi_kernels/tuned/<device>.json. The most important kernels come first. Kernels without time keep
+their parameters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lmi_kernels.attention.varlen import tile_key
 from tests.gpu import sweep
 from tests.gpu.context import Context
 from tests.gpu.kv import FALCON_40B, LLAMA, Heads, make_kv
-from tests.gpu.sweep import Subject
+from tests.gpu.sweep import Search
 from tests.gpu.timing import Call, Deadline
 
-_TO_END = 15.0
-"""Seconds for the measurement that is running when time is over."""
+_RESERVE_SECONDS = 15.0
+"""Seconds for the measurement that is running at the deadline."""
 
 _DECODE = {
     "block_n": (32, 64, 128),
@@ -53,18 +53,18 @@ _EXPERT_ROWS = {"8": 32, "more": 2048, "1": 1, "48": 192, "24": 96}
 """Rows by tuning key: with so many rows, the mean of Mixtral's rows per expert (2 of 8 are chosen) selects the key."""
 
 
-def subjects(context: Context) -> list[Subject]:
-    """Return the subjects in order of importance. Each makes its inputs when its turn comes."""
-    found = []
+def searches(context: Context) -> list[Search]:
+    """Return the searches in order of importance. Each makes its inputs when it starts."""
+    result = []
     if context.smoke:
         heads = Heads(2, 1, 16)
         key = tuning_key(heads.dim)
         return [
-            Subject("decode_attention", key, {"block_n": (32, 64)}, lambda: _decode(context, heads, [(40,)]))
+            Search("decode_attention", key, {"block_n": (32, 64)}, lambda: _decode(context, heads, [(40,)]))
         ]
     for heads in (LLAMA, FALCON_40B):
-        found.append(
-            Subject(
+        result.append(
+            Search(
                 "decode_attention",
                 tuning_key(heads.dim),
                 _DECODE,
@@ -73,43 +73,43 @@ def subjects(context: Context) -> list[Subject]:
         )
     for key, rows in _EXPERT_ROWS.items():
         for operation in ("experts_gate_up", "experts_down"):
-            found.append(Subject(operation, key, _MATMUL, lambda rows=rows: _experts(context, rows)))
-    for length, tried in ((4096, _PREFILL), (1, _FEW_ROWS)):
+            result.append(Search(operation, key, _MATMUL, lambda rows=rows: _experts(context, rows)))
+    for length, space in ((4096, _PREFILL), (1, _FEW_ROWS)):
         for heads in (LLAMA, FALCON_40B):
-            found.append(
-                Subject(
+            result.append(
+                Search(
                     "varlen_attention",
                     _tile_key(context, heads, length),
-                    tried,
+                    space,
                     lambda heads=heads, length=length: _chunks(context, heads, length),
                     # Tiles with masks begin where tiles without masks end.
                     lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
                 )
             )
-    return found
+    return result
 
 
 @torch.inference_mode()
 def run(context: Context) -> None:
-    deadline = Deadline(context.deadline.left - _TO_END)
+    deadline = Deadline(context.deadline.left - _RESERVE_SECONDS)
     name = tuning.tables(context.device)[0]
     winners: dict[str, dict[str, tuning.Parameters]] = {}
-    for subject in subjects(context):
-        title = f"{subject.operation}, {subject.key}"
+    for search in searches(context):
+        title = f"{search.operation}, {search.key}"
         if deadline.left < context.size(30.0, 0.0):
-            context.results.figure(title, 0.0, "ways tried", "no time was left: it stays as it is")
+            context.results.figure(title, 0.0, "configurations tried", "no time left: parameters unchanged")
             continue
         with context.results.guard(title):
-            found = sweep.climb(subject, context.device, deadline, context.size(10, 1))
-            winners.setdefault(subject.operation, {})[subject.key] = found.parameters
+            best = sweep.climb(search, context.device, deadline, context.size(10, 1))
+            winners.setdefault(search.operation, {})[search.key] = best.parameters
             context.results.figure(
                 title,
-                found.tried,
-                "ways tried",
-                f"{found.before * 1e6:.1f} us before, {found.after * 1e6:.1f} us now: {json.dumps(found.parameters)}",
+                best.num_tried,
+                "configurations tried",
+                f"{best.before * 1e6:.1f} us before, {best.after * 1e6:.1f} us after: {json.dumps(best.parameters)}",
             )
-            for parameters in found.wrong:
-                context.results.check(f"{title}: right with {parameters}", False)
+            for parameters in best.incorrect:
+                context.results.check(f"{title}: correct with {parameters}", False)
             _write(context, name, winners)
 
 
@@ -121,7 +121,7 @@ def _write(context: Context, device_name: str, winners: dict[str, dict[str, tuni
     file = context.out / "tuned" / f"{device_name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"written: {file}", flush=True)
+    print(f"wrote {file}", flush=True)
 
 
 def _tile_key(context: Context, heads: Heads, length: int) -> str:
@@ -148,7 +148,7 @@ def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: in
     rules = ScoreRules(heads.dim**-0.5)
 
     def call() -> torch.Tensor:
-        # With the plan, which depends on the parameters. A step plans once for some thirty layers.
+        # The plan is timed too, because it depends on the parameters. A step plans once for about thirty layers.
         plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
         out = torch.empty_like(q)
         lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
@@ -158,7 +158,7 @@ def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: in
 
 
 def _chunks(context: Context, heads: Heads, length: int) -> list[list[Call]]:
-    """Two sequences: a first chunk, and a later chunk after at least as many keys."""
+    """Return a call with two sequences: a first chunk, and a later chunk after at least as many keys."""
     kv = make_kv(context, heads, (length, 2 * max(length, 1024)), 16)
     q = context.random(2 * length, heads.queries, heads.dim)
     bounds = torch.tensor([0, length, 2 * length], dtype=torch.int32, device=context.device)

@@ -16,10 +16,10 @@ from tests.gpu.shapes import real, write
 from tests.gpu.traces import Trace, tiny, w6
 
 MODELS = {"qwen3-0.6b": ("w6-qwen", "peer-qwen"), "llama-3-8b": ("w6-llama", "peer-llama")}
-_PARTS = (256, 128, 64, 32)
-"""Numbers of requests. The peer may be too slow for all requests. The comparison uses as many as it ran."""
+_REQUEST_COUNTS = (256, 128, 64, 32)
+"""Numbers of requests to run. The comparison uses as many requests as the peer finished in its time limit."""
 _PEER_SECONDS = 45.0
-"""The peer is not run with less time left."""
+"""Minimum time for the peer. With less time left it is not run."""
 
 
 def run(context: Context, name: str) -> None:
@@ -34,8 +34,8 @@ def _compare(context: Context, limits: Ceilings, name: str, target: str, peer_ta
     trace = tiny(config["vocab_size"]) if context.smoke else w6()
     ours = _ours(context, limits, name, write(config, context.folder / name), trace, target)
     free(context.device)
-    title = f"W6, {name}: times generate_batch"
-    if context.has(_PEER_SECONDS, title):
+    title = f"W6, {name}: relative to generate_batch"
+    if context.has_time_for(_PEER_SECONDS, title):
         with context.results.guard(title, ours=False):
             _against_peer(context, name, peer_target, ours)
 
@@ -43,13 +43,13 @@ def _compare(context: Context, limits: Ceilings, name: str, target: str, peer_ta
 def _ours(
     context: Context, limits: Ceilings, name: str, folder: Path, trace: Trace, target: str
 ) -> dict[int, Outcome]:
-    """Run our engine on each of the parts. Return the outcomes by number of requests."""
+    """Run our engine with each number of requests. Return the outcomes by number of requests."""
     engine = Engine(folder, context.device, engine_limits(context, trace))
-    found: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome] = {}
     # Twice: the first run compiles kernels and allocates memory.
     for attempt in range(context.size(2, 1)):
-        found[len(trace.outputs)] = _run(context, engine, name, trace, f"all {attempt}")
-    whole = found[len(trace.outputs)]
+        outcomes[len(trace.outputs)] = _run(context, engine, name, trace, f"all {attempt}")
+    whole = outcomes[len(trace.outputs)]
     floor = trace_floor(engine.config, [len(prompt) for prompt in trace.prompts], trace.outputs, limits)
     limit = trace.num_output_tokens / floor
     context.results.share(
@@ -57,17 +57,19 @@ def _ours(
         whole.tokens_per_second,
         "tokens/s",
         whole.tokens_per_second / limit,
-        "the limit of the trace",
+        "the throughput limit",
         target,
         f"{trace.num_output_tokens} tokens in {whole.seconds:.2f} s, {whole.steps} steps; limit {limit:.0f} tokens/s",
     )
-    for count in _PARTS if not context.smoke else ():
-        if count not in found and context.has(_PEER_SECONDS + 10.0, f"W6, {name}: the first {count}"):
-            found[count] = _run(context, engine, name, trace.part(count), f"part {count}")
+    for count in _REQUEST_COUNTS if not context.smoke else ():
+        if count not in outcomes and context.has_time_for(
+            _PEER_SECONDS + 10.0, f"W6, {name}: first {count} requests"
+        ):
+            outcomes[count] = _run(context, engine, name, trace.first(count), f"first {count}")
             context.results.figure(
-                f"W6, {name}: the first {count}", found[count].tokens_per_second, "tokens/s"
+                f"W6, {name}: first {count} requests", outcomes[count].tokens_per_second, "tokens/s"
             )
-    return found
+    return outcomes
 
 
 def engine_limits(context: Context, trace: Trace) -> Limits:
@@ -78,9 +80,9 @@ def engine_limits(context: Context, trace: Trace) -> Limits:
     return Limits(min(count, 256), trace.longest, step, min(tokens, context.size(400_000, 4096)) + 16)
 
 
-def _run(context: Context, engine: Engine, name: str, trace: Trace, what: str) -> Outcome:
+def _run(context: Context, engine: Engine, name: str, trace: Trace, label: str) -> Outcome:
     requests = [
-        greedy(f"{name} {what} {i}", prompt, count)
+        greedy(f"{name} {label} {i}", prompt, count)
         for i, (prompt, count) in enumerate(zip(trace.prompts, trace.outputs, strict=True))
     ]
     outcome = run_requests(engine.start(), requests, context.device)
@@ -91,23 +93,23 @@ def _run(context: Context, engine: Engine, name: str, trace: Trace, what: str) -
 
 
 def _against_peer(context: Context, name: str, target: str, ours: dict[int, Outcome]) -> None:
-    """Run the peer and compare. Errors in here are not failures of our engine."""
+    """Run the peer and compare. The caller does not count errors in the peer as failures."""
     file = context.folder / "peer.json"
     seconds = context.deadline.left - 8.0
     command = [sys.executable, "-m", "tests.gpu.peer", name, str(file), "--seconds", f"{seconds:.0f}"]
     try:
         subprocess.run([*command, *(["--smoke"] if context.smoke else [])], timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        print("generate_batch: its time is over", flush=True)
+        print("generate_batch: timed out", flush=True)
     theirs = Findings.read(file)
     title, results = f"W6, {name}: generate_batch", context.results
     for flags, speed in theirs.pilots.items():
-        results.figure(f"{title}, {flags}, a short run", speed, "tokens/s")
+        results.figure(f"{title}, {flags}, short run", speed, "tokens/s")
     for flags, error in theirs.errors.items():
         results.missing(f"{title}, {flags}", error)
-    ratio, run = f"W6, {name}: times generate_batch", theirs.run
+    ratio, run = f"W6, {name}: relative to generate_batch", theirs.run
     if run is None or not run.done or theirs.num_requests not in ours:
-        results.missing(ratio, f"it has not run to the end of {theirs.num_requests or 'any'} requests")
+        results.missing(ratio, f"generate_batch did not finish {theirs.num_requests or 'any'} requests")
         return
     note = f"{theirs.flags}: {run.num_tokens} tokens in {run.seconds:.1f} s, {theirs.num_requests} requests"
     results.figure(title, run.tokens_per_second, "tokens/s", note)
@@ -117,7 +119,7 @@ def _against_peer(context: Context, name: str, target: str, ours: dict[int, Outc
         mine,
         "tokens/s",
         mine / run.tokens_per_second,
-        "generate_batch's",
+        "the speed of generate_batch",
         target,
         f"on the same {theirs.num_requests} requests",
     )
