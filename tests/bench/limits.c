@@ -1,7 +1,7 @@
 /* Measure peak rates of this machine on N threads: fp32 FMAs, int8 dot products, memory reads.
  *
- * `limits N` prints one JSON object: GFLOP/s (a multiply-add counts as two operations), GOP/s of int8 dot products (null
- * without known instructions for them) and GB/s. Each is the best of several tries of at least 0.2 s.
+ * `limits N` prints one JSON object: GFLOP/s (a multiply-add counts as two operations), GOP/s of int8 dot products
+ * (null if the target has no such instructions) and GB/s. Each is the best of several tries of at least 0.2 s.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@
 #else
 #define VECTOR "w"
 #endif
-#define CHAINS 12 /* independent sums: at least latency times throughput of all known processors */
+#define CHAINS 12 /* independent sums: at least latency x throughput of every known processor */
 #define ROUNDS 20000000L
 #define TRIES 5
 #define READ_BYTES (512L << 20) /* per thread, far more than any cache */
@@ -49,7 +49,7 @@ static double fma_loop(void) {
     for (long round = 0; round < ROUNDS; round++) {
         _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) {
             sum[i] = sum[i] * factor + addend;
-            __asm__ volatile("" : "+" VECTOR(sum[i])); /* the compiler must not precompute or remove it */
+            __asm__ volatile("" : "+" VECTOR(sum[i])); /* keep the compiler from folding or removing it */
         }
     }
     return 2.0 * WIDTH * CHAINS * ROUNDS;
@@ -91,16 +91,16 @@ static double read_all(const lanes *data) {
     enum { STREAMS = 8 };
     lanes sum[STREAMS] = {{0}};
     long count = READ_BYTES / sizeof(lanes) / STREAMS;
-    for (long place = 0; place < count; place++)
-        _Pragma("GCC unroll 12") for (int i = 0; i < STREAMS; i++) sum[i] += data[i * count + place];
+    for (long offset = 0; offset < count; offset++)
+        _Pragma("GCC unroll 12") for (int i = 0; i < STREAMS; i++) sum[i] += data[i * count + offset];
     _Pragma("GCC unroll 12") for (int i = 0; i < STREAMS; i++) __asm__ volatile("" : : VECTOR(sum[i]));
     return (double)READ_BYTES;
 }
 
 static void *run(void *argument) {
-    job *mine = argument;
+    job *task = argument;
     pthread_barrier_wait(&barrier);
-    mine->amount = mine->data ? read_all(mine->data) : mine->work();
+    task->amount = task->data ? read_all(task->data) : task->work();
     pthread_barrier_wait(&barrier);
     return NULL;
 }
@@ -119,13 +119,13 @@ static double rate(int threads, double (*work)(void), lanes **data) {
         pthread_barrier_wait(&barrier);
         double start = seconds(), amount = 0;
         pthread_barrier_wait(&barrier);
-        double taken = seconds() - start;
+        double elapsed = seconds() - start;
         for (int i = 0; i < threads; i++) {
             pthread_join(ids[i], NULL);
             amount += jobs[i].amount;
         }
         pthread_barrier_destroy(&barrier);
-        if (amount / taken / 1e9 > best) best = amount / taken / 1e9;
+        if (amount / elapsed / 1e9 > best) best = amount / elapsed / 1e9;
     }
     return best;
 }

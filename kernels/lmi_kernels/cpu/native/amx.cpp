@@ -1,5 +1,5 @@
-// Products with int8 weights and with bf16 in pairs, for processors with AVX-512, VNNI and AMX.
-// GCC 12: its headers write `__m512 __Y = __Y;` where a result does not matter.
+// Products with int8 weights and with bf16 pairs, for processors with AVX-512, VNNI and AMX.
+// For GCC 12, whose headers initialise undefined values with `__m512 __Y = __Y;`.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
@@ -7,16 +7,16 @@
 
 #if LMI_HAS_AMX
 
-// Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
+// Products and sums are fused only where `Vec::fma` does so explicitly.
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,amx-bf16,avx2,fma,f16c")
 
 namespace lmi {
 namespace {
 
-constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
-constexpr int64_t kAmxBlockBytes = 1024 * 1024;  // the same with AMX
-constexpr int64_t kAmxRows = 8;  // of integers, at least so many are multiplied by AMX
+constexpr int64_t kBlockBytes = 512 * 1024;  // L2 cache for a block of rows of a linear layer
+constexpr int64_t kAmxBlockBytes = 1024 * 1024;  // same, with AMX
+constexpr int64_t kMinAmxRows = 8;  // fewer rows times int8 weights are computed without AMX
 
 #include "vec_avx512.inc"
 #include "dot_avx512_vnni.inc"
@@ -32,15 +32,15 @@ constexpr int64_t kAmxRows = 8;  // of integers, at least so many are multiplied
 }  // namespace
 
 void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker) {
-  if (num_rows < kAmxRows) return multiply_int8(op, first_row, num_rows, worker);
+  if (num_rows < kMinAmxRows) return multiply_int8(op, first_row, num_rows, worker);
   quantise_rows(op, first_row, num_rows, worker);
   worker.barrier();
   multiply_amx<AmxInt8>(op, first_row, num_rows, worker);
 }
 
 void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker) {
-  const unsigned int before = _mm_getcsr();
-  _mm_setcsr(before | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+  const unsigned int saved_csr = _mm_getcsr();
+  _mm_setcsr(saved_csr | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
   if (num_rows <= PairTiles::kRows) {
     multiply<PairTiles>(op, first_row, num_rows, worker);
   } else {
@@ -48,12 +48,12 @@ void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, W
     worker.barrier();
     multiply_amx<AmxBf16>(op, first_row, num_rows, worker);
   }
-  _mm_setcsr(before);
+  _mm_setcsr(saved_csr);
 }
 
 }  // namespace lmi
 
-#else  // never called
+#else  // stubs, never called
 
 namespace lmi {
 

@@ -1,18 +1,18 @@
 // Products with int8 weights for processors with AVX-512 and VNNI.
-// GCC 12: its headers write `__m512 __Y = __Y;` where a result does not matter.
+// For GCC 12, whose headers initialise undefined values with `__m512 __Y = __Y;`.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #include "native.h"
 
-// Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
+// Products and sums are fused only where `Vec::fma` does so explicitly.
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 namespace lmi {
 namespace {
 
-constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
+constexpr int64_t kBlockBytes = 512 * 1024;  // L2 cache for a block of rows of a linear layer
 
 #include "vec_avx512.inc"
 #include "dot_avx512_vnni.inc"

@@ -1,16 +1,16 @@
-// The kernels for processors with AVX2, FMA and F16C.
+// Kernels for processors with AVX2, FMA and F16C.
 #include <immintrin.h>
 
 #include "native.h"
 
-// Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
+// Products and sums are fused only where `Vec::fma` does so explicitly.
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx2,fma,f16c")
 
 namespace lmi {
 namespace {
 
-constexpr int64_t kBlockBytes = 192 * 1024;  // of the second cache, for rows of a linear
+constexpr int64_t kBlockBytes = 192 * 1024;  // L2 cache for a block of rows of a linear layer
 
 #include "vec_avx2.inc"
 #include "dot_avx2.inc"

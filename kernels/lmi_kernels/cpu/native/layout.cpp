@@ -1,18 +1,18 @@
-// The layout of a step: a plan names rows of block tables and positions, kernels read slots and addresses.
+// Layout of a step: turn a plan, which names block tables and positions, into the slots and addresses of kernels.
 #include "native.h"
 
 namespace lmi {
 namespace {
 
-bool within(int32_t number, int64_t limit) { return number >= 0 && number < limit; }
+bool in_range(int32_t number, int64_t limit) { return number >= 0 && number < limit; }
 
 }  // namespace
 }  // namespace lmi
 
 using namespace lmi;
 
-// Fill the layout's arrays, and the fields of the step that change. Returns false if the plan names a table, a position,
-// a block or a token that does not exist, or if its lengths do not add up.
+// Fill the layout's arrays and the step's fields. Returns false if the plan names a table, a position, a block or a
+// token that does not exist, or if its lengths do not add up.
 EXPORT bool lmi_lay_out(const Layout* layout, Step* step) {
   const int32_t *tables = layout->plan, *starts = tables + layout->num_sequences,
                 *query_lens = starts + layout->num_sequences, *ids = query_lens + layout->num_sequences;
@@ -20,12 +20,12 @@ EXPORT bool lmi_lay_out(const Layout* layout, Step* step) {
   for (int64_t i = 0; i < layout->num_sequences; ++i) {
     const int64_t start = starts[i], stop = start + query_lens[i];
     const int64_t num_blocks = (stop + layout->block_size - 1) / layout->block_size;
-    if (!within(tables[i], layout->num_tables) || start < 0 || query_lens[i] < 1 ||
+    if (!in_range(tables[i], layout->num_tables) || start < 0 || query_lens[i] < 1 ||
         stop > layout->num_positions || num_blocks > layout->table_width || row + query_lens[i] > layout->num_rows)
       return false;
     const int32_t* blocks = layout->tables + tables[i] * layout->table_width;
     for (int64_t block = 0; block < num_blocks; ++block)
-      if (!within(blocks[block], layout->num_blocks)) return false;
+      if (!in_range(blocks[block], layout->num_blocks)) return false;
     layout->sequences[i] = {row, query_lens[i], static_cast<int32_t>(stop), blocks};
     for (int64_t position = start; position < stop; ++position, ++row) {
       if (ids[row] < 0) return false;

@@ -12,12 +12,12 @@ namespace lmi {
 namespace {
 
 // Request the AMX tile registers from Linux, which a process must do once. Returns false if the request is denied.
-bool may_use_tiles() {
+bool request_tile_permission() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-bool processor_has(const Kernels* kernels) {
+bool is_supported(const Kernels* kernels) {
   __builtin_cpu_init();
   if (kernels == avx2_kernels())
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -28,19 +28,19 @@ bool processor_has(const Kernels* kernels) {
   if (kernels == avx512_vnni_kernels()) return vnni;
 #if LMI_HAS_AMX
   return vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
-         __builtin_cpu_supports("amx-bf16") && may_use_tiles();
+         __builtin_cpu_supports("amx-bf16") && request_tile_permission();
 #else
   return false;
 #endif
 }
 
-const Kernels* used = nullptr;
+const Kernels* active_kernels = nullptr;
 
 struct Run {
   const Op* ops;
   int64_t num_ops;
   const Step* step;
-  double* seconds;  // [kNumKinds], added to; or null
+  double* seconds;  // [kNumKinds], accumulated; or null
 };
 
 void run(void* argument, Worker& worker) {
@@ -51,7 +51,7 @@ void run(void* argument, Worker& worker) {
   if (timed) before = Clock::now();
   for (int64_t i = 0; i < run.num_ops; ++i) {
     const Op& op = run.ops[i];
-    used->by_kind[op.kind](op.what, *run.step, worker);
+    active_kernels->by_kind[op.kind](op.what, *run.step, worker);
     worker.barrier();
     if (timed) {
       const auto now = Clock::now();
@@ -66,12 +66,12 @@ void run(void* argument, Worker& worker) {
 
 using namespace lmi;
 
-// Use the kernels of this instruction set (null: the best one of the processor). Returns its name, or null if the
+// Select the kernels of this instruction set (null: the processor's best). Returns its name, or null if the
 // processor lacks it.
 EXPORT const char* lmi_use_instructions(const char* wanted) {
   for (const Kernels* kernels : {amx_kernels(), avx512_vnni_kernels(), avx512_kernels(), avx2_kernels()})
-    if ((!wanted || !std::strcmp(wanted, kernels->name)) && processor_has(kernels)) {
-      used = kernels;
+    if ((!wanted || !std::strcmp(wanted, kernels->name)) && is_supported(kernels)) {
+      active_kernels = kernels;
       return kernels->name;
     }
   return nullptr;
@@ -81,7 +81,7 @@ EXPORT Team* lmi_team_new(int32_t num_threads) { return new Team(num_threads); }
 
 EXPORT void lmi_team_free(Team* team) { delete team; }
 
-// Run operations [0, num_ops) over a step's rows. seconds: [kNumKinds], the time by kind is added to it; or null.
+// Run operations [0, num_ops) over a step's rows. seconds: [kNumKinds], accumulates the time of each kind; or null.
 EXPORT void lmi_run(Team* team, const Op* ops, int64_t num_ops, const Step* step, double* seconds) {
   Run argument{ops, num_ops, step, seconds};
   team->run(run, &argument);

@@ -4,7 +4,7 @@
 // A program is a list of operations over the rows of one step. A row is a token. Every worker of a team runs the whole
 // list. Workers claim parts of an operation with `Worker::claim`, so results must not depend on which worker computes
 // what. Between two operations there is a barrier. The order of sums in a row does not depend on the number of rows or
-// workers, so a row has the same bits in any batch.
+// workers, so a row's results are bit-identical in any batch.
 #pragma once
 
 #include <cmath>
@@ -32,7 +32,7 @@ constexpr int64_t kPanel = 32;  // output features in a panel of a weight
 // Number of integers in a row or column of an int8 product, padded with zeros.
 static inline int64_t depth_of(int64_t in_features) { return (in_features + 63) / 64 * 64; }
 
-// The same for bf16 in pairs (kBf16Pairs), the layout for AMX.
+// The same for bf16 pairs (kBf16Pairs), the layout for AMX.
 static inline int64_t pairs_depth_of(int64_t in_features) { return (in_features + 31) / 32 * 32; }
 
 // A weight in panels of 32 output features. `weight.cpp` describes the layout of a panel for each storage. Columns of
@@ -48,9 +48,9 @@ struct Weight {
   int32_t reserved;
 };
 
-// Keys and values of one layer. Block b begins at `data + b * block_bytes`. It has, for each KV head, a page of keys
-// [head_dim, block_size], then a page of values [block_size, head_dim]. With int8 the pages of all heads are followed
-// by fp32 scales: for each head, those of its keys [block_size], then those of its values [block_size].
+// Keys and values of one layer. Block b starts at `data + b * block_bytes`. For each KV head it holds a page of keys
+// [head_dim, block_size], then a page of values [block_size, head_dim]. With int8, fp32 scales follow the pages of all
+// heads: for each head, key scales [block_size], then value scales [block_size].
 struct KvLayer {
   char* data;
   int64_t block_bytes;
@@ -60,15 +60,15 @@ struct KvLayer {
   int32_t head_dim;
 };
 
-// Consecutive rows of one sequence: its last `query_len` tokens so far.
+// Consecutive rows of one sequence: its last `query_len` tokens.
 struct Sequence {
   int64_t first_row;
   int32_t query_len;
   int32_t kv_len;         // number of keys, including this step's
-  const int32_t* blocks;  // its block table
+  const int32_t* blocks;  // block table
 };
 
-// Inputs that change from step to step. A program may have fewer rows than the step has tokens: `places` selects them.
+// Inputs of one step. A program may have fewer rows than the step has tokens: `places` selects them.
 struct Step {
   int64_t num_rows;
   const int32_t* ids;        // [num_rows], token ids
@@ -114,7 +114,7 @@ class Worker {
   // self-scheduling, Polychronopoulos and Kuck 1987), so that all workers finish together even if one is interrupted.
   // Returns an empty range when nothing is left.
   Range claim(int64_t total, int64_t least = 1);
-  // Wait until all workers reach the barrier. Claims then start again at 0.
+  // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
 
  private:
@@ -147,7 +147,7 @@ struct Op {
 
 // y = the embedding of each row's token or position, or 0 if the id is not in [first_id, first_id + num_ids).
 struct Embed {
-  const Weight* table;  // in panels, like the head's weight: out_features are the ids
+  const Weight* table;  // in panels, like the LM head's weight; an id is an output feature
   float* y;
   int64_t y_stride;
   int64_t first_id;
@@ -195,7 +195,7 @@ enum Function : int32_t {
   kRelu = 2,
   kSilu = 3,
   kQuickGelu = 4,    // x sigmoid(1.702 x)
-  kRelu2 = 5,  // relu(x)^2
+  kRelu2 = 5,        // relu(x)^2
   kScale = 6,        // parameter x
   kSoftcap = 7,      // parameter tanh(x / parameter)
 };
@@ -226,7 +226,7 @@ struct Linear {
   int32_t epilogue;
   int32_t gate;  // `Function` of the gates, for kActivateAndMul
   // Scratch for converted rows. With int8 weights: integers, [max_rows, in_features rounded up to 64], and their
-  // scales, [max_rows]. With bf16 in pairs: three bf16 parts, [max_rows, 3, in_features rounded up to 32]. Else null.
+  // scales, [max_rows]. With bf16 pairs: three bf16 parts, [max_rows, 3, in_features rounded up to 32]. Else null.
   int8_t* integers;
   float* row_scales;
 };
@@ -241,7 +241,7 @@ struct RopeAndStore {
   const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: no rotation
   const KvLayer* cache;
   int32_t num_heads;
-  int32_t rotary_dim;  // number of rotated features, the first ones of each head
+  int32_t rotary_dim;  // rotated features: the first ones of each head
   float eps;
   int32_t interleaved;  // features 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2
 };
@@ -250,13 +250,13 @@ struct RopeAndStore {
 // score = cap tanh(scale q k^T / cap) + slope (key position - query position).
 struct Attention {
   const float* q;  // rows of heads [num_heads, head_dim]
-  float* y;        // as q
+  float* y;        // like q
   int64_t q_stride;
   int64_t y_stride;
   const KvLayer* cache;
   int32_t num_heads;
   float scale;
-  int32_t window;       // 0: all keys. Blocks with keys before all windows are not read
+  int32_t window;       // 0: all keys. Blocks before every window are not read
   float softcap;        // 0: none
   const float* slopes;  // ALiBi slopes, [num_heads]; or null
   const float* sinks;   // [num_heads], score of an additional key with a value of zero; or null
@@ -266,12 +266,12 @@ struct Attention {
 
 // Sizes of attention's units of work. Tiles and parts are aligned to the sequence's first key, so that the order of a
 // query's sums does not depend on the step.
-constexpr int64_t kTileKeys = 64;    // keys in a tile; the largest score is updated once per tile
-constexpr int64_t kPartKeys = 512;   // keys in a part; parts are summed separately, then added in order
+constexpr int64_t kTileKeys = 64;    // keys in a tile; the running maximum is updated once per tile
+constexpr int64_t kPartKeys = 512;   // keys in a part; parts are summed separately, then merged in order
 constexpr int64_t kItemRows = 96;    // queries (tokens x heads of a group) that share a tile of keys
-constexpr int64_t kSplitRows = 2048; // per worker: most queries x parts that are split over several workers
+constexpr int64_t kSplitRows = 2048;  // per worker: limit of queries x parts split over several workers
 
-// Rows in a worker's scratch for one item: queries, sums and totals.
+// Rows of scratch that a worker needs for the queries, sums and totals of one item.
 static inline int64_t attention_rows(int64_t num_heads, int64_t num_kv_heads) {
   const int64_t share = num_heads / num_kv_heads;
   return share > kItemRows ? share : kItemRows;
@@ -310,39 +310,40 @@ struct Experts {
   float* row_scales;
 };
 
-// Find the smallest logit of each row that may be drawn, by top_k, then top_p, then min_p. See
+// Find the smallest logit of each row that may be drawn: top_k, then top_p, then min_p. See
 // `lmi_kernels.logit_thresholds`.
 struct Truncate {
   const float* logits;  // [num_rows, vocab_size]
-  int64_t stride;       // of a row
+  int64_t stride;       // from row to row
   int64_t vocab_size;
   const float* temperature;  // [num_rows]; 0: the row is greedy
-  const int64_t* top_k;      // [num_rows]; 0, or vocab_size and more: off
+  const int64_t* top_k;      // [num_rows]; 0, or at least vocab_size: off
   const double* top_p;       // [num_rows]; 1: off
   const double* min_p;       // [num_rows]; 0: off
   float* thresholds;         // [num_rows]
   int32_t* last_ids;         // [num_rows]
-  float* scratch;            // of each worker [2, vocab_size + kSlack]
+  float* scratch;            // [2, vocab_size + kSlack] per worker
 };
 
-// Choose the likeliest token of each row, or draw one with Gumbel noise. See `lmi_kernels.choose_tokens`.
+// Choose each row's likeliest token, or draw a token with Gumbel noise. See `lmi_kernels.choose_tokens`.
 struct Choose {
   const float* logits;  // [num_rows, vocab_size]
-  int64_t stride;       // of a row
+  int64_t stride;       // from row to row
   int64_t vocab_size;
-  const float* temperature;   // [num_rows]; 0: the row is greedy
-  const float* thresholds;    // [num_rows]: smaller logits are not drawn
-  const int32_t* last_ids;    // [num_rows]: logits equal to the threshold are drawn only up to this id
-  const int64_t* seeds;       // [num_rows]
-  const int64_t* positions;   // [num_rows]
-  int64_t* tokens;            // [num_rows]; 0 in rows that are not finite
-  uint8_t* finite;            // [num_rows]
+  const float* temperature;  // [num_rows]; 0: the row is greedy
+  const float* thresholds;   // [num_rows]: smaller logits are not drawn
+  const int32_t* last_ids;   // [num_rows]: logits equal to the threshold are drawn only up to this id
+  const int64_t* seeds;      // [num_rows]
+  const int64_t* positions;  // [num_rows]
+  int64_t* tokens;           // [num_rows]; 0 in rows that are not finite
+  uint8_t* finite;           // [num_rows]
 };
 
-// Compute log-probabilities of one token of each row, and of its likeliest ones. See `lmi_kernels.row_logprobs`.
+// Compute the log-probabilities of one token per row and of the row's likeliest tokens. See
+// `lmi_kernels.row_logprobs`.
 struct Logprobs {
   const float* logits;  // [any number, vocab_size]
-  int64_t stride;       // of a row
+  int64_t stride;       // from row to row
   int64_t vocab_size;
   const int64_t* rows;    // [num_rows]: rows of `logits`
   const int64_t* tokens;  // [num_rows]
@@ -351,23 +352,23 @@ struct Logprobs {
   int64_t* top_tokens;    // [num_rows, top_stride], likeliest first; ties: lower id first
   float* top_logprobs;    // [num_rows, top_stride]
   int64_t top_stride;
-  float* scratch;         // of each worker [2, vocab_size + kSlack]
+  float* scratch;         // [2, vocab_size + kSlack] per worker
 };
 
-constexpr int64_t kSlack = 64;  // floats after a row in scratch memory, for accesses by whole vectors
+constexpr int64_t kSlack = 64;  // floats after a row of scratch, for whole-vector accesses
 
 using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
 
-// Multiply rows [first_row, first_row + num_rows) by int8 weights, all workers together. Processors with AVX-512 differ
-// in the implementation.
+// Multiply rows [first_row, first_row + num_rows) by int8 weights. All workers call this together. The implementation
+// depends on the AVX-512 extensions of the processor.
 using Int8Product = void (*)(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 void multiply_int8_avx512_vnni(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 
-// The same for weights of bf16 in pairs, which only AMX supports.
+// The same for weights in bf16 pairs, which require AMX.
 void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 
-// The kernels of one instruction set, by kind.
+// The kernels of one instruction set, by kind of operation.
 struct Kernels {
   const char* name;
   Kernel by_kind[kNumKinds];

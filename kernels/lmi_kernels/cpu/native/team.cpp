@@ -6,7 +6,7 @@
 namespace lmi {
 namespace {
 
-constexpr int kSpins = 4000;       // before a waiting thread lets others run
+constexpr int kSpins = 4000;       // before a waiting thread yields
 constexpr int kIdleSpins = 20000;  // before an idle thread sleeps
 
 template <class Done>

@@ -1,5 +1,5 @@
-// Threads that are started once and run programs together. While a program runs, waiting threads spin: an operation
-// lasts microseconds. Between programs they spin for a moment, then sleep.
+// A thread pool whose threads run a program together. While a program runs, waiting threads spin, because an operation
+// takes microseconds. Between programs they spin briefly, then sleep.
 #pragma once
 
 #include <atomic>

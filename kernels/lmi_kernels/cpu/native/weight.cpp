@@ -1,9 +1,9 @@
-// Weights in panels. Memory is in huge pages if the system has them, and is filled in parts as a checkpoint is read.
+// Weights in panels. Memory is in huge pages if the system has them, and is filled piecewise as a checkpoint is read.
 //
 // A floating-point panel is [in_features][32]. With bf16, columns j and j + 16 are adjacent, so that one load and a
 // shift or a mask give two vectors. An int8 panel is [depth / 4][32][4], with four integers of each column adjacent,
 // where depth is in_features rounded up to 64. An integer times its column's scale is a number of the rotated column
-// (`rotate.inc`). A panel of bf16 in pairs is [depth / 2][32][2], where depth is in_features rounded up to 32.
+// (`rotate.inc`). A panel of bf16 pairs is [depth / 2][32][2], where depth is in_features rounded up to 32.
 #include <immintrin.h>
 #include <sys/mman.h>
 
@@ -21,21 +21,19 @@ namespace {
 
 int64_t panel_count(const Weight& weight) { return (weight.out_features + kPanel - 1) / kPanel; }
 
-// Of one panel.
 int64_t panel_bytes(const Weight& weight) {
   if (weight.storage == kInt8) return depth_of(weight.in_features) * kPanel;
   if (weight.storage == kBf16Pairs) return pairs_depth_of(weight.in_features) * kPanel * 2;
   return weight.in_features * kPanel * (weight.storage == kFp32 ? 4 : 2);
 }
 
-// A tail that prefetches may run into.
-constexpr int64_t kTailBytes = 4096;
+constexpr int64_t kTailBytes = 4096;  // after the last panel, for prefetches
 
 int64_t memory_bytes(const Weight& weight) { return panel_count(weight) * panel_bytes(weight) + kTailBytes; }
 
-// A value for each column, 0 at first; null where there is no memory.
+// One zeroed value per column; null if out of memory.
 template <class T>
-T* new_values(const Weight& weight) {
+T* new_column_values(const Weight& weight) {
   return static_cast<T*>(std::calloc(panel_count(weight) * kPanel, sizeof(T)));
 }
 
@@ -43,53 +41,54 @@ char* panel_of(const Weight& weight, int64_t column) {
   return static_cast<char*>(weight.panels) + column / kPanel * panel_bytes(weight);
 }
 
-// Where in a panel's 32 values of floating point column `lane` lies.
-int64_t place(int32_t storage, int64_t lane) {
+// Offset of column `lane` in the 32 values of a floating-point panel's row.
+int64_t lane_offset(int32_t storage, int64_t lane) {
   return storage != kBf16 ? lane : lane < 16 ? 2 * lane : 2 * (lane - 16) + 1;
 }
 
 #define AVX2 __attribute__((target("avx2")))
-constexpr int64_t kRows = 8;  // that are transposed together
+constexpr int64_t kRows = 8;  // rows transposed together
 
-// Unit i of eight rows, for i from 0 to 7: `v` has rows of units of 4 bytes, then units of rows.
+// Transpose eight rows of eight 4-byte units.
 AVX2 void transpose(__m256i (&v)[kRows]) {
-  __m256i pairs[kRows], fours[kRows];
+  __m256i pairs[kRows], quads[kRows];
   for (int i = 0; i < kRows; i += 2) {
     pairs[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
     pairs[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
   }
   for (int i = 0; i < kRows; ++i) {
     const int from = i / 4 * 4 + i / 2 % 2;
-    fours[i] = i % 2 ? _mm256_unpackhi_epi64(pairs[from], pairs[from + 2])
+    quads[i] = i % 2 ? _mm256_unpackhi_epi64(pairs[from], pairs[from + 2])
                      : _mm256_unpacklo_epi64(pairs[from], pairs[from + 2]);
   }
   for (int i = 0; i < 4; ++i) {
-    v[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
-    v[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+    v[i] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x20);
+    v[i + 4] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x31);
   }
 }
 
-// The same of units of 2 bytes.
+// The same for 2-byte units.
 AVX2 void transpose(__m128i (&v)[kRows]) {
-  __m128i pairs[kRows], fours[kRows];
+  __m128i pairs[kRows], quads[kRows];
   for (int i = 0; i < kRows; i += 2) {
     pairs[i] = _mm_unpacklo_epi16(v[i], v[i + 1]);
     pairs[i + 1] = _mm_unpackhi_epi16(v[i], v[i + 1]);
   }
   for (int i = 0; i < kRows; ++i) {
     const int from = i / 4 * 4 + i / 2 % 2;
-    fours[i] = i % 2 ? _mm_unpackhi_epi32(pairs[from], pairs[from + 2])
+    quads[i] = i % 2 ? _mm_unpackhi_epi32(pairs[from], pairs[from + 2])
                      : _mm_unpacklo_epi32(pairs[from], pairs[from + 2]);
   }
   for (int i = 0; i < 4; ++i) {
-    v[2 * i] = _mm_unpacklo_epi64(fours[i], fours[i + 4]);
-    v[2 * i + 1] = _mm_unpackhi_epi64(fours[i], fours[i + 4]);
+    v[2 * i] = _mm_unpacklo_epi64(quads[i], quads[i + 4]);
+    v[2 * i + 1] = _mm_unpackhi_epi64(quads[i], quads[i + 4]);
   }
 }
 
 // Copy units [left, right) of eight rows to lanes lane, lane + 1, ... of a panel, eight units at a time. Returns the
 // first unit that was not copied.
-AVX2 int64_t fill_eight(int32_t, uint32_t* panel, int64_t lane, const char* rows, int64_t row_bytes, int64_t left, int64_t right) {
+AVX2 int64_t fill_eight(int32_t, uint32_t* panel, int64_t lane, const char* rows, int64_t row_bytes, int64_t left,
+                        int64_t right) {
   for (; left + 8 <= right; left += 8) {
     __m256i v[kRows];
     for (int i = 0; i < kRows; ++i)
@@ -101,19 +100,20 @@ AVX2 int64_t fill_eight(int32_t, uint32_t* panel, int64_t lane, const char* rows
   return left;
 }
 
-AVX2 int64_t fill_eight(int32_t storage, uint16_t* panel, int64_t lane, const char* rows, int64_t row_bytes, int64_t left, int64_t right) {
+AVX2 int64_t fill_eight(int32_t storage, uint16_t* panel, int64_t lane, const char* rows, int64_t row_bytes,
+                        int64_t left, int64_t right) {
   for (; left + 8 <= right; left += 8) {
     __m128i v[kRows];
     for (int i = 0; i < kRows; ++i)
       v[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * row_bytes + left * 2));
     transpose(v);
     for (int i = 0; i < 8; ++i) {
-      uint16_t* at = panel + (left + i) * kPanel + place(storage, lane) / 2 * 2;
+      uint16_t* at = panel + (left + i) * kPanel + lane_offset(storage, lane) / 2 * 2;
       if (storage != kBf16) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(at), v[i]);
         continue;
       }
-      // Between those of the panel's other half.
+      // Keep the values of the panel's other half, which are in between.
       auto* both = reinterpret_cast<__m256i*>(at);
       const __m256i wide = _mm256_cvtepu16_epi32(v[i]), other = _mm256_loadu_si256(both);
       _mm256_storeu_si256(both, lane < 16 ? _mm256_blend_epi16(other, wide, 0x55)
@@ -123,18 +123,18 @@ AVX2 int64_t fill_eight(int32_t storage, uint16_t* panel, int64_t lane, const ch
   return left;
 }
 
-// Copy rows to columns first_column, first_column + 1, ... of the panels. A unit is what lies side by side in a row and
-// in a panel. Rows are copied in tiles that stay in the L1 cache: a panel's neighbours come from different rows.
+// Copy rows to columns first_column, first_column + 1, ... of the panels. A unit is contiguous both in a row and in a
+// panel. Rows are copied in tiles that stay in the L1 cache, because neighbours in a panel come from different rows.
 template <class Unit>
 void fill(const Weight& weight, int64_t first_column, const char* rows, int64_t row_bytes, int64_t num_rows) {
   constexpr int64_t kTileUnits = 64;
-  const int64_t units = row_bytes / sizeof(Unit), rest = row_bytes % sizeof(Unit);
+  const int64_t units = row_bytes / sizeof(Unit), tail_bytes = row_bytes % sizeof(Unit);
   const auto copy = [&](int64_t row, int64_t unit, int64_t right) {
     const int64_t column = first_column + row;
-    Unit* at = reinterpret_cast<Unit*>(panel_of(weight, column)) + place(weight.storage, column % kPanel);
+    Unit* at = reinterpret_cast<Unit*>(panel_of(weight, column)) + lane_offset(weight.storage, column % kPanel);
     const char* from = rows + row * row_bytes;
     for (; unit < right; ++unit) std::memcpy(at + unit * kPanel, from + unit * sizeof(Unit), sizeof(Unit));
-    if (rest && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), rest);
+    if (tail_bytes && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), tail_bytes);
   };
   for (int64_t top = 0; top < num_rows; top += kPanel) {
     const int64_t bottom = std::min(top + kPanel, num_rows);
@@ -164,7 +164,7 @@ void fill_sums(const Weight& weight, int64_t first_column, const int8_t* rows, i
 }
 
 // Weights share huge pages, because most are smaller than one. Memory is allocated in zeroed blocks of whole huge
-// pages, and a block is freed when none of its weights is left.
+// pages; a block is freed with its last weight.
 struct Block {
   char* start;
   int64_t bytes, used = 0, num_weights = 0;
@@ -174,16 +174,16 @@ struct Block {
 
 constexpr int64_t kHugePage = 2 << 20, kBlockBytes = 32 << 20;
 std::mutex blocks_mutex;
-std::vector<Block> blocks;  // weights go into the last one
+std::vector<Block> blocks;  // new weights go into the last one
 
-int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 bool add_block(int64_t bytes) {
   const int64_t mapped = bytes + kHugePage;
   void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return false;
   char* first = static_cast<char*>(memory);
-  const int64_t before = rounded_up(reinterpret_cast<int64_t>(first), kHugePage) - reinterpret_cast<int64_t>(first);
+  const int64_t before = round_up(reinterpret_cast<int64_t>(first), kHugePage) - reinterpret_cast<int64_t>(first);
   if (before) munmap(first, before);
   if (before < kHugePage) munmap(first + before + bytes, kHugePage - before);
   madvise(first + before, bytes, MADV_HUGEPAGE);
@@ -191,11 +191,11 @@ bool add_block(int64_t bytes) {
   return true;
 }
 
-void* take_memory(int64_t bytes) {
+void* allocate(int64_t bytes) {
   const std::lock_guard<std::mutex> lock(blocks_mutex);
-  bytes = rounded_up(bytes, 64);
+  bytes = round_up(bytes, 64);
   if (blocks.empty() || blocks.back().used + bytes > blocks.back().bytes) {
-    if (!add_block(std::max(kBlockBytes, rounded_up(bytes, kHugePage)))) return nullptr;
+    if (!add_block(std::max(kBlockBytes, round_up(bytes, kHugePage)))) return nullptr;
   }
   Block& block = blocks.back();
   void* memory = block.start + block.used;
@@ -204,7 +204,7 @@ void* take_memory(int64_t bytes) {
   return memory;
 }
 
-void give_back(const void* memory) {
+void deallocate(const void* memory) {
   const std::lock_guard<std::mutex> lock(blocks_mutex);
   const auto block = std::find_if(blocks.begin(), blocks.end(), [&](const Block& each) { return each.holds(memory); });
   if (--block->num_weights > 0) return;
@@ -218,7 +218,7 @@ void give_back(const void* memory) {
 using namespace lmi;
 
 EXPORT void lmi_weight_free(Weight* weight) {
-  give_back(weight->panels);
+  deallocate(weight->panels);
   std::free(const_cast<float*>(weight->bias));
   std::free(const_cast<float*>(weight->scales));
   std::free(const_cast<int32_t*>(weight->sums));
@@ -229,16 +229,16 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   auto* weight =
       new (std::nothrow) Weight{nullptr, nullptr, nullptr, nullptr, in_features, out_features, storage, 0};
   if (!weight) return nullptr;
-  weight->panels = take_memory(memory_bytes(*weight));
+  weight->panels = allocate(memory_bytes(*weight));
   if (!weight->panels) {
     delete weight;
     return nullptr;
   }
   const bool integers = storage == kInt8;
-  if (with_bias || integers) weight->bias = new_values<float>(*weight);
+  if (with_bias || integers) weight->bias = new_column_values<float>(*weight);
   if (integers) {
-    weight->scales = new_values<float>(*weight);
-    weight->sums = new_values<int32_t>(*weight);
+    weight->scales = new_column_values<float>(*weight);
+    weight->sums = new_column_values<int32_t>(*weight);
   }
   if (((with_bias || integers) && !weight->bias) || (integers && (!weight->scales || !weight->sums))) {
     lmi_weight_free(weight);
@@ -247,8 +247,8 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   return weight;
 }
 
-// Fill the columns from first_column on with `num_rows` rows of a matrix [num_rows, in_features] in the weight's
-// storage. Integers are [num_rows, depth], already rotated.
+// Fill the columns from first_column on with the rows of a matrix [num_rows, in_features] in the weight's storage.
+// Integers are [num_rows, depth], already rotated.
 EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, const void* rows, int64_t num_rows) {
   const char* from = static_cast<const char*>(rows);
   if (weight->storage == kInt8) {
