@@ -79,7 +79,7 @@ def show(tables: Iterable[Table], lines: Iterable[str | Text], json_path: Path |
         console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
 
-def bullets(sentences: Iterable[str]) -> Iterator[str]:
+def bullets(sentences: Iterable[object]) -> Iterator[str]:
     """Yield the lines of a list."""
     return (f"- {sentence}" for sentence in sentences)
 
