@@ -15,7 +15,7 @@ from container.endpoint.model_data import ModelData
 from container.endpoint.platform import Platform
 from container.endpoint.process import Launcher
 from container.endpoint.runtime import Runtime
-from container.measure.output import console_for
+from container.measure.output import bullets, show
 from container.models.files.s3.remote import connect
 from container.run import launch
 from container.run.serve import CannotListen, listen
@@ -84,7 +84,4 @@ def _print_figures(platform: Platform) -> None:
     served = platform.figures()
     table = figures.table(served)
     if table.rows:
-        console = console_for(None)
-        table.print_to(console)
-        for sentence in figures.verdicts(served):
-            console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
+        show([table], bullets(figures.verdicts(served)), None)

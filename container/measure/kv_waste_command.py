@@ -85,7 +85,7 @@ def kv_waste(
         f"{requests} requests: {prompt_tokens} tokens in, {statistics.fmean(load.output_lengths()):.0f} out on average,"
         f" at most {max_new_tokens}; {pool_tokens} slots, blocks of {block_size}, seed {seed}"
     )
-    show(Table(title, _COLUMNS, tuple(_row(result) for result in results)), _NOTES, json_path)
+    show([Table(title, _COLUMNS, tuple(map(_row, results)))], _NOTES, json_path)
     write_json({"load": load, "results": [asdict(result) for result in results]}, json_path)
 
 

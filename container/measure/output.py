@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,20 +67,21 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def console_for(json_path: Path | None) -> Console:
-    """Return a console on stdout, or on stderr if the JSON goes to stdout."""
+def show(tables: Iterable[Table], lines: Iterable[str | Text], json_path: Path | None) -> None:
+    """Print tables, then lines, to stdout, or to stderr if the JSON goes to stdout."""
     console = Console(file=sys.stderr if str(json_path) == "-" else sys.stdout)
     if not console.is_terminal:
         console.width = _WIDTH
-    return console
+    for table in tables:
+        table.print_to(console)
+    for line in lines:
+        # Lines are not wrapped, because users copy paths from them.
+        console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
 
-def show(table: Table, notes: Sequence[str], json_path: Path | None) -> None:
-    """Print a table, then a line for each note."""
-    console = console_for(json_path)
-    table.print_to(console)
-    for note in notes:
-        console.print(Text(note))
+def bullets(sentences: Iterable[object]) -> Iterator[str]:
+    """Yield the lines of a list."""
+    return (f"- {sentence}" for sentence in sentences)
 
 
 def require_folders(*files: Path | None) -> None:

@@ -61,7 +61,7 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     )
     header = ("part", "one sequence", f"{sequences} sequences", f"chunk of {chunk}")
     notes = ["python: time outside native operations, including preparing the step."]
-    show(Table(title, header, tuple(rows)), notes, json_path)
+    show([Table(title, header, tuple(rows))], notes, json_path)
     write_json({"kernels": kernels, "steps": steps}, json_path)
 
 

@@ -47,10 +47,10 @@ from container.measure.bench.workload import (
     make_requests,
 )
 from container.measure.output import (
-    console_for,
     csv_option,
     json_option,
     require_folders,
+    show,
     write_csv,
     write_json,
 )
@@ -170,10 +170,7 @@ def bench(
         found = _search(client, origin, loaded, load.rate)
     else:
         found = BenchReport(origin, client.measure(scenario, measured, seed)[1])
-    console = console_for(json_path)
-    found.table().print_to(console)
-    for text, style in found.lines():
-        console.print(Text(text, style=style), soft_wrap=True)  # users copy paths from these lines
+    show([found.table()], itertools.starmap(Text, found.lines()), json_path)
     write_csv(REQUEST_COLUMNS, client.rows, csv_path)
     write_json(found.json_values(), json_path)
     sys.exit(0 if found.succeeded else 1)

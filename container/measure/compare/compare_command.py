@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
 import shutil
@@ -37,19 +36,25 @@ from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
-from container.measure.compare.server_process import ServerFailed, StartServer, start_server
+from container.measure.compare.server_process import ServerFailed, StartServer, server_starter
 from container.measure.numbers import read_quantity
-from container.measure.output import as_json, console_for, json_option, require_folders, write_json
+from container.measure.output import (
+    as_json,
+    bullets,
+    json_option,
+    require_folders,
+    show,
+    write_json,
+)
 from container.measure.report.report_command import report_option, write_report
+from container.measure.stoppable import stoppable
 from container.progress import view_for
 from container.run import launch
-from container.run.stop_signals import StopRequested, StopSignals
+from container.run.stop_signals import StopRequested
 
 DEFAULT_LOAD = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
 """Several requests per user, so that users fall out of step and batches change while they run."""
 _MAX_ROUNDS = 50
-_STOPPED = 130
-"""Exit code after a stop signal, as in shells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +198,9 @@ def compare(
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = launch.environment()
-    # The caller's admin token is for other servers: do not pass it on.
-    start = functools.partial(start_server, environ=launch.without_admin_token(environ))
     try:
-        with StopSignals() as signals:
-            code = run_comparison(options, environ, detect(environ), start)
-            signals.raising = False
-    except StopRequested:
-        click.echo("stopped; no report was written", err=True)
-        code = _STOPPED
+        with stoppable("stopped; no report was written"):
+            code = run_comparison(options, environ, detect(environ), server_starter(environ))
     except (BadConfiguration, ServerFailed, BenchError, NoMetrics) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)
@@ -252,11 +251,8 @@ def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance
     """Print the results and write the files."""
     extra = [aws_post.section(comparison)] if options.selection.aws_post else []
     written = report.make_report(comparison, origin, extra)
-    console = console_for(options.json_path)
-    for table in report.terminal_tables(comparison, extra):
-        table.print_to(console)
-    for sentence in (*written.findings, *caveats(comparison)):
-        console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
+    findings = bullets((*written.findings, *caveats(comparison)))
+    show(report.terminal_tables(comparison, extra), findings, options.json_path)
     document = as_json(report.json_values(comparison, origin, extra))
     write_json(document, options.json_path)
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from container.measure.compare.configurations import Configuration
+from container.run import launch
 from container.run.local_server import HOST, free_port, ping
 from container.run.processes import Child, process_tree
 
@@ -79,13 +80,17 @@ class RunningServer:
     def kill(self) -> None: ...
 
 
-def start_server(
-    config: Configuration, log_path: Path, variables: Mapping[str, str], environ: Mapping[str, str]
-) -> ReadyServer:
-    """Start a server as described at `StartServer`. environ: the environment of all servers."""
-    if config.url:
-        return RunningServer(config.url)
-    return ServerProcess.start(config, log_path, {**environ, **variables})
+def server_starter(environ: Mapping[str, str]) -> StartServer:
+    """Return a function that starts servers with the environment `environ`."""
+    # The caller's admin token is for other servers: do not pass it on.
+    inherited = launch.without_admin_token(environ)
+
+    def start(config: Configuration, log_path: Path, variables: Mapping[str, str]) -> ReadyServer:
+        if config.url:
+            return RunningServer(config.url)
+        return ServerProcess.start(config, log_path, {**inherited, **variables})
+
+    return start
 
 
 class ServerProcess:

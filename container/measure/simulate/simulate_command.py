@@ -21,10 +21,10 @@ from container.measure.bench.scenario import PRESETS
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError
 from container.measure.output import (
-    console_for,
     csv_option,
     json_option,
     require_folders,
+    show,
     write_csv,
     write_json,
 )
@@ -119,10 +119,7 @@ def simulate(
     origin = SimulationOrigin(str(path), "lmi", scenario, seed, slo, "", 0, name, times.describe())
     costs = tuple(cost(price, found, server.copies) for price in price_list)
     report = SimulationReport(origin, found.figures, server, times, found.stats, costs)
-    console = console_for(json_path)
-    report.table().print_to(console)
-    for text, style in report.lines():
-        console.print(Text(text, style=style), soft_wrap=True)
+    show([report.table()], itertools.starmap(Text, report.lines()), json_path)
     write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path)
     write_json(report.json_values(), json_path)
     sys.exit(0 if report.succeeded else 1)

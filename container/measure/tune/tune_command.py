@@ -7,6 +7,8 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -14,7 +16,7 @@ import click
 from container.explain.check_command import named_target
 from container.explain.resolve import CannotServe
 from container.explain.target import ServingTarget, this_machine
-from container.machine import detect
+from container.machine import Machine, detect
 from container.measure.bench.choice import LoadChoice
 from container.measure.bench.options import (
     count_option,
@@ -32,13 +34,21 @@ from container.measure.compare.derive import file_of, rewrite
 from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, make_provenance
 from container.measure.compare.scrape import NoMetrics
-from container.measure.compare.server_process import ServerFailed, start_server
-from container.measure.output import as_json, console_for, json_option, require_folders, write_json
+from container.measure.compare.server_process import ServerFailed, server_starter
+from container.measure.output import (
+    as_json,
+    bullets,
+    json_option,
+    require_folders,
+    show,
+    write_json,
+)
 from container.measure.report.report_command import report_option, write_report
 from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.server import CannotSimulateError, read_server
+from container.measure.stoppable import stoppable
 from container.measure.tune import report
-from container.measure.tune.goal import parse_goal
+from container.measure.tune.goal import Goal, parse_goal
 from container.measure.tune.real_runs import RealRuns, TimesOf, learn_times
 from container.measure.tune.search import shortlist
 from container.measure.tune.space import SearchSpace, read_settings
@@ -47,14 +57,31 @@ from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.progress import view_for
 from container.run import launch
-from container.run.stop_signals import StopRequested, StopSignals
 from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
 
 _SUFFIX = ".tuned"
 _NUM_VERIFIED = 3
-_STOPPED = 130
-"""Exit code after a signal to stop, as in shells."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """Parsed command line."""
+
+    path: Path
+    goal: Goal
+    settings: Mapping[str, Sequence[str]]
+    """Values to try, by option."""
+    plan: Plan
+    target: ServingTarget | None
+    """The machine to simulate; None means this one."""
+    model: Path | None
+    step_trace: Path | None
+    num_simulations: int
+    num_verified: int
+    tokenizer: Path | None
+    traced: bool
+    """Whether servers write step traces, for the report."""
 
 
 @click.command(
@@ -135,7 +162,7 @@ def tune(
     try:
         if output.exists() and not force:
             raise BenchError(f"--output: {output} exists; use --force to overwrite it")
-        goal, searched = parse_goal(goal_text), read_settings(settings)
+        goal = parse_goal(goal_text)
         if slo is None and any(measure.key == "goodput" for measure in goal.measures):
             raise BenchError("--goal: goodput requires --slo (latency limits per request)")
         target = named_target(instance, device, count)
@@ -148,46 +175,70 @@ def tune(
                 "--report: requires real rounds; not supported with --verify 0, --device and --instance"
             )
         plan = Plan((load.scenario(DEFAULT_LOAD),), rounds, seed, dialect, timeout, slo=slo)
+        options = TuneOptions(
+            path=path,
+            goal=goal,
+            settings=read_settings(settings),
+            plan=plan,
+            target=target,
+            model=model,
+            step_trace=step_trace,
+            num_simulations=simulations,
+            num_verified=num_verified,
+            tokenizer=tokenizer,
+            traced=report_path is not None,
+        )
     except BenchError as error:
         raise click.UsageError(str(error)) from error
-    environ, view = launch.environment(), view_for(sys.stderr)
+    environ = launch.environment()
     machine = detect(environ)
     provenance = make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
     logs = Path(tempfile.mkdtemp(prefix="lmi-tune-logs-"))
-    # The caller's admin token is for other servers.
-    start = functools.partial(start_server, environ=launch.without_admin_token(environ))
-    runs = RealRuns(plan, environ, machine, tokenizer, start, logs, view)
-    place = target or this_machine(machine)
     try:
-        with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="lmi-tune-") as work_folder:
-            (name,) = names_for([str(path)])
-            explorer = Explorer(
-                NamedPath(name, path), plan, goal, place, model, environ, Path(work_folder), view
-            )
-            if target is None:
-                model_files.obtain(loader.load(path, environ).config.source, view)
-            named = target is not None or step_trace is not None
-            learn = functools.partial(learn_times, runs=runs, copies_folder=explorer.copies_folder)
-            given = functools.partial(_given_times, explorer, target, step_trace)
-            explorer.explore(searched, given if named else learn, simulations)
-            comparison = None
-            if num_verified:
-                best = shortlist(explorer.proposals, goal, num_verified)
-                files = [explorer.file, *(one.file for one in best)]
-                comparison = runs.run(files, rounds, traced=report_path is not None)
-            signals.raising = False
-        tuning = Tuning(explorer, comparison, runs.num_rounds)
-        code = _publish(tuning, provenance, output, report_path, json_path)
-    except StopRequested:
-        click.echo("stopped; nothing was written", err=True)
-        code = _STOPPED
+        with stoppable("stopped; nothing was written"):
+            tuning = _tune(options, environ, machine, logs)
+    except (ModelNotAvailable, NoMetrics, ServerFailed) as error:
+        raise click.ClickException(f"{error}; the servers' logs are in {logs}") from error
     except (CannotSimulateError, BenchError, BadConfiguration, CannotServe, PropertiesError) as error:
         shutil.rmtree(logs)
         raise click.ClickException(str(error)) from error
-    except (ModelNotAvailable, NoMetrics, ServerFailed) as error:
-        raise click.ClickException(f"{error}; the servers' logs are in {logs}") from error
+    except SystemExit:
+        shutil.rmtree(logs)
+        raise
     shutil.rmtree(logs)
-    sys.exit(code)
+    _publish(tuning, provenance, output, report_path, json_path)
+    sys.exit(0 if tuning.goal_is_met else 1)
+
+
+def _tune(options: TuneOptions, environ: Mapping[str, str], machine: Machine, logs: Path) -> Tuning:
+    """Simulate, and run the best configurations. Raises the errors of `Explorer.explore` and `RealRuns.run`."""
+    view = view_for(sys.stderr)
+    runs = RealRuns(options.plan, environ, machine, options.tokenizer, server_starter(environ), logs, view)
+    (name,) = names_for([str(options.path)])
+    with tempfile.TemporaryDirectory(prefix="lmi-tune-") as work_folder:
+        explorer = Explorer(
+            NamedPath(name, options.path),
+            options.plan,
+            options.goal,
+            options.target or this_machine(machine),
+            options.model,
+            environ,
+            Path(work_folder),
+            view,
+        )
+        if options.target is None:
+            model_files.obtain(loader.load(options.path, environ).config.source, view)
+        if options.target is None and options.step_trace is None:
+            times = functools.partial(learn_times, runs=runs, copies_folder=explorer.copies_folder)
+        else:
+            times = functools.partial(_given_times, explorer, options.target, options.step_trace)
+        explorer.explore(options.settings, times, options.num_simulations)
+        comparison = None
+        if options.num_verified:
+            best = shortlist(explorer.proposals, options.goal, options.num_verified)
+            files = [explorer.file, *(one.file for one in best)]
+            comparison = runs.run(files, options.plan.num_rounds, traced=options.traced)
+    return Tuning(explorer, comparison, runs.num_rounds)
 
 
 def _given_times(
@@ -205,13 +256,10 @@ def _given_times(
 
 def _publish(
     tuning: Tuning, provenance: Provenance, output: Path, report_path: Path | None, json_path: Path | None
-) -> int:
-    """Print the result and write the files. Returns the exit code."""
-    console, section = console_for(json_path), report.section(tuning)
-    for table in section.tables:
-        table.print_to(console)
-    for sentence in section.bullets:
-        console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
+) -> None:
+    """Print the result and write the files."""
+    section = report.section(tuning)
+    show(section.tables, bullets(section.bullets), json_path)
     document = as_json(report.json_values(tuning, provenance, section))
     write_json(document, json_path)
     if tuning.goal_is_met and tuning.best is not tuning.baseline:
@@ -224,4 +272,3 @@ def _publish(
         click.echo(f"configuration: {output}", err=True)
     if report_path:
         write_report(document["verification"], report_path)
-    return 0 if tuning.goal_is_met else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import os
 import signal
@@ -23,7 +22,7 @@ from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics, RoundCounters
-from container.measure.compare.server_process import ServerFailed, start_server
+from container.measure.compare.server_process import ServerFailed, server_starter
 from container.measure.compare.summary import equality
 from container.progress import LogLines
 from container.run.stop_signals import StopRequested, StopSignals
@@ -170,7 +169,7 @@ def test_running_servers_are_measured_but_not_stopped(model: Path, tmp_path: Pat
         for name in ("a", "b")
     ]
     tokenizers = dict.fromkeys(("a", "b"), model)
-    start = functools.partial(start_server, environ={})
+    start = server_starter({})
     plan = Plan((SHORT,), 1, seed=0)
     comparison = ComparisonRunner(
         tuple(configs), plan, tokenizers, start, tmp_path, LogLines(io.StringIO())

@@ -137,9 +137,7 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
 def test_a_file_is_tuned_end_to_end(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes = FakeServers()
     monkeypatch.setattr(tune_command, "detect", lambda environ: MACHINE)
-    monkeypatch.setattr(
-        tune_command, "start_server", lambda config, log, variables, environ: fakes(config, log, variables)
-    )
+    monkeypatch.setattr(tune_command, "server_starter", lambda environ: fakes)
     (folder / "serving.properties").write_text("engine=Python\nbatch_size=2\n")
     search = ("--search", "batch_size=8", "--search", "max_batch_delay=0,100")
     load = ("--users", "4", "--requests", "8", "--input-tokens", "8", "--output-tokens", "4", "--rounds", "2")

@@ -1,0 +1,26 @@
+"""Stop signals during a measurement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from container.run.stop_signals import StopRequested, StopSignals
+
+_STOPPED = 130
+"""Exit code after a stop signal, as in shells."""
+
+
+@contextmanager
+def stoppable(message: str) -> Iterator[None]:
+    """Print `message` and exit with code 130 if a stop signal arrives in the block."""
+    try:
+        with StopSignals() as signals:
+            yield
+            signals.raising = False
+    except StopRequested:
+        click.echo(message, err=True)
+        sys.exit(_STOPPED)
