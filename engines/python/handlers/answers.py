@@ -59,7 +59,7 @@ def batch_responses(batch: Sequence[Invocation], output: Any) -> Iterator[Invoca
 
 def failure(request_id: str, error: Exception) -> InvocationOutput:
     """Return the response to a request whose call raised an error."""
-    text = str(error)
+    text = _text(error)
     if out_of_memory(error):
         no_room = AnswerHead(HTTPStatus.INSUFFICIENT_STORAGE, _phrase(text or "out of memory"), ())
         return InvocationOutput(request_id, no_room, last=True)
@@ -70,7 +70,7 @@ def failure(request_id: str, error: Exception) -> InvocationOutput:
 def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
     """Return the last record of a stream that raised an error."""
     logger.error("%s: the handler's stream failed", request_id, exc_info=error)
-    return InvocationOutput(request_id, body=encode_json({"error": str(error), "code": _FAILED}) + b"\n")
+    return InvocationOutput(request_id, body=encode_json({"error": _text(error), "code": _FAILED}) + b"\n")
 
 
 def stream_of(output: Output) -> Generator[bytes, None, None]:
@@ -114,7 +114,7 @@ def finalize(output: Output | None) -> None:
 
 def out_of_memory(error: Exception) -> bool:
     """Return whether an error of any library means that CPU or GPU memory is exhausted."""
-    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "CUDA out of memory" in str(error)
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "CUDA out of memory" in _text(error)
 
 
 def _pieces(request_id: str, first: AnswerHead, data: bytes) -> Iterator[InvocationOutput]:
@@ -135,6 +135,14 @@ def _phrase(text: object) -> str:
     """Return the text in a form that is valid in the head of an HTTP response: one line, Latin-1."""
     line = " ".join(str(text).split())[:4096]
     return "".join(c if c.isprintable() else " " for c in line).encode("latin-1", "replace").decode("latin-1")
+
+
+def _text(error: Exception) -> str:
+    """Return an error's message, which UTF-8 can encode: client input in it may contain lone surrogates."""
+    try:
+        return str(error).encode(errors="replace").decode()
+    except Exception:  # `__str__` is code of the handler or its libraries
+        return type(error).__name__
 
 
 def _error(output: Output) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -132,6 +132,35 @@ def test_an_error_before_the_first_part_of_a_stream_sets_the_status() -> None:
     head = line.outputs[0].head
     assert head is not None
     assert head.status == 424
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(ValueError("x \ud83d"), b"x ?"), (UnprintableError(), b"UnprintableError")],
+)
+def test_errors_that_utf8_cannot_encode_are_reported(error: Exception, text: bytes) -> None:
+    def fail(inputs: Input) -> Output:
+        raise error
+
+    def stream() -> Iterator[str]:
+        yield "first"
+        raise error
+
+    line = Line(fail)
+    line.run(b"x")
+    (output,) = line.outputs
+    assert output.head is not None
+    assert (output.head.status, output.last) == (424, True)
+    assert b'"error": "' + text + b'"' in output.body
+    line = Line(lambda inputs: Output().add_stream_content(stream(), None))
+    line.run(b"x")
+    assert line.bodies() == {"r0": b'first{"error": "' + text + b'", "code": 424}\n'}
+    assert line.outputs[-1].last
 
 
 @pytest.mark.parametrize(
