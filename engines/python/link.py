@@ -6,6 +6,7 @@ Only bytes are sent; `multiprocessing` never pickles anything.
 from __future__ import annotations
 
 import contextlib
+import logging
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -13,13 +14,15 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+logger = logging.getLogger(__name__)
+
 _MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 
 Incoming = TypeVar("Incoming")
 
 
 class LinkClosed(Exception):
-    """The other end is gone."""
+    """The other end is gone, or sent what is not a message."""
 
 
 class Link(Generic[Incoming]):
@@ -42,7 +45,7 @@ class Link(Generic[Incoming]):
 
         Raises:
             LinkClosed: the other end is gone and all its messages have been received, or it sent a message larger than
-                256 MiB.
+                256 MiB or one that is not valid.
         """
         try:
             if not self._connection.poll(timeout):
@@ -50,7 +53,11 @@ class Link(Generic[Incoming]):
             data = self._connection.recv_bytes(_MAX_MESSAGE_BYTES)
         except (EOFError, OSError):
             raise LinkClosed from None
-        return self._decoder.decode(data)
+        try:
+            return self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            logger.error("a message that is not valid, handled as the end of the connection: %s", error)
+            raise LinkClosed from None
 
     def close(self) -> None:
         self._connection.close()

@@ -95,12 +95,11 @@ def head(output: Output) -> AnswerHead:
 
 
 def body(output: Output) -> bytes:
-    """Return the part `data`, or else the first part; empty if there are no parts."""
+    """Return the part `data`, or else the first part; empty if there are no parts. Raises `CannotAnswer`."""
     content = output.content
     if content.is_empty():
         return b""
-    found: bytes = content.get("data") if content.contains("data") else content.value_at(0)
-    return found
+    return _part(content.get("data") if content.contains("data") else content.value_at(0))
 
 
 def finalize(output: Output | None) -> None:
@@ -128,7 +127,18 @@ def _parts_by_index(output: Output) -> Iterator[tuple[int, bytes]]:
     """Yield (index of the request, body). The index is in a key such as `batch_003.data`, or the part's position."""
     for place, (key, value) in enumerate(output.content):
         number = key.partition(".")[0].removeprefix("batch_")
-        yield int(number) if key.startswith("batch_") and number.isdecimal() else place, value
+        yield int(number) if key.startswith("batch_") and number.isdecimal() else place, _part(value)
+
+
+def _part(value: object) -> bytes:
+    """Return a part as bytes. A handler may put any value into an output's content without `Output.add`."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise CannotAnswer(
+        f"the handler returned a part of type {type(value).__name__}; it must be bytes or text"
+    )
 
 
 def _phrase(text: object) -> str:

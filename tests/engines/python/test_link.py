@@ -84,3 +84,15 @@ def test_a_message_with_a_huge_length_is_rejected() -> None:
     with pytest.raises(LinkClosed):
         link.receive(1.0)
     theirs.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [msgspec.msgpack.encode(StepDone([RequestOutput("a", ("text",))])), b"\xc1"],  # type: ignore[arg-type]
+)
+def test_a_message_that_is_not_valid_is_handled_as_a_closed_link(data: bytes) -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        theirs.send_bytes(data)
+        with pytest.raises(LinkClosed):
+            Link(ours, msgspec.msgpack.Decoder(FromGenerator)).receive(1.0)

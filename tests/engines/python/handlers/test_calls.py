@@ -134,6 +134,38 @@ def test_an_error_before_the_first_part_of_a_stream_sets_the_status() -> None:
     assert head.status == 424
 
 
+def _with_part(value: Any) -> Output:
+    output = Output()
+    output.get_content().add("data", value)
+    return output
+
+
+@pytest.mark.parametrize("part", ["text", b"text", bytearray(b"text"), memoryview(b"text")])
+def test_parts_of_text_or_bytes_are_sent_as_bytes(part: Any) -> None:
+    line = Line(lambda inputs: _with_part(part))
+    line.run(b"x")
+    assert line.outputs[0].body == b"text"
+
+    def handle(inputs: Input) -> Output:
+        output = _with_part(part)
+        output.get_content().add("data", part)
+        return output
+
+    line = Line(handle)
+    assert line.run(b"x", b"y")
+    assert [output.body for output in line.outputs] == [b"text", b"text"]
+
+
+def test_a_part_that_is_neither_text_nor_bytes_fails_its_call() -> None:
+    line = Line(lambda inputs: _with_part([1]))
+    line.run(b"x")
+    (output,) = line.outputs
+    assert output.head is not None
+    assert (output.head.status, output.last) == (424, True)
+    assert b"a part of type list; it must be bytes or text" in output.body
+    assert not line.run(b"x", b"y")
+
+
 class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
