@@ -5,24 +5,28 @@ For tests, simulators, and for finding out why a request waited.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from engines.core import Request
 from engines.mpi.scheduler.step import Step
 
 _BUFFER_BYTES = 1 << 20
 
+logger = logging.getLogger(__name__)
+
 
 class StepTrace:
     """Writer of the trace file, which is overwritten. One thread. Without a path it writes nothing, at almost no
-    cost."""
+    cost. If writing fails, for example on a full disk, tracing stops with a warning."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError when the file cannot be written."""
-        self._file = None
+        """Raises OSError when the file cannot be opened."""
+        self._file: TextIO | None = None
         if path:
             # Closed by `close`: the file stays open as long as the engine runs.
             self._file = Path(path).open("w", encoding="utf-8", buffering=_BUFFER_BYTES)  # noqa: SIM115
@@ -71,15 +75,33 @@ class StepTrace:
             "seconds": {part: round(value, 7) for part, value in seconds.items()},
             **state(),
         }
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        except OSError as error:
+            self._stop(error)
         self._arrivals, self._ends = [], []
         self._number += 1
 
     def flush(self) -> None:
         """Flush the file. Called whenever the engine is idle."""
         if self._file is not None:
-            self._file.flush()
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._stop(error)
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._stop(error)
+
+    def _stop(self, error: OSError) -> None:
+        """Stop tracing, because the file cannot be written."""
+        logger.warning("cannot write the step trace (option.step_trace), so tracing stops: %s", error)
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None
+        self._arrivals, self._ends = [], []

@@ -84,7 +84,12 @@ class ScriptedSampler:
 
 class Lab:
     def __init__(
-        self, tmp_path: Path, paged: bool = True, max_num_seqs: int = 4, max_waiting: int = 100
+        self,
+        tmp_path: Path,
+        paged: bool = True,
+        max_num_seqs: int = 4,
+        max_waiting: int = 100,
+        trace: str = "",
     ) -> None:
         self.blocks: BlockManager = make_block_manager(64, 4, paged)
         settings = SchedulerSettings(max_num_seqs, 16, 1000, max_waiting)
@@ -94,7 +99,7 @@ class Lab:
         self.board = StatusBoard.create(tmp_path / "status", 1)
         collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
         stopwatch = Stopwatch(time.perf_counter)
-        self.core = EngineCore(*collaborators, stopwatch, StepTrace(""))
+        self.core = EngineCore(*collaborators, stopwatch, StepTrace(trace))
         self.leader = Leader(self.core, self.board, stopwatch)
 
     def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
