@@ -16,8 +16,9 @@ _PREFIX = "lmi-"
 _LOCK = "lock"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a private folder is made in it)
 _YOUNG_SECONDS = 60.0
-_LONGEST_BASE = 80
-"""Maximum bytes of the base folder's path: a socket's address in a run's folder must stay below 108 bytes."""
+_LONGEST_BASE = 72
+"""Maximum bytes of the base folder's path: the address of a socket in a subfolder of a run's folder must stay below
+108 bytes."""
 
 
 def _base() -> Path:

@@ -7,7 +7,8 @@ import stat
 import time
 from pathlib import Path
 
-from container.run.runtime_folder import remove_stale, runtime_folder
+from container.run.launch import RuntimePaths
+from container.run.runtime_folder import _LONGEST_BASE, remove_stale, runtime_folder
 
 
 def make_old(folder: Path) -> None:
@@ -25,6 +26,12 @@ def test_the_folder_is_private_and_removed_at_exit(tmp_path: Path) -> None:
 def test_the_engine_address_fits_into_a_unix_socket() -> None:
     with runtime_folder() as folder:
         assert len(os.fsencode(folder / "engine.sock")) < 108
+
+
+def test_every_socket_address_below_the_longest_base_fits() -> None:
+    paths = RuntimePaths(Path("/" + "b" * (_LONGEST_BASE - 1) + "/lmi-" + "x" * 8))
+    for used in (paths, *paths.copies(20), paths.formatter):
+        assert len(os.fsencode(used.engine_address.removeprefix("ipc://"))) <= 107, used.engine_address
 
 
 def test_the_folder_of_a_killed_run_is_removed_by_the_next_run(tmp_path: Path) -> None:
