@@ -41,9 +41,11 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
             self._steps.put(texts)
 
     def end(self, error: BaseException | None = None) -> None:
-        texts = [self._new_text(number, (), last=True) for number in range(len(self._tokens))]
-        if error is None and any(texts):
-            self._steps.put(texts)
+        """End the stream, with an error if there is one. Only decodes without one: decoding may be what failed."""
+        if error is None:
+            texts = [self._new_text(number, (), last=True) for number in range(len(self._tokens))]
+            if any(texts):
+                self._steps.put(texts)
         self._steps.put(error)
 
     def close(self) -> None:

@@ -144,6 +144,36 @@ def test_errors_are_raised_in_the_stream(model: tuple[Any, Any]) -> None:
         StreamingUtils.get_stream_generator("Onnx")
 
 
+def test_an_error_of_the_tokenizer_is_raised_in_the_stream(
+    model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = model[1].decode
+    prompt_length = len(model[1](PROMPTS[0])["input_ids"])
+
+    def fail_at_second_token(tokens: list[int], **named: Any) -> Any:
+        if len(tokens) >= prompt_length + 2:
+            raise ValueError("cannot decode")
+        return decode(tokens, **named)
+
+    monkeypatch.setattr(model[1], "decode", fail_at_second_token)
+    stream = StreamingUtils.get_stream_generator("Accelerate")(
+        *model, PROMPTS[:1], None, max_new_tokens=5, min_new_tokens=5
+    )
+    errors: list[str] = []
+
+    def read() -> None:
+        next(stream)
+        try:
+            next(stream)
+        except ValueError as error:
+            errors.append(str(error))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(30.0)
+    assert errors == ["cannot decode"]
+
+
 def test_closing_a_stream_stops_the_model(model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
     forward = model[0].forward
