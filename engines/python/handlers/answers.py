@@ -74,12 +74,14 @@ def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
 
 
 def stream_of(output: Output) -> Generator[bytes, None, None]:
-    """Yield the formatted pieces of an output's stream, without empty ones."""
+    """Yield the formatted pieces of an output's stream, without empty ones. Values become JSON, as in `Output.add`."""
     write = output.stream_formatter
     for item in output.stream_content or ():
         piece = item if write is None else write(item)
         if isinstance(piece, str):
             piece = piece.encode()
+        elif piece is not None and not isinstance(piece, bytes | bytearray | memoryview):
+            piece = encode_json(piece, indent=2)
         if piece:
             yield bytes(piece)
 

@@ -102,7 +102,7 @@ class Output:
         stream_content: Iterable[Any],
         output_formatter: Callable[[Any], bytes | bytearray | str] | None = _default_stream_output_formatter,
     ) -> Output:
-        """Respond with a stream. output_formatter: encodes one item; None if the items are text or bytes."""
+        """Respond with a stream. output_formatter: encodes one item; None: text and bytes unchanged, other items as JSON."""
         self.stream_content = stream_content
         self.stream_formatter = output_formatter
         return self

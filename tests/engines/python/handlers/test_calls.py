@@ -134,6 +134,14 @@ def test_an_error_before_the_first_part_of_a_stream_sets_the_status() -> None:
     assert head.status == 424
 
 
+def test_values_of_a_stream_without_a_formatter_are_sent_as_json() -> None:
+    items: list[Any] = [{"a": 1}, 7, 0, "text", b"bytes", "", None]
+    line = Line(lambda inputs: Output().add_stream_content(items, None))
+    line.run(b"x")
+    expected = [b'{\n  "a": 1\n}', b"7", b"0", b"text", b"bytes", b""]
+    assert [output.body for output in line.outputs] == expected
+
+
 def _with_part(value: Any) -> Output:
     output = Output()
     output.get_content().add("data", value)
