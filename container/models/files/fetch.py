@@ -250,7 +250,8 @@ class _Fetch:
     def _drop_unfinished(self) -> None:
         """Remove unfinished files after a permanent error. Complete files are kept if weights are among them."""
         part = self.copy.part
-        has_weights = any(choice.is_weights(path.name) for path in part.glob("*"))
+        complete = (path for path in part.rglob("*") if part / _UNFINISHED not in path.parents)
+        has_weights = any(path.is_file() and choice.is_weights(path.name) for path in complete)
         shutil.rmtree(part / _UNFINISHED if has_weights else part, ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ import pytest
 from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, fetch
 from container.models.files.copies import last_published
-from container.models.files.remote import RemoteFile, Report, Verification
+from container.models.files.remote import RemoteFile, Report, Selection, Verification
 from container.progress import LogLines
 from tests.support.model_folders import safetensors_bytes
 from tests.support.waiting import wait_until
@@ -219,6 +219,29 @@ def test_a_full_disk_is_an_error_that_keeps_complete_shards(number: int, obtain:
     remote = ScriptedRemote(files=_SHARDS)
     assert contents(obtain(remote).folder) == _SHARDS
     assert remote.fetched == ["m2.safetensors"]
+
+
+def test_a_full_disk_keeps_complete_gguf_parts_in_a_subfolder(cache: Path) -> None:
+    parts = [f"Q4_K_M/m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    files = dict.fromkeys(parts, b"GGUF" * 1000)
+    selection, view = Selection(gguf=parts[0]), LogLines(io.StringIO())
+    full = ScriptedRemote(files=files, break_at={parts[2]: OSError(errno.ENOSPC, "No space left")})
+    with pytest.raises(ModelNotAvailable, match="complete files are kept"):
+        fetch.obtain(full, cache, view, selection)
+    remote = ScriptedRemote(files=files)
+    folder = fetch.obtain(remote, cache, view, selection)
+    assert remote.fetched == [parts[2]]
+    assert {part: (folder / part).read_bytes() for part in parts} == files
+
+
+def test_an_incomplete_gguf_part_in_a_subfolder_is_not_kept(cache: Path) -> None:
+    part = "Q4_K_M/m.gguf"
+    full = ScriptedRemote(
+        files={part: b"GGUF" * 1000}, break_at={part: OSError(errno.ENOSPC, "No space left")}
+    )
+    with pytest.raises(ModelNotAvailable, match="is full"):
+        fetch.obtain(full, cache, LogLines(io.StringIO()), Selection(gguf=part))
+    assert unfinished_fetches(cache) == []
 
 
 def test_a_full_disk_is_freed_if_no_shard_is_complete(obtain: Obtain, cache: Path) -> None:
