@@ -160,10 +160,9 @@ class NcclCommunicator(MpiCommunicator):
 
     def __init__(self, comm: Any, socket_directory: Path, device: torch.device) -> None:
         super().__init__(comm, socket_directory)
-        port = self.all_reduce_min(_free_loopback_port() if self.rank == 0 else 65536)
         torch.distributed.init_process_group(
             "nccl",
-            init_method=f"tcp://127.0.0.1:{port}",
+            store=create_store(self),
             rank=self.rank,
             world_size=self.world_size,
             device_id=device,
@@ -191,6 +190,24 @@ class NcclCommunicator(MpiCommunicator):
         super().close()
 
 
+def create_store(comm: Communicator) -> torch.distributed.TCPStore:
+    """Create the store through which the ranks start a process group. All ranks must call this.
+
+    Rank 0 opens the port itself, because a TCPStore would listen on all interfaces.
+    """
+    listener = socket.create_server(("127.0.0.1", 0)) if comm.rank == 0 else None
+    port = comm.all_reduce_min(listener.getsockname()[1] if listener else 65536)
+    return torch.distributed.TCPStore(
+        "127.0.0.1",
+        port,
+        comm.world_size,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        use_libuv=False,
+        master_listen_fd=listener.detach() if listener else None,
+    )
+
+
 def make_communicator(world_size: int, device: torch.device, socket_directory: Path) -> Communicator:
     """Create the communicator for a number of ranks and a device. A single rank does not load MPI.
 
@@ -208,10 +225,3 @@ def make_communicator(world_size: int, device: torch.device, socket_directory: P
     if device.type == "cuda":
         return NcclCommunicator(MPI.COMM_WORLD, socket_directory, device)
     return MpiCommunicator(MPI.COMM_WORLD, socket_directory)
-
-
-def _free_loopback_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

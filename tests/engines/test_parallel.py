@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import torch
 
 from container.run.launch import mpirun_command
 from container.run.mpi import find_mpirun
-from engines.parallel import Communicator, make_communicator
+from engines.parallel import Communicator, create_store, make_communicator
 from tests.support.paths import REPO_ROOT, child_environment
 
 CPU = torch.device("cpu")
@@ -33,6 +34,35 @@ def test_a_single_rank_needs_no_communication(tmp_path: Path) -> None:
     assert comm.all_reduce_min(7) == 7
     with pytest.raises(ValueError, match="only rank must make the plan itself"):
         comm.broadcast_plan(None)
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+def _listening_sockets() -> dict[str, str]:
+    """Return the addresses on which this process listens, by inode: /proc/net contains other processes' too."""
+    links = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the folder
+            links.add(str(descriptor.readlink()))
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        path = Path("/proc/self/net") / table
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+                sockets[fields[9]] = fields[1].split(":")[0]
+    return sockets
+
+
+def test_the_store_listens_on_loopback_only() -> None:
+    before = _listening_sockets()
+    store = create_store(Communicator())
+    added = _listening_sockets().items() - before.items()
+    assert added
+    assert {address for _, address in added} <= LOOPBACK
+    store.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def _run_ranks(degree: int, folder: Path) -> subprocess.CompletedProcess[str]:

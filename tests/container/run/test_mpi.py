@@ -12,6 +12,7 @@ import pytest
 from container.run import launch, mpi
 from container.run.launch import environment
 from tests.container.run.test_launch import CONFIG
+from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
 
 # Rank 0 prints the listening sockets of its parent mpirun (open inodes mpirun in /proc/net) and the sizes of the
@@ -36,6 +37,29 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
+# The ranks start a process group as NcclCommunicator does, with a backend that needs no GPU.
+START_PROCESS_GROUP = """
+import datetime, sys
+from pathlib import Path
+import torch
+from mpi4py import MPI
+from engines.parallel import MpiCommunicator, create_store
+comm = MpiCommunicator(MPI.COMM_WORLD, Path(sys.argv[1]))
+torch.distributed.init_process_group(
+    "gloo",
+    store=create_store(comm),
+    rank=comm.rank,
+    world_size=comm.world_size,
+    timeout=datetime.timedelta(seconds=20),
+)
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+assert total == 2
+torch.distributed.destroy_process_group()
+comm.close()
+"""
+
+
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
@@ -45,24 +69,37 @@ def test_mpirun_listens_on_loopback_only_and_segments_have_the_expected_size(tmp
     library = mpi.loopback_library(tmp_path / "cache", env)
     if library is None:
         pytest.skip("no C compiler")
-    base = launch.engine_environment(env, CONFIG, launch.RuntimePaths(tmp_path))
-    command = launch.mpirun_command(
-        mpi.find_mpirun(env), 2, os.geteuid() == 0, [sys.executable, "-c", PRINT_LISTENERS_AND_SEGMENTS]
-    )
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env=launch.mpi_environment(base, library),
-    )
+    result = run_two_ranks(PRINT_LISTENERS_AND_SEGMENTS, tmp_path, library)
     assert result.returncode == 0, result.stderr
     addresses = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("listens")]
     assert addresses
     assert set(addresses) <= LOOPBACK
     segments = [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("segment")]
     assert segments == [launch.SEGMENT_BYTES] * 2
+
+
+@pytest.mark.mpi
+def test_ranks_with_the_loopback_library_start_a_process_group(tmp_path: Path) -> None:
+    library = mpi.loopback_library(tmp_path / "cache", environment())
+    if library is None:
+        pytest.skip("no C compiler")
+    result = run_two_ranks(START_PROCESS_GROUP, tmp_path, library)
+    assert result.returncode == 0, result.stderr
+
+
+def run_two_ranks(script: str, folder: Path, library: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script as an engine's ranks are run. Its argument is the folder."""
+    env = child_environment({"GLOO_SOCKET_IFNAME": "lo"})
+    base = launch.engine_environment(env, CONFIG, launch.RuntimePaths(folder))
+    command = [sys.executable, "-c", script, str(folder)]
+    return subprocess.run(
+        launch.mpirun_command(mpi.find_mpirun(env), 2, os.geteuid() == 0, command),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=launch.mpi_environment(base, library),
+    )
 
 
 def test_the_loopback_library_is_compiled_once(tmp_path: Path) -> None:
