@@ -82,6 +82,8 @@ class Input:
             if self.content.is_empty():
                 raise KeyError("the input has no content")
             return self.content.get(_DATA) if self.content.contains(_DATA) else self.content.value_at(0)
+        if not self.content.contains(key):
+            raise KeyError(key)
         return self.content.get(key)
 
     def get_as_string(self, key: str | None = None) -> str:
@@ -96,10 +98,10 @@ class Input:
         return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
 
     def get_as_image(self, key: str | None = None) -> Any:
-        """Return a `PIL.Image`. Raises `ImportError` without Pillow."""
+        """Return a `PIL.Image` in the mode of the file. Raises `ImportError` without Pillow."""
         from PIL import Image
 
-        return Image.open(io.BytesIO(self.get_as_bytes(key))).convert("RGB")
+        return Image.open(io.BytesIO(self.get_as_bytes(key)))
 
     def get_as_numpy(self, key: str | None = None) -> list[Any]:
         """Return the arrays of a part: an NDList, or one of numpy's formats (`.npy`, `.npz`)."""

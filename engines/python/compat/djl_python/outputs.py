@@ -59,6 +59,11 @@ class Output:
     def get_properties(self) -> dict[str, str]:
         return self.properties
 
+    def get_property(self, key: str) -> str | None:
+        """Return a property by its case-insensitive name; None if it is missing."""
+        wanted = key.lower()
+        return next((value for name, value in self.properties.items() if name.lower() == wanted), None)
+
     def get_content(self) -> PairList:
         return self.content
 
@@ -102,7 +107,10 @@ class Output:
         stream_content: Iterable[Any],
         output_formatter: Callable[[Any], bytes | bytearray | str] | None = _default_stream_output_formatter,
     ) -> Output:
-        """Respond with a stream. output_formatter: encodes one item; None: text and bytes unchanged, other items as JSON."""
+        """Respond with a stream.
+
+        output_formatter: encodes one item; None: text and bytes are unchanged, everything else becomes JSON.
+        """
         self.stream_content = stream_content
         self.stream_formatter = output_formatter
         return self

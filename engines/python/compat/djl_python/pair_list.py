@@ -39,18 +39,13 @@ class PairList:
         return key in self.keys
 
     def get(self, key: str | None = None, index: int | None = None) -> Any:
-        """Return the first value of a key, or the value at an index.
+        """Return the first value of a key, or None if it is missing; without a key, the value at an index.
 
-        Raises:
-            KeyError: there is no such key.
-            IndexError: there is no such index.
+        Raises `IndexError` if there is no such index.
         """
         if key is None:
             return self.values[0 if index is None else index]
-        for own, value in self:
-            if own == key:
-                return value
-        raise KeyError(key)
+        return next((value for own, value in self if own == key), None)
 
     def __len__(self) -> int:
         return len(self.keys)

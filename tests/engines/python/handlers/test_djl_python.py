@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import io
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from djl_python import Output
+from djl_python import Input, Output
 from djl_python.async_utils import (
     create_non_stream_output,
     create_stream_chunk_output,
@@ -47,6 +48,31 @@ def test_importing_an_unsupported_module_names_an_alternative(name: str, advice:
 def test_importing_an_unsupported_name_gives_advice() -> None:
     with pytest.raises(ImportError, match="keep the state of sessions in the handler"):
         from djl_python import SessionManager  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_a_missing_key_of_the_content_is_none() -> None:
+    inputs = Input()
+    inputs.get_content().add("data", b"x")
+    assert inputs.get_content().get("other") is None
+    assert inputs.get_content().get("data") == b"x"
+    with pytest.raises(KeyError, match="other"):
+        inputs.get_as_bytes("other")
+
+
+def test_properties_of_an_output_are_found_by_name() -> None:
+    output = Output().add_property("Content-Type", "text/plain")
+    assert output.get_property("content-type") == "text/plain"
+    assert output.get_property("other") is None
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "L"])
+def test_images_keep_their_mode(mode: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.new(mode, (2, 3)).save(file, "PNG")
+    inputs = Input()
+    inputs.get_content().add("data", file.getvalue())
+    assert (inputs.get_as_image().mode, inputs.get_as_image().size) == (mode, (2, 3))
 
 
 def _body(output: Output) -> Any:
