@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from container.measure.bench.connection import error_message
 from container.measure.compare.configurations import Configuration
+from container.measure.compare.scrape import open_url
 from container.measure.compare.server_process import ServerFailed
 from lmi_server.apis.admin import FIELDS
 from lmi_server.properties.options import by_name
@@ -109,7 +110,7 @@ def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scal
         method="PATCH",
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310
+        with open_url(request, timeout=_TIMEOUT_SECONDS):
             pass
     except urllib.error.HTTPError as error:
         raise ServerFailed(

@@ -18,6 +18,8 @@ _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 4 << 20
 SAMPLE_SECONDS = 0.5
 """Time between two samples of the KV cache use during a round."""
+open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""Opens a URL of a server, without the proxies of the environment: they cannot reach a server on this machine."""
 
 
 class NoMetrics(Exception):
@@ -156,7 +158,7 @@ def parse_metrics(text: str) -> MetricsSnapshot:
 def scrape(url: str) -> MetricsSnapshot:
     """Fetch the server's `/metrics`. url: `http://host:port`. Raises NoMetrics."""
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with open_url(f"{url}/metrics", timeout=_TIMEOUT_SECONDS) as answer:
             return parse_metrics(answer.read(_MAX_BYTES).decode(errors="replace"))
     except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
         raise NoMetrics(f"cannot read {url}/metrics: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import urllib.request
 
 import pytest
 
@@ -16,6 +17,7 @@ from container.measure.compare.scrape import (
     sampling,
     scrape,
 )
+from tests.support.loopback import LoopbackServer, QuietHandler
 
 _TEXT = """\
 # HELP lmi_kv_blocks_total kv blocks total
@@ -153,6 +155,20 @@ def test_text_in_another_format_is_refused() -> None:
 def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(NoMetrics, match=r"cannot read http://127\.0\.0\.1:9/metrics"):
         scrape("http://127.0.0.1:9")
+
+
+class _Metrics(QuietHandler):
+    def do_GET(self) -> None:
+        self.respond(200, _TEXT.encode(), {})
+
+
+def test_a_server_on_this_machine_is_read_without_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "_opener", None)  # an earlier test may have read the proxies
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with LoopbackServer(_Metrics) as server:
+        assert scrape(server.url) == parse_metrics(_TEXT)
 
 
 def test_the_sampler_continues_after_a_failed_sample_and_stops_at_the_end() -> None:
