@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from container.explain import hardware
@@ -41,10 +42,11 @@ class ServingTarget:
 
 def this_machine(machine: Machine) -> ServingTarget:
     """Return this machine, with the catalogue's device that matches the name of its GPUs."""
+    words = set(re.split(r"[^A-Za-z0-9]+", machine.gpu_names[0])) if machine.gpu_names else set()
     known = [
         device
         for device in hardware.devices().values()
-        if machine.gpu_names and all(part in machine.gpu_names[0] for part in device.name.split("-"))
+        if all(part in words for part in device.name.split("-"))
     ]
     longest = max(known, key=lambda device: len(device.name), default=None)
     return ServingTarget(machine, describe(machine), longest)

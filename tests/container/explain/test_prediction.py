@@ -194,7 +194,9 @@ def test_the_gpus_of_this_machine_are_looked_up_by_name() -> None:
     assert detect("NVIDIA A10G") == "A10G"
     assert detect("NVIDIA A100-SXM4-80GB") == "A100-80GB"
     assert detect("NVIDIA L40S") == "L40S"
+    assert detect("Tesla T4") == "T4"
     assert detect("NVIDIA GeForce RTX 4090") == ""
+    assert [detect(f"NVIDIA {name}") for name in ("L40", "T400 4GB", "GH200 480GB")] == ["", "", ""]
 
 
 def test_download_time_depends_on_network_and_disk(tmp_path: Path) -> None:
