@@ -81,6 +81,8 @@ def named_target(instance: str | None, device: str | None, count: int | None) ->
         raise click.UsageError("--instance already sets the devices: remove --device and --count")
     if count and not device:
         raise click.UsageError("--count requires --device")
+    if count and device and device.lower() == CPU.lower():
+        raise click.UsageError(f"--count: not supported with --device {CPU}")
     try:
         if instance:
             return instance_target(instance)

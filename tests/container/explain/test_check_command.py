@@ -56,6 +56,8 @@ def test_exit_codes(tmp_path: Path, text: str, arguments: list[str], code: int) 
         (["--instance", "ml.g5.47xlarge"], "did you mean ml.g5.4xlarge?"),
         (["--device", "A10"], "did you mean A10G?"),
         (["--count", "2"], "--count requires --device"),
+        (["--device", "CPU", "--count", "4"], "--count: not supported with --device CPU"),
+        (["--device", "cpu", "--count", "4"], "--count: not supported with --device CPU"),
         (["--instance", "ml.g5.xlarge", "--device", "A10G"], "remove --device"),
         (["--length", "0"], "--length"),
     ],
