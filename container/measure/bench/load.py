@@ -27,6 +27,8 @@ _CLOCK_SECONDS = 0.05
 """Interval at which the client checks whether it is late."""
 _MAX_THREADS = 1000
 """Maximum number of concurrent users. Requests of further users are sent late, and the report says so."""
+_STOP_SECONDS = 1.0
+"""Time for all threads together to stop. A thread whose server sends nothing stops only at its request's timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +204,12 @@ class _SessionThreads:
         self._started.set()
 
     def stop(self) -> None:
-        """Stop and join all threads: they send no more requests and stop reading."""
+        """Stop all threads, which send no more requests and stop reading, and wait a moment for them to end."""
         self._stopped.set()
         self._started.set()
+        deadline = time.monotonic() + _STOP_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _now(self) -> float:
         """Return the seconds since the start."""

@@ -196,6 +196,29 @@ def test_an_internal_error_of_the_client_ends_the_run(scripted: StartScripted) -
     assert not any(thread.name.startswith("user-") for thread in threading.enumerate())
 
 
+def test_an_interrupt_ends_the_run_although_the_server_does_not_respond(scripted: StartScripted) -> None:
+    second, answer = threading.Event(), threading.Event()
+
+    def plan(number: int, body: object) -> Script:
+        if number:
+            second.set()
+        return Script(wait_for=answer if number else second)
+
+    def interrupt(outcome: object) -> None:
+        raise KeyboardInterrupt
+
+    url, sessions = scripted(plan).url, Users(2).sessions(make_bench_requests(2), 0)
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_load(url, DIALECTS["lmi"], sessions, 30.0, interrupt)
+    stopped = time.monotonic()
+    answer.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("user-"):
+            thread.join(200.0)
+    assert stopped - before < 10.0
+
+
 BROKEN = {
     "error record": (Script(error_after=2), "planned trouble"),
     "connection reset": (Script(break_after=2), "the connection closed before the response was complete"),
