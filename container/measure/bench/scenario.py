@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
-from container.measure.bench.lengths import Exponential, Fixed, Normal, ShortAndLong
-from container.measure.bench.prefixes import SharedPrefixes
+from container.measure.bench.lengths import Exponential, Fixed, Normal, RecordedLengths, ShortAndLong
+from container.measure.bench.prefixes import RecordedPrefixes, SharedPrefixes
 from container.measure.bench.workload import Workload
 
 _WARM_UP_REQUESTS = 8
@@ -27,9 +27,17 @@ class Scenario:
         return replace(self, workload=self.workload.scaled(factor), arrivals=self.arrivals.scaled(factor))
 
     def warm_up(self, num_requests: int | None = None) -> Scenario:
-        """Return a load with the same prompt lengths and short answers. num_requests: defaults to a few."""
+        """Return a load with the same prompt lengths and short answers. num_requests: defaults to a few.
+
+        A trace limits their number, because it has no further prompts.
+        """
         most = self.arrivals.num_users if isinstance(self.arrivals, Users) else _WARM_UP_REQUESTS
         count = num_requests or min(_WARM_UP_REQUESTS, most, self.workload.num_requests)
+        prompts, prefixes = self.workload.prompts, self.workload.prefixes
+        if isinstance(prompts, RecordedLengths):
+            count = min(count, len(prompts.tokens))
+        if isinstance(prefixes, RecordedPrefixes):
+            count = min(count, len(prefixes.block_ids))
         tokens = min(_WARM_UP_TOKENS, round(self.workload.outputs.mean))
         workload = replace(self.workload, outputs=Fixed(tokens), num_requests=count)
         return Scenario(f"{self.name}, warm-up", workload, Users(min(count, most)))

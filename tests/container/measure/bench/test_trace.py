@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from container.measure.bench.arrivals import RecordedArrivals
+from container.measure.bench.arrivals import RecordedArrivals, Users
 from container.measure.bench.choice import LoadChoice
 from container.measure.bench.lengths import Fixed
 from container.measure.bench.scenario import PRESETS, Scenario
@@ -122,3 +122,15 @@ def test_a_trace_is_scaled_and_shortened_like_a_preset(tmp_path: Path) -> None:
         BenchError, match="--requests: more than the trace has \\(got 4\\); allowed: at most 3"
     ):
         LoadChoice(trace=path, requests=4).scenario(PRESETS["aws-1"])
+
+
+def test_a_trace_shorter_than_the_warm_up_limits_the_warm_up(
+    tmp_path: Path, tiny_tokenizer: Tokenizer
+) -> None:
+    path = write_trace(tmp_path, MOONCAKE)
+    warm_up = read_trace(path).warm_up(8)
+    requests = make_requests(warm_up.workload, tiny_tokenizer, 0)
+    assert [one.prompt_tokens for one in requests] == [1300, 1100, 8]
+    assert warm_up.arrivals == Users(3)
+    fixed = LoadChoice(trace=path, lengths="fixed").scenario(PRESETS["aws-1"]).warm_up(8)
+    assert len(make_requests(fixed.workload, tiny_tokenizer, 0)) == 3
