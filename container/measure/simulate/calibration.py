@@ -184,6 +184,8 @@ def _read(path: Path) -> list[_Record]:
     try:
         with path.open("rb") as file:
             while line := file.readline(_MAX_LINE_BYTES):
+                if records and not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
+                    break  # the server is still writing the last line
                 records.append(decoder.decode(line))
     except OSError as error:
         raise CannotSimulateError(f"--calibrate: cannot read {path}: {error.strerror}") from error

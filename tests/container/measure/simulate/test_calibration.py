@@ -13,6 +13,7 @@ import pytest
 
 from container.measure.bench.arrivals import OpenLoop
 from container.measure.bench.lengths import Exponential, Uniform
+from container.measure.simulate import calibration
 from container.measure.simulate.calibration import calibrate, features, fit
 from container.measure.simulate.server import CannotSimulateError
 from container.measure.simulate.simulation import simulate
@@ -96,6 +97,26 @@ def test_a_pause_does_not_count_as_time_of_the_step_before_it(llama: Path, tmp_p
     file = tmp_path / "trace.jsonl"
     simulate(rolling_server(llama), Times(0.25), load, step_trace=str(file))
     assert calibrate(file).seconds([8], [1], 1).device == pytest.approx(0.25, rel=1e-4)
+
+
+def test_an_unfinished_last_line_is_left_out(llama: Path, tmp_path: Path) -> None:
+    file = write_trace(tmp_path / "trace.jsonl", llama, KnownTimes())
+    whole = calibrate(file)
+    with file.open("a") as trace:
+        trace.write('{"time": 12.5, "plan": [["a", 0')
+    assert calibrate(file) == whole
+
+
+def test_a_line_that_is_too_long_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_trace(tmp_path / "trace.jsonl", llama, KnownTimes())
+    longest = max(map(len, file.read_bytes().splitlines(keepends=True)))
+    monkeypatch.setattr(calibration, "_MAX_LINE_BYTES", longest)
+    with file.open("a") as trace:
+        trace.write('{"time": ' + "1" * longest)
+    with pytest.raises(CannotSimulateError, match="not a line of a step trace"):
+        calibrate(file)
 
 
 @pytest.mark.parametrize(
