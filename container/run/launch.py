@@ -182,6 +182,8 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
     return {
         # Otherwise steps of many sizes would fragment torch's GPU memory.
         "PYTORCH_ALLOC_CONF": base.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        # All ranks are on this machine. NCCL would listen on another interface.
+        "NCCL_SOCKET_IFNAME": "lo",
         **base,
         **gpus,
         "OMP_NUM_THREADS": str(parallel.threads_per_rank),

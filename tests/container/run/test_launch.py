@@ -70,6 +70,12 @@ def test_gpu_memory_uses_expandable_segments_unless_configured_otherwise() -> No
     assert setting({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}) == "max_split_size_mb:64"
 
 
+def test_nccl_uses_loopback_unless_configured_otherwise() -> None:
+    assert launch.engine_environment({}, CONFIG, PATHS)["NCCL_SOCKET_IFNAME"] == "lo"
+    env = launch.engine_environment({"NCCL_SOCKET_IFNAME": "eth1"}, CONFIG, PATHS)
+    assert env["NCCL_SOCKET_IFNAME"] == "eth1"
+
+
 def test_the_loopback_library_is_appended_to_ld_preload() -> None:
     assert launch.mpi_environment({}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so"
     assert launch.mpi_environment({"LD_PRELOAD": "/a.so"}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so /a.so"
