@@ -24,7 +24,7 @@ from engines.errors import Unavailable
 from engines.health import EngineState, StatusBoard
 
 _POLL_SECONDS = 0.2
-_SETTINGS_SECONDS = 5.0
+_SETTINGS_SECONDS = 10.0
 """Time limit for reading or changing the scheduler settings of a copy."""
 
 
@@ -153,7 +153,10 @@ class Supervisor:
         self._say(f"{copy.name} is serving again")
 
     def _share_settings(self, copy: EngineCopy) -> None:
-        """Apply the scheduler settings of the other copies, which may have changed, to a restarted copy."""
+        """Apply the scheduler settings of the other copies, which may have changed, to a restarted copy.
+
+        Raises: Unavailable: no other copy replies, or the restarted copy does not take the settings.
+        """
 
         def settings(target: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
             def keep_waiting() -> bool:
@@ -161,9 +164,12 @@ class Supervisor:
 
             return target.control.scheduler(changes, _SETTINGS_SECONDS, keep_waiting)
 
-        others = (other for other in self._copies if other is not copy and other.was_ready)
-        if in_force := next(filter(None, (settings(other, {}) for other in others)), None):
-            settings(copy, asdict(in_force))
+        others = [other for other in self._copies if other is not copy and other.was_ready]
+        in_force = next(filter(None, (settings(other, {}) for other in others)), None)
+        if others and in_force is None:
+            raise Unavailable("the other copies did not report their settings in time")
+        if in_force is not None and settings(copy, asdict(in_force)) != in_force:
+            raise Unavailable("it did not accept the settings of the other copies in time")
 
     def _stop(self) -> int:
         """Let running requests finish, then stop. A second signal stops at once; a slow engine is killed."""

@@ -313,6 +313,18 @@ def test_a_copy_that_cannot_load_at_startup_stops_the_server(start: Callable[...
     assert "started again" not in out
 
 
+def restore_second_copy(lock: Path, *schedulers: Callable[..., SchedulerSettings | None]) -> list[str]:
+    """Restore the settings of the second of several copies. Return what the supervisor prints."""
+    copies: list[Any] = [
+        SimpleNamespace(name=f"copy {n}", was_ready=True, control=SimpleNamespace(scheduler=scheduler))
+        for n, scheduler in enumerate(schedulers, 1)
+    ]
+    messages: list[str] = []
+    others: Any = None, SimpleNamespace(wait=time.sleep, count=0)
+    Supervisor(copies, *others, messages.append, lock)._restore_settings(copies[1])
+    return messages
+
+
 def test_a_restarted_copy_gets_the_settings_under_the_settings_lock(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     received: list[dict[str, Any]] = []
@@ -323,13 +335,15 @@ def test_a_restarted_copy_gets_the_settings_under_the_settings_lock(tmp_path: Pa
         received.append(changes)
         return SchedulerSettings(32, 256, 256, 7)
 
-    copies: list[Any] = [
-        SimpleNamespace(name=f"copy {n}", was_ready=True, control=SimpleNamespace(scheduler=scheduler))
-        for n in (1, 2)
-    ]
-    messages: list[str] = []
-    signals: Any = SimpleNamespace(wait=time.sleep, count=0)
-    supervisor = Supervisor(copies, None, signals, messages.append, lock)  # type: ignore[arg-type]
-    supervisor._restore_settings(copies[1])
+    messages = restore_second_copy(lock, scheduler, scheduler)
     assert [changes.get("max_waiting") for changes in received] == [None, 7]
     assert messages == ["copy 2 is serving again"]
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["no other copy replies", "the restarted copy does not reply"])
+def test_a_copy_that_cannot_get_the_settings_is_reported(step: int, tmp_path: Path) -> None:
+    in_force = SchedulerSettings(32, 256, 256, 7)
+    schedulers = [lambda *_: None, lambda *_: in_force]
+    warning, serving = restore_second_copy(tmp_path / "lock", *schedulers[::step])
+    assert warning.startswith("warning: copy 2 keeps the scheduler settings it started with: ")
+    assert serving == "copy 2 is serving again"
