@@ -1,7 +1,8 @@
 """The boto3 calls that create an endpoint: one model for each variant, an endpoint configuration, and the endpoint.
 
 The names of models and of the configuration end in a digest of their content, including digests of secrets. A changed
-deployment therefore gets new names, and an update can be rolled back to the old models and configuration.
+deployment therefore gets new names, and an update can be rolled back to the old models and configuration. What did not
+change keeps its name; an existing model or configuration with that name is reused.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
 from lmi_server.properties.problems import PropertiesError
 
+NAMED_BY_CONTENT = ("create_model", "create_endpoint_config")
+"""Calls whose resource can be reused if it exists: its name ends in a digest of its content."""
+ALREADY_EXISTS = "already existing"
+"""Part of SageMaker's message if the name of a new resource is in use."""
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """Time for SageMaker to provision instances and to pull the image."""

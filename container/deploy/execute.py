@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from container.deploy import CannotDeploy
-from container.deploy.deployment import ApiCall, Deployment
+from container.deploy.deployment import ALREADY_EXISTS, NAMED_BY_CONTENT, ApiCall, Deployment
 from container.deploy.variables import with_secrets
 
 _UNDO = {
@@ -22,6 +22,8 @@ def execute(
 ) -> None:
     """Make the calls and wait until the endpoint is in service. If a call fails, earlier calls are undone.
 
+    Models and configurations that exist already are reused, and not deleted if a later call fails.
+
     sagemaker: boto3's client. Raises: CannotDeploy, also when SageMaker rolls an update back.
     """
     calls = [ApiCall(call.method, with_secrets(call.parameters, environ)) for call in deployment.calls]
@@ -31,6 +33,9 @@ def execute(
         try:
             getattr(sagemaker, call.method)(**call.parameters)
         except (ClientError, BotoCoreError) as error:
+            if _can_be_reused(call, error):
+                say(f"{call.method}: exists, reused")
+                continue
             _undo(completed, sagemaker, say)
             raise CannotDeploy(f"{call.method}: {error}") from error
         completed.append(call)
@@ -50,6 +55,14 @@ def execute(
             f"{deployment.endpoint} was not updated and is still in service with {config}: {reason}"
         )
     say(f"{deployment.endpoint} is in service")
+
+
+def _can_be_reused(call: ApiCall, error: Exception) -> bool:
+    """Whether the call failed only because the same model or configuration exists already."""
+    if call.method not in NAMED_BY_CONTENT or not isinstance(error, ClientError):
+        return False
+    found = error.response.get("Error", {})
+    return found.get("Code") == "ValidationException" and ALREADY_EXISTS in found.get("Message", "")
 
 
 def _undo(completed: list[ApiCall], sagemaker: Any, say: Callable[[str], None]) -> None:

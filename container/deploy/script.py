@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from container.deploy.deployment import Deployment
+from container.deploy.deployment import ALREADY_EXISTS, NAMED_BY_CONTENT, ApiCall, Deployment
 from container.deploy.variables import ShellSecret
 
 _WIDTH = 88
@@ -25,10 +25,15 @@ def as_script(deployment: Deployment) -> str:
     # Three quotes in a note would end the docstring.
     notes = [note.replace("\\", "\\\\").replace('"""', "...") for note in deployment.notes]
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
-    lines += ["", f"Secrets are read from the environment: {', '.join(secrets)}."] if secrets else []
+    if secrets:
+        lines += ["", f"Secrets are read from the environment: {', '.join(secrets)}."]
+        # The names depend on the secrets' current values.
+        lines.append("If one changes, print this program again: an existing model keeps the old value.")
     lines += ['"""', "", *(["import os", ""] if secrets else []), "import boto3", ""]
     lines.append('sagemaker = boto3.client("sagemaker")')
-    lines += [_call(f"sagemaker.{call.method}", call.parameters) for call in deployment.calls]
+    lines.append(f'exists = "{ALREADY_EXISTS}"  # models and configurations are named by their content')
+    for call in deployment.calls:
+        lines += _api_call(call)
     wait = {"EndpointName": deployment.endpoint, "WaiterConfig": deployment.waiter}
     lines.append(_call('sagemaker.get_waiter("endpoint_in_service").wait', wait))
     # After a rollback the endpoint is in service, too.
@@ -39,9 +44,23 @@ def as_script(deployment: Deployment) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _call(function: str, arguments: dict[str, Any]) -> str:
+def _api_call(call: ApiCall) -> list[str]:
+    """Return the lines of a call, which tolerate an existing resource if it must be the same."""
+    function = f"sagemaker.{call.method}"
+    if call.method not in NAMED_BY_CONTENT:
+        return [_call(function, call.parameters)]
+    return [
+        "try:",
+        _INDENT + _call(function, call.parameters, _INDENT),
+        "except sagemaker.exceptions.ClientError as error:",
+        "    if exists not in str(error):",
+        "        raise",
+    ]
+
+
+def _call(function: str, arguments: dict[str, Any], indent: str = "") -> str:
     items = [(f"{name}=", value) for name, value in arguments.items()]
-    return function + _bracketed("()", items, "", len(function) - 1)  # no comma follows it
+    return function + _bracketed("()", items, indent, len(function) - 1)  # no comma follows it
 
 
 def _source(value: Any, indent: str, before: int) -> str:

@@ -46,17 +46,24 @@ def s3() -> Iterator[FakeS3]:
         yield server
 
 
-def deployment(folder: Path, size: int, update: bool = False, **more: str) -> Deployment:
-    """Plan two variants with weights 9 and 1. The model is a local folder. `more` are environment variables."""
+def deployment(
+    folder: Path, size: int, update: bool = False, *, count: int = 1, size_b: int = 0, **more: str
+) -> Deployment:
+    """Plan two variants with weights 9 and 1. The model is a local folder. `more` are environment variables.
+
+    size: batch size of variant A. size_b: of variant B, twice as large by default.
+    """
     model = write_model(folder / "model", num_bytes=1000)
     variants = []
-    for name, weight, batch in (("A", 9.0, size), ("B", 1.0, 2 * size)):
-        path = folder / f"{name}{size}"
+    for name, weight, batch in (("A", 9.0, size), ("B", 1.0, size_b or 2 * size)):
+        path = folder / f"{name}{batch}"
         write_model(path, f"option.max_rolling_batch_size={batch}", num_bytes=1000)
         variants.append(VariantSpec(name, path, weight))
     secrets = {"HF_TOKEN": ShellSecret("HF_TOKEN")}
     environment = {**secrets, **more}
-    planned = plan(spec(model_data=f"file://{model}/", environment=environment), variants, update)
+    planned = plan(
+        spec(model_data=f"file://{model}/", environment=environment, count=count), variants, update
+    )
     return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 200})
 
 
@@ -111,6 +118,51 @@ def test_the_printed_program_creates_the_endpoint(
     program = as_script(deployment(tmp_path, 8))
     exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
     assert sorted(batch_sizes(containers)) == ["16", "8"]
+
+
+def test_an_update_reuses_the_models_and_configurations_that_exist(
+    platform: EndpointLab, containers: FakeContainers, tmp_path: Path
+) -> None:
+    first = deployment(tmp_path, 8)
+    execute(first, platform.sagemaker, SHELL, lambda line: None)
+
+    def update(planned: Deployment, reused: list[str]) -> None:
+        messages: list[str] = []
+        execute(planned, platform.sagemaker, SHELL, messages.append)
+        platform.wait("InService", name="chat")
+        assert [line for line in messages if "exists" in line] == reused
+
+    model, config = "create_model: exists, reused", "create_endpoint_config: exists, reused"
+    update(deployment(tmp_path, 8, True, count=2), [model, model])
+    assert sorted(batch_sizes(containers)) == ["16", "16", "8", "8"]
+    update(deployment(tmp_path, 8, True, size_b=32), [model])
+    assert sorted(batch_sizes(containers)) == ["32", "8"]
+    update(deployment(tmp_path, 8, True), [model, model, config])
+    assert sorted(batch_sizes(containers)) == ["16", "8"]
+    described = platform.sagemaker.describe_endpoint(EndpointName="chat")
+    assert described["EndpointConfigName"] == first.config_name
+
+
+def test_a_failed_update_keeps_the_reused_models(platform: EndpointLab, tmp_path: Path) -> None:
+    execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
+    create_again = deployment(tmp_path, 8, count=2)
+    with pytest.raises(CannotDeploy, match=r"create_endpoint: .*already existing endpoint"):
+        execute(create_again, platform.sagemaker, SHELL, lambda line: None)
+    assert len(platform.sagemaker.list_models()["Models"]) == 2
+    assert len(platform.sagemaker.list_endpoint_configs()["EndpointConfigs"]) == 1
+
+
+def test_the_printed_program_may_run_again(
+    platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
+    monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
+    execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
+    program = as_script(deployment(tmp_path, 8, True, count=2))
+    for _ in range(2):
+        exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
+        platform.wait("InService", name="chat")
+        assert sorted(batch_sizes(containers)) == ["16", "16", "8", "8"]
 
 
 def test_the_commands_of_the_docs_page(
