@@ -61,10 +61,13 @@ class DummyWeights(WeightSource):
             start += shard.size
         return out
 
-    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+    def pieces(
+        self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
+    ) -> torch.Tensor:
         if any(shard.stop > shape[0] for shard in shards):
             raise BadCheckpoint(f"tensor {name!r} has only {shape[0]} rows")
-        return self.rows([name] * len(shards), shards, shape)
+        found = self.rows([name] * len(shards), shards, shape)
+        return found.float() if exact else found
 
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         if shard.stop > shape[1]:

@@ -60,8 +60,13 @@ class WeightSource(ABC):
         """
 
     @abstractmethod
-    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Return several row ranges of one tensor, stacked. shape: shape of the whole tensor."""
+    def pieces(
+        self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
+    ) -> torch.Tensor:
+        """Return several row ranges of one tensor, stacked.
+
+        shape: shape of the whole tensor; exact: return the stored values in fp32, without rounding.
+        """
 
     @abstractmethod
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
@@ -78,9 +83,9 @@ class WeightSource(ABC):
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """Close files."""
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a whole tensor. Every rank has its own copy."""
-        return self.pieces(name, [Shard(0, shape[0])], shape)
+    def tensor(self, name: str, shape: tuple[int, ...], exact: bool = False) -> torch.Tensor:
+        """Return a whole tensor. Every rank has its own copy. exact: see `pieces`."""
+        return self.pieces(name, [Shard(0, shape[0])], shape, exact)
 
     def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return some columns of a matrix of `shape`, as [shape[0], shard.size]."""
@@ -150,9 +155,11 @@ class _Checkpoint(WeightSource):
             raise BadCheckpoint(f"of {shape[0]} rows that config.json asks for, tensor {found}")
         return self._read_rows(names, shards)
 
-    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+    def pieces(
+        self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
+    ) -> torch.Tensor:
         self._check(name, shape)
-        return self._read_rows([name] * len(shards), shards)
+        return self._read_rows([name] * len(shards), shards, exact)
 
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         for name in names:
@@ -169,13 +176,13 @@ class _Checkpoint(WeightSource):
         )
         return self._finish(self._exchange(self._read(request), shard, stacked))
 
-    def _read_rows(self, names: Sequence[str], shards: Sequence[Shard]) -> torch.Tensor:
+    def _read_rows(self, names: Sequence[str], shards: Sequence[Shard], exact: bool = False) -> torch.Tensor:
         for name, shard in zip(names, shards, strict=True):
             if shard.stop > self._files.shape(name)[0]:
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
         pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
         shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
-        return self._finish(self._read(Request(shape, self._common_dtype(names), pieces)))
+        return self._finish(self._read(Request(shape, self._common_dtype(names), pieces)), exact)
 
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
@@ -193,8 +200,10 @@ class _Checkpoint(WeightSource):
                 f"tensor {name!r} has shape {'x'.join(map(str, found))}, config.json says {wanted}"
             )
 
-    def _finish(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _finish(self, tensor: torch.Tensor, exact: bool = False) -> torch.Tensor:
         self.owned_bytes += tensor.numel() * tensor.element_size()
+        if exact:
+            return tensor.to(self.device, torch.float32)
         # Converting to fp32 is exact, so fp32 storage needs no rounding.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
         return rounded.to(self.device, self._result_dtype(tensor.dtype, tensor.dim()))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import init_empty_weights
+from safetensors.torch import load_file, save_file
 
-from engines.models.foreign.build import _Builder
+from engines.models.foreign.build import _Builder, build
+from engines.models.foreign.description import describe
+from engines.models.parts import Parts
+from engines.models.weights import WeightReader
+from engines.parallel import Communicator
+from engines.stopwatch import Stopwatch
 from tests.support.foreign_models import differences, foreign_runner, save_foreign
 from tests.support.thread_ranks import run_ranks
 
@@ -42,3 +50,16 @@ def test_weights_are_filled_while_another_module_is_built(
     worst, same = differences(tmp_path)
     assert worst < 1e-4
     assert same
+
+
+def test_tensors_that_transformers_keeps_in_fp32_are_not_rounded(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "glm4_moe")
+    file, name = tmp_path / "model.safetensors", "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors, bias = load_file(file), 7.5 + 0.01 * torch.arange(4)
+    assert tensors[name].shape == bias.shape
+    save_file(tensors | {name: bias}, file, {"format": "pt"})
+    weights = WeightReader(tmp_path, torch.bfloat16, torch.bfloat16, torch.device("cpu"))
+    model = build(Parts(describe(tmp_path), weights, Communicator(), Stopwatch(time.perf_counter)))
+    found = dict(model._module.named_buffers()) | dict(model.module.named_parameters())
+    assert found[name].dtype is torch.float32
+    assert torch.equal(found[name], bias)
