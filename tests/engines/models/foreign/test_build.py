@@ -60,6 +60,7 @@ def test_tensors_that_transformers_keeps_in_fp32_are_not_rounded(tmp_path: Path)
     save_file(tensors | {name: bias}, file, {"format": "pt"})
     weights = WeightReader(tmp_path, torch.bfloat16, torch.bfloat16, torch.device("cpu"))
     model = build(Parts(describe(tmp_path), weights, Communicator(), Stopwatch(time.perf_counter)))
-    found = dict(model._module.named_buffers()) | dict(model.module.named_parameters())
-    assert found[name].dtype is torch.float32
-    assert torch.equal(found[name], bias)
+    found = model._base.get_submodule("layers.1.mlp.gate").e_score_correction_bias
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype is torch.float32
+    assert torch.equal(found, bias)
