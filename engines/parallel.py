@@ -190,14 +190,14 @@ class NcclCommunicator(MpiCommunicator):
         super().close()
 
 
-def create_store(comm: Communicator) -> torch.distributed.TCPStore:
+def create_store(comm: Communicator) -> Any:
     """Create the store through which the ranks start a process group. All ranks must call this.
 
     Rank 0 opens the port itself, because a TCPStore would listen on all interfaces.
     """
     listener = socket.create_server(("127.0.0.1", 0)) if comm.rank == 0 else None
     port = comm.all_reduce_min(listener.getsockname()[1] if listener else 65536)
-    return torch.distributed.TCPStore(
+    return torch.distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
         port,
         comm.world_size,

@@ -15,6 +15,8 @@ from lmi_server.text.tokenizer import TextModel
 _INCOMPLETE = "\ufffd"
 _PROMPT_TAIL = 6
 """Number of prompt tokens that are the left context of a continuation."""
+_MAX_CHARACTER_BYTES = 4
+"""Bytes of the longest character in UTF-8, and so the most byte tokens of a character."""
 
 
 class IncrementalDetokenizer:
@@ -33,12 +35,20 @@ class IncrementalDetokenizer:
         self._clean_up = CleanUp() if text.cleans_up_spaces else None
         self._hidden_ids = text.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
-        self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
+        self._window = self._prompt_tail(prompt_token_ids)
         self._num_read = len(self._window)
         """window[:num_read] is context whose text has been returned. The rest is new."""
         self._num_context_chars = len(self._decode(self._window, skip_special_tokens))
         self._num_returned = 0
         """Number of characters of the new tokens' text that have been returned."""
+
+    def _prompt_tail(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """Return the last tokens of the prompt, cut between two characters if a character is several byte tokens."""
+        for size in range(_PROMPT_TAIL, _PROMPT_TAIL + _MAX_CHARACTER_BYTES):
+            tail = list(prompt_token_ids[-size:])
+            if _INCOMPLETE not in self._decode(tail, self._skip_special_tokens):
+                return tail
+        return list(prompt_token_ids[-_PROMPT_TAIL:])
 
     def push(self, token_id: int) -> str:
         """Add one token and return the text that it completes, which is often empty."""

@@ -146,8 +146,11 @@ def _framing(context: ApiContext, parameters: Parameters, stream: Any) -> Framin
 
 
 def _accepted_format() -> str | None:
-    known = (mimetype for mimetype, _ in request.accept_mimetypes if mimetype in _ACCEPTED_FORMATS)
-    return _ACCEPTED_FORMATS.get(next(known, ""))
+    # Media types are case-insensitive and may have parameters. Quality 0 means "not acceptable".
+    accepted = (
+        name.partition(";")[0].strip().lower() for name, quality in request.accept_mimetypes if quality
+    )
+    return next((_ACCEPTED_FORMATS[name] for name in accepted if name in _ACCEPTED_FORMATS), None)
 
 
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:

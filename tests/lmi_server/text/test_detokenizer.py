@@ -90,6 +90,18 @@ def test_space_between_prompt_and_continuation_is_kept(sentencepiece_like: TextM
     assert "".join(stream(sentencepiece_like, [two])) == "two"
 
 
+@pytest.mark.parametrize("prompt", ["😀😀", "é😀你😀", "one😀😀😀"])
+def test_characters_after_a_prompt_that_ends_in_byte_tokens(
+    sentencepiece_like: TextModel, prompt: str
+) -> None:
+    output = "😀é😃"
+    before, after = (
+        [token_id(sentencepiece_like, f"<0x{byte:02X}>") for byte in text.encode()]
+        for text in (prompt, output)
+    )
+    assert "".join(stream(sentencepiece_like, after, before)) == output
+
+
 @given(st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=60))
 def test_incremental_text_equals_transformers(
     transformers_tokenizer: object, text_model: TextModel, ids: list[int]
