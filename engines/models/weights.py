@@ -83,9 +83,9 @@ class WeightSource(ABC):
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """Close files."""
 
-    def tensor(self, name: str, shape: tuple[int, ...], exact: bool = False) -> torch.Tensor:
-        """Return a whole tensor. Every rank has its own copy. exact: see `pieces`."""
-        return self.pieces(name, [Shard(0, shape[0])], shape, exact)
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a whole tensor. Every rank has its own copy."""
+        return self.pieces(name, [Shard(0, shape[0])], shape)
 
     def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return some columns of a matrix of `shape`, as [shape[0], shard.size]."""
