@@ -44,8 +44,8 @@ class Endpoint:
         self._green: Fleet | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
-        self._filling = threading.Lock()
-        """Held while containers are added, so that two threads do not replace the same one."""
+        self._filling = threading.RLock()
+        """Held while a variant grows to its count, so that two threads do not replace the same container."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -173,11 +173,12 @@ class Endpoint:
                 self.traffic.set_weight(variant, weight)
             if count is None:
                 continue
-            before, variant.count = variant.count, count
-            try:
-                self._fill(self.fleet, variant)
-            except FleetFailed as error:
-                variant.count, reason = before, str(error)
+            with self._filling:
+                before, variant.count = variant.count, count
+                try:
+                    self._fill(self.fleet, variant)
+                except FleetFailed as error:
+                    variant.count, reason = before, str(error)
             surplus = variant.containers[variant.count :]
             self.traffic.remove(variant, surplus)
             self._drain(surplus)
@@ -202,11 +203,11 @@ class Endpoint:
                 return
 
     def _watch(self) -> None:
-        """Replace containers that die."""
+        """Replace containers that die, in all fleets that get requests."""
         while self._status != "Deleting" and not self._stopping.wait(_WATCH_SECONDS):
-            fleet = self.fleet
-            for variant in fleet.all_variants() if self._status == "InService" else ():
-                self._replace_dead(fleet, variant)
+            for fleet in self.traffic.fleets():
+                for variant in fleet.all_variants():
+                    self._replace_dead(fleet, variant)
 
     def _replace_dead(self, fleet: Fleet, variant: FleetVariant) -> None:
         for container in [one for one in variant.containers if one.death() is not None]:

@@ -48,6 +48,11 @@ class Traffic:
         with self._changed:
             self._blue, self._green, self._green_share = blue, green, share
 
+    def fleets(self) -> list[Fleet]:
+        """Return the fleets that get requests."""
+        with self._changed:
+            return [fleet for fleet in (self._blue, self._green) if fleet is not None]
+
     def lease(self, target: str | None = None, session: str | None = None) -> Lease:
         """Choose a container for a request. Raises ApiError.
 

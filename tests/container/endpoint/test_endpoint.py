@@ -1,0 +1,88 @@
+"""An endpoint's reaction to containers that die, do not start, or are busy. The containers serve nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from container.endpoint.endpoint import Endpoint
+from container.endpoint.fleet import Fleet
+from container.endpoint.rollout import Rollout
+from tests.support.endpoints import FakeLauncher, RunningContainer
+from tests.support.waiting import wait_until
+
+LONG_CANARY = Rollout((0.5, 1.0), 3600.0, 0.0, {})
+
+
+class MortalContainer(RunningContainer):
+    """A container that runs until a test sets `cause`."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.cause: str | None = None
+        self.stopped = threading.Event()
+
+    def death(self) -> str | None:
+        return self.cause
+
+    def terminate(self) -> None:
+        self.stopped.set()
+
+
+class Containers:
+    """Launches containers, and keeps them by the name of their model."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[MortalContainer]] = {}
+
+    def __call__(self, container: Mapping[str, Any]) -> MortalContainer:
+        launched = MortalContainer()
+        self.of.setdefault(container["Image"], []).append(launched)
+        return launched
+
+
+@pytest.fixture
+def containers() -> Containers:
+    return Containers()
+
+
+def make_fleet(containers: Containers, *models: str) -> Fleet:
+    """Return a fleet with a variant for each model, named after it."""
+    variants = [{"VariantName": model, "ModelName": model} for model in models]
+    config = {"EndpointConfigName": "-".join(models), "ProductionVariants": variants}
+    return Fleet("endpoint", config, {model: {"Image": model} for model in models}, FakeLauncher(containers))
+
+
+@pytest.fixture
+def endpoint(containers: Containers) -> Iterator[Endpoint]:
+    """An endpoint that serves the model `blue`."""
+    created = Endpoint("endpoint", make_fleet(containers, "blue"), lambda line: None)
+    created.create()
+    wait_status(created, "InService")
+    yield created
+    created.close()
+
+
+def wait_status(endpoint: Endpoint, status: str) -> None:
+    wait_until(lambda: endpoint.state()["EndpointStatus"] == status)
+
+
+def replaced(fleet: Fleet, launched: list[MortalContainer]) -> bool:
+    """Whether the first container was replaced by a second."""
+    return len(launched) == 2 and fleet.containers() == launched[1:]
+
+
+def test_containers_of_both_fleets_are_replaced_during_an_update(
+    endpoint: Endpoint, containers: Containers
+) -> None:
+    endpoint.update(make_fleet(containers, "green"), LONG_CANARY, {})
+    wait_until(lambda: len(endpoint.traffic.fleets()) == 2)
+    for model in ("blue", "green"):
+        containers.of[model][0].cause = "the container was killed by SIGKILL"
+    for fleet, model in zip(endpoint.traffic.fleets(), ("blue", "green"), strict=True):
+        wait_until(partial(replaced, fleet, containers.of[model]))
+    assert endpoint.state()["EndpointStatus"] == "Updating"
