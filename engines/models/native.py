@@ -17,11 +17,6 @@ from engines.models.decoder import Model
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import NotRecorded, OpKind, Recorder, Recording, Rows, Step, StepInput, Team, bind
 
-_LEAST_OPS_A_CALL = 16
-"""Minimum number of operations between two heartbeats. Two layers of a large model can take seconds in prefill."""
-_ROWS_A_CALL = 2048
-"""Operations times rows of one native call. Calls with few rows have more operations, because at the end of each call
-all threads wait and the caller takes the GIL."""
 _ATTENTION = (OpKind.ROPE_AND_STORE, OpKind.ATTENTION)
 
 
@@ -63,8 +58,7 @@ class RecordedModel:
 
     def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
         before = self._team.seconds(_ATTENTION)
-        most_ops = max(_LEAST_OPS_A_CALL, _ROWS_A_CALL // given.step.num_rows)
-        self._forward.run(given.step, stopwatch.show_alive, most_ops)
+        self._forward.run(given.step, stopwatch.show_alive, most_ops(given.step.num_rows))
         stopwatch.add("attention", self._team.seconds(_ATTENTION) - before)
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
@@ -92,6 +86,15 @@ class EagerModel:
     @torch.inference_mode()
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
         return self._model.logits(self._hidden[places])
+
+
+def most_ops(num_rows: int) -> int:
+    """Return the maximum number of operations in one native call, after which the rank shows that it is alive.
+
+    Calls with few rows have many operations, because at the end of each call all threads wait and the caller takes the
+    GIL. A single operation on thousands of rows can take a second.
+    """
+    return max(2048 // num_rows, min(16, 4096 // num_rows), 1)
 
 
 def record_forward(
