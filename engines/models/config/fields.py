@@ -211,8 +211,10 @@ def _rope_scaling(
     match rope.get("rope_type") or rope.get("type") or "default":
         case "default":
             return None
-        case "linear" | "llama3" as kind:
-            return _stretched(kind, rope)
+        case "linear":
+            return RopeScaling("linear", _positive("factor", rope["factor"]))
+        case "llama3":
+            return _llama3(rope, longest)
         case "yarn":
             return _yarn(rope, longest)
         case "longrope" | "su":  # an older name
@@ -227,13 +229,13 @@ def _rope_scaling(
             raise UnsupportedModel(f"rope type {kind!r} is not supported; supported: {supported}")
 
 
-def _stretched(kind: str, rope: dict[str, Any]) -> RopeScaling:
+def _llama3(rope: dict[str, Any], longest: int | None) -> RopeScaling:
+    """Read the parameters of Llama 3.1. As in transformers, the trained length is `longest` if the file has none."""
     names = ("low_freq_factor", "high_freq_factor")
     values: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
-    trained = "original_max_position_embeddings"
-    if trained in rope:
-        values[trained] = Fields(rope).count(trained)
-    return RopeScaling(kind, _positive("factor", rope["factor"]), **values)
+    name = "original_max_position_embeddings"
+    values[name] = Fields(rope).count(name, longest)
+    return RopeScaling("llama3", _positive("factor", rope["factor"]), **values)
 
 
 def _trained(rope: dict[str, Any], longest: int | None) -> tuple[int, float]:

@@ -130,6 +130,15 @@ def test_llama3_rope_scaling(tmp_path: Path) -> None:
     assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192))}
 
 
+def test_llama3_without_a_trained_length_uses_max_position_embeddings(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    fields = {"rope_scaling": rope, "rope_theta": 500000.0}
+    expected = LlamaConfig(max_position_embeddings=64, **deepcopy(fields)).rope_parameters
+    assert expected["original_max_position_embeddings"] == 64
+    config = _read(tmp_path, MINIMAL | fields)
+    assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 64))}
+
+
 def test_longrope_reads_its_trained_length_from_the_config(tmp_path: Path) -> None:
     rope = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1, 8]}
     config = _read(tmp_path, MINIMAL | {"rope_scaling": rope, "original_max_position_embeddings": 16})
