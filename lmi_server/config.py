@@ -160,6 +160,8 @@ class WebConfig:
     """ZeroMQ address and `StatusBoard` path of the engine of each model copy."""
     prefix_caching: bool = False
     """Whether prefix caching is enabled in the engines."""
+    places_per_copy: int = 1
+    """Requests of this web process that a model copy can run at the same time."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json, if it is not `model_path`."""
     formatter_address: str = ""

@@ -43,4 +43,4 @@ def _engine(config: WebConfig) -> Engine:
         return clients[0]
     max_blocks = MAX_BLOCKS if config.prefix_caching else 0
     prefixes = KnownPrefixes(len(clients), max_blocks=max_blocks)
-    return ReplicaSet(clients, prefixes, Path(config.settings_lock))
+    return ReplicaSet(clients, prefixes, config.places_per_copy, Path(config.settings_lock))

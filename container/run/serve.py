@@ -115,7 +115,10 @@ def _serve(
     ):
         paths = RuntimePaths(folder)
         copies = resolved.copies
-        _write_configs(paths, loaded.config, config, copies, formatter, tokenizer_path, admin_token_digest)
+        places = places_per_copy(config, launch.web_workers(machine.cpu_count))
+        _write_configs(
+            paths, loaded.config, config, copies, places, formatter, tokenizer_path, admin_token_digest
+        )
         run = _Run(config, copies, formatter is not None, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
@@ -150,6 +153,7 @@ def _write_configs(
     config: LmiConfig,
     engine: EngineConfig,
     copies: int,
+    places: int,
     formatter: HandlerEngineConfig | None,
     tokenizer_path: Path | None,
     admin_token_digest: str,
@@ -162,6 +166,7 @@ def _write_configs(
         max_model_len=engine.model.max_model_len,
         engines=tuple((each.engine_address, str(each.status)) for each in paths.copies(copies)),
         prefix_caching=isinstance(engine, MpiEngineConfig) and engine.cache.prefix_caching,
+        places_per_copy=places,
         tokenizer_path=str(tokenizer_path or ""),
         formatter_address=paths.formatter.engine_address if formatter else "",
         formatter_status=str(paths.formatter.status) if formatter else "",
@@ -177,6 +182,17 @@ def _write_configs(
         copy_config = engine if copies == 1 else config_of_copy(engine, number)
         each.engine_config.write_text(copy_config.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")
+
+
+def places_per_copy(config: EngineConfig, web_workers: int) -> int:
+    """Return each web worker's share of the places in a copy's batch, at least one.
+
+    The share limits how long a known prefix attracts requests. It need not be exact, so it is not updated when the
+    batch size changes.
+    """
+    if isinstance(config, MpiEngineConfig):
+        return max(1, config.scheduler.settings.max_num_seqs // web_workers)
+    return max(1, config.batching.batch_size // web_workers)
 
 
 def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:

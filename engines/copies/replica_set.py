@@ -2,8 +2,9 @@
 
 The load of a copy is a number of tokens: for each of its requests, the prompt tokens that are not in its prefix cache
 and the output tokens that are still expected. So the copy with the longest known prefix is chosen, unless its load
-exceeds that of another copy by more than the prefix saves. Further answers to one prompt go to the copy of the first
-one, which has the prompt's pages. Each web process counts its own requests only.
+exceeds that of another copy by more than the prefix saves. A copy without a free place in its batch is chosen only if
+no copy has one. Further answers to one prompt go to the copy of the first one, which has the prompt's pages. Each web
+process counts its own requests only.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class _Replica:
     """Index of the copy, from 0."""
     load: int = 0
     """Tokens still to be computed."""
+    num_open: int = 0
+    """Requests that have not ended."""
     turn: int = 0
     """Number of the latest request that the copy was chosen for, so that copies take turns."""
     serves: bool = True
@@ -87,10 +90,15 @@ class _CountedStream(ClientStream[RequestOutput]):
 class ReplicaSet:
     """An `Engine` made of several engines with the same configuration, for the greenlets of one thread."""
 
-    def __init__(self, engines: Sequence[CopyEngine], prefixes: KnownPrefixes, lock_file: Path) -> None:
-        """lock_file: the same for all web processes, so that only one at a time changes settings."""
+    def __init__(
+        self, engines: Sequence[CopyEngine], prefixes: KnownPrefixes, places: int, lock_file: Path
+    ) -> None:
+        """places: requests of this process that a copy can run at the same time.
+        lock_file: the same for all web processes, so that only one at a time changes settings.
+        """
         self._replicas = [_Replica(engine, number) for number, engine in enumerate(engines)]
         self._prefixes = prefixes
+        self._places = places
         self._lock_file = lock_file
         self._request_loads: dict[str, _RequestLoad] = {}
         self._turns = 0
@@ -110,6 +118,7 @@ class ReplicaSet:
             output = min(request.sampling.max_new_tokens, _EXPECTED_OUTPUT)
             self._request_loads[request.id] = _RequestLoad(copy, prompt_tokens + output, output)
             copy.load += prompt_tokens + output
+            copy.num_open += 1
             by_copy.setdefault(copy.number, []).append(request)
         for number, own in by_copy.items():
             self._replicas[number].engine.submit_to(stream, *own)
@@ -169,7 +178,10 @@ class ReplicaSet:
         """Choose the copy for a request. Returns the copy, and the number of prompt tokens that it has to compute."""
         hashes = self._prefixes.block_hashes(request.tenant, request.prompt_token_ids)
         known = self._prefixes.matched_tokens(hashes)
-        best = min(serving, key=lambda copy: (copy.load - known[copy.number], copy.turn))
+        best = min(
+            serving,
+            key=lambda copy: (copy.num_open >= self._places, copy.load - known[copy.number], copy.turn),
+        )
         self._turns += 1
         best.turn = self._turns
         self._prefixes.add(hashes, best.number)
@@ -198,6 +210,7 @@ class ReplicaSet:
         load = self._request_loads.pop(request_id, None)
         if load is not None:
             load.copy.load -= load.tokens
+            load.copy.num_open -= 1
         return load
 
     def _call_all(self, call: Callable[[Engine], Result]) -> list[Result]:

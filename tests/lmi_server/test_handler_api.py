@@ -75,7 +75,7 @@ def client(engine: FakeHandlerEngine) -> FlaskClient:
 
 
 def test_a_replica_set_is_refused_when_the_app_is_created(tmp_path: Path) -> None:
-    copies = ReplicaSet([FakeCopy(), FakeCopy()], KnownPrefixes(2), tmp_path / "lock")
+    copies = ReplicaSet([FakeCopy(), FakeCopy()], KnownPrefixes(2), 1, tmp_path / "lock")
     with pytest.raises(TypeError, match="ReplicaSet cannot run a handler"):
         create_app(CONFIG, copies, None)
 

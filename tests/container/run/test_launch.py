@@ -10,7 +10,7 @@ import pytest
 
 from container.run import launch
 from container.run.launch import MpiRun, RuntimePaths
-from container.run.serve import config_of_copy
+from container.run.serve import config_of_copy, places_per_copy
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.health import EngineState, StatusBoard
@@ -223,3 +223,10 @@ def test_each_copy_has_its_own_number_and_step_trace() -> None:
     without = config_of_copy(CONFIG, 1)
     assert isinstance(without, MpiEngineConfig)
     assert without.scheduler.step_trace == ""
+
+
+@pytest.mark.parametrize(("web_workers", "places"), [(1, 32), (4, 8), (64, 1)])
+def test_web_workers_share_the_places_in_the_batch_of_a_copy(web_workers: int, places: int) -> None:
+    settings = replace(CONFIG.scheduler.settings, max_num_seqs=32)
+    config = replace(CONFIG, scheduler=replace(CONFIG.scheduler, settings=settings))
+    assert places_per_copy(config, web_workers) == places

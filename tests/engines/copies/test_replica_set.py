@@ -27,9 +27,9 @@ LOADING = Health(EngineState.STARTING, "", 0.0)
 STUCK = Health(EngineState.READY, "", 1e9)
 
 
-def make_set(count: int = 2, block_tokens: int = 4) -> tuple[ReplicaSet, list[FakeCopy]]:
+def make_set(count: int = 2, block_tokens: int = 4, places: int = 32) -> tuple[ReplicaSet, list[FakeCopy]]:
     copies = [FakeCopy() for _ in range(count)]
-    return ReplicaSet(copies, KnownPrefixes(count, block_tokens), Path("/dev/null")), copies
+    return ReplicaSet(copies, KnownPrefixes(count, block_tokens), places, Path("/dev/null")), copies
 
 
 def counts(copies: Sequence[FakeCopy]) -> list[int]:
@@ -53,25 +53,26 @@ EVENTS = st.lists(
 )
 
 
-@given(count=st.integers(2, 4), events=EVENTS)
-def test_loads_follow_open_requests_and_the_least_loaded_copy_is_selected(
-    count: int, events: list[tuple[str, int, int]]
+@given(count=st.integers(2, 4), places=st.integers(1, 8), events=EVENTS)
+def test_loads_follow_open_requests_and_the_least_loaded_copy_with_a_free_place_is_selected(
+    count: int, places: int, events: list[tuple[str, int, int]]
 ) -> None:
-    replicas, copies = make_set(count)
+    replicas, copies = make_set(count, places=places)
     streams: dict[str, RequestStream] = {}
     for number, (event, pick, size) in enumerate(events):
         copy = copies[pick % count]
         open_ids = sorted(streams)
         if event == "submit":
             request = make_request(str(number), [(pick + i) % 7 for i in range(size)], size)
-            before, healthy = replicas.loads, [c.state is SERVES for c in copies]
+            before = replicas.loads
+            healthy = [i for i, c in enumerate(copies) if c.state is SERVES]
+            with_places = [i for i in healthy if len(copies[i].streams) < places]
             streams[request.id] = replicas.submit(request)
             selected = next(i for i, c in enumerate(copies) if c.requests[-1:] == [request])
-            if any(healthy):
-                assert healthy[selected]
+            if candidates := with_places or healthy:
+                assert selected in candidates
                 # A known prefix outweighs at most the length of the prompt.
-                best = min(load for load, serves in zip(before, healthy, strict=True) if serves)
-                assert before[selected] <= best + size
+                assert before[selected] <= min(before[i] for i in candidates) + size
         elif event == "fail":
             copy.state = FAILED
             copy.fail_all()
@@ -137,9 +138,30 @@ def test_a_known_prefix_does_not_outweigh_a_larger_load() -> None:
     assert copies[1].requests[-1].id == "c"
 
 
+def test_a_known_prefix_does_not_outweigh_a_free_place() -> None:
+    replicas, copies = make_set(places=3)
+    stream = replicas.submit(make_request("0", range(1000)))
+    copies[0].streams["0"].put(RequestOutput("0", (1,)))
+    stream.next(0)
+    for number in range(1, 6):
+        replicas.submit(make_request(str(number), [*range(1000), number]))
+    assert [[request.id for request in copy.requests] for copy in copies] == [
+        ["0", "1", "2"],
+        ["3", "4", "5"],
+    ]
+    # A place is free again, once a request of this copy has ended.
+    copies[0].finish("0")
+    stream.next(0)
+    replicas.submit(make_request("6", range(5000, 8000)))
+    assert copies[0].requests[-1].id == "6"
+    # Without free places, the known prefix decides again.
+    replicas.submit(make_request("7", range(5000, 8000)))
+    assert copies[0].requests[-1].id == "7"
+
+
 def test_without_a_prefix_cache_prompts_are_ignored() -> None:
     copies = [FakeCopy(), FakeCopy()]
-    replicas = ReplicaSet(copies, KnownPrefixes(2, max_blocks=0), Path("/dev/null"))
+    replicas = ReplicaSet(copies, KnownPrefixes(2, max_blocks=0), 32, Path("/dev/null"))
     for number in range(6):
         replicas.submit(make_request(str(number), range(100)))
         replicas.abort(str(number), AbortReason.CLIENT_LEFT)
@@ -324,7 +346,7 @@ def test_a_settings_change_is_refused_while_a_copy_is_not_ready() -> None:
 
 def test_settings_changes_of_two_web_processes_do_not_interleave(tmp_path: Path) -> None:
     copies = [FakeCopy() for _ in range(2)]
-    sets = [ReplicaSet(copies, KnownPrefixes(2), tmp_path / "lock") for _ in range(2)]
+    sets = [ReplicaSet(copies, KnownPrefixes(2), 32, tmp_path / "lock") for _ in range(2)]
     arrived = 0
 
     def delay_first_change() -> None:
@@ -343,7 +365,7 @@ def test_settings_changes_of_two_web_processes_do_not_interleave(tmp_path: Path)
 
 def test_a_settings_change_that_times_out_waiting_for_another_is_refused(tmp_path: Path) -> None:
     copies = [FakeCopy() for _ in range(2)]
-    replicas = ReplicaSet(copies, KnownPrefixes(2), tmp_path / "lock")
+    replicas = ReplicaSet(copies, KnownPrefixes(2), 32, tmp_path / "lock")
     with (
         settings_lock(tmp_path / "lock", 0, gevent.sleep),
         pytest.raises(Unavailable, match="another change of the settings is in progress"),
