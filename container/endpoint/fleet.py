@@ -105,7 +105,7 @@ class Fleet:
             for variant in self.all_variants():
                 for container in variant.containers:
                     self._wait_healthy(variant, container)
-        except FleetFailed:
+        except BaseException:
             self.stop()
             raise
 
@@ -114,7 +114,7 @@ class Fleet:
         container = self._launch(variant)
         try:
             self._wait_healthy(variant, container)
-        except FleetFailed:
+        except BaseException:
             stop_all([container])
             raise
         return container
@@ -125,6 +125,10 @@ class Fleet:
         except NoModelData as error:
             raise FleetFailed(
                 f"Failed to download model data for production variant {variant.name}: {error}"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise FleetFailed(
+                f"Failed to start a container for production variant {variant.name}: {error}"
             ) from error
 
     def _wait_healthy(self, variant: FleetVariant, container: LocalServer) -> None:

@@ -38,8 +38,12 @@ class Containers:
 
     def __init__(self) -> None:
         self.of: dict[str, list[MortalContainer]] = {}
+        self.errors: dict[str, Exception] = {}
+        """What launching a container of a model raises."""
 
     def __call__(self, container: Mapping[str, Any]) -> MortalContainer:
+        if error := self.errors.get(container["Image"]):
+            raise error
         launched = MortalContainer()
         self.of.setdefault(container["Image"], []).append(launched)
         return launched
@@ -86,3 +90,16 @@ def test_containers_of_both_fleets_are_replaced_during_an_update(
     for fleet, model in zip(endpoint.traffic.fleets(), ("blue", "green"), strict=True):
         wait_until(partial(replaced, fleet, containers.of[model]))
     assert endpoint.state()["EndpointStatus"] == "Updating"
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("embedded null byte")])
+def test_an_update_whose_containers_cannot_be_launched_is_rolled_back(
+    error: Exception, endpoint: Endpoint, containers: Containers
+) -> None:
+    containers.errors["broken"] = error
+    endpoint.update(make_fleet(containers, "green", "broken"), LONG_CANARY, {})
+    wait_status(endpoint, "InService")
+    reason = f"Rolled back to blue: Failed to start a container for production variant broken: {error}"
+    assert endpoint.details()["FailureReason"] == reason
+    assert containers.of["green"][0].stopped.is_set()
+    assert not containers.of["blue"][0].stopped.is_set()
