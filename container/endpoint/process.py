@@ -9,9 +9,17 @@ from typing import Any
 
 from container.endpoint.model_data import ModelData
 from container.run.local_server import Command, LocalServer, serve_command
+from lmi_server.properties.environment import ENV_NAMES
 
-_OURS = ("OPTION_", "SERVING_", "SAGEMAKER_", "ARGS_", "HF_MODEL_ID", "LMI_ADMIN_TOKEN", "LMI_MODEL_DIR")
-"""Prefixes of environment variables that containers do not get, because they would change their configuration."""
+_OURS = (
+    *("OPTION_", "SERVING_", "SAGEMAKER_", "ARGS_"),
+    *(name.variable for name in ENV_NAMES),
+    *("LMI_ADMIN_TOKEN", "LMI_ALLOW_REMOTE_CODE", "LMI_LENIENT", "LMI_MODEL_DIR", "LMI_MODELS_"),
+)
+"""Prefixes of environment variables that containers do not get, because they would change their configuration.
+
+Variables that describe the machine are inherited: LMI_CACHE_DIR, LMI_CPU_KERNELS, credentials and proxies.
+"""
 
 
 class Launcher:

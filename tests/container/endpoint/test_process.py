@@ -67,6 +67,31 @@ def test_a_container_gets_its_environment_port_and_model_folder(tmp_path: Path) 
     assert "up" in next((tmp_path / "logs").iterdir()).read_text()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "OPTION_DTYPE",
+            "SERVING_BATCH_SIZE",
+            "SAGEMAKER_MULTI_MODEL",
+            "LMI_MODEL_DIR",
+            "LMI_MODELS_MEMORY_MB",
+        ),
+        *("MAX_BATCH_SIZE", "HF_REVISION", "SM_NUM_GPUS", "LMI_LENIENT", "LMI_ALLOW_REMOTE_CODE"),
+    ],
+)
+def test_variables_that_configure_a_server_are_not_inherited(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(LocalServer, "start", lambda what, command, environ, log: started.append(environ))
+    launcher = make_launcher(tmp_path, **{name: "shell", "LMI_CACHE_DIR": "/cache"})
+    launcher.launch("inherited", {})
+    launcher.launch("own", {"Environment": {name: "endpoint"}})
+    assert [environ.get(name) for environ in started] == [None, "endpoint"]
+    assert [environ["LMI_CACHE_DIR"] for environ in started] == ["/cache", "/cache"]
+
+
 def test_the_cause_is_the_last_line_of_the_server_log(tmp_path: Path) -> None:
     container = start(tmp_path, EXIT="Error: option.dtype: got fp17")
     with pytest.raises(NotHealthy) as caught:
