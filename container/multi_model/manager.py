@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -13,7 +14,7 @@ from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound,
 from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from container.run.local_server import STOP_SECONDS, LocalServer, NotHealthy, stop_all
-from engines.errors import EngineError, Unavailable
+from engines.errors import Unavailable
 from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_json
 
@@ -135,7 +136,7 @@ class ModelManager:
         self._forget(model)
 
     def load_all(self) -> None:
-        """Load the configured models one after another until memory runs out."""
+        """Load the configured models one after another, as far as memory suffices."""
         for model in self.models():
             with self._changed:
                 if self._closing:
@@ -143,12 +144,8 @@ class ModelManager:
                 if model.state is not ModelState.DOWN:
                     continue
                 model.mark_loading()
-            try:
+            with contextlib.suppress(Exception):  # already logged, and returned to requests for the model
                 self._start_server(model, leased=False, evict=False)
-            except NoMemory:
-                return
-            except EngineError:
-                continue  # already logged, and returned to requests for the model
 
     def lease(self, name: str) -> ModelLease:
         """Lease a model for one request. Loads the model first if it is loaded on demand or its server has failed.
@@ -211,26 +208,16 @@ class ModelManager:
 
     def _start_server(self, model: ServedModel, leased: bool, evict: bool) -> LocalServer:
         """Load a model whose state is LOADING. leased: count a request before the model can be unloaded."""
-        server = None
         try:
-            need = self._admit(model, evict)
-            with self._changed:
-                self._refuse_when_stopped(model)
-                server = model.server = self._start(model.folder, need)
-            server.wait_healthy(
-                min(need.loading_timeout, self._loading_limit or need.loading_timeout), model.stopping
-            )
-            with self._changed:
-                self._refuse_when_stopped(model)
-                model.mark_ready()
-                if leased:
-                    model.begin_request()
-                self._changed.notify_all()
-            _logger.info("model %s is ready", model.name)
-            return server
+            try:
+                return self._start_once(model, leased, self._admit(model, evict))
+            except NotHealthy as error:
+                out_of_memory = isinstance(self._failure(model, error), NoMemory)
+                if not (evict and out_of_memory and self._others_in_memory(model)):
+                    raise
+                _logger.info("model %s needs more memory than predicted: %s", model.name, error)
+                return self._start_once(model, leased, self._admit(model, evict, underestimated=True))
         except BaseException as error:
-            if server is not None:
-                stop_all([server])
             with self._changed:
                 mapped = self._failure(model, error)
                 model.mark_down("" if isinstance(mapped, NoMemory) else str(mapped))
@@ -241,6 +228,26 @@ class ModelManager:
                 raise
             raise mapped from error
 
+    def _start_once(self, model: ServedModel, leased: bool, need: MemoryNeed) -> LocalServer:
+        """Start the server of a model, whose memory is reserved, and wait until it is ready. Raises NotHealthy."""
+        with self._changed:
+            self._refuse_when_stopped(model)
+            server = model.server = self._start(model.folder, need)
+        try:
+            limit = min(need.loading_timeout, self._loading_limit or need.loading_timeout)
+            server.wait_healthy(limit, model.stopping)
+            with self._changed:
+                self._refuse_when_stopped(model)
+                model.mark_ready()
+                if leased:
+                    model.begin_request()
+                self._changed.notify_all()
+        except BaseException:
+            stop_all([server])
+            raise
+        _logger.info("model %s is ready", model.name)
+        return server
+
     def _failure(self, model: ServedModel, error: BaseException) -> BaseException:
         """Return the error that clients get."""
         if not isinstance(error, NotHealthy):
@@ -249,17 +256,22 @@ class ModelManager:
             return Unavailable("the model was stopped while it was loading")
         return (NoMemory if _OUT_OF_MEMORY.search(str(error)) else BadModel)(str(error))
 
-    def _admit(self, model: ServedModel, evict: bool) -> MemoryNeed:
+    def _others_in_memory(self, model: ServedModel) -> list[ServedModel]:
+        return [other for other in self.models() if other is not model and other.need is not None]
+
+    def _admit(self, model: ServedModel, evict: bool, underestimated: bool = False) -> MemoryNeed:
         """Wait until there is memory for a model, and reserve it. Raises NoMemory, BadModel.
 
         evict: unload other models, the least recently used first, but only if the model can fit without them.
+        underestimated: the memory that was last predicted did not suffice, so unload at least one other model. The
+            prediction for a model that had to be downloaded is better now.
         """
         with self._admission:
             while True:
-                others = [other for other in self.models() if other is not model and other.need is not None]
+                others = self._others_in_memory(model)
                 room = self._account.room(others)
                 need = self._predict(model.folder, room)
-                if room.holds(need):
+                if room.holds(need) and not (underestimated and others):
                     model.need = need
                     return need
                 if evict and others:
@@ -278,6 +290,7 @@ class ModelManager:
                     victim.state = ModelState.UNLOADING
                 _logger.info("unloading model %s to free memory for %s", victim.name, model.name)
                 self._stop_server(victim)
+                underestimated = False
 
     def _stop_server(self, model: ServedModel) -> None:
         """Stop the server of a model whose state is UNLOADING."""

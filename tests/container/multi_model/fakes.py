@@ -43,7 +43,8 @@ class FakeServer(LocalServer):
         while not self._lab.healthy.wait(0.005):
             if stopping.is_set():
                 raise NotHealthy("it was stopped")
-        if reason := self._lab.broken.get(self.folder.name):
+        name = self.folder.name
+        if reason := self._lab.broken_once.pop(name, "") or self._lab.broken.get(name):
             raise NotHealthy(reason)
 
     def terminate(self) -> None:
@@ -68,6 +69,8 @@ class FakeModels:
         """Measured memory by server number."""
         self.broken: dict[str, str] = {}
         """Reasons for failed starts, by model."""
+        self.broken_once: dict[str, str] = {}
+        """Reasons for starts of which only the first one fails, by model."""
         self.healthy = threading.Event()
         self.healthy.set()
         self.go = threading.Event()
@@ -94,6 +97,26 @@ class FakeModels:
     def up(self) -> list[str]:
         """Return the models with running servers, in the order of their start."""
         return [server.folder.name for server in self.servers if not server.ended.is_set()]
+
+
+def load(manager: ModelManager, *names: str) -> None:
+    for name in names:
+        manager.load(name, Path("/models") / name)
+
+
+def served_by(manager: ModelManager, name: str) -> str:
+    """Return the model whose server handles requests for `name`."""
+    lease = manager.lease(name)
+    try:
+        assert isinstance(lease.server, FakeServer)
+        assert not lease.server.ended.is_set()
+        return lease.server.folder.name
+    finally:
+        lease.release()
+
+
+def states(manager: ModelManager) -> dict[str, str]:
+    return {model.name: model.state.value for model in manager.models()}
 
 
 class _Http(LoopbackServer):

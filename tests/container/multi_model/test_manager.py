@@ -11,32 +11,11 @@ import pytest
 
 from container.multi_model import served_model
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
-from container.multi_model.manager import ModelManager
 from container.multi_model.memory import MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from engines.errors import Unavailable
-from tests.container.multi_model.fakes import FakeModels, FakeServer
+from tests.container.multi_model.fakes import FakeModels, FakeServer, load, served_by, states
 from tests.support.waiting import wait_until
-
-
-def load(manager: ModelManager, *names: str) -> None:
-    for name in names:
-        manager.load(name, Path("/models") / name)
-
-
-def served_by(manager: ModelManager, name: str) -> str:
-    """Return the model whose server handles requests for `name`."""
-    lease = manager.lease(name)
-    try:
-        assert isinstance(lease.server, FakeServer)
-        assert not lease.server.ended.is_set()
-        return lease.server.folder.name
-    finally:
-        lease.release()
-
-
-def states(manager: ModelManager) -> dict[str, str]:
-    return {model.name: model.state.value for model in manager.models()}
 
 
 def test_a_model_is_served_from_load_to_unload() -> None:
@@ -249,12 +228,13 @@ def test_requests_that_wait_for_a_model_share_its_server() -> None:
     manager.close()
 
 
-def test_models_are_loaded_at_startup_until_memory_is_full() -> None:
+def test_models_are_loaded_at_startup_as_far_as_memory_suffices() -> None:
     lab = FakeModels(limit=25)
     lab.broken["b"] = "its files are broken"
-    manager = lab.manager("a", "b", "c", "d")
+    lab.needs["_"] = 26
+    manager = lab.manager("_", "a", "b", "c", "d")
     manager.load_all()
-    assert states(manager) == {"a": "ready", "b": "down", "c": "ready", "d": "down"}
+    assert states(manager) == {"_": "down", "a": "ready", "b": "down", "c": "ready", "d": "down"}
     with pytest.raises(Unavailable, match="its files are broken"):
         manager.lease("b")
     assert served_by(manager, "d") == "d"
