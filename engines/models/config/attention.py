@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -57,6 +58,28 @@ class DynamicRope:
     """Length of the trained context."""
 
 
+Scaling = RopeScaling | Yarn | LongRope | DynamicRope | None
+"""Scaling of rotary embeddings; None: they are not scaled."""
+
+
+def longest_sequence(context: int, scalings: Iterable[Scaling]) -> int:
+    """Return the length up to which all of these scalings extend a model's context, at least `context`.
+
+    As in vLLM, `max_position_embeddings`, which is `context`, already includes the scaling of llama3 and longrope.
+    """
+    return max(context, min((_extended(context, scaling) for scaling in scalings), default=context))
+
+
+def _extended(context: int, scaling: Scaling) -> int:
+    match scaling:
+        case Yarn():
+            return int(scaling.original_max_position_embeddings * scaling.factor)
+        case DynamicRope() | RopeScaling(kind="linear"):
+            return int(context * scaling.factor)
+        case _:
+            return context
+
+
 @dataclass(frozen=True, slots=True)
 class Rotary:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys. Features i and i + dim / 2 are
@@ -66,7 +89,7 @@ class Rotary:
     dim: int
     """Number of rotated features, the first ones of each head. The others stay unchanged."""
     theta: float = 10000.0
-    scaling: RopeScaling | Yarn | LongRope | DynamicRope | None = None
+    scaling: Scaling = None
 
 
 @dataclass(frozen=True, slots=True)

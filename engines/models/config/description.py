@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.models.config.attention import AttentionSpec, DynamicRope, Rotary
+from engines.models.config.attention import AttentionSpec, Rotary, longest_sequence
 from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
 
@@ -123,9 +123,8 @@ class ModelConfig:
 
     @property
     def longest_sequence(self) -> int:
-        """Upper limit of `option.max_model_len`. Dynamic rotary scaling extends it beyond `max_position_embeddings`."""
-        factors = [r.scaling.factor for r in self.rotaries if isinstance(r.scaling, DynamicRope)]
-        return int(self.max_position_embeddings * max([1.0, *factors]))
+        """Upper limit of `option.max_model_len`. Rotary scaling may extend it beyond `max_position_embeddings`."""
+        return longest_sequence(self.max_position_embeddings, (rotary.scaling for rotary in self.rotaries))
 
     @property
     def kv_elements_per_token(self) -> int:

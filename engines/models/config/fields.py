@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
+from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, Rotary, Scaling, Yarn
 
 _ROPES = ("rope_scaling", "rope_parameters")
 """Fields with the parameters of rotary embeddings. The first one present takes precedence."""
@@ -134,12 +134,20 @@ class Fields:
             raise UnsupportedModel(f"head_dim is {dim}; rotary embedding requires an even number")
         rope = self._rope(layer_type)
         theta = _positive("rope_theta", rope.get("rope_theta") or default_theta)
-        name = "max_position_embeddings"
-        longest = None if self._data.get(name) is None else self.count(name)
-        scaling = _rope_scaling(rope, dim, longest)
+        scaling = self._scaling(rope, dim)
         if isinstance(scaling, Yarn) and theta == 1:
             raise UnsupportedModel("rope_theta is 1; rope type 'yarn' requires another value")
         return Rotary(dim, theta, scaling)
+
+    def rope_scalings(self, dim: int) -> list[Scaling]:
+        """Return the scaling of the rotary embeddings of each layer type. dim: as for `rotary`."""
+        by_type = self.part("rope_parameters")._data.items()
+        kinds = [kind for kind, rope in by_type if isinstance(rope, dict)]
+        return [self._scaling(self._rope(kind), dim) for kind in kinds or [None]]
+
+    def _scaling(self, rope: dict[str, Any], dim: int) -> Scaling:
+        name = "max_position_embeddings"
+        return _rope_scaling(rope, dim, None if self._data.get(name) is None else self.count(name))
 
     def rope_types(self) -> set[str]:
         """Return the rope types in the file, for all layer types together."""
@@ -204,9 +212,7 @@ class Fields:
         return heads, kv_heads
 
 
-def _rope_scaling(
-    rope: dict[str, Any], dim: int, longest: int | None
-) -> RopeScaling | Yarn | LongRope | DynamicRope | None:
+def _rope_scaling(rope: dict[str, Any], dim: int, longest: int | None) -> Scaling:
     """longest: `max_position_embeddings`."""
     match rope.get("rope_type") or rope.get("type") or "default":
         case "default":

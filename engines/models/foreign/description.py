@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from engines.models.config import AttentionSpec, ModelConfig, UnsupportedModel
+from engines.models.config.attention import Scaling, longest_sequence
 from engines.models.config.description import NormSpec
 from engines.models.config.fields import Fields
 from engines.models.foreign.sources import Source, causal_architectures, find_source
@@ -60,6 +61,13 @@ class ForeignConfig(ModelConfig):
     """See `Source.plan`."""
     tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Names and shapes of the tensors in the checkpoint. Empty if there are no files."""
+
+    scalings: tuple[Scaling, ...] = ()
+    """Rotary scaling of each layer type. The module applies it itself, so `rotaries` is empty."""
+
+    @property
+    def longest_sequence(self) -> int:
+        return longest_sequence(self.max_position_embeddings, self.scalings)
 
     def split_plan(self, ranks: int, rank: int) -> SplitPlan:
         return SplitPlan(self.plan, self.num_heads, self.num_kv_heads, self.head_dim, ranks, rank)
@@ -188,6 +196,7 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         folder=folder,
         plan=source.plan,
         tensors=tuple(_tensors(folder)),
+        scalings=tuple(fields.rope_scalings(head_dim)),
     )
 
 

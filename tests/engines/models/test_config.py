@@ -145,12 +145,31 @@ def test_longrope_reads_its_trained_length_from_the_config(tmp_path: Path) -> No
     assert config.rotaries == {Rotary(4, 1e4, LongRope((1.0, 1.5), (1.0, 8.0), 16, math.sqrt(1.5)))}
 
 
-def test_dynamic_scaling_allows_longer_sequences(tmp_path: Path) -> None:
+def test_dynamic_scaling_is_read(tmp_path: Path) -> None:
     config = _read(tmp_path, MINIMAL | {"rope_scaling": {"type": "dynamic", "factor": 2.5}})
     assert config.rotaries == {Rotary(4, 1e4, DynamicRope(2.5, 64))}
     assert config.max_position_embeddings == 64
-    assert config.longest_sequence == 160
-    assert _read(tmp_path, MINIMAL).longest_sequence == 64
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"type": "default"}, 64),
+        ({"type": "dynamic", "factor": 2.5}, 160),
+        ({"type": "linear", "factor": 4}, 256),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}, 192),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
+        ({"type": "yarn", "original_max_position_embeddings": 16}, 64),
+        ({"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8}, 64),
+        ({"type": "longrope", "short_factor": [1, 1], "long_factor": [8, 8], "factor": 8.0}, 64),
+    ],
+)
+def test_rope_scaling_extends_the_longest_sequence(
+    rope: dict[str, Any], longest: int, tmp_path: Path
+) -> None:
+    config = _read(tmp_path, MINIMAL | {"rope_scaling": rope})
+    assert config.max_position_embeddings == 64
+    assert config.longest_sequence == longest
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,27 @@ def test_windows_follow_the_pattern_if_layer_types_are_missing(kind: str, name: 
     ]
 
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, 512),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 1024),
+        ({"rope_scaling": _YARN}, 1024),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": _YARN}, 1024),
+        ({"rope_parameters": {"full_attention": _YARN, "sliding_attention": {"rope_type": "default"}}}, 512),
+    ],
+)
+def test_rope_scaling_extends_the_longest_sequence(
+    changes: dict[str, Any], longest: int, tmp_path: Path
+) -> None:
+    config = describe(_write(tmp_path, **changes))
+    assert (config.longest_sequence, config.max_position_embeddings) == (longest, 512)
+    assert not config.rotaries
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
