@@ -41,7 +41,8 @@ class _IdleTeam(Team):
 def test_long_steps_run_in_short_calls(
     num_rows: int, num_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    team, heartbeats = _IdleTeam(), []
+    team = _IdleTeam()
+    heartbeats: list[None] = []
     recording = Recording(team, [Program([Add()] * _NUM_OPS)], torch.empty(0, 0), None)
     for name in ("record_forward", "record_logits"):
         monkeypatch.setattr(native, name, lambda *_: recording)
