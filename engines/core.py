@@ -234,7 +234,7 @@ class EngineStats:
     counters: dict[str, float]
     histograms: tuple[HistogramData, ...]
     copies: dict[str, EngineStats] = field(default_factory=dict)
-    """With several copies: the stats of each copy that replied, by its number from 1 on."""
+    """With several copies: the stats of each copy that replied, by its number from 1 on. They are not added up."""
 
 
 @dataclass(frozen=True, slots=True)

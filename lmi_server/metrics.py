@@ -52,7 +52,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Collector that exports an `EngineStats` as metric families, under the engine's names.
 
-    With several model copies, a family contains the sum, without the label `copy`, and the value of each copy.
+    With several model copies, each copy has its own samples, labelled `copy`.
     """
 
     def __init__(self, stats: EngineStats | None) -> None:
@@ -80,8 +80,8 @@ class _EngineCollector(Collector):
 def _families(
     by_copy: Mapping[str, Mapping[str, float]], family_type: type[GaugeMetricFamily | CounterMetricFamily]
 ) -> Iterator[Metric]:
-    """Yield a family for each name. `by_copy`: values by name, for each copy and, under "", for the sum."""
-    for name in by_copy[""]:
+    """Yield a family for each name. `by_copy`: values by name, for each copy and, under "", those without a copy."""
+    for name in dict.fromkeys(name for by_name in by_copy.values() for name in by_name):
         family = family_type(name, _help_text(name), labels=[_COPY])
         for copy, by_name in by_copy.items():
             if name in by_name:

@@ -19,7 +19,6 @@ import gevent
 from engines.base import Engine, RequestStream, SchedulerReply, SettingValue
 from engines.client import ClientStream
 from engines.copies.known_prefixes import KnownPrefixes
-from engines.copies.merged_stats import merge
 from engines.copies.settings_lock import settings_lock
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
 from engines.errors import Unavailable
@@ -134,11 +133,18 @@ class ReplicaSet:
         return replace(min(each, key=_readiness_key), copies=each)
 
     def stats(self, timeout: float) -> EngineStats | None:
+        """Return the stats of each copy that replies, without sums: a sum would drop whenever a copy does not reply."""
         answering = (EngineState.READY, EngineState.DRAINING)
-        found = self._call_all(
+        replies = self._call_all(
             lambda engine: engine.stats(timeout) if engine.health().state in answering else None
         )
-        return merge(found, sum(copy.engine.health().ready for copy in self._replicas))
+        by_copy = {str(number): stats for number, stats in enumerate(replies, 1) if stats is not None}
+        if not by_copy:
+            return None
+        num_serving = sum(copy.engine.health().ready for copy in self._replicas)
+        gauges = {"lmi_copies": float(len(replies)), "lmi_copies_serving": float(num_serving)}
+        info = next(iter(by_copy.values())).info
+        return EngineStats(info, gauges, counters={}, histograms=(), copies=by_copy)
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float

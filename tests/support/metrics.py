@@ -23,8 +23,7 @@ class Metrics:
     """One scrape."""
 
     samples: dict[str, float]
-    """Values by sample name (including `..._count`, `..._bucket` and so on), summed over label sets, without samples of
-    single copies."""
+    """Values by sample name (including `..._count`, `..._bucket` and so on), summed over label sets."""
     families: dict[str, str]
     """Types by metric family name, as in the TYPE lines."""
 
@@ -54,8 +53,6 @@ def parse_metrics(text: str) -> Metrics:
     for family in text_string_to_metric_families(text):
         families[family.name] = family.type
         for sample in family.samples:
-            if "copy" in sample.labels:
-                continue
             samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
     return Metrics(samples, families)
 

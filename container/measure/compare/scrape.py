@@ -95,7 +95,7 @@ class MetricsSnapshot:
     """The samples of one scrape of `/metrics`."""
 
     samples: dict[str, float]
-    """Values by metric name, summed over label sets. Samples of single copies are left out."""
+    """Values by metric name, summed over label sets."""
     engine_info: dict[str, str] = field(default_factory=dict)
     """Labels of `lmi_engine_info`; empty for other kinds of servers."""
 
@@ -145,8 +145,6 @@ def parse_metrics(text: str) -> MetricsSnapshot:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if "copy" in sample.labels:  # the sum over the copies is a separate sample
-                    continue
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
                 if sample.name == "lmi_engine_info":
                     info = dict(sample.labels)
