@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -118,10 +117,7 @@ def test_refused_and_failed_changes_of_settings_raise_the_reason() -> None:
         change_settings("a", server.url, "secret", {"max_rolling_batch_size": 8})
 
 
-def test_settings_and_the_admin_token_are_not_sent_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urllib.request, "_opener", None)  # an earlier test may have read the proxies
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("unreachable_proxy")
+def test_settings_and_the_admin_token_are_not_sent_to_a_proxy() -> None:
     with LoopbackServer(_Admin) as server:
         change_settings("a", server.url, "secret", {"max_rolling_batch_size": 8})

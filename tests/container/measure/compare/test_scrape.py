@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import urllib.request
 
 import pytest
 
@@ -162,11 +161,8 @@ class _Metrics(QuietHandler):
         self.respond(200, _TEXT.encode(), {})
 
 
-def test_a_server_on_this_machine_is_read_without_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urllib.request, "_opener", None)  # an earlier test may have read the proxies
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("unreachable_proxy")
+def test_a_server_on_this_machine_is_read_without_the_proxy() -> None:
     with LoopbackServer(_Metrics) as server:
         assert scrape(server.url) == parse_metrics(_TEXT)
 
