@@ -18,6 +18,8 @@ _READ_ONLY_FOLDER = 0o555
 
 Connect = Callable[[], Any]
 """Creates a boto3 client for S3."""
+_Listing = tuple[tuple[str, str, int], ...]
+"""Key, ETag and size of each object."""
 
 
 class NoModelData(Exception):
@@ -25,7 +27,9 @@ class NoModelData(Exception):
 
 
 class ModelData:
-    """Copies each S3 prefix once, below `folder`, and makes the copy read-only, as it may be on the platform.
+    """Copies each S3 prefix below `folder`, and makes the copy read-only, as it may be on the platform.
+
+    A prefix is copied again only if its objects have changed. Earlier copies stay for the containers that use them.
 
     A local folder is used in place, and its permissions stay as they are.
     """
@@ -33,7 +37,7 @@ class ModelData:
     def __init__(self, folder: Path, connect: Connect) -> None:
         self._folder = folder
         self._connect = connect
-        self._copies: dict[str, TemporaryDirectory[str]] = {}
+        self._copies: dict[tuple[S3Address, _Listing], TemporaryDirectory[str]] = {}
         self._lock = threading.Lock()
 
     def folder_of(self, container: Mapping[str, Any]) -> Path:
@@ -57,28 +61,40 @@ class ModelData:
 
     def _copy(self, uri: str) -> Path:
         with self._lock:
-            if uri not in self._copies:
-                copy = TemporaryDirectory(prefix="model-", dir=self._folder)
-                try:
-                    self._download(parse_address(uri), Path(copy.name))
-                except (BotoCoreError, ClientError, OSError, ModelNotAvailable) as error:
-                    copy.cleanup()
-                    raise NoModelData(f"{uri}: {error}") from error
-                self._copies[uri] = copy
-            return Path(self._copies[uri].name)
+            try:
+                address = parse_address(uri)
+                client = self._connect()
+                listing = _list(client, address)
+                if (address, listing) not in self._copies:
+                    self._copies[address, listing] = self._download(client, address, listing)
+            except (BotoCoreError, ClientError, OSError, ModelNotAvailable) as error:
+                raise NoModelData(f"{uri}: {error}") from error
+            return Path(self._copies[address, listing].name)
 
-    def _download(self, address: S3Address, target: Path) -> None:
-        client = self._connect()
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.prefix)
-        keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
-        files = {key: key.removeprefix(address.prefix) for key in keys if not key.endswith("/")}
-        if not files:
-            raise ModelNotAvailable("no object below this prefix")
-        for key, name in files.items():
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(address.bucket, key, str(path))
-        for path in [target, *target.rglob("*")]:
-            path.chmod(_READ_ONLY_FOLDER if path.is_dir() else _READ_ONLY_FILE)
+    def _download(self, client: Any, address: S3Address, listing: _Listing) -> TemporaryDirectory[str]:
+        copy = TemporaryDirectory(prefix="model-", dir=self._folder)
+        try:
+            target = Path(copy.name)
+            for key, _, _ in listing:
+                name = key.removeprefix(address.prefix)
+                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                    raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")
+                path = target / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                client.download_file(address.bucket, key, str(path))
+            for path in [target, *target.rglob("*")]:
+                path.chmod(_READ_ONLY_FOLDER if path.is_dir() else _READ_ONLY_FILE)
+        except BaseException:
+            copy.cleanup()
+            raise
+        return copy
+
+
+def _list(client: Any, address: S3Address) -> _Listing:
+    """List the files below a prefix. Raises ModelNotAvailable if there are none."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.prefix)
+    entries = [entry for page in pages for entry in page.get("Contents", ())]
+    files = tuple((one["Key"], one["ETag"], one["Size"]) for one in entries if not one["Key"].endswith("/"))
+    if not files:
+        raise ModelNotAvailable("no object below this prefix")
+    return files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,13 +44,18 @@ def running() -> Iterator[tuple[FakeS3, Any]]:
         client.close()
 
 
+def _etag(data: bytes) -> str:
+    return f'"{zlib.crc32(data):08x}"'
+
+
 class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"  # clients wait a second for `100 Continue` otherwise
     server: FakeS3
 
     def do_PUT(self) -> None:
-        self.server.objects[unquote(self.path[1:])] = self.rfile.read(int(self.headers["Content-Length"]))
-        self.respond(200, b"", {"ETag": '"1"'})
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.objects[unquote(self.path[1:])] = data
+        self.respond(200, b"", {"ETag": _etag(data)})
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -59,20 +65,21 @@ class _Handler(QuietHandler):
         name = unquote(address.path[1:])
         query = parse_qs(address.query)
         if "list-type" in query:
-            sizes = {
-                key.split("/", 1)[1]: len(data)
+            found = {
+                key.split("/", 1)[1]: data
                 for key, data in self.server.objects.items()
                 if key.startswith(f"{name}/{query['prefix'][0]}")
             }
             rows = "".join(
-                f'<Contents><Key>{escape(key)}</Key><ETag>"1"</ETag><Size>{size}</Size></Contents>'
-                for key, size in sizes.items()
+                f"<Contents><Key>{escape(key)}</Key><ETag>{_etag(data)}</ETag><Size>{len(data)}</Size></Contents>"
+                for key, data in found.items()
             )
             text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
             return self.respond(200, text.encode(), {"Content-Type": "application/xml"})
         data = self.server.objects.get(name)
         if data is None:
             return self.respond(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>", {})
+        etag = _etag(data)
         if byte_range := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
             data = data[int(byte_range[1]) : int(byte_range[2]) + 1]
-        return self.respond(206 if byte_range else 200, data, {"ETag": '"1"'})
+        return self.respond(206 if byte_range else 200, data, {"ETag": etag})

@@ -6,8 +6,9 @@ import gc
 import json
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -67,24 +68,23 @@ def test_a_container_gets_its_environment_port_and_model_folder(tmp_path: Path) 
     assert "up" in next((tmp_path / "logs").iterdir()).read_text()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "OPTION_DTYPE",
-            "SERVING_BATCH_SIZE",
-            "SAGEMAKER_MULTI_MODEL",
-            "LMI_MODEL_DIR",
-            "LMI_MODELS_MEMORY_MB",
-        ),
-        *("MAX_BATCH_SIZE", "HF_REVISION", "SM_NUM_GPUS", "LMI_LENIENT", "LMI_ALLOW_REMOTE_CODE"),
-    ],
+CONFIGURING = (
+    *("OPTION_DTYPE", "SERVING_BATCH_SIZE", "SAGEMAKER_MULTI_MODEL", "MAX_BATCH_SIZE", "HF_REVISION"),
+    *("LMI_LENIENT", "LMI_ALLOW_REMOTE_CODE", "LMI_MODEL_DIR", "LMI_MODELS_MEMORY_MB"),
 )
+
+
+@pytest.mark.parametrize("name", CONFIGURING)
 def test_variables_that_configure_a_server_are_not_inherited(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[dict[str, str]] = []
-    monkeypatch.setattr(LocalServer, "start", lambda what, command, environ, log: started.append(environ))
+    started: list[Mapping[str, str]] = []
+
+    def start(what: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes]) -> None:
+        log.close()
+        started.append(environ)
+
+    monkeypatch.setattr(LocalServer, "start", start)
     launcher = make_launcher(tmp_path, **{name: "shell", "LMI_CACHE_DIR": "/cache"})
     launcher.launch("inherited", {})
     launcher.launch("own", {"Environment": {name: "endpoint"}})
@@ -143,6 +143,19 @@ def test_an_s3_prefix_is_downloaded_once_and_read_only(tmp_path: Path) -> None:
         files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
         assert set(files) == {"serving.properties", "code/a.py"}
         assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o444}
+        data.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_s3_prefix_is_downloaded_again(tmp_path: Path) -> None:
+    with fake_s3.running() as (server, client):
+        server.objects["bucket/m/serving.properties"] = b"option.dtype=fp16\n"
+        data = ModelData(tmp_path, lambda: client)
+        before = data.folder_of(source("s3://bucket/m"))
+        server.objects["bucket/m/serving.properties"] = b"option.dtype=bf16\n"
+        after = data.folder_of(source("s3://bucket/m"))
+        assert (before / "serving.properties").read_text() == "option.dtype=fp16\n"
+        assert (after / "serving.properties").read_text() == "option.dtype=bf16\n"
         data.close()
         assert list(tmp_path.iterdir()) == []
 
