@@ -16,6 +16,8 @@ from container.run.local_server import LocalServer, stop_all
 
 _DRAIN_SECONDS = 8 * 60.0
 """Duration of the longest response, a stream."""
+_ASYNC_DRAIN_SECONDS = 3600.0
+"""Duration of the longest asynchronous invocation, the maximum of `InvocationTimeoutSeconds`."""
 _WATCH_SECONDS = 1.0
 _JOIN_SECONDS = 10.0
 """Time at shutdown for a thread that is copying a model."""
@@ -181,7 +183,7 @@ class Endpoint:
                     variant.count, reason = before, str(error)
             surplus = variant.containers[variant.count :]
             self.traffic.remove(variant, surplus)
-            self._drain(surplus)
+            self._drain(self.fleet, surplus)
             stop_all(surplus)
         self._set("InService", reason)
 
@@ -192,12 +194,13 @@ class Endpoint:
 
     def _retire(self, fleet: Fleet) -> None:
         """Stop a fleet that gets no more requests, after those in flight."""
-        self._drain(fleet.containers())
+        self._drain(fleet, fleet.containers())
         fleet.stop()
 
-    def _drain(self, containers: Sequence[LocalServer]) -> None:
-        """Wait until containers that get no more requests are idle."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
+    def _drain(self, fleet: Fleet, containers: Sequence[LocalServer]) -> None:
+        """Wait until containers of a fleet that get no more requests are idle."""
+        limit = _ASYNC_DRAIN_SECONDS if "AsyncInferenceConfig" in fleet.config else _DRAIN_SECONDS
+        deadline = time.monotonic() + limit
         while not self._stopping.is_set() and time.monotonic() < deadline:
             if self.traffic.wait_idle(containers, _WATCH_SECONDS):
                 return

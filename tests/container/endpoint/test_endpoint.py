@@ -15,6 +15,7 @@ from container.endpoint.rollout import Rollout
 from tests.support.endpoints import FakeLauncher, RunningContainer
 from tests.support.waiting import wait_until
 
+AT_ONCE = Rollout.of({}, 1, {})
 LONG_CANARY = Rollout((0.5, 1.0), 3600.0, 0.0, {})
 
 
@@ -54,10 +55,10 @@ def containers() -> Containers:
     return Containers()
 
 
-def make_fleet(containers: Containers, *models: str) -> Fleet:
-    """Return a fleet with a variant for each model, named after it."""
+def make_fleet(containers: Containers, *models: str, **fields: Any) -> Fleet:
+    """Return a fleet with a variant for each model, named after it. fields: further ones of the configuration."""
     variants = [{"VariantName": model, "ModelName": model} for model in models]
-    config = {"EndpointConfigName": "-".join(models), "ProductionVariants": variants}
+    config = {"EndpointConfigName": "-".join(models), "ProductionVariants": variants, **fields}
     return Fleet("endpoint", config, {model: {"Image": model} for model in models}, FakeLauncher(containers))
 
 
@@ -103,3 +104,17 @@ def test_an_update_whose_containers_cannot_be_launched_is_rolled_back(
     assert endpoint.details()["FailureReason"] == reason
     assert containers.of["green"][0].stopped.is_set()
     assert not containers.of["blue"][0].stopped.is_set()
+
+
+def test_an_update_waits_longer_for_asynchronous_invocations(
+    endpoint: Endpoint, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("container.endpoint.endpoint._DRAIN_SECONDS", 0.0)
+    endpoint.update(make_fleet(containers, "old", AsyncInferenceConfig={}), AT_ONCE, {})
+    wait_status(endpoint, "InService")
+    lease = endpoint.traffic.lease()
+    endpoint.update(make_fleet(containers, "new"), AT_ONCE, {})
+    assert not containers.of["old"][0].stopped.wait(0.3)
+    endpoint.traffic.release(lease, 200)
+    wait_status(endpoint, "InService")
+    assert containers.of["old"][0].stopped.is_set()
