@@ -20,7 +20,7 @@ from lmi_server.values.show import as_json
 
 MAX_MODELS = 1000
 _DRAIN_SECONDS = 25.0
-"""Time for requests in flight to finish when a model is unloaded."""
+"""Time for requests in flight to finish when a client unloads a model, before the server's own drain of 25 s."""
 _SHUTDOWN_SECONDS = 28.0
 """Time between SIGTERM and SIGKILL for all servers. The platform allows 30 s."""
 _POLL_SECONDS = 1.0
@@ -132,7 +132,7 @@ class ModelManager:
             if ready := model.state is ModelState.READY:
                 model.state = ModelState.UNLOADING
         if ready:
-            self._stop_server(model)
+            self._stop_server(model, _DRAIN_SECONDS)
         self._forget(model)
 
     def load_all(self) -> None:
@@ -289,13 +289,16 @@ class ModelManager:
                     victim = min(ready, key=lambda other: other.rank_of_use)
                     victim.state = ModelState.UNLOADING
                 _logger.info("unloading model %s to free memory for %s", victim.name, model.name)
-                self._stop_server(victim)
+                self._stop_server(victim, drain=None)
                 underestimated = False
 
-    def _stop_server(self, model: ServedModel) -> None:
-        """Stop the server of a model whose state is UNLOADING."""
+    def _stop_server(self, model: ServedModel, drain: float | None) -> None:
+        """Stop the server of a model whose state is UNLOADING.
+
+        drain: seconds to wait for requests in flight before the server is stopped; None waits until all are answered.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not model.in_flight, _DRAIN_SECONDS)
+            self._changed.wait_for(lambda: not model.in_flight, drain)
             server = model.server
         if server is not None:
             stop_all([server], STOP_SECONDS)

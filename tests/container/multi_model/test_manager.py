@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from container.multi_model import manager as manager_module
 from container.multi_model import served_model
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
 from container.multi_model.memory import MemoryNeed, Room
@@ -149,6 +150,17 @@ def test_unloading_waits_for_requests_in_flight() -> None:
     assert states(manager) == {}
 
 
+def test_unloading_waits_only_so_long_for_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "_DRAIN_SECONDS", 0.01)
+    lab = FakeModels()
+    manager = lab.manager()
+    load(manager, "a")
+    lease = manager.lease("a")
+    manager.unload("a")
+    assert lab.up() == []
+    lease.release()
+
+
 def test_unloading_cancels_a_load() -> None:
     lab = FakeModels()
     lab.healthy.clear()
@@ -202,13 +214,16 @@ def test_no_model_is_evicted_for_one_that_would_not_fit_anyway(limit: int | None
     manager.close()
 
 
-def test_a_model_in_use_is_evicted_once_it_is_idle() -> None:
+def test_a_model_in_use_is_evicted_once_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "_DRAIN_SECONDS", 0.01)
     lab = FakeModels(limit=10)
     manager = lab.manager("a", "b")
     lease = manager.lease("a")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(served_by, manager, "b")
         wait_until(lambda: states(manager)["a"] == "unloading")
+        with pytest.raises(TimeoutError):
+            other.result(0.2)
         assert lab.up() == ["a"]
         lease.release()
         assert other.result() == "b"
