@@ -6,6 +6,7 @@ text. The same workload, seed and tokenizer always give the same prompts.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,8 +81,9 @@ class BenchRequest:
     output_tokens: int
 
 
+@functools.cache
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer. path: a folder with a tokenizer.json, or the file itself.
+    """Load a tokenizer, once per process. path: a folder with a tokenizer.json, or the file itself.
 
     Raises BenchError.
     """
@@ -105,6 +107,9 @@ class _Word:
     text: str
     num_tokens: int
     """Tokens that the word adds to a text when it follows a space."""
+    num_tokens_alone: int
+    first_token: int
+    """First token of a text that begins with the word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +137,10 @@ def make_requests(workload: Workload, tokenizer: Tokenizer, seed: int) -> tuple[
     rng = random.Random(f"{seed}/{workload.prompts.mean:g}")
     shapes = draw_shapes(workload, seed)
     block_tokens = workload.prefixes.block_tokens if workload.prefixes else 0
-    texts = _vocabulary(tokenizer)
-    words = _measured(texts, tokenizer)
+    vocabulary = _vocabulary(tokenizer)
+    words = sorted((word for word in vocabulary if word.num_tokens > 0), key=lambda word: word.num_tokens)
     own_tokens = [shape.prompt_tokens - len(shape.block_ids) * block_tokens for shape in shapes]
-    openings = _openings(texts, len(shapes), min(own_tokens), tokenizer, rng)
+    openings = _openings(vocabulary, len(shapes), min(own_tokens), tokenizer, rng)
     blocks = {
         block: _words_of(block_tokens, words, random.Random(f"{seed}/block/{block}"))
         for block in sorted(set(chain.from_iterable(shape.block_ids for shape in shapes)))
@@ -153,8 +158,9 @@ def _count(text: str, tokenizer: Tokenizer) -> int:
     return len(tokenizer.encode(text, add_special_tokens=True).ids)
 
 
-def _vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """Return the words for prompts: single-token words and common words."""
+@functools.cache
+def _vocabulary(tokenizer: Tokenizer) -> tuple[_Word, ...]:
+    """Return the words for prompts, sorted by text: single-token words and common words."""
     pieces = tokenizer.get_vocab(with_added_tokens=False)
     # Byte-level and sentencepiece tokenizers mark pieces after a space; other pieces may be the end of a longer word.
     marked = {piece[1:] for piece in pieces if piece[:1] in _SPACES}
@@ -163,34 +169,31 @@ def _vocabulary(tokenizer: Tokenizer) -> list[str]:
         for piece in marked or pieces
         if len(piece) in _WORD_LETTERS and piece.isascii() and piece.isalpha() and piece.islower()
     }
-    # Sorted, because the order of a set differs between processes.
-    return sorted(found.union(_COMMON_WORDS.split()))
-
-
-def _measured(texts: Sequence[str], tokenizer: Tokenizer) -> list[_Word]:
-    """Return the words with their token counts, fewest tokens first."""
+    texts = sorted(found.union(_COMMON_WORDS.split()))
     before = "and"
     base = len(tokenizer.encode(before, add_special_tokens=False).ids)
-    encoded = tokenizer.encode_batch([f"{before} {text}" for text in texts], add_special_tokens=False)
-    words = [_Word(text, len(one.ids) - base) for text, one in zip(texts, encoded, strict=True)]
-    return sorted((word for word in words if word.num_tokens > 0), key=lambda word: word.num_tokens)
+    alone = tokenizer.encode_batch(texts, add_special_tokens=False)
+    later = tokenizer.encode_batch([f"{before} {text}" for text in texts], add_special_tokens=False)
+    return tuple(
+        _Word(text, len(after.ids) - base, len(first.ids), first.ids[0])
+        for text, first, after in zip(texts, alone, later, strict=True)
+    )
 
 
 def _openings(
-    texts: Sequence[str], count: int, shortest_prompt: int, tokenizer: Tokenizer, rng: random.Random
+    vocabulary: Sequence[_Word], count: int, shortest_prompt: int, tokenizer: Tokenizer, rng: random.Random
 ) -> list[str]:
     """Return the first words of `count` prompts of at least `shortest_prompt` tokens.
 
     All start with different tokens or, if there are too few such words, with different words.
     """
     room = shortest_prompt - _count("", tokenizer)
-    encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    first_words: dict[int, tuple[int, str]] = {}
-    for text, one in zip(texts, encoded, strict=True):
-        shortest, _ = first_words.get(one.ids[0], (room + 1, ""))
-        if len(one.ids) < shortest:
-            first_words[one.ids[0]] = (len(one.ids), text)
-    words = [text for _, text in first_words.values()]
+    shortest: dict[int, _Word] = {}
+    for word in vocabulary:
+        other = shortest.get(word.first_token)
+        if word.num_tokens_alone < (other.num_tokens_alone if other else room + 1):
+            shortest[word.first_token] = word
+    words = [word.text for word in shortest.values()]
     if not words:
         raise BenchError(
             f"cannot build prompts of {shortest_prompt} tokens with this tokenizer: "

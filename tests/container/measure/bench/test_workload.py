@@ -132,7 +132,7 @@ def test_more_prompts_than_the_tokenizer_can_build_are_refused(tiny_tokenizer: T
 def test_a_tokenizer_is_read_from_a_folder_or_file_without_truncation_and_padding(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    tokenizer = load_tokenizer(tiny_model)
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=40)
     tokenizer.save(str(tmp_path / "truncating.json"))
@@ -140,6 +140,11 @@ def test_a_tokenizer_is_read_from_a_folder_or_file_without_truncation_and_paddin
     text = "one two three four five six seven"
     assert loaded.encode(text).ids == load_tokenizer(tiny_model / "tokenizer.json").encode(text).ids
     assert 4 < len(loaded.encode(text).ids) < 40
+
+
+def test_a_tokenizer_is_loaded_once_for_all_rounds(tiny_model: Path) -> None:
+    """Each copy takes megabytes that the process does not return."""
+    assert load_tokenizer(tiny_model) is load_tokenizer(tiny_model)
 
 
 def test_missing_and_invalid_tokenizers_are_refused(tmp_path: Path) -> None:
