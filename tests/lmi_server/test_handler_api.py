@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from engines.copies.replica_set import ReplicaSet
 from engines.core import AbortReason
 from engines.health import EngineState, Health
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from lmi_server.apis.handler import request as handler_request
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig, WebConfig
 from tests.engines.copies.fakes import FakeCopy
@@ -117,6 +119,56 @@ def test_form_fields_become_parts(client: FlaskClient, engine: FakeHandlerEngine
     answer = client.post("/invocations", data=broken, content_type="multipart/form-data; boundary=x")
     assert answer.status_code == 424
     assert "the form cannot be read" in answer.json["error"]
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 64 * 1024])
+def test_parts_of_a_form_keep_their_bytes_and_their_order(
+    piece_bytes: int, client: FlaskClient, engine: FakeHandlerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_request, "_PIECE_BYTES", piece_bytes)
+    parts = [
+        ("z", "", b"\x00\xff\r\n--\r\n"),
+        ("file", '; filename="a.bin"', bytes(range(256))),
+        ("a", "", b""),
+        ("z", "", "grüße".encode("latin-1")),
+    ]
+    body = b"".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + data + b"\r\n"
+        for name, file, data in parts
+    )
+    answer = client.post(
+        "/invocations", data=body + b"--x--\r\n", content_type="multipart/form-data; boundary=x"
+    )
+    assert answer.status_code == 200
+    assert engine.last.content == tuple((name, data) for name, _, data in parts)
+
+
+@pytest.mark.parametrize(
+    ("disposition", "parameters", "reason"),
+    [
+        ('form-data; name="a"', "", "the content type has no boundary"),
+        ('form-data; name="a"', "; boundary=\u00e9", "the form cannot be read"),
+        ("form-data", "; boundary=x", "a part has no name"),
+    ],
+)
+def test_forms_that_cannot_be_read_are_refused(
+    disposition: str, parameters: str, reason: str, client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
+    body = f"--x\r\nContent-Disposition: {disposition}\r\n\r\n1\r\n--x--\r\n".encode()
+    answer = client.post("/invocations", data=body, content_type=f"multipart/form-data{parameters}")
+    assert answer.status_code == 424
+    assert reason in answer.json["error"]
+    assert engine.invocations == []
+
+
+def test_the_number_of_parts_is_limited(engine: FakeHandlerEngine) -> None:
+    client = create_app(replace(CONFIG, server=ServerConfig()), engine, None).test_client()
+    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+    for count, status in ((1000, 200), (1001, 424)):
+        body = part * count + b"--x--\r\n"
+        answer = client.post("/invocations", data=body, content_type="multipart/form-data; boundary=x")
+        assert answer.status_code == status
+    assert "more than 1000 parts" in answer.json["error"]
 
 
 def test_the_handler_sets_status_and_headers_except_those_of_the_server(

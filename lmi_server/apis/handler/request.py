@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from flask import Request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from engines.errors import InvalidRequest
 from engines.invocations import Invocation
 from lmi_server.request_log import RequestRecord
 
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _MAX_PARTS = 1000
+_PIECE_BYTES = 64 * 1024
+"""Number of bytes of a form that are decoded at a time."""
 
 
 def invocation(request: Request, data: bytearray, record: RequestRecord) -> Invocation:
@@ -39,19 +41,39 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _parts(request: Request, data: bytearray) -> Iterator[tuple[str, bytes]]:
-    if request.mimetype not in _FORMS:
-        if data:
-            yield "data", bytes(data)
-        return
-    parser = FormDataParser(max_form_memory_size=len(data) + 1, max_form_parts=_MAX_PARTS, silent=False)
+    """Yield the name and the bytes of each part of a form, or of the whole body if it is not a form."""
     try:
-        _, form, files = parser.parse(io.BytesIO(data), request.mimetype, len(data), request.mimetype_params)
+        if request.mimetype == "multipart/form-data":
+            yield from _multipart(data, request.mimetype_params.get("boundary", ""))
+        elif request.mimetype == "application/x-www-form-urlencoded":
+            _, form, _ = FormDataParser(silent=False).parse(io.BytesIO(data), request.mimetype, len(data))
+            for name, value in form.items(multi=True):
+                yield name, value.encode()
+        elif data:
+            yield "data", bytes(data)
     except RequestEntityTooLarge:
         raise InvalidRequest(f"body: the form has more than {_MAX_PARTS} parts") from None
     except (ValueError, HTTPException) as error:
         raise InvalidRequest(f"body: the form cannot be read: {error}") from None
-    for name, value in form.items(multi=True):
-        yield name, value.encode()
-    for name, file in files.items(multi=True):
-        with file.stream as stream:
-            yield name, stream.read()
+
+
+def _multipart(data: bytearray, boundary: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the unchanged bytes of each part, in order.
+
+    Raises `ValueError`, or `RequestEntityTooLarge` if there are too many parts.
+    """
+    if not boundary:
+        raise ValueError("the content type has no boundary")
+    decoder = MultipartDecoder(boundary.encode("ascii"), max_parts=_MAX_PARTS)
+    name, body = "", bytearray()
+    for start in range(0, len(data) + _PIECE_BYTES, _PIECE_BYTES):
+        decoder.receive_data(data[start : start + _PIECE_BYTES] or None)  # None after the last piece
+        while not isinstance(event := decoder.next_event(), NeedData | Epilogue):
+            if isinstance(event, Field | File):
+                if not event.name:
+                    raise ValueError("a part has no name")
+                name, body = event.name, bytearray()
+            elif isinstance(event, Data):
+                body += event.data
+                if not event.more_data:
+                    yield name, bytes(body)
