@@ -209,15 +209,12 @@ def _gpus_of_copy(visible: str | None, copy: int, count: int) -> str:
     return ",".join(gpus[index] if gpus is not None else str(index) for index in indices)
 
 
-def worker_gpus(visible: str | None, num_gpus: int, degree: int | str, max_workers: int) -> tuple[str, ...]:
+def worker_gpus(visible: str | None, num_gpus: int, degree: int) -> tuple[str, ...]:
     """Return the GPUs of each worker of a handler; their number is the tensor-parallel degree.
 
-    If the degree is not a number, a single worker gets all GPUs, and each of several workers gets one.
     visible, num_gpus: CUDA_VISIBLE_DEVICES and the number of GPUs of the server itself.
     """
-    size = degree if isinstance(degree, int) else num_gpus if max_workers == 1 else 1
-    groups = range(1, num_gpus // size + 1) if num_gpus else ()
-    return tuple(_gpus_of_copy(visible, number, size) for number in groups)
+    return tuple(_gpus_of_copy(visible, number, degree) for number in range(1, num_gpus // degree + 1))
 
 
 def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str, str]:

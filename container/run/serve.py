@@ -95,12 +95,8 @@ def _serve(
     if user is not None:
         python = packages.interpreter(user, launch.cache_dir(environ), environ, view)
         if isinstance(config, HandlerEngineConfig):
-            gpus = launch.worker_gpus(
-                environ.get(launch.VISIBLE_GPUS),
-                machine.gpu_count,
-                loaded.config.options.tensor_parallel_degree,
-                config.handler.max_workers,
-            )
+            visible = environ.get(launch.VISIBLE_GPUS)
+            gpus = launch.worker_gpus(visible, machine.gpu_count, config.parallel.tp_size)
             config = with_worker_settings(config, python, gpus)
         formatter = with_worker_settings(formatter, python) if formatter is not None else None
     if loaded.config.handler is None and model_path is not None:

@@ -45,22 +45,33 @@ def resolve(
     model_path: the folder of a fetched model. allow_code: whether the operator allows packages to be installed.
     """
     require_permission(handler, allow_code)
-    degree = config.options.tensor_parallel_degree
+    num_gpus = _gpus_per_worker(config, handler, machine)
     folder = Path(handler.file).parent if config.source.model_dir == "." else Path(config.source.model_dir)
-    properties = dict(handler.options)
+    properties = {**handler.options, "tensor_parallel_degree": str(num_gpus)}
     if model_path is not None:
         properties["model_id"] = str(model_path)
     decisions.notes.append(f"requests are served by the handler {handler.file}")
     return HandlerEngineConfig(
         model=ModelSettings(str(folder.resolve()), config.source.model_id or Path(handler.file).name, "", 0),
         parallel=ParallelConfig(
-            tp_size=degree if isinstance(degree, int) else 1,
+            tp_size=num_gpus,
             device="cuda" if machine.gpu_count else "cpu",
             threads_per_rank=machine.threads(handler.max_workers),
         ),
         batching=batching(config),
         handler=_settings(config, handler, properties),
     )
+
+
+def _gpus_per_worker(config: LmiConfig, handler: UserHandler, machine: Machine) -> int:
+    """Return the tensor-parallel degree: by default all GPUs for a single worker, and one for each of several.
+
+    1 without GPUs.
+    """
+    degree = config.options.tensor_parallel_degree
+    if isinstance(degree, int):
+        return degree
+    return max(1, machine.gpu_count) if handler.max_workers == 1 else 1
 
 
 def require_permission(handler: UserHandler, allow_code: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from djl_python import Output
@@ -24,23 +24,25 @@ logger = logging.getLogger(__name__)
 class AsyncCalls:
     """The running calls of one handler, in one event loop."""
 
-    def __init__(self, handler: AsyncHandler, link: Link[ToWorker]) -> None:
+    def __init__(self, handler: AsyncHandler, link: Link[ToWorker], properties: Mapping[str, str]) -> None:
+        """properties: of the call in which the handler loads its model."""
         self._handler = handler
+        self._properties = properties
         self._link = link
         self._runner = asyncio.Runner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def load(self, properties: dict[str, str]) -> None:
+    def load(self) -> None:
         """Make the call in which the handler loads its model. Raises: any error of the handler; `CannotAnswer`."""
-        self._runner.run(self._load(properties))
+        self._runner.run(self._load())
 
     def serve(self) -> None:
         """Run calls until the dispatcher exits. Raises `LinkClosed`."""
         with self._runner:
             self._runner.run(self._serve())
 
-    async def _load(self, properties: dict[str, str]) -> None:
-        result = await self._handler(load_input(properties))
+    async def _load(self) -> None:
+        result = await self._handler(load_input(self._properties))
         for output in [each async for each in result] if hasattr(result, "__aiter__") else [result]:
             answers.check_load(output)
 
@@ -72,7 +74,7 @@ class AsyncCalls:
     async def _run(self, invocation: Invocation) -> None:
         name = invocation.id
         try:
-            result = await self._handler(single_input(invocation))
+            result = await self._handler(single_input(invocation, self._properties))
             if result is None or (isinstance(result, Output) and result.stream_content is None):
                 for piece in answers.response_pieces(name, result):
                     self._deliver(piece)

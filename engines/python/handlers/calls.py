@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from djl_python import Input, Output
 
@@ -16,19 +16,24 @@ from engines.python.worker_main import receive_forgotten_ids
 
 logger = logging.getLogger(__name__)
 
+_REPEATED = ("model_dir", "device_id", "tensor_parallel_degree")
+"""Properties of the loading call that each later call has too, as in LMI."""
+
 
 class Calls:
     """Calls one handler, one batch at a time."""
 
-    def __init__(self, handler: Handler, link: Link[ToWorker]) -> None:
+    def __init__(self, handler: Handler, link: Link[ToWorker], properties: Mapping[str, str]) -> None:
+        """properties: of the call in which the handler loads its model."""
         self._handler = handler
+        self._properties = properties
         self._link = link
         self._unwanted: set[str] = set()
         """Ids of requests in this batch that are no longer wanted."""
 
-    def load(self, properties: dict[str, str]) -> None:
+    def load(self) -> None:
         """Make the call in which the handler loads its model. Raises: any error of the handler; `CannotAnswer`."""
-        answers.check_load(self._handler(load_input(properties)))
+        answers.check_load(self._handler(load_input(self._properties)))
 
     def serve(self) -> None:
         """Run calls until the dispatcher exits. Raises `LinkClosed`."""
@@ -52,7 +57,7 @@ class Calls:
                     self._run_alone(invocation)
             return True
         try:
-            output = self._handler(batch_input(batch))
+            output = self._handler(batch_input(batch, self._properties))
             pieces = answers.batch_responses(batch, output)
         except Exception:  # one request's error must not fail the others
             logger.exception("a call with %d requests failed; each runs again alone", len(batch))
@@ -63,7 +68,7 @@ class Calls:
 
     def _run_alone(self, invocation: Invocation) -> None:
         try:
-            output = self._handler(single_input(invocation))
+            output = self._handler(single_input(invocation, self._properties))
             if output is not None and not isinstance(output, Output):
                 raise answers.CannotAnswer(
                     f"the handler returned {type(output).__name__}; it must return an Output or None"
@@ -100,15 +105,16 @@ class Calls:
         self._unwanted.update(receive_forgotten_ids(self._link))
 
 
-def load_input(properties: dict[str, str]) -> Input:
+def load_input(properties: Mapping[str, str]) -> Input:
     """Return the input without content with which a handler loads its model."""
     inputs = Input()
     inputs.properties = dict(properties)
     return inputs
 
 
-def single_input(invocation: Invocation) -> Input:
-    inputs = load_input(invocation.properties)
+def single_input(invocation: Invocation, loaded: Mapping[str, str]) -> Input:
+    """Return the input of one request. loaded: properties of the loading call."""
+    inputs = load_input({**invocation.properties, **_repeated(loaded)})
     inputs.properties.pop("batch_size", None)  # set by a client, it would make the input look like a batch
     inputs.request_id = invocation.properties.get("requestId", invocation.id)
     for name, value in invocation.content:
@@ -116,11 +122,16 @@ def single_input(invocation: Invocation) -> Input:
     return inputs
 
 
-def batch_input(batch: Sequence[Invocation]) -> Input:
-    inputs = load_input({"batch_size": str(len(batch))})
+def batch_input(batch: Sequence[Invocation], loaded: Mapping[str, str]) -> Input:
+    """Return the input of several requests. loaded: properties of the loading call."""
+    inputs = load_input({"batch_size": str(len(batch)), **_repeated(loaded)})
     for index, invocation in enumerate(batch):
         for name, text in invocation.properties.items():
             inputs.properties[f"batch_{index:03d}.{name}"] = text
         for name, value in invocation.content:
             inputs.content.add(f"batch_{index:03d}.{name}", value)
     return inputs
+
+
+def _repeated(loaded: Mapping[str, str]) -> dict[str, str]:
+    return {name: loaded[name] for name in _REPEATED if name in loaded}

@@ -43,8 +43,12 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     module = load_module(Path(config.handler.file), folder)
     handler = find_handler(module, config.handler.function, properties)
     is_async = isinstance(handler, AsyncHandler)
-    calls = AsyncCalls(handler, link) if isinstance(handler, AsyncHandler) else Calls(handler, link)
-    calls.load(properties)
+    calls = (
+        AsyncCalls(handler, link, properties)
+        if isinstance(handler, AsyncHandler)
+        else Calls(handler, link, properties)
+    )
+    calls.load()
     seconds = {"imports": imported, "handler": process_age() - imported}
     link.send(Ready(config.parallel.device, seconds, accepts_concurrent_calls=is_async))
     return calls.serve

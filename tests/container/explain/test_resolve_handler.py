@@ -36,7 +36,11 @@ def test_batching_timeouts_and_properties_come_from_the_file(folder: Path) -> No
     resolved_engine = resolve_engine(folder, SERVING_MIN_WORKERS="2")
     assert resolved_engine.batching == BatchConfig(4, 0.05, 7, 9.0)
     assert resolved_engine.model.path == str(folder)
-    assert resolved_engine.handler.properties == {"a": "b", "predict_timeout": "9"}
+    assert resolved_engine.handler.properties == {
+        "a": "b",
+        "predict_timeout": "9",
+        "tensor_parallel_degree": "1",
+    }
     assert (resolved_engine.handler.min_workers, resolved_engine.handler.max_workers) == (2, 2)
     assert resolved_engine.parallel.threads_per_rank == 4
 
@@ -55,6 +59,24 @@ def test_a_worker_needs_as_many_gpus_as_its_tensor_parallel_degree(folder: Path)
     assert resolve_engine(folder, GPUS, TENSOR_PARALLEL_DEGREE="4").parallel.tp_size == 4
     with pytest.raises(CannotServe, match="this machine has none"):
         resolve_engine(folder, TENSOR_PARALLEL_DEGREE="4")
+
+
+@pytest.mark.parametrize(
+    ("machine", "environ", "degree"),
+    [
+        (CPU, {"TENSOR_PARALLEL_DEGREE": "max"}, 1),
+        (GPUS, {"TENSOR_PARALLEL_DEGREE": "2"}, 2),
+        (GPUS, {"TENSOR_PARALLEL_DEGREE": "max"}, 4),
+        (GPUS, {}, 4),
+        (GPUS, {"SERVING_MAX_WORKERS": "2"}, 1),
+    ],
+)
+def test_the_handler_gets_the_number_of_gpus_of_its_worker(
+    folder: Path, machine: Machine, environ: dict[str, str], degree: int
+) -> None:
+    resolved_engine = resolve_engine(folder, machine, **environ)
+    assert resolved_engine.parallel.tp_size == degree
+    assert resolved_engine.handler.properties["tensor_parallel_degree"] == str(degree)
 
 
 def test_max_request_size_is_limited_for_handlers(folder: Path) -> None:

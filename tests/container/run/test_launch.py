@@ -175,21 +175,19 @@ def test_a_single_copy_sees_all_gpus_of_the_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "num_gpus", "degree", "workers", "expected"),
+    ("visible", "num_gpus", "degree", "expected"),
     [
-        (None, 0, 1, 1, ()),
-        (None, 0, "max", 1, ()),
-        (None, 4, 2, 1, ("0,1", "2,3")),
-        (None, 5, 2, 2, ("0,1", "2,3")),
-        ("7, 6,5", 3, 1, 3, ("7", "6", "5")),
-        ("7,6", 2, "max", 1, ("7,6",)),
-        ("7,6", 2, "max", 2, ("7", "6")),
+        (None, 0, 1, ()),
+        (None, 4, 2, ("0,1", "2,3")),
+        (None, 5, 2, ("0,1", "2,3")),
+        ("7, 6,5", 3, 1, ("7", "6", "5")),
+        ("7,6", 2, 2, ("7,6",)),
     ],
 )
 def test_each_handler_worker_has_its_own_gpus(
-    visible: str | None, num_gpus: int, degree: int | str, workers: int, expected: tuple[str, ...]
+    visible: str | None, num_gpus: int, degree: int, expected: tuple[str, ...]
 ) -> None:
-    assert launch.worker_gpus(visible, num_gpus, degree, workers) == expected
+    assert launch.worker_gpus(visible, num_gpus, degree) == expected
 
 
 def test_copies_have_their_own_folders(tmp_path: Path) -> None:

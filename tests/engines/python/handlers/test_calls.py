@@ -18,6 +18,10 @@ from engines.python.handlers.entry import FunctionHandler
 from engines.python.handlers.messages import Answered
 from engines.python.messages import Forget
 
+OF_THE_WORKER = {"model_dir": "/m", "device_id": "0", "tensor_parallel_degree": "2"}
+LOADED = {**OF_THE_WORKER, "task": "shout"}
+"""Properties of the call in which the handler loads its model."""
+
 
 class Line:
     """The calls of a handler with a fake link that records outputs in order."""
@@ -28,7 +32,7 @@ class Line:
         """Messages from the dispatcher."""
         handler = FunctionHandler(handle)
         handler.takes_batches = takes_batches
-        self.calls = Calls(handler, self)  # type: ignore[arg-type]
+        self.calls = Calls(handler, self, LOADED)  # type: ignore[arg-type]
 
     def send(self, message: Answered) -> None:
         self.outputs += message.outputs
@@ -253,6 +257,25 @@ def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
     assert not inputs.is_batch()
     assert inputs.get_as_bytes() == b"x"
     assert inputs.properties["Accept"] == "text/plain"
+
+
+@pytest.mark.parametrize("bodies", [(b"x",), (b"x", b"y")])
+def test_each_call_has_the_properties_of_its_worker(bodies: tuple[bytes, ...]) -> None:
+    seen: list[dict[str, str]] = []
+    line = Line(lambda inputs: seen.append(inputs.get_properties()))
+    line.calls.load()
+    line.run(*bodies)
+    loaded, properties = seen
+    assert loaded == LOADED
+    assert OF_THE_WORKER.items() <= properties.items()
+    assert "task" not in properties
+
+
+def test_a_client_cannot_replace_the_properties_of_the_worker() -> None:
+    seen: list[dict[str, str]] = []
+    line = Line(lambda inputs: seen.append(inputs.get_properties()))
+    line.calls.run([Invocation("r0", 0.0, {"model_dir": "/other"}, (("data", b"x"),))])
+    assert seen == [OF_THE_WORKER]
 
 
 def test_a_request_aborted_while_another_runs_is_not_served() -> None:
