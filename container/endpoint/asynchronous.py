@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,30 +17,29 @@ from werkzeug.datastructures import Headers
 from container.endpoint.api import ApiError, runtime_refused
 from container.endpoint.container_call import ContainerCall
 from container.endpoint.endpoint import Endpoint, Report
-from container.endpoint.fleet import Fleet
 from container.endpoint.model_data import Connect
 from container.endpoint.runtime import Runtime
+from container.endpoint.traffic import Lease
 
 OPERATION = "InvokeEndpointAsync"
 _MAX_INLINE_BYTES = 128_000
 _MAX_BYTES = 1 << 30
 """Limit of an input and of an output in S3."""
 _MAX_WAITING = 10_000
-_AT_ONCE = 4
-"""Default of `MaxConcurrentInvocationsPerInstance`."""
 _TTL_SECONDS = 21600
 _LIMIT_SECONDS = 900
 _FAILURES = (BotoCoreError, ClientError)
 
 
 class AsyncInvocations:
-    """Accepts asynchronous invocations and runs them with the concurrency that their fleet is configured for."""
+    """Accepts asynchronous invocations, and runs each in a thread once a container may run another one."""
 
     def __init__(self, runtime: Runtime, connect: Connect, report: Report) -> None:
         self._runtime = runtime
         self._connect = connect
         self._report = report
-        self._pools: dict[Fleet, ThreadPoolExecutor] = {}
+        self._queues: dict[Endpoint, ThreadPoolExecutor] = {}
+        """A thread for each endpoint, which waits for containers."""
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
 
     def invoke(self, endpoint: Endpoint, headers: Headers, body: bytes) -> tuple[dict[str, str], str]:
@@ -69,43 +69,54 @@ class AsyncInvocations:
             locations["X-Amzn-SageMaker-FailureLocation"] = failure
         expires = time.monotonic() + params.get("RequestTTLSeconds", _TTL_SECONDS)
 
-        def run() -> None:
-            self._room.release()
-            client = self._connect()
+        def fail(error: Exception) -> None:
+            self._report(f"endpoint {endpoint.name}: asynchronous invocation {inference_id}: {error}")
             try:
-                if time.monotonic() > expires:
-                    raise runtime_refused("RequestTTLSeconds: the request expired in the queue")
-                answer, kind = self._answer(endpoint, params, body or _read(client, params["InputLocation"]))
-                _write(client, output, answer, kind)
-            except (ApiError, *_FAILURES) as error:
-                self._report(f"endpoint {endpoint.name}: asynchronous invocation {inference_id}: {error}")
-                try:
-                    if failure:
-                        _write(client, failure, str(error).encode(), "text/plain")
-                except _FAILURES as second:
-                    self._report(f"{failure}: {second}")
+                if failure:
+                    _write(self._connect(), failure, str(error).encode(), "text/plain")
+            except _FAILURES as second:
+                self._report(f"{failure}: {second}")
 
-        self._pool(endpoint.fleet).submit(run)
+        def run(lease: Lease) -> None:
+            try:
+                answer, kind = self._answer(endpoint, lease, params, body, expires)
+                _write(self._connect(), output, answer, kind)
+            except (ApiError, *_FAILURES) as error:
+                fail(error)
+
+        def start() -> None:
+            try:
+                lease = endpoint.traffic.lease_async()
+            except ApiError as error:
+                fail(error)
+            else:
+                threading.Thread(target=run, args=(lease,)).start()
+            finally:
+                self._room.release()
+
+        self._queues.setdefault(endpoint, ThreadPoolExecutor(1, "asynchronous")).submit(start)
         return locations, inference_id
 
     def close(self) -> None:
         """Drop waiting invocations."""
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
+        for queue in self._queues.values():
+            queue.shutdown(wait=False, cancel_futures=True)
 
-    def _pool(self, fleet: Fleet) -> ThreadPoolExecutor:
-        if fleet not in self._pools:
-            client = fleet.config["AsyncInferenceConfig"].get("ClientConfig", {})
-            at_once = client.get("MaxConcurrentInvocationsPerInstance", _AT_ONCE)
-            pool = ThreadPoolExecutor(at_once * max(len(fleet.containers()), 1), "asynchronous")
-            self._pools.setdefault(fleet, pool)
-        return self._pools[fleet]
-
-    def _answer(self, endpoint: Endpoint, params: Mapping[str, Any], body: bytes) -> tuple[bytes, str]:
-        """Return a container's response and its content type. Raises ApiError."""
+    def _answer(
+        self, endpoint: Endpoint, lease: Lease, params: Mapping[str, Any], body: bytes, expires: float
+    ) -> tuple[bytes, str]:
+        """Return a container's response and its content type, and end the lease. Raises ApiError and S3's errors."""
         headers = self._runtime.container_headers(OPERATION, params)
         limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
-        call = ContainerCall(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
+        try:
+            if time.monotonic() > expires:
+                raise runtime_refused("RequestTTLSeconds: the request expired in the queue")
+            body = body or _read(self._connect(), params["InputLocation"])
+        except BaseException:
+            endpoint.traffic.give_back(lease)
+            raise
+        lease = replace(lease, started=time.monotonic())  # the latency does not include reading the input
+        call = ContainerCall(endpoint.traffic, lease, headers, body, limit)
         return call.read(_MAX_BYTES), call.content_type
 
 

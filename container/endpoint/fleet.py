@@ -14,6 +14,8 @@ from container.run.local_server import LocalServer, NotHealthy, stop_all
 
 _STARTUP_SECONDS = 480.0
 """Default of `ContainerStartupHealthCheckTimeoutInSeconds`."""
+_ASYNC_INVOCATIONS = 4
+"""Default of `MaxConcurrentInvocationsPerInstance`."""
 
 
 class FleetFailed(Exception):
@@ -88,6 +90,12 @@ class Fleet:
             )
             for one in definitions
         }
+
+    @property
+    def max_async_invocations(self) -> int:
+        """Maximum asynchronous invocations in flight per container."""
+        client = self.config.get("AsyncInferenceConfig", {}).get("ClientConfig", {})
+        return int(client.get("MaxConcurrentInvocationsPerInstance", _ASYNC_INVOCATIONS))
 
     def all_variants(self) -> Iterator[FleetVariant]:
         yield from self.variants.values()

@@ -15,6 +15,8 @@ from container.endpoint.fleet import Fleet, FleetVariant
 from container.run.local_server import LocalServer
 
 _MAX_SESSIONS = 10_000
+_REDRAW_SECONDS = 1.0
+"""Longest wait for one variant, as another one may have room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Traffic:
         """Route requests to `blue`, and this share of them to `green`. Without a fleet, requests are refused."""
         with self._changed:
             self._blue, self._green, self._green_share = blue, green, share
+            self._changed.notify_all()
 
     def fleets(self) -> list[Fleet]:
         """Return the fleets that get requests."""
@@ -65,6 +68,17 @@ class Traffic:
             if container not in variant.containers:
                 container = self._container(variant)
             return self._lend(variant, container)
+
+    def lease_async(self) -> Lease:
+        """Wait for a container that may run another asynchronous invocation. Raises ApiError."""
+        with self._changed:
+            while True:
+                fleet = self._fleet()
+                variant = self._variant(fleet, None)
+                container = min(variant.containers, key=lambda one: one.in_flight, default=None)
+                if container is not None and container.in_flight < fleet.max_async_invocations:
+                    return self._lend(variant, container)
+                self._changed.wait(_REDRAW_SECONDS)
 
     def lease_shadow(self) -> Lease | None:
         """Choose a container for a copy of a request; None if this request is not copied.
@@ -85,14 +99,15 @@ class Traffic:
         """End a lease and count its request. status: of the container's response, 0 if there was none in time."""
         now = time.monotonic()
         lease.variant.figures.record(ServedRequest(now, now - lease.started, first_byte, status))
-        self._give_back(lease)
+        self.give_back(lease)
 
     def drop(self, lease: Lease) -> None:
         """End an unused lease of a shadow variant."""
         lease.variant.figures.record_dropped()
-        self._give_back(lease)
+        self.give_back(lease)
 
-    def _give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: Lease) -> None:
+        """End a lease without counting a request."""
         with self._changed:
             lease.container.in_flight -= 1
             self._changed.notify_all()
@@ -112,6 +127,7 @@ class Traffic:
         """Start routing requests to a container."""
         with self._changed:
             variant.containers.append(container)
+            self._changed.notify_all()
 
     def remove(self, variant: FleetVariant, containers: Iterable[LocalServer]) -> None:
         """Stop routing requests to these containers."""

@@ -96,6 +96,24 @@ def test_concurrent_requests_per_container_are_limited(
     assert all(wait_object(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
 
 
+def test_a_container_added_later_takes_waiting_invocations(
+    platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
+) -> None:
+    deploy(platform, environment={"HOLD": "1"})
+    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(3)]
+    assert containers.all[0].arrived.acquire(timeout=200)
+    platform.sagemaker.update_endpoint_weights_and_capacities(
+        EndpointName=ENDPOINT,
+        DesiredWeightsAndCapacities=[{"VariantName": "A", "DesiredInstanceCount": 2}],
+    )
+    wait_until(lambda: len(containers.all) == 2)
+    assert containers.all[1].arrived.acquire(timeout=200)
+    assert not any(container.arrived.acquire(timeout=0.05) for container in containers.all)
+    for container in containers.all:
+        container.go.set()
+    assert all(wait_object(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
+
+
 def test_invalid_calls_raise_validation_errors(platform: EndpointLab) -> None:
     deploy(platform)
     api = platform.runtime

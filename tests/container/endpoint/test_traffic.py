@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -73,6 +74,40 @@ def test_least_outstanding_requests_balances_containers() -> None:
     assert Counter(lease.container.in_flight for lease in leases) == {3: 9}
     traffic.release(leases[4], 200)
     assert traffic.lease().container is leases[4].container
+
+
+def test_asynchronous_invocations_are_limited_per_container() -> None:
+    fleet = make_fleet(A={"InitialInstanceCount": 3})
+    fleet.config = {"AsyncInferenceConfig": {"ClientConfig": {"MaxConcurrentInvocationsPerInstance": 2}}}
+    traffic = Traffic()
+    traffic.use(fleet)
+    leases = [traffic.lease_async() for _ in range(6)]
+    assert [container.in_flight for container in fleet.containers()] == [2, 2, 2]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(traffic.lease_async)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        traffic.release(leases[3], 200)
+        assert waiting.result(200).container is leases[3].container
+
+
+def test_waiting_for_a_container_ends_when_the_endpoint_stops() -> None:
+    traffic = make_traffic(A={})
+    for _ in range(4):
+        traffic.lease_async()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(traffic.lease_async)
+        traffic.use(None)
+        with pytest.raises(ApiError, match="not in service"):
+            waiting.result(200)
+
+
+def test_a_variant_without_containers_does_not_block_asynchronous_invocations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("container.endpoint.traffic._REDRAW_SECONDS", 0.01)
+    traffic = make_traffic(A={"InitialInstanceCount": 0}, B={})
+    assert [traffic.lease_async().variant.name for _ in range(4)] == ["B"] * 4
 
 
 def test_a_session_stays_with_its_container() -> None:
