@@ -45,6 +45,7 @@ def make_front(config_path: str) -> Flask:
     manager = ModelManager(folders, account, predict, start, limit)
     if folders:
         threading.Thread(target=manager.load_all, name="load-all", daemon=True).start()
+    threading.Thread(target=manager.watch, name="watch-models", daemon=True).start()
     return make_app(manager, config.max_request_size, None if folders else Path(config.models_root))
 
 

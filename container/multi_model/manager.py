@@ -24,6 +24,8 @@ _DRAIN_SECONDS = 25.0
 _SHUTDOWN_SECONDS = 28.0
 """Time between SIGTERM and SIGKILL for all servers. The platform allows 30 s."""
 _POLL_SECONDS = 1.0
+_CHECK_SECONDS = 20.0
+"""Time between two checks of a loaded model."""
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory", re.IGNORECASE
 )
@@ -146,6 +148,16 @@ class ModelManager:
                 model.mark_loading()
             with contextlib.suppress(Exception):  # already logged, and returned to requests for the model
                 self._start_server(model, leased=False, evict=False)
+
+    def watch(self) -> None:
+        """Check the servers of loaded models until `close`, so that one that hangs is handled as one that died."""
+        while not self._closing:
+            for model in self.models():
+                if model.state is not ModelState.LOADING and (server := model.server) is not None:
+                    server.check()
+            with self._changed:
+                self._changed.notify_all()  # `_stop_server` may wait for the requests of a server that hangs
+                self._changed.wait_for(lambda: self._closing, _CHECK_SECONDS)
 
     def lease(self, name: str) -> ModelLease:
         """Lease a model for one request. Loads the model first if it is loaded on demand or its server has failed.
@@ -298,8 +310,8 @@ class ModelManager:
         drain: seconds to wait for requests in flight before the server is stopped; None waits until all are answered.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not model.in_flight, drain)
             server = model.server
+            self._changed.wait_for(lambda: not (model.in_flight and server and server.death() is None), drain)
         if server is not None:
             stop_all([server], STOP_SECONDS)
         with self._changed:
@@ -307,7 +319,7 @@ class ModelManager:
             self._changed.notify_all()
 
     def _notice_death(self, model: ServedModel) -> None:
-        """Check whether the server of a ready model has died, and record it."""
+        """Check whether the server of a ready model has died or hangs, and record it."""
         server = model.server
         if self._closing or model.state is not ModelState.READY or server is None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import json
 import random
 import socket
 import sys
@@ -26,6 +27,10 @@ STOP_SECONDS = 30.0
 """Time between SIGTERM and SIGKILL, as on SageMaker."""
 _PING_SECONDS = 2.0
 _POLL_SECONDS = 0.1
+_CHECK_SECONDS = 10.0
+_MAX_FAILED_CHECKS = 3
+"""Number of consecutive failed checks after which a running server counts as dead. The limit is not a time, because no
+checks happen while a container is paused."""
 
 Command = Callable[[Path], Sequence[str]]
 """A function that returns the command to serve a model folder on 127.0.0.1 and `SAGEMAKER_BIND_TO_PORT`."""
@@ -62,6 +67,19 @@ def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:
         connection.close()
 
 
+def _why_it_hangs(port: int) -> str:
+    """Return in one line why a server hangs; empty if it makes progress, restarts its engine, or stops."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_CHECK_SECONDS)
+    try:
+        connection.request("GET", "/ping")
+        body = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"no response to /ping ({type(error).__name__})"
+    finally:
+        connection.close()
+    return str(body["reason"]) if body.get("state") == "ready" else ""  # healthy servers return no state
+
+
 class NotHealthy(Exception):
     """A server did not start. The message is the cause, in one line."""
 
@@ -76,6 +94,8 @@ class LocalServer:
         self._what = what
         self._child = child
         self._log = log
+        self._failed_checks = 0
+        self._hang = ""
 
     @classmethod
     def start(
@@ -97,9 +117,15 @@ class LocalServer:
         return self._child.pid
 
     def death(self) -> str | None:
-        """Return in one line why the server ended; None while it runs."""
-        code = self._child.poll()
-        return None if code is None else cause_of_death(self._what, code, self._child.last_lines())
+        """Return in one line why the server ended, or why it hangs according to `check`; None while it runs."""
+        if (code := self._child.poll()) is not None:
+            return cause_of_death(self._what, code, self._child.last_lines())
+        return f"{self._what} hangs: {self._hang}" if self._failed_checks >= _MAX_FAILED_CHECKS else None
+
+    def check(self) -> None:
+        """Ping a server that was healthy, to notice whether it hangs. Call it periodically."""
+        self._hang = _why_it_hangs(self.port)
+        self._failed_checks = self._failed_checks + 1 if self._hang else 0
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
         """Wait at most `limit` seconds until `/ping` returns 200. Raises NotHealthy."""

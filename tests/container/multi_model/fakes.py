@@ -24,6 +24,8 @@ class FakeServer(LocalServer):
         self.need = need
         self.number = next(_numbers)
         self.dead = ""
+        self.hang = ""
+        """Why the server hangs, as the next check finds out."""
         self.signals = 0
         self.ended = threading.Event()
         self._ending = threading.Lock()
@@ -38,6 +40,9 @@ class FakeServer(LocalServer):
 
     def death(self) -> str | None:
         return self.dead or None
+
+    def check(self) -> None:
+        self.dead = self.hang or self.dead
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
         while not self._lab.healthy.wait(0.005):

@@ -1,0 +1,76 @@
+"""When a running server counts as hanging. Its process is a fake, its web server runs in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from container.run import local_server
+from container.run.local_server import LocalServer
+from container.run.processes import Child
+from tests.support.loopback import LoopbackServer, QuietHandler
+
+HEALTHY = (200, {"status": "Healthy"})
+STUCK = (503, {"status": "Unhealthy", "state": "ready", "reason": "the engine has made no progress for 9 s"})
+LOADING = (503, {"status": "Unhealthy", "state": "starting", "reason": "the model is loading"})
+
+
+class _Running:
+    def poll(self) -> int | None:
+        return None
+
+
+class _Web(LoopbackServer):
+    reply: tuple[int, dict[str, Any]] = HEALTHY
+
+
+class _Handler(QuietHandler):
+    server: _Web
+
+    def do_GET(self) -> None:
+        status, body = self.server.reply
+        self.respond(status, json.dumps(body).encode(), {})
+
+
+@pytest.fixture
+def web() -> Iterator[_Web]:
+    with _Web(_Handler) as server:
+        yield server
+
+
+def server_of(web: _Web) -> LocalServer:
+    return LocalServer("the server", cast(Child, _Running()), web.server_port)
+
+
+def check(server: LocalServer, times: int) -> str | None:
+    for _ in range(times):
+        server.check()
+    return server.death()
+
+
+def test_a_server_without_progress_counts_as_dead_after_three_checks_in_a_row(web: _Web) -> None:
+    server = server_of(web)
+    assert check(server, 3) is None
+    web.reply = STUCK
+    assert check(server, 2) is None
+    web.reply = HEALTHY
+    assert check(server, 1) is None
+    web.reply = STUCK
+    assert check(server, 2) is None
+    assert check(server, 1) == "the server hangs: the engine has made no progress for 9 s"
+
+
+def test_a_server_that_restarts_its_engine_does_not_hang(web: _Web) -> None:
+    web.reply = LOADING
+    assert check(server_of(web), 9) is None
+
+
+def test_a_server_that_does_not_respond_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens, but accepts no connection."""
+    monkeypatch.setattr(local_server, "_CHECK_SECONDS", 0.05)
+    silent = _Web(_Handler)
+    assert check(server_of(silent), 3) == "the server hangs: no response to /ping (TimeoutError)"
+    silent.server_close()
