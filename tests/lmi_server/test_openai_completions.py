@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -100,6 +102,24 @@ def test_a_list_of_ids_is_one_prompt(client: FlaskClient, engine: FakeEngine, te
     ids = list(text_model.encode(PROMPT))
     assert len(post(client, ids).get_json()["choices"]) == 1
     assert list(engine.requests[0].prompt_token_ids) == ids
+
+
+def test_valid_token_ids_are_checked_without_a_call_for_each(client: FlaskClient, engine: FakeEngine) -> None:
+    calls: list[str] = []
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(record)
+    try:
+        reply = post(client, [1] * 200, max_tokens=1)
+    finally:
+        sys.setprofile(None)
+    assert reply.status_code == 200
+    assert len(engine.requests[0].prompt_token_ids) == 200
+    assert calls.count("check_token_ids") == 1
+    assert "check_token_id" not in calls
 
 
 def test_streamed_choices_are_interleaved(client: FlaskClient, echoing: FakeEngine) -> None:

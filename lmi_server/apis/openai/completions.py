@@ -14,7 +14,7 @@ from lmi_server.apis.openai.fields import read_fields
 from lmi_server.apis.parameters.checks import refuse
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
-from lmi_server.apis.parameters.sampling import LogprobReport, check_token_id
+from lmi_server.apis.parameters.sampling import LogprobReport, check_token_ids
 from lmi_server.apis.parameters.table import DEFAULT_MAX_TOKENS
 from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, Conventions, parse
 from lmi_server.apis.prompts import (
@@ -59,8 +59,7 @@ def _of_token_ids(context: ApiContext, field: str, value: Any, truncate: int | N
     if not isinstance(value, list):
         raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
     check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
-    for index, item in enumerate(value):
-        check_token_id(context, f"{field}[{index}]", item)
+    check_token_ids(context, field, value)
     return Prompt(field, "", truncated(tuple(value), truncate))
 
 
