@@ -154,7 +154,11 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     packed_table = packed if head is table else lmi_kernels.pack(table)
     lookup = table if packed_table.native is None else packed_table
     norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
-    embedding = VocabParallelEmbedding(lookup, shard, comm, config.embedding_scale, _positions(parts), norm)
+    scale = config.embedding_scale
+    if scale is not None and isinstance(lookup, torch.Tensor):
+        # As in transformers, the factor has the dtype of the embeddings. Native lookups return fp32.
+        scale = torch.tensor(scale, dtype=lookup.dtype).item()
+    embedding = VocabParallelEmbedding(lookup, shard, comm, scale, _positions(parts), norm)
     return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap)
 
 
