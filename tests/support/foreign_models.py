@@ -76,6 +76,10 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", {"use_bias": True}),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}),
     "nanochat": ("nanochat", {}),
+    "modernbert-decoder": (
+        "modernbert-decoder",
+        {"num_key_value_heads": 6, "num_hidden_layers": 3, "local_attention": 16},
+    ),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": (
         "qwen2_moe",

@@ -69,6 +69,9 @@ class Fields:
     def positive_or_none(self, name: str) -> float | None:
         return None if self._data.get(name) is None else self.positive(name, 0)
 
+    def has(self, name: str) -> bool:
+        return name in self._data
+
     def is_set(self, name: str) -> bool:
         """Return whether the field is present and neither null nor false."""
         return self._data.get(name) not in (None, False)

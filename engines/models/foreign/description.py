@@ -203,6 +203,8 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:
     """Describe scale and window of each layer. Transformers modules apply RoPE themselves."""
     wide = AttentionSpec(head_dim**-0.5, None)
+    if not fields.has("sliding_window") and "config.sliding_window" in source.modeling:
+        raise KeyError("sliding_window")  # only the code of transformers' config class knows the window
     used = fields.is_set("sliding_window") and "sliding_window" in source.modeling
     if not used or not fields.flag("use_sliding_window", True):
         return (wide,) * num_layers

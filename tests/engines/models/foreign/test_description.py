@@ -121,6 +121,10 @@ def test_rope_scaling_extends_the_longest_sequence(
             {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8},
             "no field 'layer_types'",
         ),
+        (
+            {"architectures": ["ModernBertDecoderForCausalLM"], "model_type": "modernbert-decoder"},
+            "no field 'sliding_window'",
+        ),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
