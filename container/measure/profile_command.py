@@ -43,10 +43,11 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     is started. Other programs distort the figures.
     """
     try:
-        config = _engine_config(path, sequences)
+        config, capacity = _engine_config(path, sequences)
+        context = min(context, config.model.max_model_len)
+        _require_capacity(capacity, sequences, context, config.cache.block_size)
     except (PropertiesError, CannotServe, ModelNotAvailable) as error:
         raise click.ClickException(str(error)) from error
-    context = min(context, config.model.max_model_len)
     chunk = min(_CHUNK, config.scheduler.settings.max_num_batched_tokens, config.model.max_model_len)
     steps = _run(config, [(1, 1, context), (sequences, 1, context), (1, chunk, chunk)], repeats)
     parts = sorted(steps[1]["parts"], key=lambda part: -steps[1]["parts"][part])
@@ -65,12 +66,16 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     write_json({"kernels": kernels, "steps": steps}, json_path)
 
 
-def _engine_config(path: str, sequences: int) -> MpiEngineConfig:
-    """Resolve the engine's configuration for one rank. Raises CannotServe unless it is engine=MPI on a CPU."""
+def _engine_config(path: str, sequences: int) -> tuple[MpiEngineConfig, int | None]:
+    """Resolve the engine's configuration for one rank, and its KV cache's capacity in tokens.
+
+    Raises CannotServe unless it is engine=MPI on a CPU.
+    """
     environ = launch.environment()
     loaded = loader.load(Path(path), environ, lenient=False)
     model_path = model_files.obtain(loaded.config.source, view_for(sys.stderr))
-    config = resolve(loaded.config, model_path, detect(environ)).config
+    resolved = resolve(loaded.config, model_path, detect(environ))
+    config = resolved.config
     if not isinstance(config, MpiEngineConfig) or config.parallel.device != "cpu":
         raise CannotServe("lmi profile supports engine=MPI on a CPU only")
     settings = config.scheduler.settings
@@ -79,11 +84,22 @@ def _engine_config(path: str, sequences: int) -> MpiEngineConfig:
         max_num_seqs=max(sequences, settings.max_num_seqs),
         max_num_batched_tokens=max(sequences, settings.max_num_batched_tokens),
     )
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config,
         parallel=dataclasses.replace(config.parallel, tp_size=1),
         scheduler=dataclasses.replace(config.scheduler, settings=larger),
     )
+    return config, resolved.kv_capacity_tokens
+
+
+def _require_capacity(capacity: int | None, sequences: int, context: int, block_size: int) -> None:
+    """Raise CannotServe if the sequences, each in whole blocks, exceed the KV cache's capacity in tokens."""
+    tokens = sequences * -(-context // block_size) * block_size
+    if capacity is not None and tokens > capacity:
+        raise CannotServe(
+            f"--sequences: {sequences} sequences of {context} tokens exceed the KV cache (got {tokens} tokens);"
+            f" allowed: at most {capacity}; lower --sequences or --context, or set a larger option.kv_cache_gb"
+        )
 
 
 def _run(config: MpiEngineConfig, shapes: list[tuple[int, int, int]], repeats: int) -> list[dict[str, Any]]:

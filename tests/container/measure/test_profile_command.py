@@ -1,0 +1,54 @@
+"""`lmi profile`: refusal of steps that do not fit into the KV cache. No engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from container.measure import profile_command
+from engines.config import MpiEngineConfig
+from tests.container.explain.questions import KV_BYTES_PER_TOKEN, make_model
+
+_CAPACITY = 1024
+
+
+@pytest.fixture
+def properties(tmp_path: Path) -> Path:
+    model, file = make_model(tmp_path), tmp_path / "serving.properties"
+    kv_cache_gb = _CAPACITY * KV_BYTES_PER_TOKEN / (1 << 30)
+    file.write_text(f"engine=MPI\noption.model_id={model}\noption.kv_cache_gb={kv_cache_gb}\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("sequences", "context", "tokens"), [(5, 256, 1280), (64, 17, 2048), (2, 9000, 2048)]
+)
+def test_more_than_the_kv_cache_holds_is_refused(
+    sequences: int, context: int, tokens: int, properties: Path
+) -> None:
+    arguments = [str(properties), f"--sequences={sequences}", f"--context={context}"]
+    result = CliRunner().invoke(profile_command.profile, arguments)
+    used = min(context, _CAPACITY)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == (
+        f"Error: --sequences: {sequences} sequences of {used} tokens exceed the KV cache (got {tokens} tokens);"
+        f" allowed: at most {_CAPACITY}; lower --sequences or --context, or set a larger option.kv_cache_gb"
+    )
+
+
+def test_what_the_kv_cache_holds_is_measured(properties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, int, int]] = []
+
+    def run(config: MpiEngineConfig, steps: list[tuple[int, int, int]], repeats: int) -> list[dict[str, Any]]:
+        shapes.extend(steps)
+        return [{"parts": {"linear": 1.0}, "total": 1.0}] * len(steps)
+
+    monkeypatch.setattr(profile_command, "_run", run)
+    result = CliRunner().invoke(
+        profile_command.profile, [str(properties), "--sequences=4", "--context=256"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    assert shapes == [(1, 1, 256), (4, 1, 256), (1, 256, 256)]
