@@ -92,6 +92,4 @@ def selection(source: ModelSource) -> Selection:
     """Return which of the source's files are fetched."""
     load_format, (_, gguf) = source.load_format, split_address(source.model_id or "")
     everything = source.fetch_all_files and not gguf
-    return Selection(
-        source.trust_remote_code, load_format != "dummy", load_format == "stream", gguf, everything
-    )
+    return Selection(load_format != "dummy", load_format == "stream", gguf, everything)

@@ -19,8 +19,9 @@ TEMPLATES = "additional_chat_templates/"
 """The folder of named chat templates."""
 _WEIGHTS = ".safetensors"
 _SINGLE = "model.safetensors"
-_SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
-"""Suffixes of weights, configurations, chat templates, vocabularies and merges, and tokenizers that are not JSON."""
+_SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+"""Suffixes of weights, configurations, chat templates, vocabularies and merges, tokenizers that are not JSON, and code
+(run only with option.trust_remote_code, but always fetched, so that there is one copy of a model)."""
 _OTHER_FORMATS = (*pickled.SUFFIXES, SUFFIX, ".h5", ".msgpack", ".onnx")
 WEIGHTS_FORMATS = (_WEIGHTS, *_OTHER_FORMATS)
 
@@ -71,7 +72,8 @@ def _unsafe(path: str) -> str:
 
 
 def choose(snapshot: Snapshot) -> Snapshot:
-    """Reduce a snapshot to the files that serving needs: top-level files, by their suffixes, and chat templates.
+    """Reduce a snapshot to the files that serving needs: top-level files and those beside the model's GGUF files, by
+    their suffixes, and chat templates.
 
     A selection of everything keeps all files.
 
@@ -85,12 +87,13 @@ def choose(snapshot: Snapshot) -> Snapshot:
     if snapshot.selection.everything:
         _check_limits(snapshot.name, snapshot.files, MAX_TOTAL_BYTES)
         return snapshot
-    suffixes = (*_SUFFIXES, ".py") if snapshot.selection.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
     gguf = _gguf_files(snapshot)
     if not gguf:
         _require_model(snapshot, top)
-    selected = {path: file for path, file in top.items() if path.endswith(suffixes)}
+    folders = {"", *(path.rpartition("/")[0] for path in gguf)}
+    files = [file for file in snapshot.files if file.path.rpartition("/")[0] in folders]
+    selected = {file.path: file for file in files if file.path.endswith(_SUFFIXES)}
     selected |= {file.path: file for file in snapshot.files if _is_template(file.path)}
     if gguf or not snapshot.selection.with_weights:
         selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}
@@ -100,9 +103,9 @@ def choose(snapshot: Snapshot) -> Snapshot:
         weights = {path for path in selected if is_weights(path)}
         selected = {path: file for path, file in selected.items() if path == _SINGLE or path not in weights}
         selected.pop(INDEX, None)
-    files = tuple(selected[path] for path in sorted(selected))
-    _check_limits(snapshot.name, files)
-    return dataclasses.replace(snapshot, files=files)
+    chosen = tuple(selected[path] for path in sorted(selected))
+    _check_limits(snapshot.name, chosen)
+    return dataclasses.replace(snapshot, files=chosen)
 
 
 def _gguf_files(snapshot: Snapshot) -> list[str]:

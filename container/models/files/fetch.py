@@ -19,7 +19,7 @@ from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnr
 from container.models.files import choice, safetensors_headers
 from container.models.files.copies import Copy, copy_name, last_published
 from container.models.files.remote import (
-    WITHOUT_CODE,
+    DEFAULT_SELECTION,
     Remote,
     RemoteFile,
     Report,
@@ -36,7 +36,7 @@ _UNFINISHED = ".unfinished"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection = WITHOUT_CODE) -> Path:
+def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection = DEFAULT_SELECTION) -> Path:
     """Return the model's folder in the cache, fetched if needed. Raises: ModelNotAvailable."""
     name = copy_name(remote.name, selection)
     with _disk_errors(name, cache):
@@ -54,7 +54,7 @@ def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection
         return copy.folder
 
 
-def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection = WITHOUT_CODE) -> Path:
+def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection = DEFAULT_SELECTION) -> Path:
     """Like `obtain`, but compare all files of an existing copy with the remote, and fetch damaged files again.
 
     Raises: ModelNotAvailable, also if the remote does not respond.

@@ -28,8 +28,6 @@ class RemoteFile:
 class Selection:
     """Which of a model's optional files are fetched."""
 
-    with_code: bool = False
-    """Whether the model's *.py files are fetched."""
     with_weights: bool = True
     streamed: bool = False
     """Whether weights stay at the remote. Local files then have the headers, and holes in place of the tensors."""
@@ -39,7 +37,7 @@ class Selection:
     """Whether all files are fetched, of every kind and in all folders."""
 
 
-WITHOUT_CODE = Selection()
+DEFAULT_SELECTION = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Snapshot:
     name: str
     """The location as users know it: `s3://bucket/prefix/`, `owner/name@main`."""
     files: tuple[RemoteFile, ...]
-    selection: Selection = WITHOUT_CODE
+    selection: Selection = DEFAULT_SELECTION
 
     @property
     def size(self) -> int:

@@ -101,8 +101,8 @@ class HubModels(RemoteScheme):
         return f"{_repository(source)}@{_revision(source)}"
 
     def is_pinned(self, source: ModelSource) -> bool:
-        """Return True for a commit, which never changes; False if code is needed, which the copy may lack."""
-        return _COMMIT.fullmatch(_revision(source)) is not None and not source.trust_remote_code
+        """Return True for a commit, which never changes."""
+        return _COMMIT.fullmatch(_revision(source)) is not None
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         if source.model_id == BUNDLED_MODEL:

@@ -45,14 +45,10 @@ class S3Lab:
     def put(self, key: str, body: bytes) -> None:
         self.seaweed.client().put_object(Bucket=self.bucket, Key=f"{self.root}{key}", Body=body)
 
-    def obtain(
-        self, prefix: str = "mine", *, with_code: bool = False, load_format: str = "auto"
-    ) -> tuple[Path, str]:
+    def obtain(self, prefix: str = "mine", *, load_format: str = "auto") -> tuple[Path, str]:
         """Return (folder, log)."""
         log = io.StringIO()
-        source = ModelSource(
-            model_id=self.address(prefix), trust_remote_code=with_code, load_format=load_format
-        )
+        source = ModelSource(model_id=self.address(prefix), load_format=load_format)
         return model_files.obtain(source, LogLines(log), self.cache), log.getvalue()
 
     def refused(self, prefix: str = "mine") -> str:

@@ -18,13 +18,12 @@ _PIECES = ["a", ".", "..", "/", "\\", "\0", "\n", "é", " ", "~", "x" * 200]
 _NAMES = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)
 
 
-def snapshot(*paths: str, with_code: bool = False, size: int = 10) -> Snapshot:
-    files = tuple(RemoteFile(path, size, "1") for path in paths)
-    return Snapshot("test://model", files, Selection(with_code))
+def snapshot(*paths: str, size: int = 10) -> Snapshot:
+    return Snapshot("test://model", tuple(RemoteFile(path, size, "1") for path in paths))
 
 
-def selected(*paths: str, with_code: bool = False) -> set[str]:
-    files = choice.choose(snapshot("config.json", *paths, with_code=with_code)).files
+def selected(*paths: str) -> set[str]:
+    files = choice.choose(snapshot("config.json", *paths)).files
     return {file.path for file in files} - {"config.json"}
 
 
@@ -56,11 +55,11 @@ def test_a_listing_with_an_unsafe_name_is_rejected(path: str) -> None:
         choice.choose(snapshot("config.json", "model.safetensors", path))
 
 
-def test_serving_needs_weights_configurations_and_tokenizers() -> None:
+def test_serving_needs_weights_configurations_tokenizers_and_code() -> None:
     needed = {"model.safetensors", "tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja"}
-    others = {"pytorch_model.bin", "README.md", ".gitattributes", "onnx/model.safetensors", "modeling_x.py"}
+    needed |= {"modeling_x.py"}
+    others = {"pytorch_model.bin", "README.md", ".gitattributes", "onnx/model.safetensors", "src/train.py"}
     assert selected(*needed, *others) == needed
-    assert selected(*needed, *others, with_code=True) == needed | {"modeling_x.py"}
 
 
 def test_named_chat_templates_are_selected() -> None:
@@ -112,6 +111,13 @@ def test_only_the_selected_gguf_file_is_fetched(name: str, expected: list[str]) 
     others = ["config.json", "tokenizer.json"]
     listed = replace(snapshot(*names, *others, "README.md", choice.INDEX), selection=Selection(gguf=name))
     assert sorted(file.path for file in choice.choose(listed).files) == sorted([*expected, *others])
+
+
+def test_files_beside_a_gguf_file_in_a_folder_are_fetched() -> None:
+    needed = {"Q8_0/x-Q8_0.gguf", "Q8_0/tokenizer.json", "Q8_0/chat_template.jinja", "tokenizer.json"}
+    others = {"Q8_0/README.md", "Q8_0/more/tokenizer.json", "Q4_0/x-Q4_0.gguf", "Q4_0/tokenizer.json"}
+    listed = replace(snapshot(*needed, *others), selection=Selection(gguf="Q8_0"))
+    assert {file.path for file in choice.choose(listed).files} == needed
 
 
 def test_gguf_files_are_used_only_without_safetensors() -> None:

@@ -55,12 +55,7 @@ def test_only_the_files_needed_for_serving_are_fetched(
     hub: HubServer, obtain: Obtain, tmp_path: Path
 ) -> None:
     files = model()
-    others = {
-        "README.md": b"read",
-        "pytorch_model.bin": b"pickle",
-        "onnx/model.onnx": b"o",
-        "code.py": b"pass",
-    }
+    others = {"README.md": b"read", "pytorch_model.bin": b"pickle", "onnx/model.onnx": b"o"}
     hub.commit(ID, {**files, **others})
     folder = obtain()
     assert content(folder) == files
@@ -68,10 +63,13 @@ def test_only_the_files_needed_for_serving_are_fetched(
     assert complete_models(tmp_path / "cache") == [folder]
 
 
-def test_the_code_of_a_model_is_fetched_only_on_request(hub: HubServer, obtain: Obtain) -> None:
+def test_remote_code_needs_no_other_copy_of_the_model(hub: HubServer, obtain: Obtain) -> None:
     commit = hub.commit(ID, model(**{"code.py": b"pass"}))
-    assert not (obtain(revision=commit) / "code.py").exists()
-    assert (obtain(revision=commit, with_code=True) / "code.py").read_bytes() == b"pass"
+    folder = obtain(revision=commit)
+    bytes_before = hub.body_bytes
+    assert obtain(revision=commit, with_code=True) == folder
+    assert hub.body_bytes == bytes_before
+    assert (folder / "code.py").read_bytes() == b"pass"
 
 
 @pytest.mark.parametrize("revision", ["side", "refs/pr/1", "v1.0", "the commit", None])
