@@ -46,7 +46,9 @@ def run_worker(
         serve = load(arguments, link)
     except Exception as error:  # top level: the cause must reach the dispatcher before we exit
         logger.exception("loading failed")
-        link.send(CannotLoad(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        # A message may quote a file name that is not UTF-8.
+        link.send(CannotLoad(cause.encode(errors="backslashreplace").decode()))
         return 1
     try:
         serve()

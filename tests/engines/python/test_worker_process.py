@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from engines.python.messages import Ready
+from engines.python.messages import CannotLoad, Ready
 from engines.python.worker_process import WorkerProcess, WorkerProcessEnded
 from tests.support import processes
 
@@ -23,6 +23,8 @@ from engines.python.messages import Ready
 from engines.python.worker_main import run_worker
 
 def load(arguments, link):
+    if sys.argv[1] == "fail":
+        raise ValueError("no file " + os.fsdecode(b"\\xff.bin"))
     if sys.argv[1] == "fork":
         if not (child := os.fork()):
             time.sleep(3600)
@@ -67,3 +69,12 @@ def test_the_death_of_a_worker_is_noticed_while_its_children_live(started: Start
 def test_children_of_a_worker_are_in_the_session_that_the_supervisor_kills(started: Started) -> None:
     _, own, child = started
     assert os.getsid(own.pid) == os.getsid(child.pid) == os.getsid(0)
+
+
+def test_a_failed_load_is_reported_even_if_its_message_is_not_utf_8() -> None:
+    command = [sys.executable, "-c", _PROGRAM, "fail", "--config", "any"]
+    worker = WorkerProcess("test", command, msgspec.msgpack.Decoder(Ready | CannotLoad))
+    try:
+        assert next(worker.receive(_WAIT_SECONDS)) == CannotLoad(r"ValueError: no file \udcff.bin")
+    finally:
+        worker.close()
