@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
-from container.models.files.folder import weights_problem
+from container.models.errors import ModelNotAvailable
+from container.models.files.folder import weight_files, weights_problem
 from container.models.files.safetensors_headers import DamagedFile, require_complete
 from engines.models.config import ModelConfig, element_bytes
 
@@ -24,12 +24,11 @@ def require_safetensors(path: Path) -> None:
 
 
 def count_parameters(path: Path) -> int:
-    """Return the number of parameters in a folder, from the headers of its files."""
-    count = 0
-    for file in path.glob("*.safetensors"):
-        with contextlib.suppress(DamagedFile):  # a stray file: weights_problem checks the model's
-            count += require_complete(file)
-    return count
+    """Return the number of a model's parameters, from the headers of its files; 0 if they are missing or incomplete."""
+    try:
+        return sum(map(require_complete, weight_files(path)))
+    except (ModelNotAvailable, DamagedFile):  # `weights_problem` says what is wrong
+        return 0
 
 
 def require_free(num_bytes: int, machine: Machine) -> None:

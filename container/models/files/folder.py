@@ -17,26 +17,34 @@ from lmi_server.config import ModelSource
 def weights_problem(folder: Path) -> str | None:
     """Return in one sentence why the weights in a model's folder cannot be loaded; None if they are complete.
 
-    The rules are the same as for fetched models: safetensors, all files of the index, no truncated file. Reads the
-    index and the headers of the files. Of a GGUF file it only checks the size.
+    Reads the index and the headers of `weight_files`. Of a GGUF file it only checks the size.
     """
     if (folder / gguf_index.NAME).is_file():
         return gguf_description.problem(folder)
+    try:
+        files = weight_files(folder)
+    except ModelNotAvailable as error:
+        return str(error)
+    for file in files:
+        try:
+            safetensors_headers.require_complete(file)
+        except safetensors_headers.DamagedFile as error:
+            return f"{file} is not a complete safetensors file: {error}"
+    return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of the model in a folder, without other copies of its weights.
+
+    The rules are the same as for fetched models: safetensors, all files of the index. Raises ModelNotAvailable.
+    """
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
     listed += [path for path in folder.iterdir() if path.name.endswith(choice.WEIGHTS_FORMATS)]
     files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
-    try:
-        snapshot = choice.choose(Snapshot(str(folder), files))
-        if any(file.path == choice.INDEX for file in snapshot.files):
-            snapshot = choice.keep_shards(snapshot, folder / choice.INDEX)
-    except ModelNotAvailable as error:
-        return str(error)
-    for file in filter(lambda file: choice.is_safetensors(file.path), snapshot.files):
-        try:
-            safetensors_headers.require_complete(folder / file.path)
-        except safetensors_headers.DamagedFile as error:
-            return f"{folder / file.path} is not a complete safetensors file: {error}"
-    return None
+    snapshot = choice.choose(Snapshot(str(folder), files))
+    if any(file.path == choice.INDEX for file in snapshot.files):
+        snapshot = choice.keep_shards(snapshot, folder / choice.INDEX)
+    return [folder / file.path for file in snapshot.files if choice.is_safetensors(file.path)]
 
 
 class LocalFolder(Scheme):

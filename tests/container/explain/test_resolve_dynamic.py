@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from container.explain.resolve import CannotServe, resolve
+from container.explain.resolve.weights import count_parameters
 from container.machine import Machine
 from engines.config import BatchConfig, PythonEngineConfig
 from engines.models.foreign.sources import generating_architectures
@@ -106,14 +107,29 @@ def test_generating_architectures_are_read_from_transformers() -> None:
     assert not {"BertForSequenceClassification", "ViTModel"} & names
 
 
-def test_memory_is_predicted_from_the_headers_of_the_weights(tmp_path: Path) -> None:
-    """2 Gi parameters in bf16, whatever dtype config.json has. The file is sparse after its header."""
-    count = 2 * GIB
+def write_sparse_weights(path: Path, count: int) -> None:
+    """Write a file with one bf16 tensor of `count` elements. It is sparse after its header."""
     header = json.dumps({"a": {"dtype": "BF16", "shape": [count], "data_offsets": [0, 2 * count]}}).encode()
-    folder = make_gpt2(tmp_path, dtype="float32")
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 2 * count)
+
+
+def test_memory_is_predicted_from_the_headers_of_the_weights(tmp_path: Path) -> None:
+    """2 Gi parameters in bf16, whatever dtype config.json has."""
+    folder = make_gpt2(tmp_path, dtype="float32")
+    write_sparse_weights(folder / "model.safetensors", 2 * GIB)
     with pytest.raises(CannotServe, match=r"take 8\.0 GiB in memory, but only 6\.0 GiB are free"):
         resolve_engine(folder, dataclasses.replace(CPU, memory_available_bytes=6 * GIB))
     assert resolve_engine(folder).model.dtype == "fp32"
+
+
+def test_another_copy_of_the_weights_is_not_counted(tmp_path: Path) -> None:
+    folder = make_gpt2(tmp_path)
+    (folder / "model.safetensors").unlink()
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    for name in shards.values():
+        write_sparse_weights(folder / name, GIB)
+    write_sparse_weights(folder / "consolidated.safetensors", 2 * GIB)
+    assert count_parameters(folder) == 2 * GIB
