@@ -49,13 +49,12 @@ class TextModel:
             ValueError: a file is not valid; the message names the file.
         """
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
-        config = read_json(folder / "tokenizer_config.json")
-        named = _named_tokens(config, read_json(folder / "special_tokens_map.json"))
+        config_file = folder / "tokenizer_config.json"
+        config, special_tokens_map = read_json(config_file), read_json(folder / "special_tokens_map.json")
+        named = _named_tokens(config, special_tokens_map)
+        declared = _declared_tokens(config_file, config, named)
+        _add_tokens(tokenizer, declared, [*named.values(), *_unnamed_tokens(config, special_tokens_map)])
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        # As in transformers, named tokens are special even if tokenizer.json does not list them.
-        listed = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-        unlisted = [text for text in named.values() if text in vocabulary and text not in listed]
-        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unlisted])
         added = tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
         templates = read_templates(folder)
@@ -111,10 +110,61 @@ def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
     named: dict[str, str] = {}
     for source in sources:
         for name, value in source.items():
-            text = value.get("content") if isinstance(value, dict) else value
+            text = _content(value)
             if name.endswith("_token") and isinstance(text, str):
                 named.setdefault(name, text)
     return named
+
+
+def _unnamed_tokens(*sources: Mapping[str, Any]) -> list[str]:
+    """Return the tokens in lists such as `additional_special_tokens`. Each is a string or an object with `content`."""
+    texts: list[str] = []
+    for source in sources:
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            values = source.get(name)
+            if isinstance(values, dict):
+                values = list(values.values())
+            if isinstance(values, list):
+                texts += [text for value in values if isinstance(text := _content(value), str)]
+    return texts
+
+
+def _content(value: Any) -> Any:
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _declared_tokens(path: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> list[AddedToken]:
+    """Return the tokens of `added_tokens_decoder` in the order of their ids. Raises `ValueError`, which names the file.
+
+    As in transformers, named tokens are special.
+    """
+    tokens: list[AddedToken] = []
+    try:
+        entries = (config.get("added_tokens_decoder") or {}).items()
+        for _, fields in sorted(entries, key=lambda entry: int(entry[0])):
+            tokens.append(token := AddedToken(**fields))
+            token.special = token.special or token.content in named.values()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: added_tokens_decoder: {error}") from error
+    return tokens
+
+
+def _add_tokens(tokenizer: Tokenizer, declared: Sequence[AddedToken], special: Sequence[str]) -> None:
+    """Add the tokens that tokenizer.json does not list, or not as special, as transformers does.
+
+    special: texts that become special if they are in the vocabulary but neither listed nor declared.
+    """
+    listed = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    listed_special = {
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    }
+    tokenizer.add_tokens(
+        [one for one in declared if one.content not in (listed_special if one.special else listed)]
+    )
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    known = listed | {token.content for token in declared}
+    unlisted = [text for text in special if text in vocabulary and text not in known]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unlisted])
 
 
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from container.run.announce import has_chat_template
@@ -49,6 +50,51 @@ def test_special_tokens_and_eos(text_model: TextModel) -> None:
     assert text_model.special_tokens == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
     assert text_model.eos_token_ids == (2, 0)
     assert text_model.max_token_chars == len("<|endoftext|>")
+
+
+TOOL = {"content": "<tool>", "special": True, "normalized": False}
+PLAIN = {"content": "<plain>", "special": False, "normalized": False}
+
+
+@pytest.mark.parametrize("listed_as", [None, False, True])
+@pytest.mark.parametrize(
+    ("settings", "special"),
+    [
+        ({"additional_special_tokens": ["~"]}, {"~"}),
+        ({"extra_special_tokens": ["~", "^"]}, {"~", "^"}),
+        ({"added_tokens_decoder": {"1": PLAIN, "2": TOOL}}, {"<tool>"}),
+        ({"added_tokens_decoder": {"1": {**TOOL, "special": False}}, "pad_token": "<tool>"}, {"<tool>"}),
+        (
+            {"added_tokens_decoder": {"1": TOOL}, "additional_special_tokens": ["<tool>", "~"]},
+            {"<tool>", "~"},
+        ),
+    ],
+)
+def test_special_tokens_of_tokenizer_config_equal_transformers(
+    listed_as: bool | None, settings: dict[str, Any], special: set[str], tmp_path: Path
+) -> None:
+    build_model_folder(tmp_path)
+    if listed_as is not None:
+        tokenizer = TextModel.from_folder(tmp_path).tokenizer
+        tokenizer.add_tokens([AddedToken("<tool>", special=listed_as, normalized=False)])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    text_model, reference = TextModel.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert special <= text_model.special_tokens.keys()
+    text = "one<tool>two ~ three^<plain>four"
+    ids = list(text_model.encode(text))
+    assert ids == reference(text)["input_ids"]
+    for skip in (False, True):
+        assert text_model.decode(ids, skip) == reference.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("tokens", [[TOOL], {"x": TOOL}, {"1": "<tool>"}])
+def test_an_invalid_added_tokens_decoder_is_refused(tokens: Any, tmp_path: Path) -> None:
+    build_model_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: added_tokens_decoder: "):
+        TextModel.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
