@@ -22,7 +22,7 @@ BUCKET = "models"
 """One bucket for all tests, because the server creates several files for each bucket."""
 NOTE_MARK_BYTES = 32
 """Size of the header of a `.written` note. It is followed by 4 bytes for each part."""
-NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
+NEEDED = {"config.json", "tokenizer.json", "model.safetensors", "model.py"}
 
 
 @dataclass(frozen=True, slots=True)

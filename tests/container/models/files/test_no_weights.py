@@ -23,10 +23,10 @@ def test_weights_are_not_fetched_and_the_copy_is_not_used_as_a_full_one(s3: S3La
     source, log = dummy_source(s3.address()), io.StringIO()
     assert model_files.locate(source, s3.cache) is None
     folder = model_files.obtain(source, LogLines(log), s3.cache)
-    small = {"config.json", "tokenizer.json"}
+    small = {"config.json", "tokenizer.json", "model.py"}
     assert same(folder, tiny_model, small)
     assert s3.proxy.object_bytes == sum((tiny_model / name).stat().st_size for name in small)
-    assert "(without weights), 2 files" in log.getvalue()
+    assert "(without weights), 3 files" in log.getvalue()
     assert model_files.locate(source, s3.cache) == folder
     assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) is None
 
