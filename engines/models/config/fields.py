@@ -145,7 +145,7 @@ class Fields:
     def rope_scalings(self, dim: int) -> list[Scaling]:
         """Return the scaling of the rotary embeddings of each layer type. dim: as for `rotary`."""
         by_type = self.part("rope_parameters")._data.items()
-        kinds = [kind for kind, rope in by_type if isinstance(rope, dict)]
+        kinds: list[str | None] = [kind for kind, rope in by_type if isinstance(rope, dict)]
         return [self._scaling(self._rope(kind), dim) for kind in kinds or [None]]
 
     def _scaling(self, rope: dict[str, Any], dim: int) -> Scaling:

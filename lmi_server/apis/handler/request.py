@@ -67,7 +67,7 @@ def _multipart(data: bytearray, boundary: str) -> Iterator[tuple[str, bytes]]:
     decoder = MultipartDecoder(boundary.encode("ascii"), max_parts=_MAX_PARTS)
     name, body = "", bytearray()
     for start in range(0, len(data) + _PIECE_BYTES, _PIECE_BYTES):
-        decoder.receive_data(data[start : start + _PIECE_BYTES] or None)  # None after the last piece
+        decoder.receive_data(bytes(data[start : start + _PIECE_BYTES]) or None)  # None after the last piece
         while not isinstance(event := decoder.next_event(), NeedData | Epilogue):
             if isinstance(event, Field | File):
                 if not event.name:
