@@ -21,7 +21,7 @@ class Batching:
     source: str
     """Keys that determine the engine; `default` if there are none."""
     problems: tuple[Problem, ...] = ()
-    """Keys for dynamic batching that contradict keys for rolling batching."""
+    """Keys that contradict keys for rolling batching, or a handler."""
     note: str = ""
     """Message that engine=MPI serves the file. Empty if the file says so itself."""
 
@@ -46,15 +46,15 @@ def decide(values: dict[str, OptionValue]) -> Batching:
 
 def for_handler(values: dict[str, OptionValue]) -> Batching:
     """Choose the engine for a user's handler. It is always engine=Python, which calls the handler with batches."""
-    engine = values.get("engine")
-    if engine is None:
-        return Batching("Python", "inferred from the handler")
-    if engine.value == "Python":
-        return Batching("Python", engine.place)
-    reason = "the folder contains a handler, which requires engine=Python"
-    return Batching(
-        "Python", engine.place, (Problem(engine.source, engine.written_key, engine.text, reason, "Python"),)
-    )
+    engine, mpi = values.get("engine"), values.get("option.mpi_mode")
+    problems = []
+    if engine is not None and engine.value != "Python":
+        reason = "the folder contains a handler, which requires engine=Python"
+        problems.append(Problem(engine.source, engine.written_key, engine.text, reason, "Python"))
+    if mpi is not None and mpi.value is True:
+        reason = "a handler runs in one process; MPI ranks are not started for it"
+        problems.append(Problem(mpi.source, mpi.written_key, mpi.text, reason, "false"))
+    return Batching("Python", engine.place if engine else "inferred from the handler", tuple(problems))
 
 
 def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:

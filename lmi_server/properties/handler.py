@@ -28,6 +28,7 @@ _SERVER_OPTIONS = {
     "option.predict_timeout",
     "option.model_loading_timeout",
     "option.tensor_parallel_degree",
+    "option.mpi_mode",
     "option.env",
     "option.pythonExecutable",
 }

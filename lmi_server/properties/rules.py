@@ -40,10 +40,12 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     notes += _needs_pauses(values, decided.engine)
     contradicting = {problem.source for problem in decided.problems}
     for item in values.values():
+        if item.source in contradicting:
+            continue
         reason = _MPI_ONLY.get((item.option.name, item.value), "")
         if reason and decided.engine != "MPI":
             problems.append(Problem(item.source, item.written_key, item.text, reason))
-        elif _is_unused(item, decided.engine) and item.source not in contradicting:
+        elif _is_unused(item, decided.engine):
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
 

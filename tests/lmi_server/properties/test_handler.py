@@ -143,6 +143,15 @@ def test_a_handler_requires_engine_python(folder: Path) -> None:
     assert loaded.config.engine == "Python"
 
 
+def test_a_handler_has_no_mpi_ranks(folder: Path) -> None:
+    for engine in ("engine=Python", ""):
+        found = refusal(folder, engine, "option.mpi_mode=true")
+        assert found.count("option.mpi_mode=true") == 1
+        assert "MPI ranks are not started" in found
+    assert "use engine=MPI; engine=Python for a handler" in refusal(folder, "engine=DeepSpeed")
+    assert handler(folder, "option.mpi_mode=false").options == {"mpi_mode": "false"}
+
+
 def test_the_built_in_handler_is_noted(folder: Path) -> None:
     (folder / "model.py").unlink()
     loaded = with_properties(folder, "option.entryPoint=djl_python.huggingface")
