@@ -129,6 +129,7 @@ def test_an_unsupported_key_is_refused_with_the_reason(tmp_path: Path, line: str
     [
         "option.mpi_mode=true",
         "option.low_cpu_mem_usage=true",
+        "option.task=text2text-generation",
         "option.pipeline_parallel_degree=1",
         "option.max_num_seqs=32",
         "option.swap_space=0",
