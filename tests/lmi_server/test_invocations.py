@@ -197,6 +197,27 @@ def test_sagemakers_streaming_call_streams(client: FlaskClient) -> None:
     )
     whole = client.post("/invocations", json={"inputs": PROMPT, "stream": False}, headers=headers)
     assert whole.mimetype == "application/json"
+    whole = client.post(
+        "/invocations", json={"inputs": PROMPT, "parameters": {"stream": False}}, headers=headers
+    )
+    assert whole.mimetype == "application/json"
+
+
+@pytest.mark.parametrize("unknown_parameters", ["error", "warn"])
+def test_the_parameters_may_contain_stream(make_client: MakeClient, unknown_parameters: str) -> None:
+    client = make_client(ServerConfig(unknown_parameters=unknown_parameters))
+    assert post(client, {"stream": True}).mimetype == "application/jsonlines"
+    assert post(client, {"stream": True}, stream=True).mimetype == "application/jsonlines"
+    assert post(client, {"stream": False}).mimetype == "application/json"
+    assert post(client, {"stream": None}, stream=True).mimetype == "application/jsonlines"
+    for parameters, stream in (
+        ({"stream": True}, False),
+        ({"stream": False}, True),
+        ({"stream": "yes"}, None),
+    ):
+        refused = post(client, parameters, stream=stream)
+        assert refused.status_code == 424
+        assert "parameters.stream: given" in refused.get_json()["error"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from flask import Blueprint, Response, request
 
@@ -86,10 +85,15 @@ def _parse(context: ApiContext, body: Body) -> Call:
         raise InvalidField(
             _ADAPTER_HEADER, f"given {as_json(adapter)}, but LoRA adapters are not supported; accepted: none"
         )
-    if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
-        # SageMaker names the API that the client called. It applies if the body does not set `stream`.
-        body = {**body, "stream": True}
-    return parse(context, body, _BODY_FORMATS[_prompt_field(body)], LMI)
+    body_format = _BODY_FORMATS[_prompt_field(body)]
+    if body_format is not _INPUTS and body.get("stream") is None:
+        body = {**body, "stream": _default_stream()}
+    return parse(context, body, body_format, LMI)
+
+
+def _default_stream() -> bool | None:
+    """Return `stream` for a body that does not set it. SageMaker's header names the API that the client called."""
+    return True if request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API else None
 
 
 def _prompt_field(body: Body) -> str:
@@ -113,7 +117,20 @@ def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
     )
     if parameters.unknown:
         _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
-    return BodyFields(parameters, _framing(context, parameters, body.get("stream")))
+    return BodyFields(parameters, _framing(context, parameters, _stream(body, parameters)))
+
+
+def _stream(body: Body, parameters: Parameters) -> bool | None:
+    """Return `stream` of the body or of its parameters, where LMI reads it. Raises `InvalidField` if they differ."""
+    inner: bool | None = parameters["stream"]
+    if body.get("stream") is None:
+        return _default_stream() if inner is None else inner
+    outer = check_flag("stream", body["stream"])
+    if inner not in (None, outer):
+        raise refuse(
+            "parameters.stream", inner, f"{as_json(outer)}, as in the field stream, or only one of the two"
+        )
+    return outer
 
 
 def _check_names(body: Body, refuses_unknown: bool) -> None:
@@ -133,16 +150,15 @@ def _check_names(body: Body, refuses_unknown: bool) -> None:
     refuse_unsupported("adapters", body.get("adapters"), Names.LMI)
 
 
-def _framing(context: ApiContext, parameters: Parameters, stream: Any) -> Framing | None:
+def _framing(context: ApiContext, parameters: Parameters, stream: bool | None) -> Framing | None:
     """Choose the framing by the request's `output_formatter`, else its Accept header, else the server's option.
 
-    `stream: true` turns json into JSON lines. `stream: false` ignores the header. Raises `InvalidField`.
+    `stream: true` turns json into JSON lines. `stream: false` ignores the header.
     """
-    streams = check_flag("stream", stream)
-    accepted = _accepted_format() if streams or stream is None else None
+    accepted = None if stream is False else _accepted_format()
     formatter = parameters["output_formatter"] or accepted or context.config.server.output_formatter
     framing = _FRAMINGS.get(formatter or "json")
-    return JSON_LINES if framing is None and streams else framing
+    return JSON_LINES if framing is None and stream else framing
 
 
 def _accepted_format() -> str | None:

@@ -91,6 +91,8 @@ _ANSWER: tuple[Parameter, ...] = (
     Parameter("details", Bool(), lmi=("details",), default=False),
     Parameter("decoder_input_details", Bool(), lmi=("decoder_input_details",), default=False),
     Parameter("return_full_text", Bool(), lmi=("return_full_text",), default=False),
+    # LMI's own place of the flag. The field `stream` of the body means the same.
+    Parameter("stream", Bool(), lmi=("stream",)),
     Parameter(
         "output_formatter", Choice(("json", "jsonlines", "sse"), any_case=False), lmi=("output_formatter",)
     ),
