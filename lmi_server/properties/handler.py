@@ -17,6 +17,8 @@ from lmi_server.properties.problems import Problem, Source
 MODEL_FILE = "model.py"
 REQUIREMENTS = "requirements.txt"
 BUILT_IN = "djl_python."
+_CALLS_HANDLER = ("_async_service", "sklearn_handler", "xgboost_handler")
+"""Ends of the built-in entry points that call a handler of model.py if there is one. The others ignore it."""
 _ENTRY_POINT = "option.entryPoint"
 _MAX_FILE_BYTES = 4 << 20
 _SERVER_OPTIONS = {
@@ -42,6 +44,7 @@ class Supplies(Enum):
 
     HANDLER = "a handler"
     FORMATTERS = "formatters of text generation"
+    UNUSED_HANDLER = "a handler that a built-in entry point replaces"
     NOTHING = "nothing"
 
 
@@ -56,7 +59,9 @@ class HandlerFile:
     requirements: Path | None
     """Path of the folder's requirements.txt, or None."""
     formatters: tuple[str, ...] = ()
-    """Roles of the formatters that the file marks with decorators."""
+    """Roles of the formatters that the file marks with decorators. Empty if the file supplies a handler."""
+    note: str = ""
+    """Which code answers requests, if the file has a handler and option.entryPoint is a built-in one."""
 
 
 def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
@@ -64,21 +69,32 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
     entry = _effective_setting(settings, _ENTRY_POINT)
     function = _effective_setting(settings, "option.handler")
     name = entry.text.strip() if entry else ""
+    built_in = name if name.startswith(BUILT_IN) else ""
     source = entry.source if entry else Source(str(folder / MODEL_FILE))
-    if not name or name.startswith(BUILT_IN):
+    if not name or built_in:
         if not (folder / MODEL_FILE).is_file():
             return None
         name, source = MODEL_FILE, Source(str(folder / MODEL_FILE))
     try:
         path = _resolve_file(folder, name)
-        supplies, formatters = _inspect_code(path, function.text.strip() if function else "handle")
+        has_handler, formatters = _inspect_code(path, function.text.strip() if function else "handle")
         requirements = _resolve_file(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
     except ValueError as error:
         problems.append(
             Problem(source, entry.key if entry and source is entry.source else "", name, str(error))
         )
         return None
-    return HandlerFile(path, source, supplies, requirements, formatters)
+    note = ""
+    if has_handler and built_in:
+        has_handler = built_in.endswith(_CALLS_HANDLER)
+        effect = "answers requests, as" if has_handler else "is not used, because"
+        choice = "calls it" if has_handler else "selects the server's own text generation"
+        note = f"{path}: its handler {effect} option.entryPoint={built_in} {choice}"
+    if has_handler:
+        return HandlerFile(path, source, Supplies.HANDLER, requirements, note=note)
+    if formatters:
+        return HandlerFile(path, source, Supplies.FORMATTERS, requirements, formatters, note)
+    return HandlerFile(path, source, Supplies.UNUSED_HANDLER if note else Supplies.NOTHING, None, note=note)
 
 
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
@@ -156,8 +172,8 @@ def _resolve_file(folder: Path, name: str) -> Path:
     return path
 
 
-def _inspect_code(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
-    """Return what a file supplies and the roles of its formatters. The file is parsed but not executed.
+def _inspect_code(path: Path, function: str) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a file has a handler, and the roles of its formatters. The file is parsed but not executed.
 
     Raises `ValueError` if the file cannot be read or is not valid Python. A file over 4 MiB counts as empty.
     """
@@ -170,10 +186,8 @@ def _inspect_code(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]
         place = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
         raise ValueError(f"is not valid Python: {place}{error.args[0] if error.args else ''}") from None
     names = set(_names(tree.body))
-    if function in names or "*" in names or names & _STAGES:
-        return Supplies.HANDLER, ()
-    formatters = tuple(sorted(names & _FORMATTERS))
-    return (Supplies.FORMATTERS if formatters else Supplies.NOTHING), formatters
+    has_handler = function in names or "*" in names or not names.isdisjoint(_STAGES)
+    return has_handler, tuple(sorted(names & _FORMATTERS))
 
 
 def _names(body: Collection[ast.stmt]) -> Iterator[str]:

@@ -94,6 +94,8 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     settings = _file_settings(found) + from_environment.settings
     handler_options: dict[str, str] = {}
     code = handler.find(settings, found.folder, found.problems)
+    if code is not None and code.note:
+        found.notes.append(code.note)
     if code is not None and code.supplies is Supplies.HANDLER:
         found.handler = code
         settings, handler_options = handler.split(settings)

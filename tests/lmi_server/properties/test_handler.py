@@ -159,6 +159,33 @@ def test_the_built_in_handler_is_noted(folder: Path) -> None:
     assert any("the server's own text generation is used" in note for note in loaded.notes)
 
 
+def test_a_built_in_entry_point_replaces_the_handler_of_model_py(folder: Path) -> None:
+    entry = "option.entryPoint=djl_python.huggingface"
+    loaded = with_properties(folder, "engine=MPI", entry)
+    assert (loaded.config.engine, loaded.config.handler, loaded.config.formatter) == ("MPI", None, None)
+    assert any(f"its handler is not used, because {entry}" in note for note in loaded.notes)
+    (folder / "model.py").write_text(f"{HANDLE}\n\n@output_formatter\ndef f(x): ...\n")
+    loaded = with_properties(folder, entry)
+    assert loaded.config.handler is None
+    assert loaded.config.formatter_roles == ("output_formatter",)
+    assert any("its handler is not used" in note for note in loaded.notes)
+
+
+def test_requirements_of_an_unused_handler_are_refused(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("x\n")
+    assert "only installed for a handler" in refusal(folder, "option.entryPoint=djl_python.huggingface")
+
+
+@pytest.mark.parametrize("name", ["lmi_vllm.vllm_async_service", "sklearn_handler"])
+def test_some_built_in_entry_points_call_the_handler_of_model_py(folder: Path, name: str) -> None:
+    loaded = with_properties(folder, f"option.entryPoint=djl_python.{name}")
+    assert loaded.config.handler is not None
+    assert any(
+        f"its handler answers requests, as option.entryPoint=djl_python.{name}" in note
+        for note in loaded.notes
+    )
+
+
 @pytest.mark.parametrize("engine", ["Python", "MPI"])
 def test_without_a_handler_workers_are_copies_of_the_model(folder: Path, engine: str) -> None:
     (folder / "model.py").unlink()
