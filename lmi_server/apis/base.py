@@ -45,6 +45,12 @@ class ApiContext(ServerContext):
     formatter: Formatter | None = None
     """User-defined formatters."""
 
+    @property
+    def output_formatter(self) -> Formatter | None:
+        """`formatter` if it rewrites answers."""
+        formatter = self.formatter
+        return formatter if formatter is not None and formatter.writes_answers else None
+
 
 class Reply(Protocol):
     """Writes the answer to one call. It may keep state."""
@@ -80,6 +86,8 @@ class Call:
     requests: tuple[GenerationRequest, ...]
     """At least one request."""
     reply: Reply
+    parameters: Mapping[str, Any]
+    """The body's parameters for a formatter, including `stream`."""
     priority: int
     """Priority under the engine's `priority` policy. Smaller values are scheduled first."""
     timeout: float | None

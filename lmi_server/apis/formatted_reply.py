@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from lmi_server.apis.base import Reply
+from lmi_server.apis.base import Call
 from lmi_server.errors import ErrorReply
-from lmi_server.generation.answer_text import TextOutput, TokenText
+from lmi_server.generation.answer_text import Completion, TextOutput, TokenText
 from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.client_gone import ClientWatch
@@ -20,25 +20,26 @@ _DATA = "data: "
 
 
 class FormattedReply:
-    """A reply with records rewritten by a user's formatter. Stateful: it counts the tokens of each answer."""
+    """A reply with records rewritten by a user's formatter. Stateful: it keeps the tokens of each streamed answer."""
 
-    def __init__(self, reply: Reply, formatter: Formatter, client: ClientWatch) -> None:
-        self._reply = reply
+    def __init__(self, call: Call, formatter: Formatter, client: ClientWatch) -> None:
+        """`call`: the call with the reply to rewrite."""
+        self._reply = reply = call.reply
+        self._requests = call.requests
+        self._parameters = call.parameters
         self._formatter = formatter
         self._client = client
-        self._num_tokens: Counter[int] = Counter()
+        self._tokens: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         self.streamed = reply.streamed
         self.content_type = reply.content_type
 
     def body(self, result: GenerationResult) -> Any:
-        first = result.completions[0]
-        flushed_text = first.text[sum(len(token.shown) for token in first.tokens) :]
         content = {
             "id": 0,
+            "input": self._input(0),
             "records": [self._reply.body(result)],
-            "tokens": _tokens(first.tokens, flushed_text, ended=True),
+            "sequences": [_sequence(one) for one in result.completions[: self._requests[0].n]],
             "num_before": 0,
-            "finish_reason": first.finish_reason,
         }
         (value,) = self._formatter.rewrite_response(content, self._client)
         return msgspec.Raw(value.encode()) if isinstance(value, str) else value
@@ -49,14 +50,17 @@ class FormattedReply:
     def records(self, output: TextOutput) -> str:
         frames = [line for line in self._reply.records(output).splitlines() if line]
         framed = bool(frames) and frames[0].startswith(_DATA)
+        tokens = self._tokens[output.index]
+        num_before = len(tokens)
+        tokens += _tokens(output.tokens, output.flushed_text, ended=output.completion is not None)
+        finish_reason = output.completion.finish_reason if output.completion is not None else None
         content = {
             "id": output.index,
+            "input": self._input(output.index // self._requests[0].best_of),
             "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames],
-            "tokens": _tokens(output.tokens, output.flushed_text, ended=output.completion is not None),
-            "num_before": self._num_tokens[output.index],
-            "finish_reason": output.completion.finish_reason if output.completion is not None else None,
+            "sequences": [{"tokens": tokens, "finish_reason": finish_reason}],
+            "num_before": num_before,
         }
-        self._num_tokens[output.index] += len(output.tokens)
         return "".join(
             _frame(value, framed) for value in self._formatter.rewrite_response(content, self._client)
         )
@@ -66,6 +70,22 @@ class FormattedReply:
 
     def failure(self, error: ErrorReply) -> str:
         return self._reply.failure(error)
+
+    def _input(self, prompt: int) -> dict[str, Any]:
+        request = self._requests[prompt]
+        return {
+            "input_text": request.prompt,
+            "input_ids": request.prompt_token_ids,
+            "parameters": self._parameters,
+        }
+
+
+def _sequence(completion: Completion) -> dict[str, Any]:
+    flushed_text = completion.text[sum(len(token.shown) for token in completion.tokens) :]
+    return {
+        "tokens": _tokens(completion.tokens, flushed_text, ended=True),
+        "finish_reason": completion.finish_reason,
+    }
 
 
 def _tokens(tokens: Sequence[TokenText], flushed_text: str, *, ended: bool) -> list[dict[str, Any]]:

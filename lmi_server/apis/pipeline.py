@@ -105,4 +105,5 @@ def parse(context: ApiContext, body: Body, body_format: BodyFormat, conventions:
         continues_prompt=body_format.continues_prompt,
     )
     reply = body_format.make_reply(context, fields, requests, conventions)
-    return Call(requests, reply, parameters["priority"], parameters["timeout"])
+    given = {**parameters.given, "stream": streamed}
+    return Call(requests, reply, given, parameters["priority"], parameters["timeout"])

@@ -45,9 +45,9 @@ def answer(context: ApiContext, parse: Parse) -> Response:
             call = parse(context, body)
     except ClientDisconnected:
         return _client_gone(record)
-    if context.formatter is not None and context.formatter.writes_answers:
+    if context.output_formatter is not None:
         client = ClientWatch.from_environ(request.environ)
-        call = replace(call, reply=FormattedReply(call.reply, context.formatter, client))
+        call = replace(call, reply=FormattedReply(call, context.output_formatter, client))
     generation = TextGeneration(
         _http_request(context, call, record, tenant),
         call.requests,

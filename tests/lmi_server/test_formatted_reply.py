@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from engines.core import FinishReason, RequestOutput
 from lmi_server.app import create_app
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.json_reply import dump
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import FakeEngine, says, tokens, web_config
@@ -35,8 +37,14 @@ class TokenFormatter(Formatter):
         return True
 
     def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
-        self.contents.append(content)
-        return ["".join(token["text"] for token in content["tokens"])]
+        self.contents.append(json.loads(dump(content)))
+        return ["".join(token["text"] for token in new_tokens(content))]
+
+
+def new_tokens(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tokens of a call's first sequence that no earlier call had."""
+    tokens: list[dict[str, Any]] = content["sequences"][0]["tokens"]
+    return tokens[content["num_before"] :]
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def test_a_finish_reason_without_a_token_is_formatted(
         RequestOutput(request.id, finish_reason=FinishReason.LENGTH),
     ]
     assert ask(stop=["two"]) == "one tw"
-    assert formatter.contents[-1]["finish_reason"] == "length"
+    assert formatter.contents[-1]["sequences"][0]["finish_reason"] == "length"
 
 
 def test_chat_tokens_without_visible_text_are_formatted(
@@ -97,10 +105,11 @@ def test_chat_tokens_without_visible_text_are_formatted(
 ) -> None:
     engine.script = says(text_model, "a\nb 😀")
     shown = client.post("/v1/chat/completions", json={**CHAT, "stop": ["\n\n"], "stream": True}).text
-    text = "".join(token["text"] for content in formatter.contents for token in content["tokens"])
+    sent = [token for content in formatter.contents for token in new_tokens(content)]
+    text = "".join(token["text"] for token in sent)
     assert text == "a\nb 😀"
     assert text in shown
-    ids = [token["id"] for content in formatter.contents for token in content["tokens"]]
+    ids = [token["id"] for token in sent]
     assert tuple(ids) == text_model.encode("a\nb 😀")
     assert [content["num_before"] for content in formatter.contents] == list(range(len(ids)))
 
@@ -113,3 +122,42 @@ def test_tokens_are_counted_separately_for_each_choice(
         own = [content["num_before"] for content in formatter.contents if content["id"] == index]
         assert own == list(range(len(own)))
         assert own
+
+
+def test_every_call_gets_all_tokens_so_far(
+    client: FlaskClient, formatter: TokenFormatter, text_model: TextModel
+) -> None:
+    assert client.post("/v1/chat/completions", json={**CHAT, "n": 2, "stream": True}).text
+    ids = list(text_model.encode(ANSWER))
+    for index in range(2):
+        own = [content["sequences"][0]["tokens"] for content in formatter.contents if content["id"] == index]
+        assert [[token["id"] for token in tokens] for tokens in own] == [
+            ids[:end] for end in range(1, len(ids) + 1)
+        ]
+
+
+def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter, text_model: TextModel) -> None:
+    ask(details=False, max_new_tokens=4)
+    for content in formatter.contents:
+        assert content["input"]["input_text"] == "Hello"
+        assert content["input"]["input_ids"] == list(text_model.encode("Hello"))
+        parameters = content["input"]["parameters"]
+        assert parameters.pop("stream") is (len(formatter.contents) > 1)
+        assert parameters == {"details": False, "max_new_tokens": 4}
+
+
+def test_each_streamed_choice_has_its_own_prompt(client: FlaskClient, formatter: TokenFormatter) -> None:
+    body = {"prompt": ["one", "two"], "n": 2, "stream": True, "temperature": 0.5}
+    assert client.post("/v1/completions", json=body).text
+    texts = {content["id"]: content["input"]["input_text"] for content in formatter.contents}
+    assert texts == {0: "one", 1: "one", 2: "two", 3: "two"}
+    assert formatter.contents[0]["input"]["parameters"] == {"n": 2, "stream": True, "temperature": 0.5}
+
+
+def test_a_whole_answer_has_a_sequence_for_each_choice(
+    client: FlaskClient, formatter: TokenFormatter, text_model: TextModel
+) -> None:
+    assert client.post("/v1/chat/completions", json={**CHAT, "n": 3}).text == ANSWER + "\n"
+    (content,) = formatter.contents
+    ids = [[token["id"] for token in sequence["tokens"]] for sequence in content["sequences"]]
+    assert ids == [list(text_model.encode(ANSWER))] * 3

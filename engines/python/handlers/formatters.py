@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, Self
 
 from djl_python import Input, Output
 from djl_python.outputs import encode_json
-from djl_python.request_io import RequestInput, Sequence, TextGenerationOutput, Token
+from djl_python.request_io import RequestInput, Sequence, TextGenerationOutput, TextInput, Token
 
 from engines.python.handlers.stages import Function, decorated_functions, with_options
 
@@ -57,15 +57,41 @@ class Formatters:
         answer = inputs.get_as_json()
         if not _first_type(function).endswith(("RequestOutput", "TextGenerationOutput")):
             return [with_options(function, self._properties, record) for record in answer["records"]]
-        tokens = answer["tokens"]
-        pieces = []
-        for place, token in enumerate(tokens):
-            last = answer["finish_reason"] is not None and place == len(tokens) - 1
-            sequence = Sequence([Token(**token)], complete=last, num_before=answer["num_before"] + place)
-            sequence.finish_reason = answer["finish_reason"] if last else None
-            piece = function(TextGenerationOutput(answer["id"], last, sequences={0: sequence}))
-            pieces.append(piece.decode() if isinstance(piece, bytes | bytearray) else str(piece))
-        return ["".join(pieces)]
+        pieces = [function(output) for output in _outputs(answer)]
+        return ["".join(one.decode() if isinstance(one, bytes | bytearray) else str(one) for one in pieces)]
+
+
+def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:
+    """Yield an output once for each new token of its first sequence. Other sequences are complete from the start."""
+    sequences = dict(enumerate(map(_sequence, answer["sequences"])))
+    whole, num_before = sequences[0], answer["num_before"]
+    last = len(whole.tokens) - 1
+    growing = sequences[0] = Sequence(whole.tokens[:num_before])
+    growing.cumulative_log_prob = _log_prob(growing.tokens)
+    output = TextGenerationOutput(
+        answer["id"],
+        input=TextInput(answer["id"], **answer["input"]),
+        sequences=sequences,
+        other_sequences_indices=list(sequences)[1:],
+    )
+    for position, token in enumerate(whole.tokens[num_before:], num_before):
+        growing.tokens.append(token)
+        growing.cumulative_log_prob += token.log_prob or 0.0
+        growing.position = position
+        if position == last and whole.complete:
+            output.finished = growing.complete = True
+            growing.finish_reason = whole.finish_reason
+        yield output
+
+
+def _sequence(answer: dict[str, Any]) -> Sequence:
+    tokens = [Token(**token) for token in answer["tokens"]]
+    reason = answer["finish_reason"]
+    return Sequence(tokens, _log_prob(tokens), reason, complete=reason is not None)
+
+
+def _log_prob(tokens: list[Token]) -> float:
+    return sum(token.log_prob or 0.0 for token in tokens)
 
 
 def _first_type(function: Function) -> str:

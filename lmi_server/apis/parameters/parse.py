@@ -50,7 +50,7 @@ def parse_parameters(
                 )
             values[row.name] = checked
             fields[row.name] = prefix + name
-    return Parameters(values, fields, tuple(unknown))
+    return Parameters(values, body, fields, tuple(unknown))
 
 
 def refuse_unsupported(field: str, value: Any, names: Names) -> None:

@@ -67,6 +67,8 @@ class Parameters:
     """Checked parameters of a body, with defaults for the parameters that it does not set."""
 
     values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    """The parameters as they are in the body, including unknown ones."""
     fields: Mapping[str, str]
     """Field of the body that sets each parameter, by key."""
     unknown: tuple[str, ...] = ()

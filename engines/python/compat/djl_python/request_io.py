@@ -31,8 +31,6 @@ class Sequence:
     """Whether no token will follow."""
     position: int = 0
     """Number of tokens that `get_next_token` has returned."""
-    num_before: int = 0
-    """Number of tokens generated before `tokens`."""
 
     def has_next_token(self) -> bool:
         return self.position < len(self.tokens)
@@ -43,11 +41,7 @@ class Sequence:
             return None, False, False
         token = self.tokens[self.position]
         self.position += 1
-        return (
-            token,
-            self.num_before + self.position == 1,
-            self.complete and self.position == len(self.tokens),
-        )
+        return token, self.position == 1, self.complete and self.position == len(self.tokens)
 
 
 @dataclass
@@ -86,3 +80,4 @@ class TextGenerationOutput(RequestOutput):
     sequences: dict[int, Sequence] = field(default_factory=dict)
     best_sequence_index: int = 0
     prompt_tokens_details: list[Token] = field(default_factory=list)
+    other_sequences_indices: list[int] = field(default_factory=list)

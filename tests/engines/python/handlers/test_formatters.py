@@ -12,8 +12,18 @@ import pytest
 from tests.support.handler_engine import HandlerEngine, handler_config
 
 RECORDS = [{"token": {"id": 5}}, {"token": {"id": 6}}]
-TOKENS = [{"id": 5, "text": " a", "log_prob": -1.0, "special_token": None}, {"id": 6, "text": " b"}]
-ANSWER = {"id": 0, "records": RECORDS, "tokens": TOKENS, "num_before": 0, "finish_reason": "length"}
+TOKENS = [
+    {"id": 5, "text": " a", "log_prob": -1.0, "special_token": None},
+    {"id": 6, "text": " b", "log_prob": -0.5},
+]
+INPUT = {"input_text": "hello", "input_ids": [3, 4], "parameters": {"details": True}}
+ANSWER: dict[str, Any] = {
+    "id": 0,
+    "input": INPUT,
+    "records": RECORDS,
+    "sequences": [{"tokens": TOKENS, "finish_reason": "length"}],
+    "num_before": 0,
+}
 Ask = Callable[[str, Any], Any]
 
 
@@ -54,6 +64,27 @@ def test_formatters_of_request_objects(start: Callable[[str], Ask]) -> None:
         {"token_id": 5, "token_text": " a", "first": True},
         {"token_id": 6, "token_text": " b", "finish_reason": "length"},
     ]
-    (text,) = ask("output", {**ANSWER, "num_before": 7, "finish_reason": None})
+    unfinished = [{"tokens": TOKENS, "finish_reason": None}]
+    (text,) = ask("output", {**ANSWER, "sequences": unfinished, "num_before": 1})
     assert "first" not in text
     assert "finish_reason" not in text
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_token_formatters_get_the_request_and_all_tokens_so_far(
+    num_before: int, start: Callable[[str], Ask]
+) -> None:
+    ask = start("whole_text.py")
+    (text,) = ask("output", {**ANSWER, "num_before": num_before})
+    expected = [
+        {"input": ["hello", [3, 4], {"details": True}], "num_tokens": 1, "log_prob": -1.0},
+        {"input": ["hello", [3, 4], {"details": True}], "num_tokens": 2, "log_prob": -1.5, "text": " a b"},
+    ]
+    assert [json.loads(line) for line in text.splitlines()] == expected[num_before:]
+
+
+def test_token_formatters_get_all_answers(start: Callable[[str], Ask]) -> None:
+    ask = start("whole_text.py")
+    other = {"tokens": TOKENS[1:], "finish_reason": "eos_token"}
+    (text,) = ask("output", {**ANSWER, "sequences": [*ANSWER["sequences"], other]})
+    assert json.loads(text.splitlines()[-1])["others"] == [[" b", "eos_token", -0.5]]
