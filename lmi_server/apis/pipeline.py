@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_server.apis.base import ApiContext, Call, Reply
@@ -89,6 +89,8 @@ def parse(context: ApiContext, body: Body, body_format: BodyFormat, conventions:
         streams_choices=body_format.streams_choices,
     )
     report = body_format.report(fields, counts)
+    if context.output_formatter is not None and parameters["num_beams"] == 1:
+        report = replace(report, logprobs=True)  # formatters receive them
     check_generate_parameters(context, parameters)
     check_vocabulary(context, parameters)
     check_beams(context, parameters, counts, report, streamed=streamed)

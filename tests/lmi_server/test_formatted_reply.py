@@ -161,3 +161,30 @@ def test_a_whole_answer_has_a_sequence_for_each_choice(
     (content,) = formatter.contents
     ids = [[token["id"] for token in sequence["tokens"]] for sequence in content["sequences"]]
     assert ids == [list(text_model.encode(ANSWER))] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": "Hello"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "Hello"}),
+    ],
+)
+def test_tokens_have_log_probabilities_that_the_answer_does_not_show(
+    path: str, body: dict[str, Any], stream: bool, client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    assert client.post(path, json={**body, "stream": stream}).status_code == 200
+    assert {token["log_prob"] for content in formatter.contents for token in new_tokens(content)} == {-0.5}
+    for record in (record for content in formatter.contents for record in content["records"]):
+        assert "details" not in record
+        assert all(choice["logprobs"] is None for choice in record.get("choices", ()))
+
+
+def test_beam_search_is_formatted_without_log_probabilities(
+    client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    reply = client.post("/invocations", json={"inputs": "Hello", "parameters": {"num_beams": 2}})
+    assert reply.text == ANSWER + "\n"
+    assert {token["log_prob"] for token in new_tokens(formatter.contents[0])} == {None}
