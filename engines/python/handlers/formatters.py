@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -33,7 +32,7 @@ class Formatters:
 
     def __call__(self, inputs: Input) -> Output | None:
         if inputs.is_empty():
-            if any("tokenizer" in inspect.signature(one).parameters for one in self._functions.values()):
+            if any(map(_takes_tokenizer, self._functions.values())):
                 self._properties["tokenizer"] = _tokenizer(self._properties["model_path"])
             return None
         stage = inputs.get_property("stage")
@@ -48,6 +47,8 @@ class Formatters:
         if not isinstance(request, RequestInput):
             return request
         text = getattr(request, "input_text", None)
+        if isinstance(request.output_formatter, str):
+            request.parameters["output_formatter"] = request.output_formatter
         streams = {"stream": True} if request.parameters.pop("stream", False) else {}
         return {"inputs": text, "parameters": request.parameters, **streams}
 
@@ -101,12 +102,17 @@ def _first_type(function: Function) -> str:
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
 
 
+def _takes_tokenizer(function: Function) -> bool:
+    parameters = inspect.signature(function).parameters
+    return "tokenizer" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
 def _tokenizer(model_path: str) -> Any:
     """Return the model's tokenizer; None if transformers cannot load it."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:  # the formatters may not need it
         logger.warning("formatters get no tokenizer: %s", error)
         return None
