@@ -29,6 +29,8 @@ class FormattedReply:
         self._parameters = call.parameters
         self._formatter = formatter
         self._client = client
+        self._reads_tokens = True
+        """Whether the formatter reads tokens. Known after its first response."""
         self._tokens: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         self.streamed = reply.streamed
         self.content_type = reply.content_type
@@ -36,12 +38,12 @@ class FormattedReply:
     def body(self, result: GenerationResult) -> Any:
         content = {
             "id": 0,
-            "input": self._input(0),
             "records": [self._reply.body(result)],
+            "input": self._input(0),
             "sequences": [_sequence(one) for one in result.completions[: self._requests[0].n]],
             "num_before": 0,
         }
-        (value,) = self._formatter.rewrite_response(content, self._client)
+        (value,) = self._formatter.rewrite_response(content, self._client).results
         return msgspec.Raw(value.encode()) if isinstance(value, str) else value
 
     def start(self) -> str:
@@ -50,26 +52,33 @@ class FormattedReply:
     def records(self, output: TextOutput) -> str:
         frames = [line for line in self._reply.records(output).splitlines() if line]
         framed = bool(frames) and frames[0].startswith(_DATA)
-        tokens = self._tokens[output.index]
-        num_before = len(tokens)
-        tokens += _tokens(output.tokens, output.flushed_text, ended=output.completion is not None)
-        finish_reason = output.completion.finish_reason if output.completion is not None else None
-        content = {
+        content: dict[str, Any] = {
             "id": output.index,
-            "input": self._input(output.index // self._requests[0].best_of),
             "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames],
-            "sequences": [{"tokens": tokens, "finish_reason": finish_reason}],
-            "num_before": num_before,
         }
-        return "".join(
-            _frame(value, framed) for value in self._formatter.rewrite_response(content, self._client)
-        )
+        if self._reads_tokens:
+            content |= self._all_tokens(output)
+        rewritten = self._formatter.rewrite_response(content, self._client)
+        self._reads_tokens = rewritten.reads_tokens
+        return "".join(_frame(value, framed) for value in rewritten.results)
 
     def end(self, result: GenerationResult) -> str:
         return self._reply.end(result)
 
     def failure(self, error: ErrorReply) -> str:
         return self._reply.failure(error)
+
+    def _all_tokens(self, output: TextOutput) -> dict[str, Any]:
+        """Return the tokens of an answer so far, with its request. The formatter's process keeps no state."""
+        tokens = self._tokens[output.index]
+        num_before = len(tokens)
+        tokens += _tokens(output.tokens, output.flushed_text, ended=output.completion is not None)
+        finish_reason = output.completion.finish_reason if output.completion is not None else None
+        return {
+            "input": self._input(output.index // self._requests[0].best_of),
+            "sequences": [{"tokens": tokens, "finish_reason": finish_reason}],
+            "num_before": num_before,
+        }
 
     def _input(self, prompt: int) -> dict[str, Any]:
         request = self._requests[prompt]

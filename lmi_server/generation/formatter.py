@@ -19,6 +19,15 @@ from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import dump
 
 
+class Rewritten(msgspec.Struct, frozen=True):
+    """A response as rewritten by the user's formatter."""
+
+    results: list[Any]
+    """One for each record, or a text for all tokens."""
+    reads_tokens: bool
+    """Whether the formatter reads tokens; if not, it reads records."""
+
+
 class Formatter:
     """Calls the formatters' process. Calls raise `EngineError`, or `ClientDisconnected` if the client disconnects."""
 
@@ -42,10 +51,9 @@ class Formatter:
     def writes_answers(self) -> bool:
         return "output_formatter" in self._roles
 
-    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
-        """Return the response's records as rewritten by the user's formatter."""
-        results: list[Any] = msgspec.json.decode(self._call("output", dump(content).encode(), {}, client))
-        return results
+    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> Rewritten:
+        """Return the response's records or tokens as rewritten by the user's formatter."""
+        return msgspec.json.decode(self._call("output", dump(content).encode(), {}, client), type=Rewritten)
 
     def _call(self, stage: str, data: bytes, headers: Mapping[str, str], client: ClientWatch) -> bytearray:
         name = uuid.uuid4().hex

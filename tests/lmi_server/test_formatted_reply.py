@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 from engines.core import FinishReason, RequestOutput
 from lmi_server.app import create_app
-from lmi_server.generation.formatter import Formatter
+from lmi_server.generation.formatter import Formatter, Rewritten
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_reply import dump
 from lmi_server.text.tokenizer import TextModel
@@ -27,6 +27,7 @@ class TokenFormatter(Formatter):
 
     def __init__(self) -> None:
         self.contents: list[dict[str, Any]] = []
+        self.reads_tokens = True
 
     @property
     def reads_bodies(self) -> bool:
@@ -36,9 +37,11 @@ class TokenFormatter(Formatter):
     def writes_answers(self) -> bool:
         return True
 
-    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
+    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> Rewritten:
         self.contents.append(json.loads(dump(content)))
-        return ["".join(token["text"] for token in new_tokens(content))]
+        if not self.reads_tokens:
+            return Rewritten(content["records"], reads_tokens=False)
+        return Rewritten(["".join(token["text"] for token in new_tokens(content))], reads_tokens=True)
 
 
 def new_tokens(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -134,6 +137,16 @@ def test_every_call_gets_all_tokens_so_far(
         assert [[token["id"] for token in tokens] for tokens in own] == [
             ids[:end] for end in range(1, len(ids) + 1)
         ]
+
+
+def test_a_formatter_of_records_gets_no_tokens_after_its_first_response(
+    client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    """All tokens so far, with the prompt, in every message would cost more with each token."""
+    formatter.reads_tokens = False
+    assert client.post("/invocations", json={"inputs": "Hello", "stream": True}).text
+    assert len(formatter.contents) > 2
+    assert ["sequences" in content for content in formatter.contents[:3]] == [True, False, False]
 
 
 def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter, text_model: TextModel) -> None:

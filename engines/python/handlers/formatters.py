@@ -52,14 +52,21 @@ class Formatters:
         streams = {"stream": True} if request.parameters.pop("stream", False) else {}
         return {"inputs": text, "parameters": request.parameters, **streams}
 
-    def _answer(self, inputs: Input) -> list[Any]:
+    def _answer(self, inputs: Input) -> dict[str, Any]:
         """Apply the output formatter to each record, or to each token and join the results to one text."""
         function = self._functions["output_formatter"]
         answer = inputs.get_as_json()
-        if not _first_type(function).endswith(("RequestOutput", "TextGenerationOutput")):
-            return [with_options(function, self._properties, record) for record in answer["records"]]
-        pieces = [function(output) for output in _outputs(answer)]
-        return ["".join(one.decode() if isinstance(one, bytes | bytearray) else str(one) for one in pieces)]
+        reads_tokens = _first_type(function).endswith(("RequestOutput", "TextGenerationOutput"))
+        if reads_tokens:
+            pieces = [function(output) for output in _outputs(answer)]
+            results = ["".join(map(_text, pieces))]
+        else:
+            results = [with_options(function, self._properties, record) for record in answer["records"]]
+        return {"results": results, "reads_tokens": reads_tokens}
+
+
+def _text(piece: Any) -> str:
+    return piece.decode() if isinstance(piece, bytes | bytearray) else str(piece)
 
 
 def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:

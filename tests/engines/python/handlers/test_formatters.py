@@ -42,7 +42,8 @@ def start() -> Iterator[Start]:
         engine.wait_ready()
 
         def ask(stage: str, content: Any) -> Any:
-            return engine.invoke(json.dumps(content), stage=stage, Content_Type="application/json").json()
+            reply = engine.invoke(json.dumps(content), stage=stage, Content_Type="application/json").json()
+            return reply["results"] if stage == "output" else reply
 
         return ask
 
