@@ -12,7 +12,7 @@ from tests.support.model_files import NO_PROXY
 from tests.support.server import Server, StartServer
 from tests.support.tokenizers import save_gpt2
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ID = "owner/tiny"
 PROPERTIES = f"engine=MPI\noption.model_id={ID}\noption.revision=v1\noption.tensor_parallel_degree=1\n"

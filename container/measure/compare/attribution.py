@@ -4,7 +4,7 @@ Configurations are added between the two, each of which differs from its neighbo
 transformers' modules and cannot use the kernels of engine=MPI. Its static batches are therefore emulated by engine=MPI
 with `batch_scheduler_policy=static_batch`, which runs the waiting requests as one batch to its end. From there on,
 kernels, HTTP server and client are the same, and only the batching changes. In each round all configurations get the
-same requests, so the product of the parts' mean ratios is the ratio of the whole.
+same requests, so the product of the parts' mean ratios is the ratio of the whole; nearly, where means are trimmed.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def sections(comparison: Comparison) -> tuple[Section, ...]:
         return ()
     section = Section(
         "Where the gain comes from",
-        f"Each part is the ratio of two configurations that differ in only one respect. The product of the parts is the"
-        f" whole gain. `{parts[-1].name}` runs static batches, as `{parts[-1].base}` does, but with the kernels of"
+        "Each part is the ratio of two configurations that differ in only one respect. The product of the parts is the"
+        f" whole gain, with ten rounds or more nearly. `{parts[-1].name}` runs static batches, as `{parts[-1].base}`"
+        " does, but with the kernels of"
         " engine=MPI: engine=Python runs transformers and cannot use these kernels. All other parts are measured with"
         " the same kernels. The shares depend on the order of the steps. A static batch takes the requests that are"
         " waiting when it starts, so the first batch may be smaller than the limit; the tables of each scenario show"
@@ -135,9 +136,7 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
         causes = ", ".join(
             f"{times(factor)} {part.cause}" for factor, part in zip(factors, parts, strict=True)
         )
-        sentence = (
-            f"{parts[0].name} has {times(whole)} the figure of {parts[-1].base}, the product of {causes}."
-        )
+        sentence = f"{parts[0].name} has {times(whole)} the figure of {parts[-1].base}, about the product of {causes}."
         subject = f"{scenario.name}, {TOKENS_PER_SECOND.title}"
         found.append(Finding(subject, sentence, finding_kind(whole)))
     return tuple(found)

@@ -1,7 +1,8 @@
 """The ratio of two configurations over paired rounds, with a confidence interval.
 
 A busy machine makes all times longer by some per cent, so logarithms are averaged. Rounds with the same number have the
-same requests and run close to each other in time, so they are paired.
+same requests and run close to each other in time, so they are paired. Something else that runs on the machine for a
+second can double the time of a round, so of ten rounds or more the most extreme tenth at each end does not count.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+_ROUNDS_FOR_A_CUT = 10
+"""One round of this many is cut at each end."""
 _MAX_LOG = 700.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The geometric mean of the ratios of `count` rounds, and the confidence interval of the true ratio."""
+    """The trimmed geometric mean of the ratios of `count` rounds, and the confidence interval of the true ratio."""
 
     value: float
     low: float
@@ -39,7 +42,8 @@ class Ratio:
 
 
 def ratio_of_rounds(ratios: Iterable[float], num_shares: int) -> Ratio | None:
-    """Compute the paired t-interval on the logarithms of ratios; None without a usable ratio.
+    """Compute the paired t-interval of the trimmed mean (Tukey and McLaughlin 1963, Sankhya A 25) on the logarithms of
+    ratios; None without a usable ratio. Below ten rounds it is Student's interval.
 
     Args:
         ratios: one per round; values that are not positive and finite are ignored.
@@ -47,14 +51,17 @@ def ratio_of_rounds(ratios: Iterable[float], num_shares: int) -> Ratio | None:
             reported interval, all intervals hold together with probability 0.95 (Bonferroni correction). Holm's
             method has more power, but gives no intervals that agree with its decisions.
     """
-    logs = [math.log(ratio) for ratio in ratios if 0.0 < ratio < math.inf]
+    logs = sorted(math.log(ratio) for ratio in ratios if 0.0 < ratio < math.inf)
     if not logs:
         return None
-    mean = statistics.fmean(logs)
+    cut = len(logs) // _ROUNDS_FOR_A_CUT
+    kept = logs[cut : len(logs) - cut]
+    mean = statistics.fmean(kept)
     if len(logs) == 1:
         return Ratio(math.exp(mean), 0.0, math.inf, 1)
-    quantile = t_quantile((1.0 - CONFIDENCE) / num_shares, len(logs) - 1)
-    half_width = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    error = statistics.stdev(winsorized) * math.sqrt((len(logs) - 1) / (len(kept) * (len(kept) - 1)))
+    half_width = t_quantile((1.0 - CONFIDENCE) / num_shares, len(kept) - 1) * error
     high = mean + half_width
     return Ratio(
         math.exp(mean),

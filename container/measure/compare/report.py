@@ -20,7 +20,8 @@ from container.measure.sections import Report, Section, failed_requests, package
 
 _HOW_TO_READ = """\
 Figures are medians over the rounds, with the smallest and the largest value in brackets. A ratio is the geometric mean
-over the rounds: in each round both configurations get the same requests. Its 95 % interval, in brackets, is a paired
+over the rounds: in each round both configurations get the same requests. Of ten rounds or more, the tenth with the
+largest ratios and the tenth with the smallest do not count. Its 95 % interval, in brackets, is a paired
 t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: if the configurations do not
 differ at all, at most one report in twenty shows any difference. A difference is reported when its interval excludes 1.
 "This run could see" is the smallest difference that an interval of that width would detect. Times are measured by the

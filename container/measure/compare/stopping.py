@@ -3,7 +3,8 @@
 Stopping as soon as a difference shows would find one in nearly every comparison of equal configurations. Stopping by
 width does not. The logarithms of the ratios are assumed to be normal, as the t-interval assumes anyway. Their mean is
 then independent of the differences between rounds, which alone determine the width (Basu's theorem). The mean of a run
-that stops by width is therefore as far from the truth as that of a fixed number of rounds.
+that stops by width is therefore as far from the truth as that of a fixed number of rounds. Of ten rounds or more a
+trimmed mean is taken (`interval.py`), for which this holds nearly.
 
 A smaller effect remains: rounds that happen to agree stop a run early, and their interval is too narrow (Anscombe 1952;
 Chow and Robbins 1965, whose coverage is right in the limit only). Two measures compensate for it. The width is checked

@@ -45,6 +45,7 @@ print(weights.owned_bytes, status("VmHWM") - before, weights.bytes_read)
 """
 
 
+@pytest.mark.long
 def test_peak_memory_is_at_most_the_shard_and_one_tensor(tmp_path: Path) -> None:
     if shared_team() is None:
         pytest.skip("native kernels are not built")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 
@@ -43,6 +45,31 @@ def test_an_interval_matches_a_hand_calculation() -> None:
     assert found.smallest_visible == pytest.approx(half_width - 1, rel=1e-5)
     assert found.differs
     assert not Ratio(1.1, 0.99, 1.2, 5).differs
+
+
+def test_of_ten_rounds_the_largest_and_the_smallest_do_not_count() -> None:
+    usual = [1.0 + number / 100 for number in range(8)]
+    found = ratio_of_rounds([*usual, 0.1, 90.0], num_shares=1)
+    assert found is not None
+    assert found.count == 10
+    assert found.value == pytest.approx(statistics.geometric_mean(usual))
+    assert found.high / found.low < 1.1
+    nine = ratio_of_rounds([*usual, 90.0], num_shares=1)
+    assert nine is not None
+    assert nine.high / nine.low > 9
+
+
+@pytest.mark.parametrize("disturbed", [0.0, 0.15])
+@pytest.mark.parametrize("count", [10, 30])
+def test_the_interval_holds_the_truth_with_and_without_disturbed_rounds(count: int, disturbed: float) -> None:
+    rng = random.Random(count)
+    missed, runs = 0, 2000
+    for _ in range(runs):
+        noise = (rng.gauss(0, 4 if rng.random() < disturbed else 1) for _ in range(count))
+        found = ratio_of_rounds((math.exp(0.1 * one) for one in noise), num_shares=1)
+        assert found is not None
+        missed += found.differs
+    assert missed / runs == pytest.approx(0.05, abs=0.02)
 
 
 def test_intervals_of_few_rounds_are_wide_and_of_one_round_unbounded() -> None:
