@@ -10,7 +10,7 @@ from container.command_line import PATH_HELP, lenient_option, model_path
 from container.explain.resolve import CannotServe
 from container.models.files import ModelNotAvailable
 from container.multi_model.serve import front_config, serve_several
-from container.progress import view_for
+from container.progress import drop_unwritten, view_for
 from container.run import launch
 from container.run.launch import BadVariable
 from container.run.mpi import NoMpiRun
@@ -31,7 +31,8 @@ from lmi_server.properties.problems import PropertiesError
 @click.option(
     "--allow-remote-code",
     is_flag=True,
-    help="Allow option.trust_remote_code to run code that comes with a model. Same as LMI_ALLOW_REMOTE_CODE=true.",
+    help="Allow code that comes with a model (option.trust_remote_code) and packages from a handler's requirements.txt."
+    " Same as LMI_ALLOW_REMOTE_CODE=true.",
 )
 def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
     """Serve the model of PATH, or the models in its folders, until SIGTERM or Ctrl-C."""
@@ -40,8 +41,12 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
         port = launch.default_port(environ) if port is None else port
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
         options = ServeOptions(model_path(path), host, port, lenient, allowed)
+        view = view_for(sys.stdout)
         if several := front_config(options, environ):
-            sys.exit(serve_several(several, options, environ, view_for(sys.stdout)))
-        sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
+            code = serve_several(several, options, environ, view)
+        else:
+            code = serve_until_end(options, environ, view)
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
         raise click.ClickException(str(error)) from error
+    drop_unwritten(sys.stdout)
+    sys.exit(code)

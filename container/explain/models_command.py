@@ -59,7 +59,7 @@ def _foreign(name: str) -> KnownModel:
 def models() -> None:
     """List the supported architectures, how each is served, and with which tensor-parallel degrees.
 
-    Under engine=MPI all can be quantized (option.quantize).
+    With engine=MPI on a CPU, all of them support option.quantize.
     """
     found = list(known_models())
     for way, title in _WAYS.items():

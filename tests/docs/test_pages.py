@@ -163,9 +163,9 @@ def test_metrics_exist(page: Page) -> None:
     assert sorted(unknown) == []
 
 
-def test_the_ten_questions_are_answered_by_files_that_the_architecture_page_names() -> None:
+def test_the_files_of_where_to_find_what_are_named_by_the_architecture_page() -> None:
     architecture = (REPO_ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = read(REPO_ROOT / "docs/contributing.md").rows("Ten questions of a new reader")
+    table = read(REPO_ROOT / "docs/contributing.md").rows("Where to find what")
     assert len(table) >= MIN_QUESTIONS
     for question, answer in table:
         files = [span for span in re.findall(r"`([^`]+)`", answer) if is_path(span)]
