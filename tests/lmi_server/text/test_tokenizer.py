@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,6 +28,25 @@ def reference(model_folder: Path) -> Any:
 @given(text=st.text() | st.sampled_from(["<|im_end|>x<|im_start|>", " <|endoftext|> "]))
 def test_ids_equal_transformers(text_model: TextModel, reference: Any, text: str) -> None:
     assert list(text_model.encode(text)) == reference(text)["input_ids"]
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(text_model: TextModel) -> None:
+    """Of a few attempts one is enough, because the machine may be busy."""
+    assert any(longest_pause(text_model) < 1 / 3 for _ in range(5))
+
+
+def longest_pause(text_model: TextModel) -> float:
+    """Tokenize 1 MB in a thread. Return the longest pause of this thread, as a share of the thread's time."""
+    text = "one two three four five six seven. " * 30_000
+    thread = Thread(target=text_model.encode, args=(text,))
+    start = last = time.perf_counter()
+    longest = 0.0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.002)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest / (last - start)
 
 
 MESSAGES = st.lists(
