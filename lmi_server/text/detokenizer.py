@@ -17,6 +17,8 @@ _PROMPT_TAIL = 6
 """Number of prompt tokens that are the left context of a continuation."""
 _MAX_CHARACTER_BYTES = 4
 """Bytes of the longest character in UTF-8, and so the most byte tokens of a character."""
+_MAX_HELD_CHARS = 32
+"""Longest run of U+FFFD to hold back. More of them than a character has bytes are not the start of a character."""
 
 
 class IncrementalDetokenizer:
@@ -63,26 +65,35 @@ class IncrementalDetokenizer:
         if new.endswith(_INCOMPLETE):
             # The rest of a character is missing. The text before the incomplete run is final.
             stable = new.rstrip(_INCOMPLETE)
+            num_new = len(self._window) - self._num_read
+            if len(new) - len(stable) > _MAX_HELD_CHARS and num_new >= _MAX_CHARACTER_BYTES:
+                return self._take_invalid()
             piece = stable[self._num_returned :]
             self._num_returned = max(self._num_returned, len(stable))
             return piece
-        piece = new[self._num_returned :]
-        if new:
-            self._advance()
-        return piece
+        return self._take(new) if new else ""
 
     def flush(self) -> str:
         """Return the held-back text at the end of the output. An incomplete character becomes U+FFFD."""
-        piece = self._new_text()[self._num_returned :]
-        self._advance()
+        piece = self._take(self._new_text())
         return self._clean_up.push(piece) + self._clean_up.flush() if self._clean_up else piece
+
+    def _take_invalid(self) -> str:
+        """Return the held-back text of all tokens but the last ones, which may be the start of a character."""
+        start = self._window[1 - _MAX_CHARACTER_BYTES :]
+        del self._window[1 - _MAX_CHARACTER_BYTES :]
+        piece = self._take(self._new_text())
+        self._window += start
+        return piece
 
     def _new_text(self) -> str:
         return self._decode(self._window, self._skip_special_tokens)[self._num_context_chars :]
 
-    def _advance(self) -> None:
-        """Make the new tokens the context of later ones."""
+    def _take(self, new: str) -> str:
+        """Return what has not been returned of `new`, the new tokens' text. Make them the context of later tokens."""
+        piece = new[self._num_returned :]
         del self._window[: self._num_read]
         self._num_read = len(self._window)
         self._num_context_chars = len(self._decode(self._window, self._skip_special_tokens))
         self._num_returned = 0
+        return piece

@@ -67,6 +67,33 @@ def test_a_character_is_returned_with_its_last_token(text_model: TextModel) -> N
     assert stream(text_model, ids) == ["", "", "", "😀", ""]
 
 
+def test_a_run_of_bytes_that_are_no_character_is_returned(text_model: TextModel) -> None:
+    detokenizer = IncrementalDetokenizer(text_model)
+    shown, lone = "", token_id(text_model, "Ģ")
+    for number in range(1, 501):
+        shown += detokenizer.push(lone)
+        assert number - len(shown) < 64
+        assert len(detokenizer._window) < 128
+    assert shown + detokenizer.flush() == "\ufffd" * 500
+
+
+@given(st.integers(25, 45), st.text(min_size=1), st.sampled_from(["Ģ", "ð", "ðŁĺ"]))
+def test_characters_after_a_run_of_invalid_bytes(
+    text_model: TextModel, size: int, text: str, invalid: str
+) -> None:
+    ids = [*(token_id(text_model, piece) for piece in invalid)] * size
+    for byte_ids in (ids, ids[:-1], ids[1:]):
+        whole = [*byte_ids, *text_model.encode("\ufffd" * size + text), *byte_ids]
+        assert "".join(stream(text_model, whole)) == text_model.decode(whole)
+
+
+def test_a_run_of_invalid_bytes_with_sentencepiece(sentencepiece_like: TextModel) -> None:
+    ids = [*[token_id(sentencepiece_like, "<0x80>")] * 100, token_id(sentencepiece_like, "▁one")]
+    pieces = stream(sentencepiece_like, ids)
+    assert "".join(pieces) == sentencepiece_like.decode(ids) == "\ufffd" * 100 + " one"
+    assert 0 < len(pieces[-2]) < 64
+
+
 def test_special_tokens_are_skipped(text_model: TextModel) -> None:
     ids = [1, *text_model.encode("one"), 2, *text_model.encode(" two"), 0]
     assert "".join(stream(text_model, ids)) == "one two"
