@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -25,7 +27,7 @@ class ProgressView(Protocol):
 
 
 class LogLines:
-    """Progress in logs: a line at the start and at every quarter of a task."""
+    """Progress in logs: a line at the start and at every quarter of a task. Lines that cannot be written are lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -33,7 +35,8 @@ class LogLines:
         self._quarters = 0
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # the reader may be gone, or the disk full
+            print(text, file=self._stream, flush=True)
 
     def start(self, title: str) -> None:
         self._title, self._quarters = title, 0
@@ -84,3 +87,13 @@ class Bars:
 def view_for(stream: TextIO) -> ProgressView:
     """Return bars if `stream` is a terminal, else log lines."""
     return Bars(Console(file=stream)) if stream.isatty() else LogLines(stream)
+
+
+def drop_unwritten(stream: TextIO) -> None:
+    """Redirect the stream to /dev/null if it cannot be written, because Python's exit code would become 120."""
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
 
+import pytest
 from rich.console import Console
 
-from container.progress import Bars, LogLines
+from container.progress import Bars, LogLines, drop_unwritten
+
+
+def unread_pipe() -> TextIO:
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+def full_disk() -> TextIO:
+    return Path("/dev/full").open("w")
 
 
 def test_a_log_gets_a_line_at_the_start_and_after_each_quarter() -> None:
@@ -18,6 +33,13 @@ def test_a_log_gets_a_line_at_the_start_and_after_each_quarter() -> None:
     view.finish()
     quarters = [f"converting: {percent} %" for percent in (25, 50, 75, 100)]
     assert log.getvalue().splitlines() == ["converting ...", *quarters]
+
+
+@pytest.mark.parametrize("open_stream", [unread_pipe, full_disk])
+def test_lines_that_cannot_be_written_are_lost(open_stream: Callable[[], TextIO]) -> None:
+    with open_stream() as stream:
+        LogLines(stream).say("lost")
+        drop_unwritten(stream)  # closing the stream would fail otherwise, like Python's exit
 
 
 def test_a_terminal_gets_a_bar_and_unwrapped_lines() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import zmq
 
+from container.progress import LogLines, drop_unwritten
 from container.run import supervise
 from container.run.control import EngineControl
 from container.run.engine_copy import EngineCopy, RestartRule
@@ -31,10 +32,6 @@ from engines.health import EngineState, StatusBoard
 from engines.wire import ConfigureScheduler, Drain, SchedulerState, decode_to_engine, encode
 
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 def start_grandchild() -> None:
@@ -91,6 +88,7 @@ def fake_engine(folder: Path, mode: str) -> int:
             (folder / "seqs").write_text(str(settings.max_num_seqs))
             socket.send_multipart([client, encode(SchedulerState(message.token, settings, {}))])
         if isinstance(message, Drain) and mode != "ignores-drain":
+            (folder / "drained").touch()
             board.set_state(EngineState.STOPPED)
             return 7 if mode == "breaks-in-drain" else 0
 
@@ -130,6 +128,7 @@ def main() -> int:
         name = "engine" if count == 1 else paths.folder.name
         return Child.start(name, [*this_program, str(paths.folder), "engine", engine_mode], os.environ), board
 
+    say = LogLines(sys.stdout).say
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals(float(os.environ.get("BURST", "0"))))
         signals.raising = False
@@ -145,4 +144,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    drop_unwritten(sys.stdout)
+    sys.exit(exit_code)
