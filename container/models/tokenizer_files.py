@@ -32,8 +32,12 @@ _MAX_ERROR = 400
 _NEEDED_BYTES = 128 << 20
 _SOURCES = ("*.json", "*.model", "*.txt", "*.tiktoken")
 _NOT_SOURCES = {"generation_config.json", "model.safetensors.index.json"}
-_UNCHANGED_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer"}
-"""Tokenizer classes, without the suffix `Fast`, that load tokenizer.json unchanged."""
+_UNCHANGED_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer", "GPT2Tokenizer"}
+"""Tokenizer classes, without the suffix `Fast`, whose tokenizer.json is used unchanged.
+
+transformers loads it unchanged, except for GPT2Tokenizer: version 5 replaces the file's pre-tokenizer by GPT-2's, with
+which models such as SmolLM2 and StarCoder2 were not trained.
+"""
 
 
 def _kind(model: Path) -> str | None:
@@ -53,7 +57,7 @@ def _has_tokenizer(model: Path) -> bool:
 
 
 def loads_unchanged(model: Path) -> bool:
-    """Return whether the folder has a tokenizer.json that transformers would load unchanged."""
+    """Return whether the folder has a tokenizer.json that is used unchanged."""
     if not (model / TOKENIZER).is_file():
         return False
     for name in ("tokenizer_config.json", "config.json"):
@@ -107,7 +111,7 @@ def _key(model: Path) -> str:
 def obtain(
     model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView, load_format: str = "auto"
 ) -> Path:
-    """Return the folder with the model's tokenizer.json: the model's own if transformers would load that file.
+    """Return the folder with the model's tokenizer.json: the model's own if it is used unchanged.
 
     environ: environment of the converting process; load_format: with `dummy` the model needs no tokenizer.
     Raises: ModelNotAvailable, one sentence.

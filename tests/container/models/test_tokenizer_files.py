@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from container.models import tokenizer_files
 from container.models.files import ModelNotAvailable
@@ -121,6 +122,27 @@ def test_with_a_tokenizer_json_nothing_is_converted_or_imported(
     assert result.stdout.strip() == "set()"
 
 
+def test_a_gpt2_tokenizer_keeps_the_pre_tokenizer_of_its_tokenizer_json(tmp_path: Path) -> None:
+    """As in SmolLM2. GPT-2's pre-tokenizer would split the two newlines before a digit."""
+    model = tmp_path / "model"
+    model.mkdir()
+    newline = "Ċ"
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), newline * 2]
+    numbered = {text: number for number, text in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(numbered, [(newline, newline)]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    text = TextModel.from_folder(model, obtain(model, tmp_path / "cache"))
+    expected = [numbered[letter] for letter in ("a", newline * 2, "1")]
+    assert tokenizer.encode("a\n\n1").ids == expected
+    assert list(text.encode("a\n\n1")) == expected
+
+
 @pytest.mark.parametrize(
     ("tokenizer_config", "config", "unchanged"),
     [
@@ -128,7 +150,8 @@ def test_with_a_tokenizer_json_nothing_is_converted_or_imported(
         ({"tokenizer_class": "BloomTokenizerFast"}, {}, True),
         ({"tokenizer_class": "LlamaTokenizer"}, {}, False),
         ({"tokenizer_class": "LlamaTokenizerFast"}, {"tokenizer_class": "TokenizersBackend"}, False),
-        ({}, {"tokenizer_class": "GPT2Tokenizer"}, False),
+        ({"tokenizer_class": "GPT2TokenizerFast"}, {}, True),
+        ({}, {"tokenizer_class": "Qwen2Tokenizer"}, False),
         ({}, {}, True),
     ],
 )
