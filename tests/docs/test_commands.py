@@ -188,9 +188,15 @@ def test_a_declared_endpoint_goes_into_service(block: Block, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
-def test_an_iam_policy_allows_reading_from_s3(block: Block) -> None:
-    actions = {action for one in json.loads(block.text)["Statement"] for action in one["Action"]}
-    assert actions >= {"s3:ListBucket", "s3:GetObject"}
+def test_an_iam_policy_grants_what_the_role_needs(block: Block) -> None:
+    statements = json.loads(block.text)["Statement"]
+    actions = {action for one in statements for action in one["Action"]}
+    if any("Principal" in one for one in statements):
+        (trust,) = statements
+        assert trust["Principal"] == {"Service": "sagemaker.amazonaws.com"}
+        assert actions == {"sts:AssumeRole"}
+    else:
+        assert actions >= {"s3:ListBucket", "s3:GetObject"}
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)

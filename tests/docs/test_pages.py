@@ -35,7 +35,12 @@ EXTERNAL_FILES = {
     "llama.cpp",
 }
 """Files of a model folder, files that a command writes, and a program."""
-EXTERNAL_OPTIONS = {"--gpus", "--shm-size", "--restart", "--stop-timeout", "--cpus", "--memory", "--no-deps"}
+EXTERNAL_OPTIONS = {
+    *("--gpus", "--shm-size", "--restart", "--stop-timeout", "--cpus", "--memory", "--no-deps"),
+    *("--read-only", "--tmpfs", "--revision", "--dtype", "--max-model-len", "--tensor-parallel-size"),
+    *("--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization"),
+    *("--enforce-eager", "--no-enable-prefix-caching", "--kv-cache-dtype", "--quantization", "--api-key"),
+}
 """Options of other programs."""
 SUFFIXES = (".py", ".md", ".c", ".cpp", ".inc", ".h", ".json", ".toml", ".txt", ".properties")
 MAX_README_LINES = 150
