@@ -188,7 +188,8 @@ class CompletionText:
             logprob = output.logprobs[index] if index < len(output.logprobs) else None
             top = output.top_logprobs[index] if index < len(output.top_logprobs) else ()
             self._add_token(token_id, logprob, top, ends)
-            stop_name = self._stop_names.get(token_id)
+            if self._may_stop(len(self._tokens)):
+                stop_name = self._stop_names.get(token_id)
             if stop_name is not None or self._stops.matched is not None:
                 break
         self.num_generated = len(self._tokens)
@@ -226,13 +227,18 @@ class CompletionText:
             piece = "" if hidden else self._text.token_text(token_id)
         else:
             piece = self._detokenizer.push(token_id)
-            shown = self._show(piece)
+            shown = self._show(piece, len(self._tokens) + 1)
         lowest = None if logprob is None else max(logprob, _LOWEST_LOGPROB)
         likeliest = _top_tokens(top, self._text) if top else ()
         self._tokens.append(TokenText(token_id, piece, shown, lowest, special, likeliest))
 
-    def _show(self, piece: str) -> str:
-        shown = self._stops.push(piece)
+    def _may_stop(self, num_tokens: int) -> bool:
+        """Return whether an output of so many tokens may end with a stop string."""
+        return num_tokens > self.request.sampling.min_new_tokens
+
+    def _show(self, piece: str, num_tokens: int) -> str:
+        """Add the text that token number `num_tokens` completes. Return the text that can be shown."""
+        shown = self._stops.push(piece, self._may_stop(num_tokens))
         self._shown.append(shown)
         self._num_shown_chars += len(shown)
         return shown
@@ -247,7 +253,7 @@ class CompletionText:
 
     def _flush(self, stop_name: str | None) -> str:
         """Return the text held back by the detokenizer, followed by the text held back by the stop matcher."""
-        flushed_text = self._show(self._detokenizer.flush())
+        flushed_text = self._show(self._detokenizer.flush(), len(self._tokens))
         held = self._stops.flush()
         if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
             held += stop_name

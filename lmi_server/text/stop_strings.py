@@ -20,15 +20,22 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string that ended the text; None before a match."""
 
-    def push(self, piece: str) -> str:
-        """Add the next piece. Return the text that can be shown; a possible start of a stop string is held back."""
+    def push(self, piece: str, may_end: bool = True) -> str:
+        """Add the next piece. Return the text that can be shown; a possible start of a stop string is held back.
+
+        `may_end`: whether a stop string may end in this piece. If not, one that does is part of the text.
+        """
         if self.matched is not None:
             return ""
         if not self._stops:
             return piece
         text = self._held + piece
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        found = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop, max(0, len(self._held) + 1 - len(stop)))) >= 0
+        ]
+        if found and may_end:
             end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._include else start]

@@ -13,6 +13,7 @@ from lmi_server.generation.answer_text import (
     PromptText,
     TextRules,
 )
+from lmi_server.text.detokenizer import IncrementalDetokenizer
 from lmi_server.text.tokenizer import TextModel
 
 ALPHABET = "ab é😀你"
@@ -21,9 +22,12 @@ CHUNKS = st.lists(st.text(ALPHABET, max_size=4), max_size=12)
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
 
 
-def naive(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
-    """Search letter by letter. Returns the text up to the first complete stop string, and whether there is one."""
-    for end in range(1, len(text) + 1):
+def naive(text: str, stops: list[str], include: bool, num_kept: int = 0) -> tuple[str, bool]:
+    """Search letter by letter. Returns the text up to the first complete stop string, and whether there is one.
+
+    `num_kept`: number of letters in which no stop string ends the text.
+    """
+    for end in range(num_kept + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             return text[:end] if include else text[: end - max(map(len, ending))], True
@@ -31,10 +35,15 @@ def naive(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
 
 
 def run(
-    text_model: TextModel, ids: list[int], rules: TextRules, prompt: str, per_step: int
+    text_model: TextModel,
+    ids: list[int],
+    rules: TextRules,
+    prompt: str,
+    per_step: int,
+    min_new_tokens: int = 0,
 ) -> tuple[list[str], list[str], Completion]:
     """Return the shown text of each step, the text of the tokens released by each step, and the completion."""
-    sampling = SamplingParams(max_new_tokens=len(ids) + 1)
+    sampling = SamplingParams(max_new_tokens=len(ids) + 1, min_new_tokens=min_new_tokens)
     request = GenerationRequest(prompt, text_model.encode(prompt), sampling, rules, "inputs")
     continuation = CompletionText(0, PromptText(request, text_model))
     shown, released_texts = [], []
@@ -86,6 +95,32 @@ def test_a_special_token_can_be_a_stop_string(
     ids += [text_model.special_tokens[name], *text_model.encode("ab")]
     shown, _, completion = run(text_model, ids, rules, "a", 1)
     assert completion.text == "".join(shown) == expected
+    assert completion.finish_reason is FinishReason.STOP_SEQUENCE
+
+
+@given(CHUNKS, STOPS, st.integers(0, 12), st.integers(1, 3), st.booleans())
+@example(["a", "b", "a", "b"], ["ab"], 2, 1, False)
+@example(["a", "b"], ["ab", "a"], 1, 1, False)
+def test_stop_strings_are_text_before_min_new_tokens(
+    text_model: TextModel, chunks: list[str], stops: list[str], least: int, per_step: int, include: bool
+) -> None:
+    ids = [token for chunk in chunks for token in text_model.encode(chunk)] or list(text_model.encode("a"))
+    detokenizer = IncrementalDetokenizer(text_model)
+    num_kept = len("".join([detokenizer.push(token) for token in ids[:least]]))
+    expected, stopped = naive(text_model.decode(ids), stops, include, num_kept)
+    rules = TextRules(continues_prompt=True, stop_strings=tuple(stops), include_stop=include)
+    shown, _, completion = run(text_model, ids, rules, "a", per_step, least)
+    assert completion.text == "".join(shown) == expected
+    assert completion.finish_reason is (FinishReason.STOP_SEQUENCE if stopped else FinishReason.LENGTH)
+
+
+def test_a_special_token_does_not_stop_before_min_new_tokens(text_model: TextModel) -> None:
+    name = "<|im_start|>"
+    number = text_model.special_tokens[name]
+    [a], [b] = text_model.encode("a"), text_model.encode("b")
+    rules = TextRules(True, stop_strings=(name,))
+    _, _, completion = run(text_model, [number, a, number, b], rules, "a", 1, min_new_tokens=1)
+    assert completion.text == "a"
     assert completion.finish_reason is FinishReason.STOP_SEQUENCE
 
 
