@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem
 
+_NOT_ROLLING = (
+    "without batch_size or option.rolling_batch: dynamic batching, one request at a time; LMI uses rolling batching"
+    " here (option.rolling_batch=auto)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Batching:
@@ -23,7 +28,7 @@ class Batching:
     problems: tuple[Problem, ...] = ()
     """Keys that contradict keys for rolling batching, or a handler."""
     note: str = ""
-    """Message that engine=MPI serves the file. Empty if the file says so itself."""
+    """Message about a batching mode that differs from what the file seems to request. Empty if there is none."""
 
 
 def decide(values: dict[str, OptionValue]) -> Batching:
@@ -39,8 +44,11 @@ def decide(values: dict[str, OptionValue]) -> Batching:
     engine = values.get("engine")
     if rolling:
         return Batching("MPI", _source("MPI", engine, rolling), note=_note(engine, rolling))
-    if dynamic or engine is not None:
+    if dynamic:
         return Batching("Python", _source("Python", engine, dynamic))
+    if engine is not None:
+        note = "" if "batch_size" in values else f"{engine.place}: {engine} {_NOT_ROLLING}"
+        return Batching("Python", _source("Python", engine, dynamic), note=note)
     return Batching("MPI", "default")
 
 

@@ -47,7 +47,6 @@ def test_rolling_options_select_engine_mpi_with_one_note(tmp_path: Path, engine:
         "engine=Python\nmax_dynamic_batch_size=4\n",
         "engine=Python\noption.rolling_batch=disable\n",
         "engine=Python\nbatch_size=4\noption.rolling_batch=disable\noption.async_mode=false\n",
-        "engine=Python\n",
         "engine=Python\nbatch_size=1\n",
     ],
 )
@@ -56,6 +55,17 @@ def test_engine_python_without_a_rolling_key_uses_dynamic_batching(tmp_path: Pat
     assert loaded.config.engine == "Python"
     assert engine_source(loaded) == f"{tmp_path / 'serving.properties'}:1"
     assert loaded.notes == ()
+
+
+@pytest.mark.parametrize("lines", ["", "option.async_mode=false\n"])
+def test_engine_python_alone_uses_dynamic_batching_with_a_note(tmp_path: Path, lines: str) -> None:
+    loaded = load_text(tmp_path, f"engine=Python\n{lines}")
+    assert loaded.config.engine == "Python"
+    assert engine_source(loaded) == f"{tmp_path / 'serving.properties'}:1"
+    assert loaded.warnings == ()
+    [note] = loaded.notes
+    assert note.startswith(f"{tmp_path / 'serving.properties'}:1: engine=Python without batch_size or ")
+    assert "dynamic batching, one request at a time" in note
 
 
 @pytest.mark.parametrize("lines", ["option.rolling_batch=auto", "", "option.async_mode=true"])
