@@ -20,6 +20,7 @@ OPEN_DEFAULTS = {
     "option.output_formatter": "chosen by each request",
     "option.revision": "none",
     "option.max_queued_tokens": "no limit",
+    "option.rolling_batch": "auto, or disable with engine=Python or batch_size above 1",
     "maxWorkers": "minWorkers with a handler, else no limit",
     "option.step_trace": "none",
 }
@@ -86,8 +87,8 @@ def markdown() -> str:
 
 
 def _default(option: Option) -> str:
-    unset = OPEN_DEFAULTS.get(option.name, "decided at start" if option.target else "")
-    return as_option(option.default) or unset
+    unset = OPEN_DEFAULTS.get(option.name) or as_option(option.default)
+    return unset or ("decided at start" if option.target else "")
 
 
 def _variables(option: Option) -> tuple[str, ...]:

@@ -72,6 +72,12 @@ def test_defaults_come_from_the_configuration_classes() -> None:
     assert by_name()["max_request_size"].default == LmiConfig().server.max_request_size
 
 
+def test_the_default_of_rolling_batch_names_the_keys_that_decide() -> None:
+    [default] = [row.default for row in rows() if row.name == "option.rolling_batch"]
+    assert "engine=Python" in default
+    assert "batch_size" in default
+
+
 def test_the_reference_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert page == markdown(), "run: python -m lmi_server.properties.reference > docs/options.md"
