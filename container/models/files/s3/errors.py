@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,19 +10,22 @@ from typing import TypeVar
 from botocore import exceptions as aws
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import SSLError
+from urllib3.util.ssl_match_hostname import CertificateError
 
 from container.models.errors import ModelNotAvailable, RemoteUnreachable, one_line
 from container.models.files.retry import RetryBudget
 
 T = TypeVar("T")
-FAILURES = (BotoCoreError, ClientError, ResponseParserError)
-"""Exceptions that a request may raise."""
+FAILURES = (BotoCoreError, ClientError, ResponseParserError, SSLError)
+"""Exceptions that a request may raise. Only while a body is read, TLS errors are urllib3's own."""
 
 _RETRIED = (
     aws.HTTPClientError,
     aws.ConnectionError,
     aws.IncompleteReadError,
     ResponseParserError,
+    SSLError,
 )
 _NO_CREDENTIALS = (
     aws.NoCredentialsError,
@@ -92,7 +96,7 @@ def is_temporary(error: Exception) -> bool:
             _status(error) >= 500 and _status(error) != 501
         )  # 501: the server does not know the request
         return temporary or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
-    return isinstance(error, _RETRIED) and not isinstance(error, aws.SSLError)
+    return isinstance(error, _RETRIED) and not _is_untrusted(error)
 
 
 def model_error(error: Exception, where: str) -> ModelNotAvailable:
@@ -108,9 +112,11 @@ def _reason(error: Exception) -> str:
         return f"no usable AWS credentials; {_CREDENTIALS}"
     if isinstance(error, aws.ProxyConnectionError):
         return "the HTTP proxy cannot be reached; check HTTPS_PROXY and NO_PROXY"
-    if isinstance(error, aws.SSLError):
+    if _is_untrusted(error):
         return "the TLS certificate of S3 is not trusted; set AWS_CA_BUNDLE to the CA certificates"
     endpoint = _endpoint(error)
+    if isinstance(error, (aws.SSLError, SSLError)):
+        return f"the TLS connection to S3{endpoint} failed repeatedly; check the network and AWS_ENDPOINT_URL"
     if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
         return f"S3{endpoint} does not respond in time; check the network, AWS_ENDPOINT_URL and AWS_REGION"
     if isinstance(error, aws.EndpointConnectionError):
@@ -122,6 +128,15 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aws.InvalidRegionError):
         return f"{one_line(error)}; check AWS_REGION"
     return one_line(error)
+
+
+def _is_untrusted(error: BaseException | None) -> bool:
+    """Return whether the check of the server's certificate or of its host name failed."""
+    while error is not None:
+        if isinstance(error, (ssl.SSLCertVerificationError, CertificateError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _status_reason(error: ClientError) -> str:

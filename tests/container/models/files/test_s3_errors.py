@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import signal
+import socket
+import ssl
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
+import boto3
 import pytest
+from botocore import exceptions as aws
+from botocore.response import StreamingBody
+from urllib3.exceptions import SSLError
+from urllib3.util.ssl_match_hostname import CertificateError
 
+from container.models.errors import RemoteUnreachable
+from container.models.files import retry
+from container.models.files.remote import RemoteFile
 from container.models.files.s3 import remote
+from container.models.files.s3.errors import attempt, model_error
+from container.models.files.s3.parts import S3Object
+from container.models.files.s3.ranges import read_range
 from container.run.stop_signals import StopRequested, StopSignals
 from tests.container.models.files.s3_lab import S3Lab, same
 from tests.support.faulty_proxy import (
@@ -139,6 +154,68 @@ def test_a_server_that_does_not_respond_is_an_error(s3: S3Lab, monkeypatch: pyte
     monkeypatch.setattr(remote, "_READ_SECONDS", 0.3)
     s3.proxy.fault(everything, delay=60)
     assert "does not respond in time" in s3.refused()
+
+
+def test_a_dropped_tls_connection_is_a_temporary_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_MAX_FAILURES", 2)
+    monkeypatch.setattr(retry, "SILENCE_SECONDS", 60.0)
+    monkeypatch.setattr(remote, "_CONNECT_SECONDS", 30.0)
+    connections = []
+
+    def close_all(listener: socket.socket) -> None:
+        while len(connections) < 2:
+            connection, address = listener.accept()
+            connection.recv(1 << 16)  # the ClientHello
+            connections.append(address)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        session = boto3.session.Session("access-key", "secret-key", region_name="us-east-1")
+        client = session.client("s3", endpoint_url=url, config=remote._config("path"))
+        threading.Thread(target=close_all, args=(listener,), daemon=True).start()
+        with pytest.raises(RemoteUnreachable) as caught:
+            attempt(lambda: client.list_objects_v2(Bucket="b"), retry.RetryBudget(), "s3://b/")
+        client.close()
+    assert f"the TLS connection to S3 at {url} failed repeatedly" in str(caught.value)
+    assert len(connections) == 2
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ssl.SSLCertVerificationError("self-signed certificate"),
+        CertificateError("hostname 'x' does not match"),
+    ],
+)
+def test_an_untrusted_certificate_is_a_permanent_error(cause: Exception) -> None:
+    error = aws.SSLError(endpoint_url="https://x", error=cause)
+    error.__context__ = SSLError(cause)
+    error.__context__.__context__ = cause
+    failure = model_error(error, "s3://b/")
+    assert not isinstance(failure, RemoteUnreachable)
+    assert "the TLS certificate of S3 is not trusted" in str(failure)
+
+
+def test_a_tls_error_inside_a_body_is_retried() -> None:
+    content = b"0123456789"
+    ranges: list[str] = []
+
+    class BrokenBody(io.BytesIO):
+        def readinto(self, out: object) -> int:
+            raise SSLError("EOF occurred in violation of protocol")
+
+    def get_object(Range: str, **_: str) -> dict[str, object]:  # noqa: N803
+        ranges.append(Range)
+        raw = io.BytesIO(content) if len(ranges) > 1 else BrokenBody()
+        size = len(content)
+        headers = {"ETag": "v1", "ContentRange": f"bytes 0-{size - 1}/{size}", "ContentLength": size}
+        return {**headers, "Body": StreamingBody(raw, size)}
+
+    out = bytearray(len(content))
+    source = S3Object(SimpleNamespace(get_object=get_object), "b", "x", RemoteFile("x", len(content), "v1"))
+    read_range(source, 0, memoryview(out))
+    assert (bytes(out), ranges) == (content, ["bytes=0-9", "bytes=0-9"])
 
 
 def test_a_corrupted_byte_is_detected(s3: S3Lab, small_model: Path) -> None:
