@@ -14,6 +14,13 @@ class RemoteUnreachable(ModelNotAvailable):
     """
 
 
+class AccessRefused(ModelNotAvailable):
+    """A remote refuses access: no usable credentials, expired ones, or no permission.
+
+    No cached copy is served instead, but fetched bytes are kept, because the user may renew the credentials.
+    """
+
+
 class DamagedContent(ModelNotAvailable):
     """A file's content differs from the remote's."""
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, safetensors_headers
 from container.models.files.copies import Copy, copy_name, last_published
 from container.models.files.remote import (
@@ -155,7 +155,7 @@ class _Fetch:
             shutil.rmtree(part / _UNFINISHED)
             self.copy.write_list(files)
             publish(part, self.copy.folder)
-        except RemoteUnreachable:
+        except (RemoteUnreachable, AccessRefused):
             if not any(path.is_file() for path in part.rglob("*")):
                 shutil.rmtree(part)
             raise

@@ -92,6 +92,7 @@ class Remote(Protocol):
 
         Raises:
             RemoteUnreachable: no progress for too long; received bytes are kept for the next attempt.
+            AccessRefused: other credentials are needed; received bytes are kept as well.
             ModelNotAvailable: the file cannot be fetched, is damaged, or has changed since the listing.
             OSError: from the local disk.
         """

@@ -10,7 +10,7 @@ import httpx2
 from huggingface_hub import errors
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from container.models.errors import ModelNotAvailable, RemoteUnreachable, one_line
+from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
 
 _TRY_LATER = (408, 429, 500, 502, 503, 504)
 
@@ -31,7 +31,7 @@ class HubAddress:
 
 
 def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelNotAvailable:
-    """Return RemoteUnreachable if trying later may help, else ModelNotAvailable.
+    """Return RemoteUnreachable if trying later may help, AccessRefused if another token may, else ModelNotAvailable.
 
     file: the path in the repository that was being read.
     """
@@ -54,28 +54,27 @@ def _status_error(
 ) -> ModelNotAvailable:
     """Return the error for an error status of the hub."""
     status = error.response.status_code
+    kind = AccessRefused if status in (401, 403) else ModelNotAvailable
     caller = "the account of HF_TOKEN" if _with_token(error) else "a client without HF_TOKEN"
     if status in _TRY_LATER:
         return RemoteUnreachable(f"{what}: {_try_later(error, address.endpoint)}")
     if isinstance(error, errors.GatedRepoError):
         sentence = f"{address.repo_id} is gated, and {caller} has no access; "
-        return ModelNotAvailable(
-            f"{sentence}request access at {address.endpoint}/{address.repo_id}, then set HF_TOKEN"
-        )
+        return kind(f"{sentence}request access at {address.endpoint}/{address.repo_id}, then set HF_TOKEN")
     if isinstance(error, errors.RevisionNotFoundError):
         taken = "set option.revision to an existing branch, tag or commit"
         return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
     if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
         return ModelNotAvailable(f"{what}: the hub lists this file but does not have it")
     if error.response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
-        return ModelNotAvailable(f"{address.name}: {address.endpoint} rejected the token (HF_TOKEN)")
+        return kind(f"{address.name}: {address.endpoint} rejected the token (HF_TOKEN)")
     if status == 403 or isinstance(error, errors.DisabledRepoError):
-        return ModelNotAvailable(f"{what}: {address.endpoint} denied access to {caller} ({status})")
+        return kind(f"{what}: {address.endpoint} denied access to {caller} ({status})")
     if status in (401, 404):
         # The hub answers the same in both cases, to keep private models secret.
         beside = f"; the folder {address.folder} does not exist either" if address.folder else ""
         who = f"it is private and {caller} has no access"
-        return ModelNotAvailable(f"{address.endpoint} has no model '{address.repo_id}', or {who}{beside}")
+        return kind(f"{address.endpoint} has no model '{address.repo_id}', or {who}{beside}")
     return ModelNotAvailable(f"{what}: {address.endpoint} returned status {status}")
 
 

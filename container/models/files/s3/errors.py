@@ -13,7 +13,7 @@ from botocore.parsers import ResponseParserError
 from urllib3.exceptions import SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
 
-from container.models.errors import ModelNotAvailable, RemoteUnreachable, one_line
+from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
 from container.models.files.retry import RetryBudget
 
 T = TypeVar("T")
@@ -47,6 +47,13 @@ _THROTTLED = {
     "TooManyRequests",
     "429",
     "503",
+}
+_EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "RequestTimeTooSkewed",
 }
 _DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbidden", "401"}
 _SENTENCES = {
@@ -100,9 +107,20 @@ def is_temporary(error: Exception) -> bool:
 
 
 def model_error(error: Exception, where: str) -> ModelNotAvailable:
-    """Return RemoteUnreachable for a temporary error, else ModelNotAvailable."""
-    kind = RemoteUnreachable if is_temporary(error) else ModelNotAvailable
+    """Return RemoteUnreachable for a temporary error, AccessRefused for wrong credentials, else ModelNotAvailable."""
+    kind = ModelNotAvailable
+    if is_temporary(error):
+        kind = RemoteUnreachable
+    elif _is_refused(error):
+        kind = AccessRefused
     return kind(f"{where}: {_reason(error)}")
+
+
+def _is_refused(error: Exception) -> bool:
+    """Return whether other credentials may help."""
+    if isinstance(error, ClientError):
+        return _status(error) in (401, 403) or _code(error) in _EXPIRED
+    return isinstance(error, _NO_CREDENTIALS)
 
 
 def _reason(error: Exception) -> str:

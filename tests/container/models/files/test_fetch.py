@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, fetch
 from container.models.files.copies import last_published
 from container.models.files.remote import RemoteFile, Report, Selection, Verification
@@ -129,15 +129,17 @@ def test_an_unreachable_remote_with_a_copy_only_logs_a_note(obtain: Obtain) -> N
     assert again.log == f"note: no network; using the cached copy of test://model in {folder}\n"
 
 
-def test_a_definite_error_is_raised_even_with_a_copy(obtain: Obtain) -> None:
+@pytest.mark.parametrize("kind", [ModelNotAvailable, AccessRefused])
+def test_a_definite_error_is_raised_even_with_a_copy(kind: type[ModelNotAvailable], obtain: Obtain) -> None:
     obtain(ScriptedRemote())
-    with pytest.raises(ModelNotAvailable, match="forbidden"):
-        obtain(ScriptedRemote(listing_error=ModelNotAvailable("forbidden")))
+    with pytest.raises(kind, match="forbidden"):
+        obtain(ScriptedRemote(listing_error=kind("forbidden")))
 
 
-def test_an_interrupted_fetch_is_resumed(obtain: Obtain, cache: Path) -> None:
-    with pytest.raises(RemoteUnreachable):
-        obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
+@pytest.mark.parametrize("kind", [RemoteUnreachable, AccessRefused])
+def test_an_interrupted_fetch_is_resumed(kind: type[ModelNotAvailable], obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(kind):
+        obtain(ScriptedRemote(break_at={"model.safetensors": kind("gone")}))
     assert len(unfinished_fetches(cache)) == 1
     remote = ScriptedRemote()
     folder, log = obtain(remote)

@@ -160,6 +160,17 @@ def test_damage_from_an_interrupted_fetch_is_repaired(
     assert "resuming an interrupted fetch" in log.getvalue()
 
 
+def test_a_fetch_that_is_refused_halfway_resumes(hub: HubServer, obtain: Obtain, log: io.StringIO) -> None:
+    hub.commit(ID, model())
+    hub.break_next(Fault(STORE, cut_after=300_000))
+    hub.break_next(Fault(STORE, status=403))
+    with pytest.raises(ModelNotAvailable, match="denied access"):
+        obtain()
+    assert content(obtain()) == model()
+    assert "resuming an interrupted fetch" in log.getvalue()
+    assert hub.body_bytes <= 1.2 * sum(map(len, model().values()))
+
+
 def test_the_token_is_sent_to_the_hub_but_not_to_its_storage_host(
     hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
