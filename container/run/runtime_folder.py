@@ -40,9 +40,9 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def remove_stale(base: Path) -> None:
+def remove_leftovers(base: Path | None = None) -> None:
     """Remove the folders that killed runs of this user left behind."""
-    for folder in base.glob(f"{_PREFIX}*"):
+    for folder in (base or _base()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
             # The owner of a new folder may not have locked it yet.
@@ -57,7 +57,7 @@ def remove_stale(base: Path) -> None:
 def runtime_folder(base: Path | None = None) -> Iterator[Path]:
     """Create a folder with mode 0700 and a short name. It is locked until the end of the run, then removed."""
     base = base or _base()
-    remove_stale(base)
+    remove_leftovers(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     descriptor = _lock(folder)
     try:

@@ -26,7 +26,7 @@ from container.run.control import EngineControl
 from container.run.engine_copy import EngineCopy
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
-from container.run.runtime_folder import runtime_folder
+from container.run.runtime_folder import remove_leftovers, runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
 from container.run.supervise import Helper, Supervisor
 from engines.config import EngineConfig, HandlerEngineConfig, MpiEngineConfig
@@ -82,6 +82,7 @@ def _serve(
         view.say(f"warning: {warning}")
     for note in loaded.notes:
         view.say(f"note: {note}")
+    remove_leftovers()  # before `detect` measures the free shared memory
     machine = detect(environ)
     if reasons := obstacles(loaded.config, machine):
         raise CannotServe("; ".join(reasons))
