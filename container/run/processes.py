@@ -11,11 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
 _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
+_MAX_LINE_BYTES = 64 << 10
+"""A longer line of stderr is split, because some programs never write a newline."""
 _LAST_LINES_SECONDS = 10.0
 _OPEN_PIPE_SECONDS = 0.5
 """Time to read the last lines of a process whose stderr is kept open by descendants that still run."""
@@ -145,7 +148,7 @@ class Child:
 
     def _copy(self, stderr: IO[bytes]) -> None:
         with stderr:
-            for line in iter(stderr.readline, b""):
+            for line in iter(partial(stderr.readline, _MAX_LINE_BYTES), b""):
                 self._lines.append(line.decode(errors="replace").rstrip())
                 with contextlib.suppress(OSError, ValueError):  # our own stderr may be closed
                     target = self._log or sys.stderr.buffer
