@@ -24,10 +24,10 @@ over the rounds: in each round both configurations get the same requests. Of ten
 largest ratios and the tenth with the smallest do not count. Its 95 % interval, in brackets, is a paired
 t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: if the configurations do not
 differ at all, at most one report in twenty shows any difference. A difference is reported when its interval excludes 1.
-"This run could see" is the smallest difference that an interval of that width would detect. Times are measured by the
-client, from the scheduled send time of a request. A KV slot holds one token; slots are sampled twice a second, and not
-reported for engines that leave the KV cache to transformers. Peak memory is the sum of the peak resident set sizes of
-all processes; shared pages are counted in each process."""
+"This run could detect" is the smallest difference that an interval of that width would detect. Times are measured by
+the client, from the scheduled send time of a request. A KV slot holds one token; slots are sampled twice a second, and
+not reported for engines that leave the KV cache to transformers. Peak memory is the sum of the peak resident set sizes
+of all processes; shared pages are counted in each process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,11 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
         return _difference(seen, name, base, measure)
     if _bound(seen) <= _LARGEST_BOUND:
         bound, visible = percent(_bound(seen)), percent(seen.smallest_visible)
-        return f"no difference larger than {bound} between {name} and {base} (this run could see {visible})"
+        return (
+            f"no difference larger than {bound} between {name} and {base} (this run could detect {visible})"
+        )
     bounds = interval(seen.low, seen.high)
-    return f"too few rounds: {name} may be at {bounds} times the figure of {base}"
+    return f"too few rounds: {name} may be {bounds} times {base}"
 
 
 def _difference(seen: Ratio, name: str, base: str, measure: Measure) -> str:

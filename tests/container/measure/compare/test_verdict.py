@@ -34,13 +34,13 @@ def test_no_difference_larger_than_the_interval() -> None:
     close = [101.0, 99.0, 100.0, 99.5, 100.5]
     assert (
         verdict_on(close, TOKENS_PER_SECOND)
-        == "no difference larger than 3.3 % between b and a (this run could see 3.3 %)"
+        == "no difference larger than 3.3 % between b and a (this run could detect 3.3 %)"
     )
 
 
 def test_too_few_rounds_are_reported() -> None:
     wild = [50.0, 200.0, 100.0, 90.0, 110.0]
-    assert verdict_on(wild, TOKENS_PER_SECOND).startswith("too few rounds: b may be at 0.3")
+    assert verdict_on(wild, TOKENS_PER_SECOND).startswith("too few rounds: b may be 0.3")
     two = [50.0, 200.0, *[math.nan] * 3]
     assert verdict_on(two, TOKENS_PER_SECOND) == "too few rounds: 2 rounds vary too much for a verdict"
     assert verdict_on([100.0, *[math.nan] * 4], TOKENS_PER_SECOND).startswith("too few rounds: one")
