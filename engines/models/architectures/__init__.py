@@ -59,6 +59,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise UnsupportedModel(
             f"{file} names the architecture {fields.architecture!r}; supported: {supported}"
         )
+    fields.require_plain_weights()
     try:
         config: ModelConfig = ARCHITECTURES[fields.architecture](fields)
     except KeyError as error:

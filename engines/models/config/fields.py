@@ -50,6 +50,14 @@ class Fields:
                 changed[name] = {**rope, "rope_type": new}
         return Fields({**self._data, **changed})
 
+    def require_plain_weights(self) -> None:
+        """Raise `UnsupportedModel` if the checkpoint's weights are quantised, for example with AWQ."""
+        if self._data.get("quantization_config"):
+            raise UnsupportedModel(
+                "the weights are quantised (quantization_config in config.json); use the unquantised model, which"
+                " option.quantize quantises on a CPU"
+            )
+
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
         """Return an integer of at least `least`. null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]

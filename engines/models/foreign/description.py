@@ -18,6 +18,7 @@ from engines.models.config.description import NormSpec
 from engines.models.config.fields import Fields
 from engines.models.foreign.sources import Source, causal_architectures, find_source
 from engines.models.foreign.split import SplitPlan, why_not_split
+from engines.models.weight_files import weight_files
 from engines.partition import split_evenly
 
 _UNSUPPORTED_PATTERNS = (
@@ -160,12 +161,12 @@ def _with_common_names(data: Mapping[str, Any], source: Source) -> dict[str, Any
 
 def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
     """Raise `UnsupportedModel` if config.json has unsupported quantisation, layer types or rope types."""
-    if data.get("quantization_config"):
-        raise UnsupportedModel(f"the weights of this {architecture} are quantised (quantization_config)")
+    fields = Fields(data)
+    fields.require_plain_weights()
     others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
     if others:
         raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
-    if changing := Fields(data).rope_types().difference(_ROPE_TYPES):
+    if changing := fields.rope_types().difference(_ROPE_TYPES):
         raise UnsupportedModel(
             f"{architecture} with rope type {changing.pop()!r}, whose angles depend on the other sequences of a batch"
         )
@@ -225,8 +226,8 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Read names and shapes from the headers of the folder's files, up to the first damaged file."""
-    for path in sorted(folder.glob("*.safetensors")):
+    """Read names and shapes from the headers of the model's files, up to the first damaged file."""
+    for path in weight_files(folder):
         try:
             with safe_open(path, "np") as file:
                 for name in file.keys():  # noqa: SIM118  not a mapping

@@ -62,6 +62,8 @@ def test_native_implementations_are_preferred(
             "MambaForCausalLM.*attention interface; engine=Python",
         ),
         ({"hidden_act": "tanh"}, {"model_impl": "lmi"}, "hidden_act is .tanh."),
+        ({"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantised"),
+        (OLMO2 | {"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantised"),
     ],
 )
 def test_a_model_without_a_usable_implementation_is_refused(

@@ -300,6 +300,20 @@ def test_an_invalid_value_is_refused(changes: dict[str, Any], message: str, tmp_
 
 
 @pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "awq", "bits": 4},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"load_in_4bit": True},
+    ],
+)
+def test_quantised_weights_are_refused(quantization: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"the weights are quantised \(quantization_config"):
+        _read(tmp_path, MINIMAL | {"quantization_config": quantization})
+    _read(tmp_path, MINIMAL | {"quantization_config": None})
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [(b"{", "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[1]", "is not a JSON object")],
 )

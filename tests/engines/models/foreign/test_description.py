@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from engines.models.config import UnsupportedModel
@@ -54,6 +56,13 @@ def test_each_layer_has_its_own_window(tmp_path: Path) -> None:
     changes = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8}
     config = describe(_write(tmp_path, layer_types=kinds, **changes))
     assert [spec.window for spec in config.attention] == [None, 8, None]
+
+
+def test_tensors_of_another_checkpoint_are_not_counted(tmp_path: Path) -> None:
+    folder = _write(tmp_path)
+    save_file({"model.a": torch.ones(2)}, folder / "model.safetensors")
+    save_file({"model.b": torch.ones(3)}, folder / "model-00001-of-00002.safetensors")
+    assert describe(folder).tensors == (("model.a", (2,)),)
 
 
 def test_a_disabled_window_is_none(tmp_path: Path) -> None:
@@ -109,7 +118,7 @@ def test_rope_scaling_extends_the_longest_sequence(
         ),
         ({"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text"}, "chunked attention"),
         ({"model_type": "bert"}, "no Olmo2ForCausalLM of model type 'bert'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "weights .* are quantised"),
+        ({"quantization_config": {"quant_method": "awq"}}, "weights are quantised"),
         ({"layer_types": ["linear_attention"] * 3}, "layers of linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         (
