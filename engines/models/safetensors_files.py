@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from engines.models.byte_ranges import ByteRanges, FolderRanges
 from engines.models.tensor_files import BadCheckpoint, TensorFiles
+from engines.models.weight_files import weight_files
 from engines.partition import Shard
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -40,12 +41,14 @@ class SafetensorsFiles(TensorFiles):
     """The tensors of a folder. Reading a tensor with an unsupported dtype raises `BadCheckpoint`."""
 
     def __init__(self, folder: Path, ranges: ByteRanges | None = None) -> None:
-        """Read the headers in `folder`. Tensors are read from `ranges`; None: from the files in `folder`.
+        """Read the headers of the model's files in `folder`.
+
+        ranges: tensors are read from it; None: from the files in `folder`.
 
         Raises:
             BadCheckpoint: no safetensors file, a header that does not match its file, or a tensor in two files.
         """
-        paths = sorted(folder.glob("*.safetensors"))
+        paths = weight_files(folder)
         if not paths:
             raise BadCheckpoint(f"{folder} contains no .safetensors file; other formats are not supported")
         self.ranges = FolderRanges(folder) if ranges is None else ranges

@@ -85,6 +85,26 @@ def test_tensors_of_several_files(tmp_path: Path) -> None:
     files.close()
 
 
+@pytest.mark.parametrize("single", [True, False])
+def test_shards_of_another_checkpoint_are_not_read(single: bool, tmp_path: Path) -> None:
+    own = tmp_path / ("model.safetensors" if single else "model-00001-of-00001.safetensors")
+    save_file({"a": torch.ones(2)}, own)
+    for i in range(2):
+        save_file(
+            {"a": torch.zeros(2), f"b{i}": torch.zeros(2)}, tmp_path / f"model-0000{i}-of-00002.safetensors"
+        )
+    stale = "model-00000-of-00002.safetensors"
+    index = {"weight_map": {"a": stale if single else own.name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    files = SafetensorsFiles(tmp_path)
+    out = torch.empty(2)
+    files.read_rows("a", 0, 2, out)
+    assert torch.equal(out, torch.ones(2))
+    assert "b0" not in files
+    assert "b1" not in files
+    files.close()
+
+
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     files = SafetensorsFiles(tmp_path)
