@@ -12,7 +12,8 @@ from container.explain.resolve.decisions import CannotServe, Decisions, batching
 from container.machine import Machine
 from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
 from engines.models import gguf_index
-from engines.models.config.fields import class_name
+from engines.models.config.attention import longest_sequence
+from engines.models.config.fields import Fields, UnsupportedModel, class_name
 from engines.models.foreign.sources import generating_architectures
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -96,10 +97,11 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisio
 
 def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Decisions) -> int:
     name, requested = "option.max_model_len", options.max_model_len
-    context = _context(data) or _context(data.get("text_config"))
+    text_config = data if _context(data) else data.get("text_config", {})
+    context = _context(text_config)
     if requested is not None:
-        if context is not None and requested > context:
-            raise CannotServe(f"{name}={requested} exceeds the model's context length of {context} tokens")
+        if context is not None and requested > (longest := _longest(text_config, context)):
+            raise CannotServe(f"{name}={requested} exceeds the model's context length of {longest} tokens")
         return requested
     if context is None:
         return decisions.record(name, _UNKNOWN_CONTEXT, "config.json has no context length")
@@ -111,6 +113,16 @@ def _context(data: object) -> int | None:
         return None
     found = (data.get(name) for name in _CONTEXT_NAMES)
     return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _longest(data: dict[str, Any], context: int) -> int:
+    """Return the length up to which rotary scaling extends the context; the context if the scaling is unknown here."""
+    fields = Fields(data)
+    try:
+        head_dim = fields.count("hidden_size") // fields.count("num_attention_heads")
+        return longest_sequence(context, fields.rope_scalings(fields.count("head_dim", head_dim)))
+    except (UnsupportedModel, KeyError):
+        return context
 
 
 def _degree(options: EngineOptions, machine: Machine, decisions: Decisions) -> int:

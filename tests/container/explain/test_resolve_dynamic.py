@@ -14,7 +14,7 @@ from container.explain.resolve.weights import count_parameters
 from container.machine import Machine
 from engines.config import BatchConfig, PythonEngineConfig
 from engines.models.foreign.sources import generating_architectures
-from tests.container.explain.questions import CPU, GIB, GPUS, config, make_model
+from tests.container.explain.questions import CPU, GIB, GPUS, SHAPE, config, make_model
 
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
 
@@ -54,6 +54,29 @@ def test_a_length_above_the_models_context_length_is_refused(tmp_path: Path) -> 
     assert resolve_engine(make_gpt2(tmp_path), max_model_len=1024).model.max_model_len == 1024
     with pytest.raises(CannotServe, match="1025 exceeds the model's context length of 1024"):
         resolve_engine(make_gpt2(tmp_path), max_model_len=1025)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({"rope_scaling": YARN}, 32768),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 16384),
+        ({"max_position_embeddings": None, "text_config": SHAPE | {"rope_scaling": YARN}}, 32768),
+        ({"rope_scaling": {"type": "unknown", "factor": 2.0}}, 8192),
+        ({"rope_scaling": {"type": "linear"}}, 8192),
+    ],
+)
+def test_rotary_scaling_allows_lengths_above_the_context(
+    tmp_path: Path, changes: dict[str, Any], longest: int
+) -> None:
+    folder = make_model(tmp_path, **changes)
+    assert resolve_engine(folder).model.max_model_len == 8192
+    assert resolve_engine(folder, max_model_len=longest).model.max_model_len == longest
+    with pytest.raises(CannotServe, match=f"{longest + 1} exceeds the model's context length of {longest}"):
+        resolve_engine(folder, max_model_len=longest + 1)
 
 
 def test_layers_are_distributed_over_gpus(tmp_path: Path) -> None:
