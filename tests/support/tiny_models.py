@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,7 @@ def make_runner(
     impl: str = "lmi",
     quantize: str = "none",
     byte_ranges: str = "",
+    show_alive: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or Communicator()
@@ -179,4 +180,4 @@ def make_runner(
             )
         ),
     )
-    return load_model(config, comm, torch.device(device), Stopwatch(lambda: 0.0))
+    return load_model(config, comm, torch.device(device), Stopwatch(lambda: 0.0, show_alive))

@@ -18,6 +18,7 @@ from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult, host_result
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
+from engines.stopwatch import Stopwatch
 from lmi_kernels import SequenceRows
 
 
@@ -40,6 +41,7 @@ class CpuSteps:
         cache: KvCache,
         tables: RotaryTables,
         leads: bool,
+        stopwatch: Stopwatch,
         num_layers: int | None = None,
     ) -> None:
         """leads: True on rank 0.
@@ -49,6 +51,7 @@ class CpuSteps:
         self._cache = cache
         self._rotary_tables = tables
         self._leads = leads
+        self._stopwatch = stopwatch
         self._num_layers = num_layers
         self._tables = BlockTables()
 
@@ -91,6 +94,7 @@ class CpuSteps:
             layout.scored_ranges,
             rank_targets,
             lambda places: self._model.logits(hidden[places]),
+            self._stopwatch.show_alive,
         )
 
     def _blocks(self, row: int, num_keys: int) -> torch.Tensor:

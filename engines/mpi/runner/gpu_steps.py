@@ -33,6 +33,7 @@ from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.device import DeviceSampler
+from engines.stopwatch import Stopwatch
 from lmi_kernels import PagedSequences, ScoreRules
 
 
@@ -74,6 +75,7 @@ class GpuSteps:
         num_kv_heads: int,
         comm: Communicator,
         shape: TableShape,
+        stopwatch: Stopwatch,
         num_layers: int | None = None,
     ) -> None:
         """num_kv_heads: KV heads of this rank.
@@ -92,6 +94,7 @@ class GpuSteps:
         self._windows = {spec.window for spec in config.attention}
         self._comm = comm
         self._device = device
+        self._stopwatch = stopwatch
         # The row after the last one is for padding: it is written but never read.
         self._padding_row = shape.num_rows
         columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
@@ -199,6 +202,7 @@ class GpuSteps:
                 [len(rows) for rows in layout.scored_ranges],
                 rank_targets,
                 lambda rows: self._model.logits(hidden[rows]),
+                self._stopwatch.show_alive,
             )
         if not len(last_rows):
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores

@@ -212,9 +212,10 @@ class _ModelPart:
                 self.kv_heads,
                 self.comm,
                 TableShape(step.num_seqs, self.config.model.max_model_len),
+                self.stopwatch,
                 num_layers,
             )
-        return CpuSteps(self.model, cache, self.tables, leads, num_layers)
+        return CpuSteps(self.model, cache, self.tables, leads, self.stopwatch, num_layers)
 
     def _native_model(
         self, step: LargestStep, cache: NativeKvCache, team: Team, num_layers: int | None

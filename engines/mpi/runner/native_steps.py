@@ -79,4 +79,6 @@ class NativeSteps:
         """Run the model. The logits of a result are overwritten by the next step."""
         self._model.forward(self._given, self._stopwatch)
         rank_targets = targets if self._leads else None
-        return host_result(batch.last_rows, batch.scored, rank_targets, self._model.logits)
+        return host_result(
+            batch.last_rows, batch.scored, rank_targets, self._model.logits, self._stopwatch.show_alive
+        )

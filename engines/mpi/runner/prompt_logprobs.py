@@ -28,6 +28,7 @@ def score_prompts(
     lens: Sequence[int],
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
+    show_alive: Callable[[], None],
 ) -> list[list[PromptLogprob]]:
     """Return the log-probabilities of each chunk's next tokens: log-softmax of the model's logits in fp32.
 
@@ -36,6 +37,7 @@ def score_prompts(
         lens: number of rows of each chunk.
         targets: one for each of `lens`, on rank 0; None on the others, which compute their part of the head.
         head: maps row indices, [n], to their logits: [n, vocab_size] on rank 0, None on the others.
+        show_alive: called after each slice of rows, on every rank.
     """
     row_scores: list[PromptLogprob | None] = []
     wanted = None if targets is None else _by_row(lens, targets)
@@ -44,6 +46,7 @@ def score_prompts(
         logits = head(part)
         if logits is not None and wanted is not None:
             row_scores += _score(logits, wanted[start : start + len(part)])
+        show_alive()
     scores, start = [], 0
     for count in lens if wanted is not None else ():
         scores.append([score for score in row_scores[start : start + count] if score is not None])

@@ -66,6 +66,7 @@ def host_result(
     scored: Sequence[range],
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
+    show_alive: Callable[[], None],
 ) -> StepResult:
     """Return the result of a step whose tokens the host samples.
 
@@ -73,10 +74,12 @@ def host_result(
     scored: token rows of each sequence whose prompt log-probabilities are wanted.
     targets: None on other ranks than 0.
     head: maps token row indices, int32 [n], to their logits: [n, vocab_size] on rank 0, None on the others.
+    show_alive: called again and again while prompts are scored.
     """
     scores: list[list[PromptLogprob]] = []
     if scored:
-        scores = score_prompts(_indices(chain(*scored)), [len(rows) for rows in scored], targets, head)
+        lens = [len(rows) for rows in scored]
+        scores = score_prompts(_indices(chain(*scored)), lens, targets, head, show_alive)
     logits = head(_indices(last_rows)) if last_rows else None
     return StepResult(logits, scores)
 

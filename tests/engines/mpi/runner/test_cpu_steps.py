@@ -9,6 +9,7 @@ from engines.kv_cache import KvCache
 from engines.layers.rotary import rotary_tables
 from engines.models.config import Rotary
 from engines.mpi.runner.cpu_steps import CpuBatch, CpuSteps
+from engines.stopwatch import Stopwatch
 from tests.support.plans import PlanMaker
 
 CPU = torch.device("cpu")
@@ -19,7 +20,8 @@ NUM_BLOCKS = 64
 def _prepare(chunks: list[tuple[int, int]]) -> CpuBatch:
     """Prepare a batch. `chunks`: first position and number of tokens of each sequence. The rows were used before."""
     cache = KvCache(1, 3, NUM_BLOCKS, BLOCK_SIZE, 4, torch.float32, CPU)
-    steps = CpuSteps(None, cache, rotary_tables([Rotary(4)], 40, CPU), leads=True)  # type: ignore[arg-type]
+    tables = rotary_tables([Rotary(4)], 40, CPU)
+    steps = CpuSteps(None, cache, tables, leads=True, stopwatch=Stopwatch(lambda: 0.0))  # type: ignore[arg-type]
     maker = PlanMaker(BLOCK_SIZE)
     for row, (start, _) in enumerate(chunks):
         steps._tables.apply([row, 0, 12, *[NUM_BLOCKS * 1000] * 12])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.prompt_logprobs import SLICE_ROWS, PromptTargets
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
 from tests.support.plans import PlanMaker, run_plan
@@ -150,6 +150,30 @@ def test_each_sequence_gets_its_requested_number_of_top_tokens(model: Path, orac
         own = [float(logprobs[i, token]) for i, token in enumerate(prompts[row][1:])]
         assert [score.logprob for score in scores] == pytest.approx(own, abs=2e-4)
         assert {len(score.top) for score in scores} == {min(top, VOCAB_SIZE)}
+
+
+@_DEGREES
+def test_every_rank_shows_that_it_is_alive_while_prompts_are_scored(model: Path, degree: int) -> None:
+    """Once more for each slice of rows than in the same step without scores."""
+    prompts = {row: [row] * 60 for row in range(4)}
+
+    def rank(comm: ThreadCommunicator) -> list[int]:
+        beats: list[None] = []
+        runner = make_runner(model, comm, num_blocks=NUM_BLOCKS, show_alive=lambda: beats.append(None))
+        counts = []
+        for want in (WANT_NOTHING, WANT_PROMPT_LOGPROBS):
+            maker = PlanMaker()
+            for row in prompts:
+                maker.begin(row, range(15 * row, 15 * row + 15))
+            plan = maker.plan(prompts, dict.fromkeys(prompts, want))
+            targets = [PromptTargets((row,) * 59, 0) for row in prompts] if want and comm.rank == 0 else []
+            beats.clear()
+            run_plan(runner, plan, targets)
+            counts.append(len(beats))
+        return counts
+
+    for plain, scored in run_ranks(degree, rank):
+        assert scored - plain == -(-240 // SLICE_ROWS)
 
 
 @_DEGREES
