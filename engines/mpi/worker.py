@@ -122,8 +122,7 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, largest)
     leader = Leader(core, board, rank.stopwatch)
     before = process_age()
-    prompt = tuple(range(min(8, config.model.max_model_len - 2, vocab_size)))
-    leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
+    leader.warm_up(_warm_up_request(config.model.max_model_len, vocab_size))
     seconds = {**rank.seconds, "warm-up": process_age() - before}
     # Loaded objects stay alive. Without the freeze, the garbage collector would scan them repeatedly while steps wait.
     gc.collect()
@@ -133,6 +132,12 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     logger.info("ready; seconds by part: %s", {part: round(value, 1) for part, value in seconds.items()})
     leader.serve(front, _info(rank, seconds))
     board.set_state(EngineState.STOPPED)
+
+
+def _warm_up_request(max_model_len: int, vocab_size: int) -> Request:
+    new_tokens = min(2, max_model_len - 1)
+    prompt = tuple(range(min(8, max_model_len - new_tokens, vocab_size)))
+    return Request("warm-up", prompt, SamplingParams(max_new_tokens=new_tokens), time.monotonic())
 
 
 def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:

@@ -15,6 +15,7 @@ import pytest
 from engines.client import ClientStream
 from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState
+from engines.mpi.worker import _warm_up_request
 from tests.engines.conftest import Answer
 from tests.support import processes
 from tests.support.engine_process import (
@@ -141,6 +142,25 @@ def test_the_engine_reports_its_configuration_and_memory(engine: EngineProcess) 
     lines = memory_lines()
     assert len(lines) == stats.info.world_size
     assert all("weights" in line and "activations" in line and "KV cache" in line for line in lines)
+
+
+@pytest.mark.parametrize(("longest", "prompt", "new_tokens"), [(2, 1, 1), (3, 1, 2), (4, 2, 2), (100, 8, 2)])
+def test_the_warm_up_fits_into_the_maximum_sequence_length(
+    longest: int, prompt: int, new_tokens: int
+) -> None:
+    request = _warm_up_request(longest, VOCAB_SIZE)
+    assert (len(request.prompt_token_ids), request.sampling.max_new_tokens) == (prompt, new_tokens)
+    assert _warm_up_request(longest, 1).prompt_token_ids == (0,)
+
+
+def test_an_engine_with_the_shortest_maximum_sequence_length_serves(tiny_llama: Path) -> None:
+    config = make_config(tiny_llama)
+    engine = EngineProcess(replace(config, model=replace(config.model, max_model_len=2)))
+    try:
+        engine.wait_ready()
+        assert len(tokens_of(collect(engine.submit("shortest", [1], 1)))) == 1
+    finally:
+        engine.destroy()
 
 
 @pytest.mark.mpi
