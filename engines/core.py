@@ -141,8 +141,6 @@ class Request:
     """Tenant of the request: the `fair` policy is fair among tenants, and they share no pages."""
     same_prompt_as: str = ""
     """Id of a request with the same prompt and tenant, submitted just before, whose pages may be shared."""
-    group: str = ""
-    """Id of the HTTP request, which the queue accepts as a whole. Empty: the request stands alone."""
 
 
 TokenLogprobs = tuple[tuple[int, float], ...]

@@ -18,11 +18,6 @@ class Invocation:
     content: tuple[tuple[str, bytes], ...]
     """(name, bytes) of each part, at least one; the body of a request without parts is `data`."""
 
-    @property
-    def group(self) -> str:
-        """Empty, unlike that of a `Request`: an HTTP request for a handler is a single invocation."""
-        return ""
-
 
 class AnswerHead(NamedTuple):
     """Status and headers of an answer."""

@@ -16,14 +16,7 @@ class HasId(Protocol):
     def id(self) -> str: ...
 
 
-class Queueable(HasId, Protocol):
-    """A request."""
-
-    @property
-    def group(self) -> str: ...
-
-
-Item = TypeVar("Item", bound=Queueable)
+Item = TypeVar("Item", bound=HasId)
 
 
 class DynamicBatcher(Generic[Item]):
@@ -49,16 +42,14 @@ class DynamicBatcher(Generic[Item]):
         return self._free_since is not None
 
     def add(self, request: Item, now: float) -> None:
-        """Queue a request. One that follows a waiting request of its group is always accepted, as in engine=MPI.
+        """Queue a request.
 
         Raises:
             Overloaded: `max_waiting` requests are waiting already. While no batch runs, the requests that fit into the
                 next batch do not count, so that a burst on an idle server does not fill the queue.
         """
         places = self._config.batch_size if self._free_since is not None else 0
-        newest, _ = next(reversed(self._waiting.values()), (None, 0.0))
-        follows = newest is not None and request.group != "" and newest.group == request.group
-        if not follows and len(self._waiting) - places >= self._config.max_waiting:
+        if len(self._waiting) - places >= self._config.max_waiting:
             raise Overloaded(
                 f"the queue is full: {self._config.max_waiting} requests are already waiting (job_queue_size)"
             )

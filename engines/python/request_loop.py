@@ -12,7 +12,7 @@ from engines.core import AbortReason, EngineInfo
 from engines.errors import EngineError, InvalidRequest, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
-from engines.python.batcher import DynamicBatcher, HasId, Queueable
+from engines.python.batcher import DynamicBatcher, HasId
 from engines.python.metrics import DispatcherMetrics
 from engines.python.worker_process import WorkerProcess
 from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, SchedulerState, Stats, ToEngine
@@ -31,7 +31,7 @@ class EngineFailed(Exception):
     """The engine cannot continue. The message is the cause, on one line."""
 
 
-RequestT = TypeVar("RequestT", bound=Queueable)
+RequestT = TypeVar("RequestT", bound=HasId)
 OutputT = TypeVar("OutputT", bound=HasId)
 
 

@@ -64,7 +64,6 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
                 tenant=http.tenant,
                 # A request that returns the prompt's log-probabilities has to compute the prompt.
                 same_prompt_as=first if sampling.prompt_logprobs is None else "",
-                group=http.id,
             )
             first = first or one.id
             found.append(Candidate(one, prompt))

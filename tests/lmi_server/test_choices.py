@@ -50,7 +50,6 @@ def test_each_choice_is_a_request_that_can_share_the_prompts_blocks(
     ]
     first, second = requests[0].id, requests[3].id
     assert [r.same_prompt_as for r in requests] == ["", first, first, "", second, second]
-    assert {r.group for r in requests} == {first.removesuffix("-0")}
     seeds = [choice_seed(11, choice) for choice in range(3)]
     assert [r.sampling.seed for r in requests] == seeds * 2
     assert seeds[0] == 11

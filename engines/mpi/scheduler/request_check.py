@@ -51,15 +51,9 @@ def check_queue(
     sequences do not count either: they were accepted before and get their places back. Here places are assigned by
     arrival, regardless of the policy.
 
-    The limits do not apply to a request that follows one of its group. Otherwise an HTTP request with more prompts than
-    the queue has room for could never succeed.
-
     Raises:
         Overloaded: a limit is reached.
     """
-    group, newest = sequence.request.group, waiting.newest
-    if group and newest is not None and newest.request.group == group:
-        return
     places = max(0, settings.max_num_seqs - num_running - waiting.num_preempted)
     if waiting.num_newcomers - places >= settings.max_waiting:
         raise Overloaded(

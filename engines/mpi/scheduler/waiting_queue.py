@@ -31,11 +31,6 @@ class WaitingQueue:
         return len(self._newcomers)
 
     @property
-    def newest(self) -> Sequence | None:
-        """The sequence that arrived last, of those that have not run yet."""
-        return next(reversed(self._newcomers), None)
-
-    @property
     def num_preempted(self) -> int:
         return len(self) - len(self._newcomers)
 

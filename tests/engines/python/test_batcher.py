@@ -23,8 +23,8 @@ def _batcher(batch_size: int = 4, max_waiting: int = 1000, free_at: float | None
     return batcher
 
 
-def _request(name: object, group: str = "") -> Request:
-    return Request(str(name), (1,), SamplingParams(max_new_tokens=1), 0.0, group=group)
+def _request(name: object) -> Request:
+    return Request(str(name), (1,), SamplingParams(max_new_tokens=1), 0.0)
 
 
 def _ids(batch: list[Request] | None) -> list[str]:
@@ -96,18 +96,6 @@ def test_a_burst_on_an_idle_server_may_exceed_the_queue_by_one_batch() -> None:
         batcher.add(_request(i), 0.0)
     with pytest.raises(Overloaded):
         batcher.add(_request("one too many"), 0.0)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_the_prompts_of_one_http_request_may_exceed_the_queue(batch_size: int) -> None:
-    batcher = _batcher(batch_size, max_waiting=2)
-    for i in range(20):
-        batcher.add(_request(i, "one"), 0.0)
-        batcher.pop_batch(0.0)  # the first batch starts; the others wait for it
-    with pytest.raises(Overloaded):
-        batcher.add(_request("other", "two"), 0.0)
-    with pytest.raises(Overloaded):
-        batcher.add(_request("alone"), 0.0)
 
 
 def test_an_aborted_request_is_in_no_batch() -> None:
