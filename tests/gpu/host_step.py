@@ -182,7 +182,7 @@ class HostSteps(GpuSteps):
         config: Any = SimpleNamespace(
             head_dim=16, vocab_size=_VOCAB_SIZE, attention=(AttentionSpec(0.25, rotary=None),)
         )
-        super().__init__(model, cache, {}, config, 1, Communicator(), shape)
+        super().__init__(model, cache, {}, config, 1, Communicator(), shape, Stopwatch(lambda: 0.0))
         self._phases = phases
         self._fixed = DecodeOutputs(
             torch.full((num_seqs,), _TOKEN), torch.ones(num_seqs, dtype=torch.bool), None
