@@ -57,27 +57,27 @@ def free_port() -> int:
 
 def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:
     """Return the status of a GET as text, or the name of the error that prevented a response."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
-        connection.request("GET", path)
-        return str(connection.getresponse().status)
+        return str(_get(port, path, timeout)[0])
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
-    finally:
-        connection.close()
 
 
 def _why_it_hangs(port: int) -> str:
     """Return in one line why a server hangs; empty if it makes progress, restarts its engine, or stops."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=_CHECK_SECONDS)
     try:
-        connection.request("GET", "/ping")
-        body = json.loads(connection.getresponse().read())
+        body = json.loads(_get(port, "/ping", _CHECK_SECONDS)[1])
     except (OSError, http.client.HTTPException, ValueError) as error:
         return f"no response to /ping ({type(error).__name__})"
-    finally:
-        connection.close()
     return str(body["reason"]) if body.get("state") == "ready" else ""  # healthy servers return no state
+
+
+def _get(port: int, path: str, timeout: float) -> tuple[int, bytes]:
+    """Return status and body of a GET."""
+    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 class NotHealthy(Exception):

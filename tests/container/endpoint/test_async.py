@@ -33,6 +33,14 @@ def deploy(platform: EndpointLab, **variant: Any) -> None:
     platform.deploy({"AsyncInferenceConfig": config}, A=variant)
 
 
+def invoke_held(platform: EndpointLab, containers: FakeContainers, count: int) -> list[str]:
+    """Invoke a container that holds requests back until it has the first one, and return the output locations."""
+    deploy(platform, environment={"HOLD": "1"})
+    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(count)]
+    assert containers.all[0].arrived.acquire(timeout=200)
+    return [reply["OutputLocation"] for reply in replies]
+
+
 def wait_object(server: FakeS3, location: str) -> bytes:
     """Wait for an object and return it."""
     name = location.removeprefix("s3://")
@@ -88,20 +96,16 @@ def test_an_error_is_written_to_the_failure_location(
 def test_concurrent_requests_per_container_are_limited(
     platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
 ) -> None:
-    deploy(platform, environment={"HOLD": "1"})
-    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(4)]
-    assert containers.all[0].arrived.acquire(timeout=200)
+    locations = invoke_held(platform, containers, 4)
     assert not containers.all[0].arrived.acquire(timeout=0.05)
     containers.all[0].go.set()
-    assert all(wait_object(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
+    assert all(wait_object(s3[0], location) == b"x" for location in locations)
 
 
 def test_a_container_added_later_takes_waiting_invocations(
     platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
 ) -> None:
-    deploy(platform, environment={"HOLD": "1"})
-    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(3)]
-    assert containers.all[0].arrived.acquire(timeout=200)
+    locations = invoke_held(platform, containers, 3)
     platform.sagemaker.update_endpoint_weights_and_capacities(
         EndpointName=ENDPOINT,
         DesiredWeightsAndCapacities=[{"VariantName": "A", "DesiredInstanceCount": 2}],
@@ -111,7 +115,7 @@ def test_a_container_added_later_takes_waiting_invocations(
     assert not any(container.arrived.acquire(timeout=0.05) for container in containers.all)
     for container in containers.all:
         container.go.set()
-    assert all(wait_object(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
+    assert all(wait_object(s3[0], location) == b"x" for location in locations)
 
 
 def test_invalid_calls_raise_validation_errors(platform: EndpointLab) -> None:
