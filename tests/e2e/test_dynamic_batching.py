@@ -94,6 +94,7 @@ def suspend_in_mid_stream(
         list(records)
 
 
+@pytest.mark.long
 def test_a_killed_generating_process_is_restarted(dynamic_server: Server, dynamic: Client) -> None:
     client = dynamic
     victim = find_generator(dynamic_server)

@@ -53,6 +53,7 @@ importlib.import_module("tests.gpu.parts.engine")
 """
 
 
+@pytest.mark.long
 def test_parts_import_only_available_packages() -> None:
     """Only the `engine` parts, which compare with transformers, may import it."""
     process = subprocess.run(

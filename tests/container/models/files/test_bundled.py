@@ -52,6 +52,7 @@ def prepared() -> Path:
 
 
 @pytest.mark.model
+@pytest.mark.long
 def test_a_killed_preparation_is_never_served_and_concurrent_ones_convert_once(tmp_path: Path) -> None:
     killed = start(tmp_path, "-c", _HANGS)
     models = tmp_path / "models"

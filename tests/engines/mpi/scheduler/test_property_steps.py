@@ -22,7 +22,7 @@ from tests.engines.mpi.scheduler.property_combinations import Combination, combi
 from tests.engines.mpi.scheduler.property_steps import main, run
 from tests.support.randomness import random_seed
 
-_NUM_STEPS = 250
+_NUM_STEPS = 150
 
 
 @pytest.mark.parametrize("combination", combinations(), ids=str)
