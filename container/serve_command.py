@@ -9,7 +9,7 @@ import click
 from container.command_line import PATH_HELP, lenient_option, model_path
 from container.explain.resolve import CannotServe
 from container.models.files import ModelNotAvailable
-from container.multi_model.serve import front_config, serve_several
+from container.multi_model.serve import router_config, serve_several
 from container.progress import drop_unwritten, view_for
 from container.run import launch
 from container.run.launch import BadVariable
@@ -42,7 +42,7 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
         options = ServeOptions(model_path(path), host, port, lenient, allowed)
         view = view_for(sys.stdout)
-        if several := front_config(options, environ):
+        if several := router_config(options, environ):
             code = serve_several(several, options, environ, view)
         else:
             code = serve_until_end(options, environ, view)

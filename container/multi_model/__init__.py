@@ -1,1 +1,1 @@
-"""Several models in one container: a complete server for each model, and a front that forwards requests."""
+"""Several models in one container: a complete server for each model, and a router that forwards requests."""

@@ -1,4 +1,4 @@
-"""HTTP API of the front: routes requests to models, and implements SageMaker's multi-model API."""
+"""HTTP API of the router: routes requests to models, and implements SageMaker's multi-model API."""
 
 from __future__ import annotations
 

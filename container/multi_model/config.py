@@ -1,4 +1,4 @@
-"""Configuration of the front, passed by the supervisor."""
+"""Configuration of the router, passed by the supervisor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class FrontConfig:
-    """Configuration of the front's process, passed as a JSON file."""
+class RouterConfig:
+    """Configuration of the router's process, passed as a JSON file."""
 
     folders: dict[str, str]
     """Folders of configured models, by name; empty if the platform loads the models."""
@@ -26,5 +26,5 @@ class FrontConfig:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> FrontConfig:
+    def from_json(cls, text: str) -> RouterConfig:
         return cls(**json.loads(text))

@@ -27,7 +27,7 @@ _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "proxy-conn
 }
 """Headers of a single connection, which are not forwarded."""
 _OWN = {"date", "server"}
-"""Headers that the front writes itself."""
+"""Headers that the router writes itself."""
 _FAILURES = (OSError, HTTPError, http.client.HTTPException)
 _logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`lmi serve` for several models: listening socket -> front -> shutdown."""
+"""`lmi serve` for several models: listening socket -> router -> shutdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from container.models.model_folders import model_folders
-from container.multi_model.config import FrontConfig
+from container.multi_model.config import RouterConfig
 from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
@@ -28,16 +28,16 @@ _RESERVED_MB = 500
 _GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 _POLL_SECONDS = 0.5
 _END_SECONDS = 29.5
-"""Time for the front to exit before it is killed."""
+"""Time for the router to exit before it is killed."""
 
 
-def front_config(options: ServeOptions, environ: Mapping[str, str]) -> FrontConfig | None:
-    """Return the front's configuration, or None if there is only one model. Raises BadVariable."""
+def router_config(options: ServeOptions, environ: Mapping[str, str]) -> RouterConfig | None:
+    """Return the router's configuration, or None if there is only one model. Raises BadVariable."""
     folders = {} if is_multi_model(environ) else model_folders(options.path, environ)
     if not folders and not is_multi_model(environ):
         return None
     limit = environ.get(MEMORY_LIMIT)
-    return FrontConfig(
+    return RouterConfig(
         folders={name: str(folder) for name, folder in folders.items()},
         models_root=environ.get(MODELS_ROOT) or _DEFAULT_ROOT,
         lenient=options.lenient,
@@ -49,48 +49,48 @@ def front_config(options: ServeOptions, environ: Mapping[str, str]) -> FrontConf
 
 
 def serve_several(
-    config: FrontConfig, options: ServeOptions, environ: Mapping[str, str], view: ProgressView
+    config: RouterConfig, options: ServeOptions, environ: Mapping[str, str], view: ProgressView
 ) -> int:
     """Serve until a stop signal. Returns the exit code. Raises CannotListen, BadVariable."""
     with StopSignals() as signals:
         try:
             launch.admin_token_digest(environ)  # refuses an invalid token, as with a single model
             with listen(options.host, options.port) as listener, runtime_folder() as folder:
-                file = folder / "front.json"
+                file = folder / "router.json"
                 file.write_text(config.to_json(), encoding="utf-8")
-                app = f"container.multi_model.front:make_front({str(file)!r})"
+                app = f"container.multi_model.router:make_router({str(file)!r})"
                 connections = launch.web_connections(raise_open_files())
                 command = launch.web_command(app, listener.fileno(), 1, connections, _GUNICORN_CONF)
                 env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
                 signals.raising = False
-                front = Child.start("front", command, env, pass_fds=[listener.fileno()])
+                router = Child.start("router", command, env, pass_fds=[listener.fileno()])
                 host, port = listener.getsockname()[:2]
                 listener.close()
                 served = f"{len(config.folders)} models of {options.path}: {', '.join(config.folders)}"
                 if not config.folders:
                     served = f"{MULTI_MODEL}=true: models in {config.models_root}, loaded by POST /models"
                 view.say(f"serving {served}; at http://{f'[{host}]' if ':' in host else host}:{port}")
-                return _until_end(front, signals, view)
+                return _until_end(router, signals, view)
         except StopRequested:
             view.finish()
             view.say("stopped before the server was ready")
             return 0
 
 
-def _until_end(front: Child, signals: StopSignals, view: ProgressView) -> int:
+def _until_end(router: Child, signals: StopSignals, view: ProgressView) -> int:
     while not signals.count:
         signals.wait(_POLL_SECONDS)
         if os.getpid() == 1:
-            reap_orphans({front.pid})
-        if (code := front.poll()) is not None:
-            view.say(f"error: shutting down: {cause_of_death('front', code, front.last_lines())}")
+            reap_orphans({router.pid})
+        if (code := router.poll()) is not None:
+            view.say(f"error: shutting down: {cause_of_death('router', code, router.last_lines())}")
             return 1
     view.say("stopping: running requests have 25 s to finish")
-    front.terminate()
+    router.terminate()
     deadline = time.monotonic() + _END_SECONDS
-    while front.poll() is None and signals.count < 2 and time.monotonic() < deadline:
+    while router.poll() is None and signals.count < 2 and time.monotonic() < deadline:
         signals.wait(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
-    front.kill_all()
+    router.kill_all()
     if signals.count > 1:
         view.say("stopped immediately on a second signal")
         return 1

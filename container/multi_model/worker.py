@@ -1,6 +1,6 @@
-"""gunicorn worker of the front.
+"""gunicorn worker of the router.
 
-gunicorn loads this module before gevent patches the standard library, so it imports nothing else of the front.
+gunicorn loads this module before gevent patches the standard library, so it imports nothing else of the router.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gevent
 from lmi_server.http.gevent_worker import Worker
 
 
-class FrontWorker(Worker):
+class RouterWorker(Worker):
     """Stops the models' servers at the signal already, so that they drain while it forwards their responses."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -48,8 +48,9 @@ def test_the_web_process_starts_without_torch() -> None:
     assert not loaded & {"torch", "transformers", "numpy", "triton", "lmi_kernels", "mpi4py"}
 
 
-def test_the_multi_model_front_starts_without_torch() -> None:
-    assert not _loaded("container.multi_model.front") & {"torch", "transformers", "triton", "mpi4py", "boto3"}
+def test_the_multi_model_router_starts_without_torch() -> None:
+    heavy = {"torch", "transformers", "triton", "mpi4py", "boto3"}
+    assert not _loaded("container.multi_model.router") & heavy
 
 
 def test_the_multi_model_worker_loads_no_libraries_before_gevent_patches_it() -> None:

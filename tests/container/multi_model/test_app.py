@@ -1,4 +1,4 @@
-"""Routes of the front: model selection, forwarding, and status codes of SageMaker's multi-model API."""
+"""The router: model selection, forwarding, and status codes of SageMaker's multi-model API."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def platform(lab: FakeModels, root: Path) -> Iterator[FlaskClient]:
-    """A client of a front with SAGEMAKER_MULTI_MODEL=true."""
+    """A client of a router with SAGEMAKER_MULTI_MODEL=true."""
     manager = lab.manager()
     yield client_of(manager, root)
     manager.close()
@@ -55,7 +55,7 @@ def platform(lab: FakeModels, root: Path) -> Iterator[FlaskClient]:
 
 @pytest.fixture
 def folder(lab: FakeModels) -> Iterator[FlaskClient]:
-    """A client of a front with models a, b and c, and memory for two."""
+    """A client of a router with models a, b and c, and memory for two."""
     manager = lab.manager("a", "b", "c")
     yield client_of(manager)
     manager.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from container.models.model_folders import model_folders
-from container.multi_model.front import child_environment
-from container.multi_model.serve import front_config
+from container.multi_model.router import child_environment
+from container.multi_model.serve import router_config
 from container.run.launch import BadVariable
 from container.run.serve import ServeOptions
 
@@ -52,13 +52,13 @@ def test_an_explicit_model_is_one_model(store: Path) -> None:
     assert model_folders(store / "chat" / "serving.properties", {}) == {}
 
 
-def test_one_model_is_served_without_a_front(store: Path) -> None:
-    assert front_config(options(store / "chat"), {}) is None
-    assert front_config(options(store / "chat"), {"SAGEMAKER_MULTI_MODEL": "false"}) is None
+def test_one_model_is_served_without_a_router(store: Path) -> None:
+    assert router_config(options(store / "chat"), {}) is None
+    assert router_config(options(store / "chat"), {"SAGEMAKER_MULTI_MODEL": "false"}) is None
 
 
 def test_the_sagemaker_variable_overrides_the_folder(store: Path) -> None:
-    config = front_config(options(store), {"SAGEMAKER_MULTI_MODEL": "true"})
+    config = router_config(options(store), {"SAGEMAKER_MULTI_MODEL": "true"})
     assert config is not None
     assert config.folders == {}
     assert config.models_root == "/opt/ml/models"
@@ -67,7 +67,7 @@ def test_the_sagemaker_variable_overrides_the_folder(store: Path) -> None:
 
 
 def test_environment_variables_set_the_limits(store: Path) -> None:
-    config = front_config(
+    config = router_config(
         options(store),
         {
             "LMI_MODELS_MEMORY_MB": "4000",
@@ -80,7 +80,7 @@ def test_environment_variables_set_the_limits(store: Path) -> None:
     assert config.memory_reserved == 100 << 20
     assert config.max_request_size == 6 << 20
     with pytest.raises(BadVariable, match="LMI_MODELS_MEMORY_MB='4 GB'"):
-        front_config(options(store), {"LMI_MODELS_MEMORY_MB": "4 GB"})
+        router_config(options(store), {"LMI_MODELS_MEMORY_MB": "4 GB"})
 
 
 def test_the_server_of_a_model_does_not_inherit_multi_model_mode_or_port() -> None:

@@ -1,4 +1,4 @@
-"""Process of the front: `gunicorn "container.multi_model.front:make_front('/path/front.json')"`."""
+"""The router process: `gunicorn "container.multi_model.router:make_router('/path/router.json')"`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from flask import Flask
 
 from container.multi_model.app import make_app
-from container.multi_model.config import FrontConfig
+from container.multi_model.config import RouterConfig
 from container.multi_model.manager import ModelManager
 from container.multi_model.memory import MemoryAccount, MemoryNeed, Room, predict_need
 from container.multi_model.names import MULTI_MODEL
@@ -21,13 +21,13 @@ _PLATFORM_LOADING_SECONDS = 360.0
 """How long SageMaker waits for a model to load."""
 
 
-def make_front(config_path: str) -> Flask:
+def make_router(config_path: str) -> Flask:
     """Create the application inside the only worker, the parent process of the models' servers.
 
-    config_path: a JSON file written by `FrontConfig.to_json`.
+    config_path: a JSON file written by `RouterConfig.to_json`.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = FrontConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
+    config = RouterConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
     environ = child_environment(launch.environment())
 
     def predict(folder: Path, room: Room) -> MemoryNeed:
