@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.session
 import huggingface_hub
 import pytest
 
@@ -21,6 +24,8 @@ from tests.support.seaweed import Seaweed, credentials
 
 MODEL_BYTES = 20 << 20
 """Size of the small model: three parts of an object, so that reads are parallel."""
+_one_loader = functools.cache(botocore.session.create_loader)
+"""Reads botocore's descriptions of services once, not for every client."""
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +45,11 @@ def test_numbers() -> Iterator[int]:
 
 
 @pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
         for name, value in {**NO_PROXY, "HF_ENDPOINT": server.url}.items():
@@ -48,15 +58,17 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         # A busy machine may pause a server for seconds.
         with monkeypatch.context() as patch:
             patch.setattr(retry, "SILENCE_SECONDS", 60.0)
+            patch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
             patch.setattr(hub_remote, "_SILENCE_SECONDS", 30.0)
             patch.setattr(hub_remote, "_ANSWER_SECONDS", 60.0)
+            patch.setattr(hub_remote, "_WAITS", (0.01, 0.01))
             yield server
     huggingface_hub.close_session()
 
 
 @pytest.fixture
 def s3(
-    seaweed: Seaweed, test_numbers: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seaweed: Seaweed, test_numbers: Iterator[int], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[S3Lab]:
     """An empty prefix, an empty cache, and environment variables that point to them."""
     seaweed.make_bucket(BUCKET)
@@ -67,12 +79,33 @@ def s3(
             monkeypatch.setenv(name, value)
         # A busy machine may pause a server for seconds.
         with monkeypatch.context() as patch:
+            patch.setattr(botocore.session, "create_loader", _one_loader)
             patch.setattr(retry, "SILENCE_SECONDS", 60.0)
+            patch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
             patch.setattr(remote, "_READ_SECONDS", 30.0)
-            yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", tmp_path / "cache")
+            yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", cache)
+
+
+@pytest.fixture(scope="session")
+def stored(seaweed: Seaweed, small_model: Path, tiny_model: Path) -> None:
+    """Upload each model once for all tests that do not change it."""
+    seaweed.upload(small_model, BUCKET, "small/mine/")
+    seaweed.upload(tiny_model, BUCKET, "tiny/mine/")
 
 
 @pytest.fixture
-def impatient(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def s3_small(s3: S3Lab, stored: None) -> S3Lab:
+    """`s3` with the small model as `mine`, which tests must not change."""
+    return dataclasses.replace(s3, root="small/")
+
+
+@pytest.fixture
+def s3_tiny(s3: S3Lab, stored: None) -> S3Lab:
+    """`s3` with the tiny model as `mine`, which tests must not change."""
+    return dataclasses.replace(s3, root="tiny/")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduce the retry limit to three failures in a row."""
     monkeypatch.setattr(retry, "_MAX_FAILURES", 3)

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import io
 import struct
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.faulty_proxy import FaultyProxy
-from tests.support.paths import REPO_ROOT, child_environment
-from tests.support.seaweed import SECRET_KEY, Seaweed, credentials
+from tests.support.seaweed import SECRET_KEY, Seaweed
 
 BUCKET = "models"
 """One bucket for all tests, because the server creates several files for each bucket."""
 NOTE_MARK_BYTES = 32
 """Size of the header of a `.written` note. It is followed by 4 bytes for each part."""
-NEEDED = {"config.json", "tokenizer.json", "model.safetensors", "model.py"}
+WITHOUT_WEIGHTS = {"config.json", "tokenizer.json", "model.py"}
+NEEDED = {*WITHOUT_WEIGHTS, "model.safetensors"}
+"""Files of the small model that serving needs."""
+TINY = {
+    *WITHOUT_WEIGHTS,
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+}
+"""Files of the tiny model that serving needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +53,31 @@ class S3Lab:
     def put(self, key: str, body: bytes) -> None:
         self.seaweed.client().put_object(Bucket=self.bucket, Key=f"{self.root}{key}", Body=body)
 
-    def obtain(self, prefix: str = "mine", *, load_format: str = "auto") -> tuple[Path, str]:
-        """Return (folder, log)."""
+    def obtain(self, prefix: str = "mine", **options: Any) -> tuple[Path, str]:
+        """Obtain a model with these options of `ModelSource`. Return (folder, log)."""
         log = io.StringIO()
-        source = ModelSource(model_id=self.address(prefix), load_format=load_format)
+        source = ModelSource(self.address(prefix), **options)
         return model_files.obtain(source, LogLines(log), self.cache), log.getvalue()
 
-    def refused(self, prefix: str = "mine") -> str:
+    def locate(self, prefix: str = "mine", **options: Any) -> Path | None:
+        return model_files.locate(ModelSource(self.address(prefix), **options), self.cache)
+
+    def refused(self, prefix: str = "mine", **options: Any) -> str:
         """Return the error. It must be one line without secrets, and nothing may be published."""
-        try:
-            folder, _ = self.obtain(prefix)
-        except ModelNotAvailable as error:
-            message = str(error)
-            assert "\n" not in message
-            assert SECRET_KEY not in message
-            assert self.published() == []
-            return message
-        raise AssertionError(f"unexpectedly obtained {folder}")
+        before = self.published()
+        with pytest.raises(ModelNotAvailable) as caught:
+            self.obtain(prefix, **options)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert SECRET_KEY not in message
+        assert self.published() == before
+        return message
 
     def published(self) -> list[str]:
         models = self.cache / "models"
         return sorted(path.name for path in models.glob("*") if not path.name.startswith("."))
 
-    def leftover_processes(self) -> list[str]:
+    def leftover_files(self) -> list[str]:
         """Return the files in the cache that are neither published nor small notes."""
         aside = self.cache / "models" / ".remote"
         files = [path for path in aside.rglob("*") if path.is_file()] if aside.exists() else []
@@ -84,23 +94,6 @@ class S3Lab:
         notes = [note for note in part.rglob("*.written") if note.with_suffix("").exists()]
         counts = [note.read_bytes()[NOTE_MARK_BYTES:] for note in notes]
         return whole + sum(done for count in counts for (done,) in struct.iter_unpack("<I", count))
-
-    def start(
-        self,
-        prefix: str = "mine",
-        environment: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
-    ) -> subprocess.Popen[str]:
-        """Start `lmi prepare` as a separate process with longer timeouts."""
-        extra = {**credentials(self.proxy.url), "LMI_CACHE_DIR": str(self.cache), **(environment or {})}
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.patient_lmi", "prepare", self.address(prefix), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=REPO_ROOT,
-            env=child_environment(extra),
-        )
 
 
 def same(folder: Path, original: Path, names: set[str] = NEEDED) -> bool:

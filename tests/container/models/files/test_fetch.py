@@ -22,9 +22,22 @@ from tests.support.waiting import wait_until
 
 _WEIGHTS = safetensors_bytes(["a"], 10_000)
 _MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": _WEIGHTS}
-
-
+_SHARDS = {
+    "config.json": b"{}",
+    choice.INDEX: b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}',
+    "m1.safetensors": safetensors_bytes(["a"], 10_000),
+    "m2.safetensors": safetensors_bytes(["b"], 10_000),
+}
 _BY_SHA256 = Verification("sha256")
+_DEFINITE_ERRORS = pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModelNotAvailable("damaged"), "damaged"),
+        (OSError(errno.ENOSPC, "No space left"), "the cache {cache} is full"),
+        (OSError(errno.EDQUOT, "Quota exceeded"), "the cache {cache} is full"),
+    ],
+    ids=["damaged", "ENOSPC", "EDQUOT"],
+)
 
 
 @dataclass
@@ -67,11 +80,6 @@ class Obtained(NamedTuple):
 
 
 Obtain = Callable[[ScriptedRemote], Obtained]
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -122,13 +130,6 @@ def test_an_unreachable_remote_without_a_copy_is_an_error(obtain: Obtain, cache:
     assert not cache.exists()
 
 
-def test_an_unreachable_remote_with_a_copy_only_logs_a_note(obtain: Obtain) -> None:
-    folder = obtain(ScriptedRemote()).folder
-    again = obtain(ScriptedRemote(listing_error=RemoteUnreachable("no network")))
-    assert again.folder == folder
-    assert again.log == f"note: no network; using the cached copy of test://model in {folder}\n"
-
-
 @pytest.mark.parametrize("kind", [ModelNotAvailable, AccessRefused])
 def test_a_definite_error_is_raised_even_with_a_copy(kind: type[ModelNotAvailable], obtain: Obtain) -> None:
     obtain(ScriptedRemote())
@@ -158,36 +159,44 @@ def test_an_interrupted_fetch_of_another_version_is_removed(obtain: Obtain, cach
     assert unfinished_fetches(cache) == []
 
 
-def test_a_definite_error_leaves_no_partial_files(obtain: Obtain, cache: Path) -> None:
-    with pytest.raises(ModelNotAvailable, match="damaged"):
-        obtain(ScriptedRemote(break_at={"model.safetensors": ModelNotAvailable("damaged")}))
+@_DEFINITE_ERRORS
+def test_a_definite_error_leaves_no_partial_files(
+    error: Exception, words: str, obtain: Obtain, cache: Path
+) -> None:
+    with pytest.raises(ModelNotAvailable, match=words.format(cache=cache)):
+        obtain(ScriptedRemote(break_at={"model.safetensors": error}))
     assert unfinished_fetches(cache) == []
 
 
-def test_complete_shards_are_kept_when_another_is_damaged(obtain: Obtain, cache: Path) -> None:
-    files = _SHARDS
-    with pytest.raises(ModelNotAvailable, match="damaged"):
-        obtain(ScriptedRemote(files=files, break_at={"m2.safetensors": ModelNotAvailable("damaged")}))
+@_DEFINITE_ERRORS
+def test_a_definite_error_keeps_complete_shards(
+    error: Exception, words: str, obtain: Obtain, cache: Path
+) -> None:
+    with pytest.raises(ModelNotAvailable, match=words.format(cache=cache)):
+        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": error}))
     kept = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
-    assert kept == set(files) - {"m2.safetensors"}
-    remote = ScriptedRemote(files=files)
-    assert contents(obtain(remote).folder) == files
+    assert kept == set(_SHARDS) - {"m2.safetensors"}, "a partial shard was kept, or a complete one was not"
+    remote = ScriptedRemote(files=_SHARDS)
+    assert contents(obtain(remote).folder) == _SHARDS
     assert remote.fetched == ["m2.safetensors"]
 
 
-def test_many_files_share_one_note(obtain: Obtain) -> None:
-    log = obtain(ScriptedRemote()).log
-    notes = [line for line in log.splitlines() if line.startswith("note:")]
-    assert notes == ["note: test://model: 3 files (config.json, ...): verified by sha256"]
+_FILES = "test://model: 3 files (config.json, ...)"
 
 
-def test_unverified_files_are_reported_in_a_warning(obtain: Obtain) -> None:
-    log = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).log
-    warning = (
-        "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; checked only sizes and "
-        "weight headers"
-    )
-    assert warning in log.splitlines()
+@pytest.mark.parametrize(
+    ("verification", "line"),
+    [
+        (_BY_SHA256, f"note: {_FILES}: verified by sha256"),
+        (
+            Verification("", "there is no checksum"),
+            f"warning: {_FILES}: NOT VERIFIED: there is no checksum; checked only sizes and weight headers",
+        ),
+    ],
+)
+def test_many_files_share_one_note_or_warning(verification: Verification, line: str, obtain: Obtain) -> None:
+    log = obtain(ScriptedRemote(verification=verification)).log
+    assert [one for one in log.splitlines() if one.startswith(("note:", "warning:"))] == [line]
 
 
 def test_disk_space_is_checked_before_fetching(
@@ -203,53 +212,23 @@ def test_disk_space_is_checked_before_fetching(
     assert unfinished_fetches(cache) == []
 
 
-_SHARDS = {
-    "config.json": b"{}",
-    choice.INDEX: b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}',
-    "m1.safetensors": safetensors_bytes(["a"], 10_000),
-    "m2.safetensors": safetensors_bytes(["b"], 10_000),
-}
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_an_error_that_keeps_complete_shards(number: int, obtain: Obtain, cache: Path) -> None:
-    with pytest.raises(ModelNotAvailable, match="is full") as caught:
-        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": OSError(number, "No space left")}))
-    assert str(cache) in str(caught.value)
-    kept = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
-    assert kept == set(_SHARDS) - {"m2.safetensors"}, "a partial shard was kept, or a complete one was not"
-    remote = ScriptedRemote(files=_SHARDS)
-    assert contents(obtain(remote).folder) == _SHARDS
-    assert remote.fetched == ["m2.safetensors"]
-
-
-def test_a_full_disk_keeps_complete_gguf_parts_in_a_subfolder(cache: Path) -> None:
+def test_a_full_disk_keeps_only_complete_gguf_parts_in_a_subfolder(cache: Path) -> None:
     parts = [f"Q4_K_M/m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     files = dict.fromkeys(parts, b"GGUF" * 1000)
     selection, view = Selection(gguf=parts[0]), LogLines(io.StringIO())
-    full = ScriptedRemote(files=files, break_at={parts[2]: OSError(errno.ENOSPC, "No space left")})
-    with pytest.raises(ModelNotAvailable, match="complete files are kept"):
-        fetch.obtain(full, cache, view, selection)
+
+    def fail_at(part: str) -> None:
+        full = ScriptedRemote(files=files, break_at={part: OSError(errno.ENOSPC, "No space left")})
+        with pytest.raises(ModelNotAvailable, match="complete files are kept"):
+            fetch.obtain(full, cache, view, selection)
+
+    fail_at(parts[0])
+    assert unfinished_fetches(cache) == []
+    fail_at(parts[2])
     remote = ScriptedRemote(files=files)
     folder = fetch.obtain(remote, cache, view, selection)
     assert remote.fetched == [parts[2]]
     assert {part: (folder / part).read_bytes() for part in parts} == files
-
-
-def test_an_incomplete_gguf_part_in_a_subfolder_is_not_kept(cache: Path) -> None:
-    part = "Q4_K_M/m.gguf"
-    full = ScriptedRemote(
-        files={part: b"GGUF" * 1000}, break_at={part: OSError(errno.ENOSPC, "No space left")}
-    )
-    with pytest.raises(ModelNotAvailable, match="is full"):
-        fetch.obtain(full, cache, LogLines(io.StringIO()), Selection(gguf=part))
-    assert unfinished_fetches(cache) == []
-
-
-def test_a_full_disk_is_freed_if_no_shard_is_complete(obtain: Obtain, cache: Path) -> None:
-    with pytest.raises(ModelNotAvailable, match="is full"):
-        obtain(ScriptedRemote(break_at={"model.safetensors": OSError(errno.ENOSPC, "No space left")}))
-    assert unfinished_fetches(cache) == []
 
 
 def test_a_full_disk_at_flush_is_an_error(
@@ -321,3 +300,44 @@ def test_a_bad_weight_index_is_rejected_before_weights_are_fetched(
         obtain(remote)
     assert words in str(caught.value)
     assert remote.fetched == [choice.INDEX]
+
+
+def verify(remote: ScriptedRemote, cache: Path) -> Obtained:
+    log = io.StringIO()
+    return Obtained(fetch.verify(remote, cache, LogLines(log)), log.getvalue())
+
+
+def test_verification_of_an_intact_copy_does_not_modify_it(obtain: Obtain, cache: Path) -> None:
+    folder = obtain(ScriptedRemote()).folder
+    inode = folder.stat().st_ino
+    remote = ScriptedRemote()
+    again, log = verify(remote, cache)
+    assert again == folder
+    assert folder.stat().st_ino == inode
+    assert remote.fetched == []
+    assert f"{_FILES}: verified by sha256" in log
+
+
+def test_a_damaged_file_of_the_right_size_is_fetched_again(obtain: Obtain, cache: Path) -> None:
+    folder = obtain(ScriptedRemote()).folder
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    remote = ScriptedRemote()
+    again, log = verify(remote, cache)
+    assert again == folder
+    assert contents(folder) == remote.files
+    assert remote.fetched == ["model.safetensors"]
+    assert "sha256 differs" in log
+    assert str(weights) in log
+
+
+def test_a_copy_that_cannot_be_verified_is_reported(obtain: Obtain, cache: Path) -> None:
+    remote = ScriptedRemote(verification=Verification("", "there is no checksum"))
+    obtain(remote)
+    assert "NOT VERIFIED: there is no checksum" in verify(remote, cache).log
+
+
+def test_verification_requires_a_connection(obtain: Obtain, cache: Path) -> None:
+    obtain(ScriptedRemote())
+    with pytest.raises(RemoteUnreachable):
+        verify(ScriptedRemote(listing_error=RemoteUnreachable("no network")), cache)

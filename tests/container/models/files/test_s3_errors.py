@@ -56,12 +56,7 @@ def test_a_missing_bucket_is_an_error(s3: S3Lab) -> None:
     assert "the bucket does not exist" in message
 
 
-def test_an_empty_prefix_is_an_error(s3: S3Lab) -> None:
-    message = s3.refused()
-    assert s3.address() in message
-    assert "no object under this prefix" in message
-
-
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -71,15 +66,15 @@ def test_an_empty_prefix_is_an_error(s3: S3Lab) -> None:
         ({"AWS_PROFILE": "nobody"}, "no usable AWS credentials"),
         ({"AWS_ENDPOINT_URL": "not an address"}, "check AWS_ENDPOINT_URL"),
         ({"AWS_REGION": "no region!"}, "check AWS_REGION"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "S3 at http://127.0.0.1:9 cannot be reached"),
     ],
 )
 def test_bad_environment_variables_are_named(
-    change: dict[str, str], words: str, s3: S3Lab, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, str], words: str, s3_tiny: S3Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s3.upload(tiny_model)
     for name, value in change.items():
         monkeypatch.setenv(name, value)
-    message = s3.refused()
+    message = s3_tiny.refused()
     assert words in message
     assert "another-secret" not in message
 
@@ -96,24 +91,23 @@ def test_bad_environment_variables_are_named(
     ],
 )
 def test_a_definite_error_is_not_retried(
-    where: Matches, status: int, code: str, words: str, s3: S3Lab, tiny_model: Path
+    where: Matches, status: int, code: str, words: str, s3_tiny: S3Lab
 ) -> None:
-    s3.upload(tiny_model)
-    s3.proxy.fault(where, answer(status, code))
-    message = s3.refused()
+    s3_tiny.proxy.fault(where, answer(status, code))
+    message = s3_tiny.refused()
     assert words in message
-    assert s3.address() in message
-    assert s3.leftover_processes() == []
+    assert s3_tiny.address() in message
+    assert s3_tiny.leftover_files() == []
 
 
-@pytest.mark.parametrize(("status", "words"), [(403, "no permission"), (404, "does not exist")])
-def test_a_failed_head_request_names_the_object(status: int, words: str, s3: S3Lab, tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(403, "config.json: no permission"), (404, "config.json: the object does not exist")],
+)
+def test_a_failed_head_request_names_the_object(status: int, words: str, s3_tiny: S3Lab) -> None:
     """The response to HEAD has no body with details."""
-    s3.upload(tiny_model)
-    s3.proxy.fault(head_of("config.json"), answer(status))
-    message = s3.refused()
-    assert f"{s3.address()}/config.json: " in message
-    assert words in message
+    s3_tiny.proxy.fault(head_of("config.json"), answer(status))
+    assert f"{s3_tiny.address()}/{words}" in s3_tiny.refused()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -126,26 +120,18 @@ def test_a_failed_head_request_names_the_object(status: int, words: str, s3: S3L
     ],
 )
 def test_a_transient_error_is_retried_and_then_reported(
-    status: int, code: str, words: str, where: Matches, s3: S3Lab, small_model: Path
+    status: int, code: str, words: str, where: Matches, s3_small: S3Lab
 ) -> None:
-    s3.upload(small_model)
-    s3.proxy.fault(where, answer(status, code))
-    message = s3.refused()
+    s3_small.proxy.fault(where, answer(status, code))
+    message = s3_small.refused()
     assert words in message
-    assert len(s3.proxy.requests) > (1 if where is listing else 2), "it was not retried"
+    assert len(s3_small.proxy.requests) > (1 if where is listing else 2), "it was not retried"
 
 
-def test_the_fetch_recovers_from_transient_errors(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    s3.proxy.fault(everything, answer(500, "InternalError"), times=3)
-    s3.proxy.fault(WEIGHTS, answer(503, "SlowDown"), times=6)
-    assert same(s3.obtain()[0], small_model)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_refused_connection_is_an_error(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert "S3 at http://127.0.0.1:9 cannot be reached" in s3.refused()
+def test_the_fetch_recovers_from_transient_errors(s3_small: S3Lab, small_model: Path) -> None:
+    s3_small.proxy.fault(everything, answer(500, "InternalError"), times=3)
+    s3_small.proxy.fault(WEIGHTS, answer(503, "SlowDown"), times=6)
+    assert same(s3_small.obtain()[0], small_model)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -218,23 +204,21 @@ def test_a_tls_error_inside_a_body_is_retried() -> None:
     assert (bytes(out), ranges) == (content, ["bytes=0-9", "bytes=0-9"])
 
 
-def test_a_corrupted_byte_is_detected(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
-    message = s3.refused()
-    assert f"{s3.address()}/model.safetensors: " in message
+def test_a_corrupted_byte_is_detected(s3_small: S3Lab, small_model: Path) -> None:
+    s3_small.proxy.fault(WEIGHTS, corrupt(9_999_999))
+    message = s3_small.refused()
+    assert f"{s3_small.address()}/model.safetensors: " in message
     assert "CRC32 differs" in message
-    assert s3.leftover_processes() == []
-    s3.proxy.heal()
-    assert same(s3.obtain()[0], small_model)
+    assert s3_small.leftover_files() == []
+    s3_small.proxy.heal()
+    assert same(s3_small.obtain()[0], small_model)
 
 
 @pytest.mark.parametrize("size", [0, 3_000_000])
-def test_an_object_shorter_than_listed_is_an_error(size: int, s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    s3.proxy.fault(WEIGHTS, truncate(size))
-    assert "model.safetensors: the object is shorter than listed" in s3.refused()
-    assert s3.leftover_processes() == []
+def test_an_object_shorter_than_listed_is_an_error(size: int, s3_small: S3Lab) -> None:
+    s3_small.proxy.fault(WEIGHTS, truncate(size))
+    assert "model.safetensors: the object is shorter than listed" in s3_small.refused()
+    assert s3_small.leftover_files() == []
 
 
 def test_an_object_that_changes_while_it_is_read_is_an_error(
@@ -247,21 +231,19 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
     s3.proxy.cut_at([5 << 20, 6 << 20, 7 << 20])
     message = s3.refused()
     assert f"{s3.address()}/model.safetensors: the object changed while it was read" in message
-    assert s3.leftover_processes() == []
+    assert s3.leftover_files() == []
 
 
-def test_a_server_that_ignores_if_match_is_detected(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-
-    def other_etag(asked: object, response: object) -> object:
-        response.headers["ETag"] = '"0123456789abcdef0123456789abcdef"'  # type: ignore[attr-defined]
+def test_a_server_that_ignores_if_match_is_detected(s3_small: S3Lab) -> None:
+    def other_etag(asked: ProxyRequest, response: Answer) -> Answer:
+        response.headers["ETag"] = '"0123456789abcdef0123456789abcdef"'
         return response
 
-    s3.proxy.fault(WEIGHTS, other_etag)  # type: ignore[arg-type]
-    assert "the object changed while it was read" in s3.refused()
+    s3_small.proxy.fault(WEIGHTS, other_etag)
+    assert "the object changed while it was read" in s3_small.refused()
 
 
-@pytest.mark.parametrize("name", ["../x.json", "/x.json", "x\x01.json", f"{'x' * 300}.json"])
+@pytest.mark.parametrize("name", ["../x.json", "/x.json", "x\x01.json"])
 def test_unsafe_keys_are_rejected(name: str, s3: S3Lab, tiny_model: Path) -> None:
     """The real server rejects such keys, but another one may accept them."""
     s3.upload(tiny_model)
@@ -274,8 +256,7 @@ def test_unsafe_keys_are_rejected(name: str, s3: S3Lab, tiny_model: Path) -> Non
 
 
 @pytest.mark.parametrize("where", [listing, head_of("config.json")])
-def test_a_stop_signal_interrupts_a_request(where: Matches, s3: S3Lab, tiny_model: Path) -> None:
-    s3.upload(tiny_model)
+def test_a_stop_signal_interrupts_a_request(where: Matches, s3_tiny: S3Lab) -> None:
     ended = threading.Event()
 
     def stop(asked: ProxyRequest, response: Answer) -> Answer:
@@ -283,9 +264,9 @@ def test_a_stop_signal_interrupts_a_request(where: Matches, s3: S3Lab, tiny_mode
         ended.wait()
         return response
 
-    s3.proxy.fault(where, stop, times=1)
+    s3_tiny.proxy.fault(where, stop, times=1)
     try:
         with StopSignals(), pytest.raises(StopRequested):
-            s3.obtain()
+            s3_tiny.obtain()
     finally:
         ended.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 
 from container.models.files.checksums import ALGORITHMS
-from tests.container.models.files.s3_lab import S3Lab, same
+from tests.container.models.files.s3_lab import WITHOUT_WEIGHTS, S3Lab, same
 from tests.support.faulty_proxy import (
     Answer,
     ProxyRequest,
@@ -44,66 +45,57 @@ def upload_in_uneven_parts(lab: S3Lab, file: Path) -> None:
     client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
 
 
-@pytest.fixture
-def upload_model(s3: S3Lab, small_model: Path) -> Callable[[Upload], None]:
-    def run(upload: Upload) -> None:
-        s3.upload(small_model)
-        upload(s3, small_model / "model.safetensors")
+UPLOADS: dict[str, Upload] = {
+    "boto3": upload_with_boto3,
+    "SHA256": partial(upload_with_boto3, ChecksumAlgorithm="SHA256"),
+    "CRC64NVME": partial(upload_with_boto3, ChecksumAlgorithm="CRC64NVME"),
+    "uneven": upload_in_uneven_parts,
+}
 
-    return run
+
+@pytest.fixture(scope="module")
+def uploaded() -> set[str]:
+    """The names of the uploads that the bucket has already."""
+    return set()
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest, s3: S3Lab, uploaded: set[str], small_model: Path) -> S3Lab:
+    """`s3` with the small model as `mine`, uploaded once in one of the ways of `UPLOADS`."""
+    name = request.param
+    lab = dataclasses.replace(s3, root=f"multipart {name}/")
+    if name not in uploaded:
+        for other in WITHOUT_WEIGHTS:
+            lab.put(f"mine/{other}", (small_model / other).read_bytes())
+        UPLOADS[name](lab, small_model / "model.safetensors")
+        uploaded.add(name)
+    return lab
 
 
 @pytest.mark.parametrize(
-    ("upload", "method", "num_heads"),
+    ("lab", "method", "num_heads"),
     [
         # The sizes of the first and last part give all sizes. Uneven parts need one request each.
-        (upload_with_boto3, "CRC32 by part", 2),
-        (partial(upload_with_boto3, ChecksumAlgorithm="SHA256"), "SHA256 by part", 2),
-        (partial(upload_with_boto3, ChecksumAlgorithm="CRC64NVME"), "CRC64NVME", 0),
-        (upload_in_uneven_parts, "MD5 by part", 2 + 3),
+        ("boto3", "CRC32 by part", 2),
+        ("SHA256", "SHA256 by part", 2),
+        ("CRC64NVME", "CRC64NVME", 0),
+        ("uneven", "MD5 by part", 2 + 3),
     ],
-    ids=["boto3", "SHA256", "CRC64NVME", "uneven"],
+    indirect=["lab"],
 )
 def test_the_object_is_verified_and_the_method_is_reported(
-    upload: Upload,
-    method: str,
-    num_heads: int,
-    s3: S3Lab,
-    small_model: Path,
-    upload_model: Callable[[Upload], None],
+    lab: S3Lab, method: str, num_heads: int, small_model: Path
 ) -> None:
-    upload_model(upload)
-    folder, log = s3.obtain()
+    folder, log = lab.obtain()
     assert same(folder, small_model)
     assert f"model.safetensors: verified by {method}\n" in log
     assert "NOT VERIFIED" not in log
-    assert sum(map(head_of_part, s3.proxy.requests)) == num_heads
+    assert sum(map(head_of_part, lab.proxy.requests)) == num_heads
 
 
-@pytest.mark.parametrize(
-    ("upload", "headers"),
-    [(upload_in_uneven_parts, "x-amz-checksum"), (upload_with_boto3, "x-nothing")],
-    ids=["uneven, by ETag", "boto3, by checksum"],
-)
-def test_a_corrupted_byte_is_detected(
-    upload: Upload, headers: str, s3: S3Lab, small_model: Path, upload_model: Callable[[Upload], None]
-) -> None:
-    upload_model(upload)
-    s3.proxy.fault(everything, without_headers(headers))
-    s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
-    message = s3.refused()
-    assert f"{s3.address()}/model.safetensors: " in message
-    assert "of its 3 parts differs" in message
-    assert s3.leftover_processes() == []
-    s3.proxy.heal()
-    assert same(s3.obtain()[0], small_model)
-
-
-def test_a_damaged_part_with_its_own_checksum_is_named(
-    s3: S3Lab, small_model: Path, upload_model: Callable[[Upload], None]
-) -> None:
+@pytest.mark.parametrize("lab", ["boto3"], indirect=True)
+def test_a_damaged_part_with_its_own_checksum_is_named(lab: S3Lab, small_model: Path) -> None:
     """S3 returns a checksum for HeadObject of a part. SeaweedFS returns only sizes, so the proxy adds it."""
-    upload_model(upload_with_boto3)
     content = (small_model / "model.safetensors").read_bytes()
     crc32 = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "CRC32")
 
@@ -113,17 +105,15 @@ def test_a_damaged_part_with_its_own_checksum_is_named(
         response.headers["x-amz-checksum-crc32"] = base64.b64encode(digest).decode()
         return response
 
-    s3.proxy.fault(head_of_part, add_checksum)
-    s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
-    assert "CRC32 of part 2 of 3 differs" in s3.refused()
+    lab.proxy.fault(head_of_part, add_checksum)
+    lab.proxy.fault(WEIGHTS, corrupt(9_999_999))
+    assert "CRC32 of part 2 of 3 differs" in lab.refused()
 
 
-def test_without_part_sizes_a_warning_says_not_verified(
-    s3: S3Lab, small_model: Path, upload_model: Callable[[Upload], None]
-) -> None:
-    upload_model(upload_with_boto3)
-    s3.proxy.fault(everything, without_headers("x-amz-mp-parts-count"))
-    folder, log = s3.obtain()
+@pytest.mark.parametrize("lab", ["boto3"], indirect=True)
+def test_without_part_sizes_a_warning_says_not_verified(lab: S3Lab, small_model: Path) -> None:
+    lab.proxy.fault(everything, without_headers("x-amz-mp-parts-count"))
+    folder, log = lab.obtain()
     assert same(folder, small_model)
     assert "warning: " in log
     assert "model.safetensors: NOT VERIFIED: S3 has CRC32 of the parts only" in log
