@@ -1,4 +1,4 @@
-"""Models fetched from a local hub with the real huggingface_hub."""
+"""Models fetched from a local hub with the real huggingface_hub, in this process and by `lmi prepare`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable, retry
+from container.models.files import ModelNotAvailable
 from container.models.files.hub import remote
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.hub_server import Fault, HubServer
-from tests.support.model_files import content, model
+from tests.support.model_files import content, model, prepare, start_prepare
+from tests.support.waiting import wait_until
 
 ID = "owner/tiny"
 STORE = "model.safetensors/"
 """Part of a path that only occurs on the storage host."""
+NOWHERE = "http://no-such-host.invalid"
 
 
 @pytest.fixture
@@ -31,36 +33,28 @@ Obtain = Callable[..., Path]
 
 
 @pytest.fixture
-def obtain(hub: HubServer, tmp_path: Path, log: io.StringIO) -> Obtain:
+def obtain(hub: HubServer, tmp_path: Path, cache: Path, log: io.StringIO) -> Obtain:
     """Obtain a model into the cache of the test."""
 
     def run(model_id: str = ID, revision: str | None = None, with_code: bool = False) -> Path:
         source = ModelSource(model_id, str(tmp_path), revision, with_code)
-        return model_files.obtain(source, LogLines(log), tmp_path / "cache")
+        return model_files.obtain(source, LogLines(log), cache)
 
     return run
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduce the retry limit to three failures in a row."""
-    monkeypatch.setattr(retry, "_MAX_FAILURES", 3)
 
 
 def complete_models(cache: Path) -> list[Path]:
     return [path for path in (cache / "models").glob("*") if not path.name.startswith(".")]
 
 
-def test_only_the_files_needed_for_serving_are_fetched(
-    hub: HubServer, obtain: Obtain, tmp_path: Path
-) -> None:
+def test_only_the_files_needed_for_serving_are_fetched(hub: HubServer, obtain: Obtain, cache: Path) -> None:
     files = model()
     others = {"README.md": b"read", "pytorch_model.bin": b"pickle", "onnx/model.onnx": b"o"}
     hub.commit(ID, {**files, **others})
     folder = obtain()
     assert content(folder) == files
-    assert model_files.locate(ModelSource(ID), tmp_path / "cache") == folder
-    assert complete_models(tmp_path / "cache") == [folder]
+    assert model_files.locate(ModelSource(ID), cache) == folder
+    assert complete_models(cache) == [folder]
 
 
 def test_remote_code_needs_no_other_copy_of_the_model(hub: HubServer, obtain: Obtain) -> None:
@@ -111,14 +105,47 @@ def test_a_cached_commit_needs_no_connection(hub: HubServer, obtain: Obtain) -> 
     assert len(hub.seen) == num_requests
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        (NOWHERE, f"cannot resolve the host name of {NOWHERE}; "),
+        ("http://127.0.0.1:1", "cannot connect to http://127.0.0.1:1 "),
+        ("", "did not respond in time; "),
+    ],
+)
+def test_without_a_hub_the_cached_copy_is_used_with_a_note(
+    endpoint: str,
+    words: str,
+    hub: HubServer,
+    obtain: Obtain,
+    log: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub.commit(ID, model())
+    folder = obtain()
+    monkeypatch.setenv("HF_ENDPOINT", endpoint or hub.url)
+    monkeypatch.setattr(remote, "_ANSWER_SECONDS", 1.0 if endpoint == "" else 60.0)
+    hub.break_next(Fault("/api/", times=9, before=lambda: hub.closing.wait(30)))
+    assert obtain() == folder
+    *_, note = log.getvalue().splitlines()
+    assert words in note
+    assert note.endswith(f"; using the cached copy of {ID}@main in {folder}")
+
+
+def test_an_endpoint_that_is_not_an_address_is_named(obtain: Obtain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:x")
+    with pytest.raises(ModelNotAvailable, match=r"HF_ENDPOINT=http://127\.0\.0\.1:x is not an address"):
+        obtain()
+
+
 def test_an_interrupted_file_is_resumed(hub: HubServer, obtain: Obtain) -> None:
-    files = model(size_bytes=4 << 20)
+    files = model()
     hub.commit(ID, files)
     draw = random.Random(0)
-    for _ in range(20):
+    for _ in range(5):
         hub.break_next(Fault(STORE, cut_after=draw.randrange(200_000)))
     assert content(obtain()) == files
-    assert len(hub.paths(STORE)) == 21
+    assert len(hub.paths(STORE)) == 6
     assert hub.body_bytes <= 1.01 * sum(map(len, files.values()))
 
 
@@ -132,7 +159,7 @@ def test_a_host_without_range_support_is_read_from_the_beginning(hub: HubServer,
 def test_a_stalled_connection_is_replaced(
     hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(remote, "_SILENCE_SECONDS", 1.0)
     hub.commit(ID, model())
     hub.break_next(Fault(STORE, stall_after=300_000))
     assert content(obtain()) == model()
@@ -177,8 +204,6 @@ def test_the_token_is_sent_to_the_hub_but_not_to_its_storage_host(
     hub.token = "hf_secret"
     hub.commit(ID, model())
     hub.repositories[ID].private = True
-    with pytest.raises(ModelNotAvailable, match="private and a client without HF_TOKEN"):
-        obtain()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert content(obtain()) == model()
     stored = [seen for seen in hub.seen if STORE in seen.path]
@@ -186,57 +211,56 @@ def test_the_token_is_sent_to_the_hub_but_not_to_its_storage_host(
     assert not any("authorization" in seen.headers for seen in stored)
 
 
-def _gated(hub: HubServer) -> None:
-    hub.repositories[ID].gated = True
-
-
-def _private(hub: HubServer) -> None:
-    hub.repositories[ID].private = True
-
-
-def _with_fault(fault: Fault) -> Callable[[HubServer], None]:
-    return lambda hub: hub.break_next(fault)
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("fail", "words"),
+    ("fault", "words"),
     [
-        (lambda hub: hub.repositories.clear(), ["no model 'owner/tiny'", "the folder", "either"]),
-        (_private, ["no model 'owner/tiny', or it is private"]),
-        (_gated, ["owner/tiny is gated", "request access at", "set HF_TOKEN"]),
-        (_with_fault(Fault("/api/", status=403)), ["denied access to a client without HF_TOKEN (403)"]),
-        (_with_fault(Fault("config.json", status=404)), ["config.json: the hub lists this file but"]),
-        (_with_fault(Fault("/api/", status=418)), ["status 418"]),
-        (
-            _with_fault(Fault("/api/", times=9, status=429, headers={"Retry-After": "77"})),
-            ["429", "retry after 77 s"],
-        ),
-        (_with_fault(Fault("/api/", times=9, status=500)), ["status 500"]),
-        (_with_fault(Fault("/api/", body=b"<html>")), ["did not respond like a model hub"]),
-        (_with_fault(Fault("/api/", body=b'["a"]')), ["did not respond like a model hub"]),
-        (_with_fault(Fault("/api/", body=b'{"id": "owner/tiny"}')), ["did not respond like a model hub"]),
-        (
-            _with_fault(Fault("/api/", body=b'{"id": "a", "siblings": [{}], "sha": "1"}')),
-            ["did not respond like"],
-        ),
-        (_with_fault(Fault(STORE, corrupt=True)), ["model.safetensors is damaged", "sha256"]),
-        (_with_fault(Fault("resolve", corrupt=True)), ["config.json is damaged", "git blob id"]),
-        (_with_fault(Fault(STORE, body=b"short")), ["model.safetensors has 5 bytes"]),
-        (_with_fault(Fault("resolve", times=99, cut_after=0)), ["config.json: lost the connection to"]),
+        (Fault("/api/", status=403), "denied access to a client without HF_TOKEN (403)"),
+        (Fault("config.json", status=404), "config.json: the hub lists this file but"),
+        (Fault("/api/", status=418), "status 418"),
+        (Fault("/api/", times=9, status=429, headers={"Retry-After": "77"}), "429); retry after 77 s"),
+        (Fault("/api/", times=9, status=500), "status 500"),
+        (Fault("/api/", body=b"<html>"), "did not respond like a model hub"),
+        (Fault("/api/", body=b'["a"]'), "did not respond like a model hub"),
+        (Fault("/api/", body=b'{"id": "owner/tiny"}'), "did not respond like a model hub"),
+        (Fault("/api/", body=b'{"id": "a", "siblings": [{}], "sha": "1"}'), "did not respond like"),
+        (Fault(STORE, corrupt=True), "model.safetensors is damaged: sha256 is"),
+        (Fault("resolve", corrupt=True), "config.json is damaged: git blob id is"),
+        (Fault(STORE, body=b"short"), "model.safetensors has 5 bytes"),
+        (Fault("resolve", times=99, cut_after=0), "config.json: lost the connection to"),
     ],
 )
 def test_a_failed_fetch_is_a_one_line_error_and_publishes_nothing(
-    fail: Callable[[HubServer], None], words: list[str], hub: HubServer, obtain: Obtain, tmp_path: Path
+    fault: Fault, words: str, hub: HubServer, obtain: Obtain, cache: Path
 ) -> None:
     hub.commit(ID, model())
-    fail(hub)
+    hub.break_next(fault)
     with pytest.raises(ModelNotAvailable) as caught:
         obtain()
-    text = str(caught.value)
-    assert "\n" not in text
-    assert [word for word in words if word not in text] == [], text
-    assert complete_models(tmp_path / "cache") == []
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert complete_models(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "token", "words"),
+    [
+        ("missing", "", r"no model 'owner/tiny', or it is private and a client .*; the folder .* either"),
+        ("private", "", "no model 'owner/tiny', or it is private and a client without HF_TOKEN"),
+        ("gated", "", "is gated, and a client without HF_TOKEN .*; request access at .*, then set HF_TOKEN"),
+        ("gated", "hf_any", "is gated, and the account of HF_TOKEN has no access"),
+    ],
+)
+def test_a_model_without_access_is_reported(
+    state: str, token: str, words: str, hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if state != "missing":
+        hub.commit(ID, model())
+        setattr(hub.repositories[ID], state, True)
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ModelNotAvailable, match=words) as caught:
+        obtain()
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_revision_is_named(hub: HubServer, obtain: Obtain) -> None:
@@ -256,16 +280,6 @@ def test_a_rejected_token_is_reported_but_not_shown(
     assert "hf_wrong" not in str(caught.value) + log.getvalue()
 
 
-def test_a_gated_model_reports_that_the_token_has_no_access(
-    hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.commit(ID, model())
-    hub.repositories[ID].gated = True
-    monkeypatch.setenv("HF_TOKEN", "hf_any")
-    with pytest.raises(ModelNotAvailable, match="gated, and the account of HF_TOKEN has no access"):
-        obtain()
-
-
 @pytest.mark.usefixtures("impatient")
 def test_a_storage_host_that_is_down_is_named(hub: HubServer, obtain: Obtain) -> None:
     hub.commit(ID, model())
@@ -281,3 +295,62 @@ def test_another_revision_of_the_bundled_model_comes_from_the_hub(
     hub.commit(bundled, model(), branch="other")
     assert content(obtain(bundled, "other")) == model()
     assert "the bundled model has no other revisions" in log.getvalue()
+
+
+@pytest.fixture
+def files(hub: HubServer) -> dict[str, bytes]:
+    """The files of the model in the hub."""
+    files = model(size_bytes=4 << 20)
+    hub.commit(ID, files)
+    return files
+
+
+def test_concurrent_processes_download_once_and_write_only_into_the_cache(
+    hub: HubServer, files: dict[str, bytes], cache: Path
+) -> None:
+    running = [start_prepare(ID, cache, hub.url, patient=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=600) for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    (out,) = {out for out, _ in outputs}
+    assert content(Path(out.splitlines()[-1])) == files
+    assert hub.body_bytes == sum(map(len, files.values()))
+    assert [path.name for path in cache.parent.iterdir()] == ["cache"]
+    assert [path for path in hub.paths() if ID not in path] == []
+    assert not any("torch" in seen.headers["user-agent"] for seen in hub.seen)
+
+    offline = prepare(ID, cache, NOWHERE, HF_HUB_OFFLINE="1")
+    assert (offline.returncode, offline.stdout) == (0, out)
+    assert "(HF_HUB_OFFLINE is set); using the cached copy" in offline.stderr
+
+
+def test_a_killed_fetch_is_never_served_and_the_next_one_resumes(
+    hub: HubServer, files: dict[str, bytes], obtain: Obtain, cache: Path
+) -> None:
+    hub.break_next(Fault(STORE, stall_after=3 << 20))
+    process = start_prepare(ID, cache, hub.url, patient=True)
+
+    def written() -> int:
+        return max((path.stat().st_size for path in cache.rglob("*.safetensors")), default=0)
+
+    wait_until(lambda: written() >= 2.9 * (1 << 20))
+    process.kill()
+    process.communicate()
+    assert complete_models(cache) == []
+    assert content(obtain()) == files
+    assert hub.body_bytes < 1.1 * (4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_HUB_ETAG_TIMEOUT": "soon"}, "HF_... environment variable has an invalid value"),
+    ],
+    ids=["offline", "invalid"],
+)
+def test_without_a_copy_the_error_is_one_line(environment: dict[str, str], words: str, cache: Path) -> None:
+    result = prepare(ID, cache, NOWHERE, **environment)
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
