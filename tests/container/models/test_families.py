@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import warnings
@@ -27,23 +28,11 @@ CHAT = [
     {"role": "assistant", "content": " naïve 😀 "},
     {"role": "user", "content": "<s>[INST] 3.14 <|im_end|>\n\n"},
 ]
-WITH_TEMPLATE = (
-    "llama2",
-    "llama3",
-    "mistral",
-    "mistral_v3",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "phi3",
-    "phi4",
-    "llama2_pieces",
-    "gemma_pieces",
-)
 
 
 @dataclass(frozen=True)
 class Family:
+    folder: Path
     text: TextModel
     theirs: Any
     """The tokenizer of transformers."""
@@ -75,7 +64,7 @@ def make_family(name: str, folders: Path) -> Family:
             tokenizer = folders / f"{name} converted"
             tokenizer.mkdir(exist_ok=True)
             convert_tokenizer(model, tokenizer)
-        return Family(TextModel.from_folder(model, tokenizer), AutoTokenizer.from_pretrained(model))
+        return Family(model, TextModel.from_folder(model, tokenizer), AutoTokenizer.from_pretrained(model))
 
 
 def test_ids_equal_transformers(family: Family) -> None:
@@ -107,26 +96,19 @@ def test_streamed_text_equals_transformers(family: Family, skip_special_tokens: 
         assert stream(family.text, ids, skip_special_tokens) == whole
 
 
-@pytest.mark.parametrize("name", WITH_TEMPLATE)
-def test_chat_templates_equal_transformers(name: str, folders: Path) -> None:
+def test_chat_templates_equal_transformers(family: Family) -> None:
     """Compare the rendered text and its ids. BOS appears once, whether the template or the tokenizer adds it."""
-    family = make_family(name, folders)
-    assert family.text.chat_template is not None
+    file = family.folder / "chat_template.json"  # as of Gemma 3; transformers reads it for processors only
+    source = json.loads(file.read_text())["chat_template"] if file.exists() else None
+    assert (family.text.chat_template is None) == ((source or family.theirs.chat_template) is None)
+    if family.text.chat_template is None:
+        return
     rendered = family.text.chat_template.render(CHAT, 10_000)
-    assert rendered == family.theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    ids = family.text.encode(rendered, add_special_tokens=False)
-    theirs = family.theirs.apply_chat_template(CHAT, return_dict=False, add_generation_prompt=True)
-    assert list(ids) == theirs
-
-
-def test_the_chat_template_of_gemma3_is_read_from_chat_template_json(folders: Path) -> None:
-    family = make_family("gemma3", folders)
-    assert family.text.chat_template is not None
-    source = json.loads((folders / "gemma3" / "chat_template.json").read_text())["chat_template"]
-    expected = family.theirs.apply_chat_template(
-        CHAT, chat_template=source, tokenize=False, add_generation_prompt=True
+    theirs = functools.partial(
+        family.theirs.apply_chat_template, CHAT, chat_template=source, add_generation_prompt=True
     )
-    assert family.text.chat_template.render(CHAT, 10_000) == expected
+    assert rendered == theirs(tokenize=False)
+    assert list(family.text.encode(rendered, add_special_tokens=False)) == theirs(return_dict=False)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from container.run.launch import environment
 from lmi_server.text.tokenizer import TextModel
 from tests.support.model_files import content
 from tests.support.paths import child_environment
-from tests.support.tokenizers import save_gpt2
+from tests.support.tokenizers import save_gpt2, save_sentencepiece
 
 TEXTS = [
     "",
@@ -33,19 +33,23 @@ TEXTS = [
     "def f(x):\n\treturn x\n\n\n",
     "1234567890 3.14",
     "<|endoftext|>hello<|endoftext|>",
-    "a\x00b\u200d\ufeffc",
+    "ab\u200d\ufeffc",
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_gpt2(folder)
+def write(folder: Path, **files: str) -> Path:
+    """Write these files with the suffix `.json`."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / f"{name}.json").write_text(text)
     return folder
 
 
 def obtain(model: Path, cache: Path, log: io.StringIO | None = None) -> Path:
-    """Convert with torch blocked, because importing it would take most of the time."""
+    """Convert with torch blocked, because importing it would take most of the time.
+
+    The converting process finds the packages in `cache` first.
+    """
     cache.mkdir(exist_ok=True)
     (cache / "torch.py").write_text("raise AssertionError('torch is imported')")
     env = child_environment()
@@ -53,65 +57,50 @@ def obtain(model: Path, cache: Path, log: io.StringIO | None = None) -> Path:
     return tokenizer_files.obtain(model, cache, env, LogLines(log or io.StringIO()))
 
 
-@pytest.fixture(scope="module")
-def converted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before = content(model)
-    yield obtain(model, tmp_path_factory.mktemp("cache"))
-    assert content(model) == before
-
-
-def compare(model: Path, converted: Path) -> None:
-    """Compare ids with those of transformers, with and without special tokens."""
+@pytest.mark.parametrize(
+    "save", [save_gpt2, functools.partial(save_sentencepiece, kind="bpe")], ids=["gpt2", "sentencepiece"]
+)
+def test_ids_equal_transformers(save: Callable[[Path], object], tmp_path: Path) -> None:
+    """With and without special tokens."""
     from transformers import AutoTokenizer
 
+    model = tmp_path / "model"
+    save(model)
+    before = content(model)
+    converted = obtain(model, tmp_path / "cache")
+    assert content(model) == before
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of transformers
         theirs = AutoTokenizer.from_pretrained(model)
     text_model = TextModel.from_folder(model, converted)
     for text in TEXTS:
-        text = text.replace("\x00", "")
         assert list(text_model.encode(text)) == theirs(text).input_ids
         ids = theirs(text, add_special_tokens=False).input_ids
         assert list(text_model.encode(text, add_special_tokens=False)) == ids
 
 
-def test_ids_equal_transformers(model: Path, converted: Path) -> None:
-    compare(model, converted)
-
-
-@pytest.mark.parametrize("kind", ["bpe", pytest.param("unigram", marks=pytest.mark.long)])
-def test_ids_of_sentencepiece_models_equal_transformers(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("sentencepiece", reason="needs sentencepiece")
-    pytest.importorskip("google.protobuf", reason="needs protobuf")
-    from tests.support.tokenizers import save_sentencepiece  # imports sentencepiece
-
-    save_sentencepiece(tmp_path / "model", kind)
-    compare(tmp_path / "model", obtain(tmp_path / "model", tmp_path / "cache"))
-
-
 def test_a_tokenizer_is_converted_once_and_again_when_a_file_changes(
-    model: Path, converted: Path, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed, log, cache, first = tmp_path / "model", io.StringIO(), converted.parents[1], converted
-    shutil.copytree(model, changed)
-    assert obtain(changed, cache, log) == first
-    assert "converting the tokenizer" not in log.getvalue()
-    config = json.loads((changed / "tokenizer_config.json").read_text())
-    (changed / "tokenizer_config.json").write_text(json.dumps({**config, "add_prefix_space": True}))
-    second = obtain(changed, cache, log)
-    assert second != first
-    assert log.getvalue().count("converting the tokenizer") == 1
-    assert TextModel.from_folder(changed, second).encode("hello") == TextModel.from_folder(
-        changed, first
-    ).encode(" hello")
+    def convert(model: Path, part: Path, environ: object) -> None:
+        converted.append(model)
+        (part / "tokenizer.json").write_text("{}")
+
+    monkeypatch.setattr(tokenizer_files, "_convert", convert)
+    converted: list[Path] = []
+    files, log = {"vocab": "{}", "tokenizer_config": "{}"}, io.StringIO()
+    models = [write(tmp_path / name, **files) for name in ("first", "copy")]
+    models.append(write(tmp_path / "other", **files | {"tokenizer_config": '{"add_prefix_space": true}'}))
+    for model in models:
+        (model / "merges.txt").write_text("")
+    first, copy, other = (obtain(model, tmp_path / "cache", log) for model in models)
+    assert first == copy != other
+    assert converted == [models[0], models[2]]
+    assert log.getvalue().count("converting the tokenizer") == 2
 
 
-def test_with_a_tokenizer_json_nothing_is_converted_or_imported(
-    model: Path, converted: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
+def test_with_a_tokenizer_json_nothing_is_converted_or_imported(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", tokenizer="{}")
     assert obtain(folder, tmp_path / "cache") == folder
     assert not (tmp_path / "cache" / "tokenizers").exists()
     slow_imports = {"torch", "transformers", "tokenizers"}
@@ -124,8 +113,6 @@ def test_with_a_tokenizer_json_nothing_is_converted_or_imported(
 
 def test_a_gpt2_tokenizer_keeps_the_pre_tokenizer_of_its_tokenizer_json(tmp_path: Path) -> None:
     """As in SmolLM2. GPT-2's pre-tokenizer would split the two newlines before a digit."""
-    model = tmp_path / "model"
-    model.mkdir()
     newline = "Ċ"
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), newline * 2]
     numbered = {text: number for number, text in enumerate(vocabulary)}
@@ -134,9 +121,12 @@ def test_a_gpt2_tokenizer_keeps_the_pre_tokenizer_of_its_tokenizer_json(tmp_path
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(model / "tokenizer.json"))
-    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    (model / "config.json").write_text('{"model_type": "llama"}')
+    model = write(
+        tmp_path / "model",
+        tokenizer=tokenizer.to_str(),
+        tokenizer_config='{"tokenizer_class": "GPT2Tokenizer"}',
+        config='{"model_type": "llama"}',
+    )
     text = TextModel.from_folder(model, obtain(model, tmp_path / "cache"))
     expected = [numbered[letter] for letter in ("a", newline * 2, "1")]
     assert tokenizer.encode("a\n\n1").ids == expected
@@ -162,11 +152,8 @@ def test_a_tokenizer_json_is_converted_if_its_class_would_build_another(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "tokenizer.json").write_text("{}")
-    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    (model / "config.json").write_text(json.dumps(config))
+    files = {"tokenizer_config": json.dumps(tokenizer_config), "config": json.dumps(config)}
+    model = write(tmp_path / "model", tokenizer="{}", **files)
     monkeypatch.setattr(tokenizer_files, "_convert", lambda model, part, environ: None)
     assert (obtain(model, tmp_path / "cache") == model) == unchanged
 
@@ -177,52 +164,48 @@ def test_a_tokenizer_json_that_cannot_be_converted_is_used_unconverted(
     def fails(model: Path, part: Path, environ: object) -> None:
         raise ModelNotAvailable("it cannot be converted")
 
-    model, log = tmp_path / "model", io.StringIO()
-    model.mkdir()
-    (model / "tokenizer.json").write_text("{}")
-    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    log, tokenizer_config = io.StringIO(), '{"tokenizer_class": "LlamaTokenizer"}'
+    model = write(tmp_path / "model", tokenizer="{}", tokenizer_config=tokenizer_config)
     monkeypatch.setattr(tokenizer_files, "_convert", fails)
     assert obtain(model, tmp_path / "cache", log) == model
     assert "note: it cannot be converted; using tokenizer.json unconverted" in log.getvalue()
 
 
+@pytest.mark.parametrize("file", ["README.md", "vocab.json"])
+def test_a_model_without_a_tokenizer_is_refused(file: str, tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config='{"model_type": "llama"}')
+    (model / file).write_text("{}")
+    with pytest.raises(ModelNotAvailable, match=r"has no tokenizer; expected tokenizer\.json, "):
+        obtain(model, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("package", "error", "words"),
     [
-        ({}, "has no tokenizer; expected tokenizer.json, "),
-        ({"vocab.json": "{}"}, "has no tokenizer; expected tokenizer.json, "),
-        ({"tokenizer.model": "no model"}, "(tokenizer.model) cannot be converted"),
+        ("google", "ModuleNotFoundError(__name__)", "packages .*; run pip install sentencepiece protobuf;"),
+        ("transformers", r"ValueError('not\na model')", "not a model; put a tokenizer.json into"),
     ],
 )
 def test_a_failed_conversion_is_a_one_line_error_and_leaves_no_files(
-    files: dict[str, str], words: str, tmp_path: Path
+    package: str, error: str, words: str, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for name, text in {"config.json": '{"model_type": "llama"}', **files}.items():
-        (model / name).write_text(text)
-    with pytest.raises(ModelNotAvailable) as caught:
-        obtain(model, tmp_path / "cache")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert list((tmp_path / "cache").glob("tokenizers/[!.]*")) == []
-    assert list((tmp_path / "cache").glob("tokenizers/.*.part-*")) == []
-
-
-def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    for name in ("sentencepiece", "google"):
-        (tmp_path / "hidden" / name).mkdir(parents=True)
-        (tmp_path / "hidden" / name / "__init__.py").write_text("raise ModuleNotFoundError(__name__)")
-    model = tmp_path / "model"
-    model.mkdir()
+    cache = tmp_path / "cache"
+    (cache / package).mkdir(parents=True)
+    (cache / package / "__init__.py").write_text(f"raise {error}")
+    model = write(tmp_path / "model")
     (model / "tokenizer.model").write_bytes(b"pieces")
-    env = child_environment()
-    env["PYTHONPATH"] = f"{tmp_path / 'hidden'}:{env['PYTHONPATH']}"
-    with pytest.raises(ModelNotAvailable, match="pip install sentencepiece protobuf"):
-        tokenizer_files.obtain(model, tmp_path / "cache", env, LogLines(io.StringIO()))
+    with pytest.raises(
+        ModelNotAvailable, match=rf"\(tokenizer.model\) cannot be converted: .*{words}"
+    ) as caught:
+        obtain(model, cache)
+    assert "\n" not in str(caught.value)
+    assert list(cache.glob("tokenizers/[!.]*")) == []
+    assert list(cache.glob("tokenizers/.*.part-*")) == []
 
 
-def test_a_cache_that_cannot_be_written_is_an_error(model: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    model = write(tmp_path / "model")
+    (model / "tokenizer.model").write_bytes(b"pieces")
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelNotAvailable, match="set LMI_CACHE_DIR to another folder"):
         tokenizer_files.obtain(model, tmp_path / "cache", environment(), LogLines(io.StringIO()))
