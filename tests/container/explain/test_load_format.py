@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
 from engines.config import MpiEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
-from tests.container.explain.predictions import CPU_MACHINE as CPU
+from tests.container.explain.questions import CPU_MACHINE as CPU
 from tests.container.explain.questions import GIB
 from tests.support.paths import REPO_ROOT
 
@@ -63,13 +62,3 @@ def test_check_reports_random_weights_and_a_byte_level_tokenizer() -> None:
     assert text.splitlines()[-1] == "can serve here: yes"
     assert "the weights are random, so responses are meaningless" in text
     assert "has no tokenizer; using a byte-level tokenizer" in text
-
-
-def test_check_refuses_a_vocabulary_too_small_for_a_byte_level_tokenizer(tmp_path: Path) -> None:
-    config = (EXAMPLE / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace("32000", "200"))
-    (tmp_path / "serving.properties").write_text("option.load_format=dummy\n")
-    assert (
-        "a byte-level one cannot be created: vocab_size is 200"
-        in check(tmp_path, {}, CPU).render().splitlines()[-1]
-    )

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import random
 import string
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from container.explain.check import check
 from lmi_server.properties.options import by_name
-from tests.container.explain.predictions import CPU_MACHINE, LLAMA_3_8B
+from tests.container.explain.questions import CPU_MACHINE, LLAMA_3_8B, make_model
+from tests.support.paths import REPO_ROOT
 
-ROOT = Path(__file__).parents[3]
-NUM_TYPOS = 200
-NUM_VALID = 60
 SMALL = LLAMA_3_8B | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}
 VALID_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "MPI": {
@@ -56,29 +51,25 @@ def mistype(key: str, rng: random.Random) -> str:
     )
 
 
-def typos() -> Iterator[tuple[str, str]]:
-    """Yield (key, typo) with a fixed seed, without typos that are keys themselves."""
-    known, rng = by_name(), random.Random(7)
-    names = sorted(known)
-    while True:
-        key = rng.choice(names)
-        if (typo := mistype(key, rng)) not in known:
-            yield key, typo
+def suggestion(typo: str, folder: Path) -> str:
+    """Return the key that `check` suggests for a mistyped one."""
+    (folder / "serving.properties").write_text(f"{typo}=1\n")
+    report = check(folder, {}, CPU_MACHINE, lambda source: None)
+    assert report.exit_code == 1
+    _, _, hint = report.problems[0].rpartition("did you mean ")
+    return hint.removesuffix("?")
 
 
 def test_nearly_every_typo_gets_the_right_suggestion(tmp_path: Path) -> None:
-    known, wrong = by_name(), []
-    keys_by_typo = dict(reversed(pair) for pair in itertools.islice(typos(), NUM_TYPOS + 20))
-    pairs = list(keys_by_typo.items())[:NUM_TYPOS]
-    assert len(pairs) == NUM_TYPOS
-    for typo, key in pairs:
-        (tmp_path / "serving.properties").write_text(f"{typo}=1\n")
-        report = check(tmp_path, {}, CPU_MACHINE, lambda source: None)
-        assert report.exit_code == 1
-        _, _, hint = report.problems[0].rpartition("did you mean ")
-        if known.get(hint.removesuffix("?")) is not known[key]:
-            wrong.append((key, typo, hint))
-    assert len(wrong) <= 0.05 * NUM_TYPOS, wrong
+    known, rng, wrong = by_name(), random.Random(7), []
+    keys_by_typo = {mistype(key, rng): key for key in rng.sample(sorted(known), 120)}
+    typos = keys_by_typo.keys() - known.keys()
+    assert len(typos) >= 100
+    for typo in sorted(typos):
+        hint = suggestion(typo, tmp_path)
+        if known.get(hint) is not known[keys_by_typo[typo]]:
+            wrong.append((keys_by_typo[typo], typo, hint))
+    assert len(wrong) <= 0.05 * len(typos), wrong
 
 
 @pytest.mark.parametrize(
@@ -94,37 +85,23 @@ def test_nearly_every_typo_gets_the_right_suggestion(tmp_path: Path) -> None:
     ],
 )
 def test_a_typo_in_the_prefix_gets_the_right_suggestion(typo: str, key: str, tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text(f"{typo}=1\n")
-    report = check(tmp_path, {}, CPU_MACHINE, lambda source: None)
-    assert report.problems[0].endswith(f"did you mean {key}?")
+    assert suggestion(typo, tmp_path) == key
 
 
-def valid_files() -> Iterator[str]:
-    rng = random.Random(11)
-    for number in itertools.count():
+def test_valid_files_have_no_problems_and_warnings(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", SMALL)
+    (model / "tokenizer.json").write_text("{}")
+
+    def require_valid(file: Path) -> None:
+        report = check(file.parent, {}, CPU_MACHINE, lambda source: model)
+        assert (report.exit_code, report.problems, report.warnings) == (0, (), ()), file.read_text()
+
+    for example in REPO_ROOT.glob("properties_examples/*/serving.properties"):
+        require_valid(example)
+    file, rng = tmp_path / "serving.properties", random.Random(11)
+    for number in range(48):
         engine = ("MPI", "Python")[number % 3 == 2]
         keys = rng.sample(sorted(VALID_VALUES[engine]), rng.randint(2, 6))
         lines = [f"{key}={rng.choice(VALID_VALUES[engine][key])}" for key in keys]
-        yield "\n".join([f"engine={engine}", *lines, ""])
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a config.json and an empty safetensors file."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(SMALL))
-    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
-
-
-def test_valid_files_have_no_problems_and_warnings(tmp_path: Path, model: Path) -> None:
-    folders = [path.parent for path in sorted(ROOT.glob("properties_examples/*/serving.properties"))]
-    for number, text in enumerate(itertools.islice(valid_files(), NUM_VALID - len(folders))):
-        folders.append(tmp_path / str(number))
-        folders[-1].mkdir()
-        (folders[-1] / "serving.properties").write_text(text)
-    for folder in folders:
-        report = check(folder, {}, CPU_MACHINE, lambda source: model)
-        text = (folder / "serving.properties").read_text()
-        assert (report.exit_code, report.problems, report.warnings) == (0, (), ()), text
+        file.write_text("\n".join([f"engine={engine}", *lines, ""]))
+        require_valid(file)

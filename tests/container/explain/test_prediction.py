@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from container.explain.target import device_target, instance_target, this_machine
+from container.explain.target import instance_target, this_machine
 from container.machine import Machine
 from engines.models.gguf_index import GgufIndex
-from tests.container.explain.predictions import (
+from tests.container.explain.questions import (
     FALCON_40B,
+    GIB,
     LLAMA_3_8B,
     MISTRAL_7B,
     MIXTRAL,
     check_model,
     predict,
 )
-from tests.container.explain.questions import GIB
+
+STABLE_LM = LLAMA_3_8B | {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
+LONG = MISTRAL_7B | {"max_position_embeddings": 131072}
+SMALL = LLAMA_3_8B | {"num_hidden_layers": 2, "max_position_embeddings": 2048}
 
 
-@pytest.mark.parametrize(("dtype", "gigabytes"), [("fp16", 80), ("fp32", 160)])
-def test_falcon_40b_takes_80_gb_in_fp16_and_160_in_fp32(tmp_path: Path, dtype: str, gigabytes: float) -> None:
-    memory = predict(tmp_path, FALCON_40B, f"option.dtype={dtype}\n", "A10G", 8)
-    assert memory.weights_in_all / 1e9 == pytest.approx(gigabytes, rel=0.05)
-
-
-@pytest.mark.parametrize(("degree", "gigabytes"), [(4, 20), (8, 10)])
-def test_falcon_40b_takes_20_gb_per_gpu_at_degree_4_and_10_gb_at_degree_8(
-    tmp_path: Path, degree: int, gigabytes: float
+@pytest.mark.parametrize(
+    ("option", "in_all", "per_gpu"),
+    [
+        ("dtype=fp16", 80, 10),
+        ("dtype=fp32", 160, 20),
+        ("tensor_parallel_degree=4", 80, 20),
+        ("tensor_parallel_degree=8", 80, 10),
+    ],
+)
+def test_falcon_40b_takes_80_gb_in_fp16_and_160_in_fp32(
+    tmp_path: Path, option: str, in_all: float, per_gpu: float
 ) -> None:
-    memory = predict(tmp_path, FALCON_40B, f"option.tensor_parallel_degree={degree}\n", "A10G", 8)
+    memory = predict(tmp_path, FALCON_40B, f"option.{option}\n", "A10G", 8)
     assert memory.available == 24e9
-    assert memory.weights / 1e9 == pytest.approx(gigabytes, rel=0.05)
+    assert memory.weights_in_all / 1e9 == pytest.approx(in_all, rel=0.05)
+    assert memory.weights / 1e9 == pytest.approx(per_gpu, rel=0.05)
 
 
 def test_mixtral_takes_17_gb_of_kv_for_4_requests_of_32768_tokens(tmp_path: Path) -> None:
@@ -44,29 +52,25 @@ def test_mixtral_takes_17_gb_of_kv_for_4_requests_of_32768_tokens(tmp_path: Path
     assert memory.weights_in_all / 1e9 == pytest.approx(93.4, rel=0.01), "the weights of all experts"
 
 
-def test_a_shortage_names_a_degree_that_fits(tmp_path: Path) -> None:
-    memory = predict(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n", "A10G", 8)
-    assert (memory.kv_tokens, memory.requests_at_once) == (0, 0)
-    assert "the KV cache holds 0 tokens" in memory.shortage
-    assert memory.shortage.endswith("option.tensor_parallel_degree=5 fits")
-    assert not predict(tmp_path, FALCON_40B, "option.tensor_parallel_degree=5\n", "A10G", 8).shortage
-
-
-def test_a_shortage_names_no_degree_for_a_model_without_tensor_parallelism(tmp_path: Path) -> None:
-    stable_lm = LLAMA_3_8B | {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
-    memory = predict(tmp_path, stable_lm, "option.kv_cache_gb=20\n", "A10G", 4)
-    assert "lower option.max_model_len" in memory.shortage
-    assert (
-        "option.tensor_parallel_degree=2 fits"
-        in predict(
-            tmp_path, LLAMA_3_8B, "option.kv_cache_gb=20\noption.tensor_parallel_degree=1\n", "A10G", 4
-        ).shortage
-    )
-
-
-def test_a_shortage_at_every_degree_names_options(tmp_path: Path) -> None:
-    memory = predict(tmp_path, FALCON_40B, "", "T4", 4)
-    assert "option.max_model_len" in memory.shortage
+@pytest.mark.parametrize(
+    ("config", "options", "device", "count", "shortage"),
+    [
+        (FALCON_40B, "tensor_parallel_degree=4", "A10G", 8, "holds 0 tokens.*tensor_parallel_degree=5 fits$"),
+        (FALCON_40B, "tensor_parallel_degree=5", "A10G", 8, "^$"),
+        (FALCON_40B, "dtype=auto", "T4", 4, "option.max_model_len"),
+        (LLAMA_3_8B, "kv_cache_gb=20\noption.tensor_parallel_degree=1", "A10G", 4, "degree=2 fits$"),
+        (STABLE_LM, "kv_cache_gb=20", "A10G", 4, "lower option.max_model_len"),
+        (LLAMA_3_8B, "kv_cache_gb=20", "A10G", 1, "but only 24 GB are available"),
+        (LLAMA_3_8B, "kv_cache_gb=4", "A10G", 1, "^$"),
+        # A cache for the windows of the longest sequence is enough, although it is shorter.
+        (LONG, "dtype=auto", "A10G", 1, "^$"),
+        (LONG | {"sliding_window": None}, "dtype=auto", "A10G", 1, "option.max_model_len is 131,072"),
+    ],
+)
+def test_a_shortage_says_what_helps(
+    tmp_path: Path, config: dict[str, Any], options: str, device: str, count: int, shortage: str
+) -> None:
+    assert re.search(shortage, predict(tmp_path, config, f"option.{options}\n", device, count).shortage)
 
 
 def test_concurrent_requests_are_limited_by_the_cache_or_the_batch_size(tmp_path: Path) -> None:
@@ -77,6 +81,8 @@ def test_concurrent_requests_are_limited_by_the_cache_or_the_batch_size(tmp_path
     assert many.limited_by.startswith("option.max_rolling_batch_size; the KV cache has room for ")
     long = predict(tmp_path, LLAMA_3_8B, "", "A10G", 1, length=8192)
     assert (long.limited_by, long.requests_at_once) == ("the KV cache", long.kv_tokens // 8192)
+    none = predict(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n", "A10G", 8)
+    assert (none.kv_tokens, none.requests_at_once) == (0, 0)
 
 
 def test_the_request_length_is_capped_at_max_model_len(tmp_path: Path) -> None:
@@ -90,17 +96,7 @@ def test_a_sliding_window_limits_the_kv_cache_of_a_request(tmp_path: Path) -> No
     assert windowed.kv_wanted == pytest.approx(plain.kv_wanted * (4096 + 2048) / 32768, rel=0.01)
     contiguous = predict(tmp_path, MISTRAL_7B, "option.paged_attention=false\n", "H100", 1)
     assert contiguous.kv_wanted == plain.kv_wanted
-
-
-def test_a_cache_for_the_windows_of_the_longest_sequence_is_enough(tmp_path: Path) -> None:
-    long = MISTRAL_7B | {"max_position_embeddings": 131072}
-    windowed = predict(tmp_path, long, "", "A10G", 1)
-    assert windowed.kv_tokens < 131072
-    assert not windowed.shortage
-    assert (
-        "option.max_model_len is 131,072"
-        in predict(tmp_path, long | {"sliding_window": None}, "", "A10G", 1).shortage
-    )
+    assert predict(tmp_path, LONG, "", "A10G", 1).kv_tokens < 131072
 
 
 def test_the_kv_cache_gets_the_rest_of_gpu_memory_utilization(tmp_path: Path) -> None:
@@ -108,12 +104,6 @@ def test_the_kv_cache_gets_the_rest_of_gpu_memory_utilization(tmp_path: Path) ->
     used = memory.weights + memory.activations + memory.kv_cache + (1 << 29)
     block = 16 * memory.kv_bytes_per_token
     assert 0.9 * memory.available - block < used <= 0.9 * memory.available
-
-
-def test_a_kv_cache_of_a_set_size_must_fit_on_the_gpu(tmp_path: Path) -> None:
-    memory = predict(tmp_path, LLAMA_3_8B, "option.kv_cache_gb=20\n", "A10G", 1)
-    assert "but only 24 GB are available" in memory.shortage
-    assert not predict(tmp_path, LLAMA_3_8B, "option.kv_cache_gb=4\n", "A10G", 1).shortage
 
 
 def test_ranks_beyond_the_number_of_kv_heads_store_copies(tmp_path: Path) -> None:
@@ -124,8 +114,7 @@ def test_ranks_beyond_the_number_of_kv_heads_store_copies(tmp_path: Path) -> Non
 
 
 def test_ranks_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
-    config = LLAMA_3_8B | {"num_hidden_layers": 2, "max_position_embeddings": 2048}
-    report = check_model(tmp_path, config, "option.load_format=dummy\noption.tensor_parallel_degree=2\n")
+    report = check_model(tmp_path, SMALL, "option.load_format=dummy\noption.tensor_parallel_degree=2\n")
     assert report.memory is not None
     assert report.memory.available == 16 * GIB
     assert report.memory.weights == pytest.approx(report.memory.weights_in_all / 2, rel=0.01)
@@ -133,12 +122,11 @@ def test_ranks_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
 
 
 def test_copies_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
-    config = LLAMA_3_8B | {"num_hidden_layers": 2, "max_position_embeddings": 2048}
     text = "option.load_format=dummy\noption.kv_cache_gb=6\n"
-    alone = check_model(tmp_path, config, text).memory
+    alone = check_model(tmp_path, SMALL, text).memory
     assert alone is not None
     assert not alone.shortage
-    copies = check_model(tmp_path, config, f"{text}minWorkers=2\n")
+    copies = check_model(tmp_path, SMALL, f"{text}minWorkers=2\n")
     assert copies.memory is not None
     assert copies.memory.available == 8 * GIB
     assert "but only 8.59 GB are available" in copies.memory.shortage
@@ -146,21 +134,17 @@ def test_copies_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
 
 
 def test_a_shortage_on_this_machine_is_only_a_warning(tmp_path: Path) -> None:
-    config = LLAMA_3_8B | {"num_hidden_layers": 1, "max_position_embeddings": 256}
     text = "option.load_format=dummy\noption.max_num_batched_tokens=100000\noption.kv_cache_gb=2\n"
-    report = check_model(tmp_path, config, text)
+    report = check_model(tmp_path, SMALL, text)
     assert any(warning.startswith("the model does not fit: ") for warning in report.warnings)
     assert not any("fit" in reason for reason in report.reasons)
 
 
 def test_int8_weights_and_cache_take_less(tmp_path: Path) -> None:
-    config = LLAMA_3_8B | {"num_hidden_layers": 2, "max_position_embeddings": 512}
-    target = device_target("CPU", 1)
-    predictions = [
-        check_model(tmp_path, config, f"option.load_format=dummy\n{text}", target).memory
+    plain, weights, cache = (
+        predict(tmp_path, SMALL, f"option.load_format=dummy\n{text}", "CPU", 1)
         for text in ("", "option.quantize=int8\n", "option.kv_cache_dtype=int8\n")
-    ]
-    plain, weights, cache = (one for one in predictions if one is not None)
+    )
     assert weights.weights == plain.weights // 2
     assert cache.kv_bytes_per_token == pytest.approx(plain.kv_bytes_per_token / 4, rel=0.05)
 
@@ -177,10 +161,7 @@ def test_kv_bytes_per_token_on_a_gpu(
 
 def test_dynamic_batching_distributes_layers_and_needs_kv_for_a_whole_batch(tmp_path: Path) -> None:
     text = "engine=Python\nbatch_size=4\noption.tensor_parallel_degree=8\noption.dtype=fp16\n"
-    (tmp_path / "model").mkdir()
-    report = check_model(tmp_path, FALCON_40B, text, instance_target("ml.g5.48xlarge"))
-    memory = report.memory
-    assert memory is not None
+    memory = predict(tmp_path, FALCON_40B, text, "A10G", 8)
     assert memory.weights / 1e9 == pytest.approx(10, rel=0.05)
     assert (memory.requests_at_once, memory.limited_by) == (4, "batch_size")
     assert memory.kv_wanted == 4 * 2048 * 122_880
@@ -216,6 +197,6 @@ def test_file_bytes_of_a_gguf_model_are_those_of_its_gguf_files(tmp_path: Path) 
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
     GgufIndex(str(tmp_path), sizes, "llama", 32, "float32", {}, 0.0, {}).save(model)
-    start = check_model(tmp_path, LLAMA_3_8B | {"num_hidden_layers": 2}).start
+    start = check_model(tmp_path, SMALL).start
     assert start is not None
     assert start.file_bytes == 5000

@@ -56,7 +56,6 @@ def test_requirements_need_allow_remote_code(folder: Path) -> None:
 
 
 def test_a_worker_needs_as_many_gpus_as_its_tensor_parallel_degree(folder: Path) -> None:
-    assert resolve_engine(folder, GPUS, TENSOR_PARALLEL_DEGREE="4").parallel.tp_size == 4
     with pytest.raises(CannotServe, match="this machine has none"):
         resolve_engine(folder, TENSOR_PARALLEL_DEGREE="4")
 

@@ -16,8 +16,8 @@ from container.explain.resolve.shared_memory import needed_bytes, shortage
 from container.machine import Machine, detect
 from lmi_server.config import EngineOptions, LmiConfig
 from tests.support.namespaces import NEW_MOUNTS, require
+from tests.support.paths import child_environment
 
-ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 DOCKER = Machine(cpu_count=8, memory_available_bytes=1 << 34, shared_memory_bytes=64 * MIB)
 
@@ -69,7 +69,7 @@ def test_serve_exits_with_the_reason(tmp_path: Path) -> None:
         text=True,
         timeout=600,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
+        env=child_environment(),
     )
     assert result.returncode == 1, result.stderr
     assert "2 ranks need 14 MiB in /dev/shm, but 8 MiB are free" in result.stderr
