@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import stat
 import subprocess
 import sys
@@ -14,15 +12,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from container.models.errors import ModelNotAvailable
-from container.models.files import bundled
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable, bundled
 from container.progress import LogLines
 from container.run.launch import cache_dir, environment
+from lmi_server.config import ModelSource
 from tests.support import processes
+from tests.support.model_files import start_prepare
+from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
-
-ROOT = Path(__file__).resolve().parents[4]
-
 
 _HANGS = f"""
 import time
@@ -31,18 +29,6 @@ from container.cli import main
 progress.LogLines.update = lambda *arguments: time.sleep(600)
 main(["prepare", {bundled.BUNDLED_MODEL!r}], prog_name="lmi")
 """
-
-
-def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start `lmi prepare`, or Python with `arguments` if given."""
-    env = {**os.environ, "LMI_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
-    return subprocess.Popen(
-        [sys.executable, *(arguments or ("-m", "container", "prepare", bundled.BUNDLED_MODEL))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +40,21 @@ def prepared() -> Path:
 @pytest.mark.model
 @pytest.mark.long
 def test_a_killed_preparation_is_never_served_and_concurrent_ones_convert_once(tmp_path: Path) -> None:
-    killed = start(tmp_path, "-c", _HANGS)
-    models = tmp_path / "models"
+    cache = tmp_path / "cache"
+    models = cache / "models"
+    environment = child_environment({"LMI_CACHE_DIR": str(cache)})
+    killed = subprocess.Popen([sys.executable, "-c", _HANGS], stderr=subprocess.DEVNULL, env=environment)
     wait_until(lambda: list(models.glob(".*part-*/model.safetensors")))
     converting = processes.descendants(killed.pid)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+    killed.kill()
+    killed.wait()
     processes.kill(converting)
     assert processes.wait_exited(converting, 200) == []
-    target = bundled.bundled_folder(tmp_path)
+    target = bundled.bundled_folder(cache)
     assert not target.exists()
     assert list(models.glob(".*part-*"))
 
-    running = [start(tmp_path), start(tmp_path)]
+    running = [start_prepare(bundled.BUNDLED_MODEL, cache, "") for _ in range(2)]
     outputs = [process.communicate(timeout=600) for process in running]
     assert [process.returncode for process in running] == [0, 0]
     assert [out.splitlines()[-1] for out, _ in outputs] == [str(target)] * 2
@@ -79,30 +67,25 @@ def test_a_killed_preparation_is_never_served_and_concurrent_ones_convert_once(t
 @pytest.mark.model
 def test_the_folder_is_world_readable_and_has_all_files(prepared: Path) -> None:
     names = {path.name for path in prepared.iterdir()}
-    needed = {
-        "config.json",
-        "generation_config.json",
-        "tokenizer_config.json",
-        "tokenizer.json",
-        "chat_template.jinja",
-    }
-    assert names == needed | {"model.safetensors"}
+    configs = {"config.json", "generation_config.json", "tokenizer_config.json"}
+    assert names == configs | {"tokenizer.json", "chat_template.jinja", "model.safetensors"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in prepared.iterdir()} == {0o644}
 
 
 @pytest.mark.model
 def test_the_configuration_describes_the_model(prepared: Path) -> None:
     config = json.loads((prepared / "config.json").read_text())
-    shape = (
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-    )
-    assert [config[key] for key in shape] == [30, 576, 9, 3, 1536]
-    assert (config["vocab_size"], config["tie_word_embeddings"]) == (49152, True)
-    assert config["rms_norm_eps"] == 1e-05
+    expected = {
+        "num_hidden_layers": 30,
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-05,
+    }
+    assert {key: config[key] for key in expected} == expected
     assert config["rope_parameters"]["rope_theta"] == 100000.0
     assert [key for key in config if key.startswith("_")] == []
 
@@ -132,6 +115,16 @@ def test_weights_equal_those_that_transformers_loads(prepared: Path) -> None:
     expected = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
     assert set(ours) == set(expected)
     assert [name for name in ours if not torch.equal(ours[name], expected[name].to(torch.bfloat16))] == []
+
+
+def test_the_model_is_located_only_when_it_is_complete(tmp_path: Path) -> None:
+    source = ModelSource(bundled.BUNDLED_MODEL)
+    target = bundled.bundled_folder(tmp_path)
+    assert model_files.locate(source, tmp_path) is None
+    (target.parent / f".{target.name}.part-x").mkdir(parents=True)
+    assert model_files.locate(source, tmp_path) is None
+    target.mkdir()
+    assert model_files.locate(source, tmp_path) == target
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

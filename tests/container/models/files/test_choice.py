@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -22,9 +23,10 @@ def snapshot(*paths: str, size: int = 10) -> Snapshot:
     return Snapshot("test://model", tuple(RemoteFile(path, size, "1") for path in paths))
 
 
-def selected(*paths: str) -> set[str]:
-    files = choice.choose(snapshot("config.json", *paths)).files
-    return {file.path for file in files} - {"config.json"}
+def selected(*paths: str, gguf: str = "") -> set[str]:
+    """Return the chosen files besides config.json."""
+    listed = replace(snapshot("config.json", *paths), selection=Selection(gguf=gguf))
+    return {file.path for file in choice.choose(listed).files} - {"config.json"}
 
 
 @given(_NAMES)
@@ -55,94 +57,93 @@ def test_a_listing_with_an_unsafe_name_is_rejected(path: str) -> None:
         choice.choose(snapshot("config.json", "model.safetensors", path))
 
 
-def test_serving_needs_weights_configurations_tokenizers_and_code() -> None:
-    needed = {"model.safetensors", "tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja"}
-    needed |= {"modeling_x.py"}
-    others = {"pytorch_model.bin", "README.md", ".gitattributes", "onnx/model.safetensors", "src/train.py"}
+@pytest.mark.parametrize(
+    ("needed", "others"),
+    [
+        (
+            {
+                "model.safetensors",
+                "tokenizer.json",
+                "tokenizer.model",
+                "merges.txt",
+                "chat_template.jinja",
+                "x.py",
+            },
+            {"pytorch_model.bin", "README.md", ".gitattributes", "onnx/model.safetensors", "src/train.py"},
+        ),
+        (
+            {"model.safetensors", f"{choice.TEMPLATES}tool_use.jinja", f"{choice.TEMPLATES}rag.jinja"},
+            {f"{choice.TEMPLATES}notes.md", f"{choice.TEMPLATES}a/b.jinja", "other/tool_use.jinja"},
+        ),
+        ({"model.safetensors"}, {"consolidated.safetensors", choice.INDEX}),
+        ({"x.safetensors", "y.safetensors"}, set()),
+        ({"model.safetensors"}, {"x.gguf"}),
+        ({"x.gguf"}, {"mmproj-x.gguf", "sub/y.gguf"}),
+    ],
+    ids=[
+        "small files",
+        "templates",
+        "model.safetensors",
+        "other safetensors",
+        "safetensors, not GGUF",
+        "GGUF",
+    ],
+)
+def test_only_files_that_serving_needs_are_chosen(needed: set[str], others: set[str]) -> None:
     assert selected(*needed, *others) == needed
 
 
-def test_named_chat_templates_are_selected() -> None:
-    templates = {f"{choice.TEMPLATES}{name}.jinja" for name in ("tool_use", "rag")}
-    others = {f"{choice.TEMPLATES}notes.md", f"{choice.TEMPLATES}a/b.jinja", "other/tool_use.jinja"}
-    assert selected("model.safetensors", *templates, *others) == {"model.safetensors", *templates}
-
-
-def test_model_safetensors_is_preferred_over_other_weights() -> None:
-    kept = selected("model.safetensors", "consolidated.safetensors", choice.INDEX)
-    assert kept == {"model.safetensors"}
-    assert selected("x.safetensors", "y.safetensors") == {"x.safetensors", "y.safetensors"}
-
-
 @pytest.mark.parametrize(
-    ("paths", "words"),
+    ("paths", "selection", "words"),
     [
-        (["model.safetensors"], "no config.json; found: model.safetensors"),
-        ([], "no config.json; found: no files"),
-        (["config.json", "a.bin", "b.bin", "c.bin", "d.bin"], "only a.bin, b.bin, c.bin and 1 more"),
-        (["config.json", "model.h5"], "only model.h5; weights must be safetensors"),
-        (["a.gguf", "b.gguf"], "has several GGUF files; set option.model_id to one of: a.gguf, b.gguf"),
-        (["a-00001-of-00002.gguf"], "is incomplete: missing a-00002-of-00002.gguf"),
-        (["config.json", "x/model.safetensors"], "no .safetensors file; found: config.json"),
+        (["model.safetensors"], {}, "no config.json; found: model.safetensors"),
+        ([], {}, "no config.json; found: no files"),
+        (["config.json", "a.bin", "b.bin", "c.bin", "d.bin"], {}, "only a.bin, b.bin, c.bin and 1 more"),
+        (["config.json", "model.h5"], {}, "only model.h5; weights must be safetensors"),
+        (["a.gguf", "b.gguf"], {}, "has several GGUF files; set option.model_id to one of: a.gguf, b.gguf"),
+        (["a-00001-of-00002.gguf"], {}, "is incomplete: missing a-00002-of-00002.gguf"),
+        (["config.json", "x/model.safetensors"], {}, "no .safetensors file; found: config.json"),
+        (["a.gguf"], {"gguf": "Q5_0"}, "has no GGUF file Q5_0; set option.model_id to one of: a.gguf"),
+        (
+            ["a.gguf"],
+            {"gguf": "a.gguf", "with_weights": False},
+            "can only be downloaded whole; set option.load_format=auto",
+        ),
+        (
+            ["a.gguf"],
+            {"gguf": "a.gguf", "streamed": True},
+            "can only be downloaded whole; set option.load_format=auto",
+        ),
     ],
 )
-def test_a_listing_without_a_model_is_rejected(paths: list[str], words: str) -> None:
+def test_a_listing_without_the_model_is_rejected(
+    paths: list[str], selection: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ModelNotAvailable) as caught:
-        choice.choose(snapshot(*paths))
+        choice.choose(replace(snapshot(*paths), selection=Selection(**selection)))
     assert words in str(caught.value)
+
+
+BF16 = {"BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"}
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("x-Q8_0.gguf", ["x-Q8_0.gguf"]),
-        ("q8_0", ["x-Q8_0.gguf"]),
-        ("UD-Q4_K_XL", ["x-UD-Q4_K_XL.gguf"]),
-        ("BF16", ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"]),
-        (
-            "BF16/x-BF16-00002-of-00002.gguf",
-            ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"],
-        ),
+        ("x-Q8_0.gguf", {"x-Q8_0.gguf"}),
+        ("q8_0", {"x-Q8_0.gguf"}),
+        ("UD-Q4_K_XL", {"x-UD-Q4_K_XL.gguf"}),
+        ("BF16", {*BF16, "BF16/chat_template.jinja"}),
+        ("BF16/x-BF16-00002-of-00002.gguf", {*BF16, "BF16/chat_template.jinja"}),
     ],
 )
-def test_only_the_selected_gguf_file_is_fetched(name: str, expected: list[str]) -> None:
+def test_the_selected_gguf_file_and_the_small_files_beside_it_are_fetched(
+    name: str, expected: set[str]
+) -> None:
     names = ["x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-UD-Q4_K_XL.gguf", "mmproj-BF16.gguf", "model.safetensors"]
-    names += ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"]
-    others = ["config.json", "tokenizer.json"]
-    listed = replace(snapshot(*names, *others, "README.md", choice.INDEX), selection=Selection(gguf=name))
-    assert sorted(file.path for file in choice.choose(listed).files) == sorted([*expected, *others])
-
-
-def test_files_beside_a_gguf_file_in_a_folder_are_fetched() -> None:
-    needed = {"Q8_0/x-Q8_0.gguf", "Q8_0/tokenizer.json", "Q8_0/chat_template.jinja", "tokenizer.json"}
-    others = {"Q8_0/README.md", "Q8_0/more/tokenizer.json", "Q4_0/x-Q4_0.gguf", "Q4_0/tokenizer.json"}
-    listed = replace(snapshot(*needed, *others), selection=Selection(gguf="Q8_0"))
-    assert {file.path for file in choice.choose(listed).files} == needed
-
-
-def test_gguf_files_are_used_only_without_safetensors() -> None:
-    assert selected("x.gguf", "mmproj-x.gguf", "sub/y.gguf") == {"x.gguf"}
-    assert selected("x.gguf", "model.safetensors") == {"model.safetensors"}
-
-
-@pytest.mark.parametrize(
-    ("selection", "words"),
-    [
-        (
-            Selection(gguf="Q5_0"),
-            "test://model has no GGUF file Q5_0; set option.model_id to one of: x-Q8_0.gguf",
-        ),
-        (
-            Selection(gguf="Q8_0", with_weights=False),
-            "can only be downloaded whole; set option.load_format=auto",
-        ),
-        (Selection(gguf="Q8_0", streamed=True), "can only be downloaded whole; set option.load_format=auto"),
-    ],
-)
-def test_a_gguf_file_must_exist_and_be_fetched_whole(selection: Selection, words: str) -> None:
-    with pytest.raises(ModelNotAvailable) as caught:
-        choice.choose(replace(snapshot("x-Q8_0.gguf"), selection=selection))
-    assert words in str(caught.value)
+    small = ["tokenizer.json", "README.md", choice.INDEX, "Q4_0/tokenizer.json"]
+    beside = ["BF16/chat_template.jinja", "BF16/README.md", "BF16/more/tokenizer.json"]
+    assert selected(*names, *BF16, *small, *beside, gguf=name) == {*expected, "tokenizer.json"}
 
 
 def test_sizes_and_file_counts_are_limited() -> None:

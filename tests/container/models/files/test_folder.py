@@ -12,6 +12,7 @@ from container.explain.check import check
 from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
 from container.models import files as model_files
+from container.models.files import ModelNotAvailable
 from container.models.files.folder import weights_problem
 from container.progress import LogLines
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
@@ -55,7 +56,7 @@ def test_complete_weights_are_accepted(files: Mapping[str, bytes], tmp_path: Pat
         ({INDEX: b"{", FIRST: BYTES, SECOND: BYTES}, "is not JSON"),
         ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a complete safetensors file"),
         ({"model.safetensors": b""}, "model.safetensors is not a complete safetensors file"),
-        ({"pytorch_model.bin": b"pickle"}, "pytorch_model.bin"),
+        ({"pytorch_model.bin": b"pickle"}, "no .safetensors file, only pytorch_model.bin"),
         ({}, "no .safetensors file; found: config.json"),
     ],
 )
@@ -75,12 +76,45 @@ def test_missing_or_damaged_weights_are_reported_at_startup_and_by_check(
     assert last == f"can serve here: no: {caught.value}"
 
 
-def test_a_folder_is_not_modified(tmp_path: Path) -> None:
-    folder = write(tmp_path / "model", {"model.safetensors": BYTES})
+@pytest.mark.parametrize("written", ["{folder}", "models/mine", "./models/mine", None])
+def test_a_folder_is_absolute_relative_to_the_properties_or_theirs_and_is_not_modified(
+    written: str | None, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "models" / "mine", {"model.safetensors": BYTES})
     before = content(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}
-    source = ModelSource("model", str(tmp_path))
+    source = ModelSource(written and written.format(folder=folder), str(tmp_path if written else folder))
+    assert model_files.locate(source) == folder
     assert model_files.obtain(source, LogLines(io.StringIO()), tmp_path / "cache") == folder
+    assert model_files.refusal(source) is None
     assert weights_problem(folder) is None
     assert content(tmp_path) == before
     assert {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]} == times
+
+
+@pytest.mark.parametrize(
+    ("model_id", "words"),
+    [
+        ("/not/there", "does not exist"),
+        ("./not-there", "does not exist"),
+        (None, "config.json; set option.model_id"),
+        ("./file", "is a file"),
+    ],
+)
+def test_an_unavailable_folder_is_rejected_with_a_one_line_error(
+    model_id: str | None, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("{}")
+    source = ModelSource(model_id, str(tmp_path))
+    assert model_files.locate(source) is None
+    with pytest.raises(ModelNotAvailable) as caught:
+        model_files.obtain(source, LogLines(io.StringIO()))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_local_model_cannot_be_verified_or_pruned(tmp_path: Path) -> None:
+    source = ModelSource(model_id=str(tmp_path))
+    for action in (model_files.verify, lambda source, view: model_files.prune(view, source)):
+        with pytest.raises(ModelNotAvailable, match="is a local model"):
+            action(source, LogLines(io.StringIO()))

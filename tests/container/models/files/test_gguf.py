@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -151,56 +152,51 @@ def test_a_truncated_file_is_rejected(file: Path, tmp_path: Path, size: float) -
         ({}, "has no field 'llama.attention.head_count'"),
     ],
 )
-def test_unsupported_metadata_is_reported(fields: dict[str, str | int], words: str, tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(file, str(fields.get("general.architecture", "llama")))
-    for key, value in fields.items():
-        if isinstance(value, int):
-            writer.add_uint32(key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def test_unsupported_metadata_is_reported(fields: dict[str, str | float], words: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownGguf, match=words):
-        describe(file, tmp_path)
+        describe(_write(tmp_path, fields), tmp_path)
 
 
-def _rope_scaling(folder: Path, fields: dict[str, str | float]) -> object:
-    """Return the `rope_scaling` in the config.json of a model with these `llama.rope.` metadata fields."""
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    for key in NEEDED:
-        writer.add_uint32(f"llama.{key}", 8)
+def _write(folder: Path, fields: Mapping[str, str | float]) -> Path:
+    """Write a file with these metadata fields and one tensor."""
+    file = folder / "model.gguf"
+    writer = gguf.GGUFWriter(file, str(fields.get("general.architecture", "llama")))
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in fields.items():
-        if isinstance(value, str):
-            writer.add_string(f"llama.rope.{key}", value)
-        else:
-            writer.add_float32(f"llama.rope.{key}", value)
+        if key != "general.architecture":
+            add[type(value)](key, value)
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return read_config(Metadata(gguf.GGUFReader(folder / "model.gguf"))).get("rope_scaling")
+    return file
+
+
+def _rope_scaling(folder: Path, fields: Mapping[str, str | float]) -> object:
+    """Return the `rope_scaling` in the config.json of a model with these `llama.rope.` metadata fields."""
+    rope = {f"llama.rope.{key}": value for key, value in fields.items()}
+    file = _write(folder, {f"llama.{key}": 8 for key in NEEDED} | rope)
+    return read_config(Metadata(gguf.GGUFReader(file))).get("rope_scaling")
 
 
 @pytest.mark.parametrize(
     ("fields", "scaling"),
     [
         ({}, None),
-        ({"scale_linear": 4.0}, ("linear", 4.0)),
+        ({"scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         ({"scale_linear": 0.0}, None),
-        ({"scaling.factor": 4.0}, ("linear", 4.0)),
-        ({"scaling.factor": 4.0, "scale_linear": 2.0}, ("linear", 4.0)),
-        ({"scaling.type": "yarn", "scaling.factor": 4.0}, ("yarn", 4.0)),
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scaling.factor": 4.0, "scale_linear": 2.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}),
         ({"scaling.type": "none", "scaling.factor": 4.0}, None),
     ],
 )
 def test_rope_scaling_equals_llama_cpp(
-    fields: dict[str, str | float], scaling: tuple[str, float] | None, tmp_path: Path
+    fields: dict[str, str | float], scaling: dict[str, str | float] | None, tmp_path: Path
 ) -> None:
     """`scale_linear` is the key in files of 2023."""
-    expected = None if scaling is None else {"rope_type": scaling[0], "factor": scaling[1]}
-    assert _rope_scaling(tmp_path, fields) == expected
+    assert _rope_scaling(tmp_path, fields) == scaling
 
 
 @pytest.mark.parametrize("key", ["scale_linear", "scaling.factor"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,20 +46,17 @@ def test_writing_starts_over_after_a_reboot(tmp_path: Path, monkeypatch: pytest.
     assert written_bytes(tmp_path / "x") == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("size", "version"), [(_SIZE, "v2"), (_SIZE + 1, "v1")])
-def test_writing_starts_over_for_another_version(size: int, version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kept", "size", "version"),
+    [(_SIZE, _SIZE, "v2"), (_SIZE, _SIZE + 1, "v1"), (100, _SIZE, "v1")],
+    ids=["another version", "another size", "truncated"],
+)
+def test_writing_starts_over_for_another_file(kept: int, size: int, version: str, tmp_path: Path) -> None:
     target = tmp_path / "x"
     write(target)
+    os.truncate(target, kept)
     assert written_bytes(target, size, version) == [0, 0, 0]
     assert not any(target.read_bytes())
-
-
-def test_writing_starts_over_if_the_file_was_truncated(tmp_path: Path) -> None:
-    target = tmp_path / "x"
-    write(target)
-    with target.open("r+b") as file:
-        file.truncate(100)
-    assert written_bytes(target) == [0, 0, 0]
 
 
 def test_forget_removes_the_file_and_its_notes(tmp_path: Path) -> None:

@@ -20,11 +20,6 @@ from tests.container.models.files.test_fetch import ScriptedRemote
 NAME = "test://model"
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 def fetch_version(number: int, cache: Path, name: str = NAME) -> Path:
     """Fetch a version of the model and return its folder."""
     files = {**ScriptedRemote().files, "config.json": b'{"version": %d}' % number}
@@ -83,11 +78,13 @@ def test_only_the_named_model_is_pruned(cache: Path) -> None:
     assert list((cache / "models" / ".remote").glob("*.part")) == []
 
 
-def test_an_incomplete_copy_is_removed(cache: Path) -> None:
+def test_an_incomplete_copy_is_removed_with_its_list_of_files(cache: Path) -> None:
+    """An interrupted removal leaves such a copy."""
     folder = fetch_version(1, cache)
     (folder / "model.safetensors").unlink()
     assert "incomplete" in prune(cache)[1]
     assert copies_in(cache) == set()
+    assert list((cache / "models" / ".remote").glob("*-????????????????.json")) == []
 
 
 def test_a_copy_in_use_by_a_server_is_kept(cache: Path) -> None:
@@ -119,15 +116,6 @@ def test_a_running_fetch_is_kept(cache: Path) -> None:
         assert "another process is downloading it" in prune(cache)[1]
     assert old in copies_in(cache)
     assert len(list((cache / "models" / ".remote").glob("*.part"))) == 1
-
-
-def test_an_interrupted_removal_is_finished_by_the_next_prune(cache: Path) -> None:
-    old = fetch_version(1, cache)
-    fetch_version(2, cache)
-    (old / "config.json").unlink()
-    assert prune(cache)[0] > 0
-    assert not old.exists()
-    assert len(list((cache / "models" / ".remote").glob("*-????????????????.json"))) == 1
 
 
 def test_foreign_folders_are_kept(cache: Path) -> None:
