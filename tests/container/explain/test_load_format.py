@@ -37,18 +37,18 @@ def test_a_config_is_enough_and_the_engine_gets_the_load_format() -> None:
 def test_a_note_gives_the_memory_of_random_weights() -> None:
     # 8 layers of 512x1024 + 512x512 + 3 * 512x1408 parameters, two tables of 32000x512.
     num_parameters = 8 * (512 * 1024 + 512 * 512 + 3 * 512 * 1408) + 2 * 32000 * 512
-    (note,) = (
-        note for note in resolve_example(GPUS, tensor_parallel_degree=1).notes if "load_format" in note
-    )
-    assert note == (
+
+    def note(machine: Machine, **options: Any) -> str:
+        (found,) = (one for one in resolve_example(machine, **options).notes if "load_format" in one)
+        return found
+
+    assert note(GPUS, tensor_parallel_degree=1) == (
         "option.load_format=dummy: the weights are random, so responses are meaningless; they take"
         f" {num_parameters * 2 / GIB:.3g} GiB in memory"
     )
-    (shared,) = (note for note in resolve_example(GPUS).notes if "load_format" in note)
-    assert shared.endswith(f"they take {num_parameters / GIB:.3g} GiB on each of 2 GPUs")
-    (wide,) = (note for note in resolve_example(GPUS, dtype="fp32").notes if "load_format" in note)
-    assert wide.endswith(f"{num_parameters * 2 / GIB:.3g} GiB on each of 2 GPUs")
-    assert "on each of 2 ranks" in " ".join(resolve_example(CPU, tensor_parallel_degree=2).notes)
+    assert note(GPUS).endswith(f"they take {num_parameters / GIB:.3g} GiB on each of 2 GPUs")
+    assert note(GPUS, dtype="fp32").endswith(f"{num_parameters * 2 / GIB:.3g} GiB on each of 2 GPUs")
+    assert "on each of 2 ranks" in note(CPU, tensor_parallel_degree=2)
 
 
 def test_random_weights_that_do_not_fit_in_memory_are_refused() -> None:

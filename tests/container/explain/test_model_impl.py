@@ -17,6 +17,7 @@ from tests.container.explain.questions import CPU, GPUS, SHAPE, config, make_mod
 
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 STABLELM = {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
+OWN = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
 COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}
 
 
@@ -60,6 +61,18 @@ def test_native_implementations_are_preferred(
             "MambaForCausalLM.*attention interface; engine=Python",
         ),
         ({"hidden_act": "tanh"}, {"model_impl": "lmi"}, "hidden_act is .tanh."),
+        # An alternative spelling of a native architecture.
+        (
+            {"architectures": ["LLaMAForCausalLM"], "hidden_act": "unheard"},
+            {"model_impl": "lmi"},
+            "^hidden_act is 'unheard'",
+        ),
+        (OWN, {}, "not support the architecture OwnForCausalLM.*; engine=Python with"),
+        (
+            OWN,
+            {"trust_remote_code": True},
+            "not support the architecture OwnForCausalLM.*; engine=Python with",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantised"),
         (OLMO2 | {"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantised"),
     ],

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
-import boto3
 import pytest
 from botocore import exceptions as aws
 from botocore.response import StreamingBody
@@ -20,10 +19,9 @@ from urllib3.exceptions import SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
 
 from container.models.errors import RemoteUnreachable
-from container.models.files import retry
 from container.models.files.remote import RemoteFile
 from container.models.files.s3 import remote
-from container.models.files.s3.errors import attempt, model_error
+from container.models.files.s3.errors import model_error
 from container.models.files.s3.parts import S3Object
 from container.models.files.s3.ranges import read_range
 from container.run.stop_signals import StopRequested, StopSignals
@@ -142,14 +140,12 @@ def test_a_server_that_does_not_respond_is_an_error(s3: S3Lab, monkeypatch: pyte
     assert "does not respond in time" in s3.refused()
 
 
-def test_a_dropped_tls_connection_is_a_temporary_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_MAX_FAILURES", 2)
-    monkeypatch.setattr(retry, "SILENCE_SECONDS", 60.0)
-    monkeypatch.setattr(remote, "_CONNECT_SECONDS", 30.0)
+@pytest.mark.usefixtures("impatient")
+def test_a_dropped_tls_connection_is_a_temporary_error(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     connections = []
 
     def close_all(listener: socket.socket) -> None:
-        while len(connections) < 2:
+        while len(connections) < 3:
             connection, address = listener.accept()
             connection.recv(1 << 16)  # the ClientHello
             connections.append(address)
@@ -157,14 +153,11 @@ def test_a_dropped_tls_connection_is_a_temporary_error(monkeypatch: pytest.Monke
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-        session = boto3.session.Session("access-key", "secret-key", region_name="us-east-1")
-        client = session.client("s3", endpoint_url=url, config=remote._config("path"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         threading.Thread(target=close_all, args=(listener,), daemon=True).start()
-        with pytest.raises(RemoteUnreachable) as caught:
-            attempt(lambda: client.list_objects_v2(Bucket="b"), retry.RetryBudget(), "s3://b/")
-        client.close()
-    assert f"the TLS connection to S3 at {url} failed repeatedly" in str(caught.value)
-    assert len(connections) == 2
+        with pytest.raises(RemoteUnreachable, match=f"the TLS connection to S3 at {url} failed repeatedly"):
+            s3.obtain()
+    assert len(connections) == 3
 
 
 @pytest.mark.parametrize(
