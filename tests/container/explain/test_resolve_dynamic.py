@@ -50,18 +50,13 @@ def test_the_context_length_is_read_from_several_fields(
     assert resolve_engine(make_gpt2(tmp_path, **fields)).model.max_model_len == context
 
 
-def test_a_length_above_the_models_context_length_is_refused(tmp_path: Path) -> None:
-    assert resolve_engine(make_gpt2(tmp_path), max_model_len=1024).model.max_model_len == 1024
-    with pytest.raises(CannotServe, match="1025 exceeds the model's context length of 1024"):
-        resolve_engine(make_gpt2(tmp_path), max_model_len=1025)
-
-
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 @pytest.mark.parametrize(
     ("changes", "longest"),
     [
+        ({}, 8192),
         ({"rope_scaling": YARN}, 32768),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 16384),
         ({"max_position_embeddings": None, "text_config": SHAPE | {"rope_scaling": YARN}}, 32768),
@@ -69,7 +64,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_scaling": {"type": "linear"}}, 8192),
     ],
 )
-def test_rotary_scaling_allows_lengths_above_the_context(
+def test_only_rotary_scaling_allows_lengths_above_the_context(
     tmp_path: Path, changes: dict[str, Any], longest: int
 ) -> None:
     folder = make_model(tmp_path, **changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,11 +38,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny"), 200_000, shards=2)
 
 
-@pytest.fixture(scope="session")
-def test_numbers() -> Iterator[int]:
-    return itertools.count(1)
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
@@ -67,9 +61,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def s3(
-    seaweed: Seaweed, test_numbers: Iterator[int], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[S3Lab]:
+def s3(seaweed: Seaweed, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Lab]:
     """An empty prefix, an empty cache, and environment variables that point to them."""
     seaweed.make_bucket(BUCKET)
     with faulty_proxy(seaweed.url) as proxy:
@@ -83,7 +75,7 @@ def s3(
             patch.setattr(retry, "SILENCE_SECONDS", 60.0)
             patch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
             patch.setattr(remote, "_READ_SECONDS", 30.0)
-            yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", cache)
+            yield S3Lab(seaweed, proxy, f"{tmp_path.name}/", cache)
 
 
 @pytest.fixture(scope="session")
