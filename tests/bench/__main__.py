@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -76,24 +77,14 @@ def _require_known(names: Sequence[str], known: Mapping[str, object], option: st
 @click.option(
     "--prepare-only", is_flag=True, help="Only install and convert what is missing; measure nothing."
 )
-def main(
-    rounds: int,
-    workloads: tuple[str, ...],
-    ours: tuple[str, ...],
-    peers: tuple[str, ...],
-    folder: Path,
-    busy_ok: bool,
-    prepare_only: bool,
-) -> None:
+def main(**options: Any) -> None:
     """Benchmark this server and other engines in turn, under the same load.
 
     Exits with 0 if every request of every contender got a correct response, else with 1.
     """
-    _require_known(workloads, SHAPES, "--workloads")
-    _require_known(peers, PEERS, "--peers")
     try:
         with StopSignals() as signals:
-            code = _run(rounds, workloads, tuple(map(Path, ours)), peers, folder, busy_ok, prepare_only)
+            code = _run(**options)
             signals.raising = False
     except StopRequested:
         _say("stopped")
@@ -108,15 +99,17 @@ def _say(text: str) -> None:
 
 
 def _run(
-    num_rounds: int,
+    rounds: int,
     workloads: tuple[str, ...],
-    ours: tuple[Path, ...],
+    ours: tuple[str, ...],
     peers: tuple[str, ...],
     folder: Path,
     busy_ok: bool,
     prepare_only: bool,
 ) -> int:
-    configs = _read_configurations(ours)
+    _require_known(workloads, SHAPES, "--workloads")
+    _require_known(peers, PEERS, "--peers")
+    configs = _read_configurations([Path(folder) for folder in ours])
     model = configs[0].model_folder
     contenders, unavailable = _prepare_contenders(configs, peers, model, folder / "peers")
     if prepare_only:
@@ -126,10 +119,10 @@ def _run(
     when = datetime.datetime.now(datetime.UTC)
     logs = folder / "bench" / f"{when:%Y%m%d-%H%M%S}"
     logs.mkdir(parents=True)
-    rounds = Rounds(
+    benchmark = Rounds(
         contenders=contenders,
         shapes=[SHAPES[name] for name in workloads],
-        num_rounds=num_rounds,
+        num_rounds=rounds,
         tokenizer=load_tokenizer(model),
         matrices=read_matrices(model),
         logs=logs,
@@ -141,9 +134,9 @@ def _run(
         ["Measured with --busy-ok: other processes may have used the CPU. Do not publish."] if busy_ok else []
     )
     try:
-        rounds.run()
+        benchmark.run()
     except (Broken, quiet.Busy) as error:
-        if not rounds.lives:
+        if not benchmark.lives:
             raise
         warnings.append(f"Stopped early: {error}")
     results = Results(
@@ -152,18 +145,18 @@ def _run(
         machine=described(),
         model=str(model),
         workloads={name: SHAPES[name].describe() for name in workloads},
-        num_rounds=num_rounds,
+        num_rounds=rounds,
         contenders={name: contender.facts for name, contender in contenders.items()},
-        unavailable={**unavailable, **rounds.broken},
-        limits=rounds.limits,
-        runs=rounds.runs(),
-        lives=tuple(rounds.lives),
+        unavailable={**unavailable, **benchmark.broken},
+        limits=benchmark.limits,
+        runs=benchmark.runs(),
+        lives=tuple(benchmark.lives),
         warnings=tuple(warnings),
     )
     write_json(results, logs / "results.json")
     _print(results)
     _say(f"all figures: {logs / 'results.json'}; logs in the same folder")
-    return 1 if results.num_failed or rounds.broken or len(warnings) > busy_ok else 0
+    return 1 if results.num_failed or benchmark.broken or len(warnings) > busy_ok else 0
 
 
 def _read_configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:

@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from container.run.processes import process_tree
@@ -49,9 +48,7 @@ class PeakPss:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()

@@ -11,19 +11,20 @@ from typing import Any
 
 import torch
 
-from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.config import CacheConfig, ModelSettings, ParallelConfig, SchedulerConfig
 from engines.core import Request, RequestOutput, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
 from engines.models.loading import describe
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.executor import StepExecutor
-from engines.mpi.runner.loading import LoadedModel, load_model
+from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
+from tests.support.plans import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +119,16 @@ class CoreLab:
 
     def _runner(self, paged: bool) -> LoadedModel:
         if paged not in self._runners:
-            limits = SchedulerSettings(self._max_step_seqs, self._max_step_tokens, self._max_step_tokens, 1)
-            config = MpiEngineConfig(
-                model=self._settings,
-                parallel=ParallelConfig(1, "cpu", self._threads),
-                cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
-                scheduler=SchedulerConfig(limits),
+            token_bytes = describe(self._settings).kv_elements_per_token * 4
+            self._runners[paged] = load(
+                self._settings,
+                CacheConfig(self._block_size, paged, self._num_blocks * self._block_size * token_bytes),
+                self._max_step_tokens,
+                max_num_seqs=self._max_step_seqs,
+                parallel=ParallelConfig(threads_per_rank=self._threads),
+                stopwatch=self._stopwatch,
             )
-            self._runners[paged] = load_model(config, Communicator(), torch.device("cpu"), self._stopwatch)
         return self._runners[paged]
-
-    def _cache_bytes(self) -> int:
-        per_token = describe(self._settings).kv_elements_per_token * 4
-        return self._num_blocks * self._block_size * per_token
 
 
 def greedy(name: str, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> Request:

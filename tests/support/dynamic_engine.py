@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from engines.client import ClientStream
-from engines.config import BatchConfig, EngineConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
 from engines.core import Request, SamplingParams
 from tests.support import processes
 from tests.support.engine_process import MAX_MODEL_LEN, EngineProcess
@@ -37,28 +36,18 @@ def make_dynamic_config(
 class DynamicEngine(EngineProcess):
     """A dispatcher and its generating process. Call `wait_ready` before use, and `destroy` in any case."""
 
-    def _num_heartbeats(self, config: EngineConfig) -> int:
-        return 2
-
-    def _command(self, ranks: int) -> list[str]:
-        command = [sys.executable, "-m", "engines.python.dispatcher"]
-        command += ["--config", str(self.folder / "engine.json"), "--status", str(self.folder / "status")]
-        return [*command, "--address", self._address]
+    module = "engines.python.dispatcher"
+    num_heartbeats = 2
 
     def generating_process(self) -> psutil.Process | None:
         """The running process that generates, if there is one."""
-        return generating_process(processes.descendants(self._popen.pid))
+        for process in processes.descendants(self._popen.pid):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+                if "engines.python.worker" in process.cmdline():
+                    return process
+        return None
 
     def ask(
         self, name: str, prompt: Sequence[int], sampling: SamplingParams, arrival_time: float = 0.0
     ) -> ClientStream:
         return self.client.submit(Request(name, tuple(prompt), sampling, arrival_time))
-
-
-def generating_process(among: set[psutil.Process]) -> psutil.Process | None:
-    """The process among these that generates, if there is one."""
-    for process in among:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            if "engines.python.worker" in process.cmdline():
-                return process
-    return None

@@ -90,15 +90,20 @@ def make_config(
 class EngineProcess:
     """An engine with its ranks and files. Call `wait_ready` before use, and `destroy` in any case."""
 
+    module = "engines.mpi.worker"
+    num_heartbeats = 1
+    """For each rank."""
+
     def __init__(self, config: EngineConfig) -> None:
         # A separate folder with a short name: the path of a UNIX socket is limited to 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="lmi-engine-"))
         self._address = f"ipc://{self.folder}/engine.sock"
-        self._board = StatusBoard.create(self.folder / "status", self._num_heartbeats(config))
+        ranks = config.parallel.tp_size
+        self._board = StatusBoard.create(self.folder / "status", ranks * self.num_heartbeats)
         (self.folder / "engine.json").write_text(config.to_json(), encoding="utf-8")
         self._log = (self.folder / "log").open("wb")
         self._popen = subprocess.Popen(
-            self._command(config.parallel.tp_size),
+            self._command(ranks),
             cwd=REPO_ROOT,
             env=child_environment({"OMP_NUM_THREADS": "1", "PRTE_MCA_prte_tmpdir_base": str(self.folder)}),
             stdin=subprocess.DEVNULL,
@@ -108,11 +113,8 @@ class EngineProcess:
         )
         self.client = EngineClient(self._address, self.folder / "status")
 
-    def _num_heartbeats(self, config: EngineConfig) -> int:
-        return config.parallel.tp_size
-
     def _command(self, ranks: int) -> list[str]:
-        command = [sys.executable, "-m", "engines.mpi.worker"]
+        command = [sys.executable, "-m", self.module]
         command += ["--config", str(self.folder / "engine.json"), "--status", str(self.folder / "status")]
         command += ["--address", self._address]
         if ranks == 1:

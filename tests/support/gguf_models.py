@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
 from container.models.gguf_describe import describe
-from tests.bench.peers.gguf_file import permute
+from tests.bench.peers.gguf_file import permute, write_shape
 from tests.support.seeds import fresh_generator
 from tests.support.tiny_models import save_model
 
@@ -80,7 +80,7 @@ def write_gguf(
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=tensors_per_file)
-    _write_shape(writer, config, architecture)
+    write_shape(writer, config, architecture)
     if tokenizer is not None:
         _write_tokenizer(writer, tokenizer, pre)
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -122,36 +122,6 @@ def _stacks(names: Iterable[str]) -> dict[str, list[str]]:
         common = re.sub(r"\.experts\.\d+\.", ".experts.", name)
         found.setdefault(common, {})[int(number[1]) if number else 0] = name
     return {common: [numbered[i] for i in sorted(numbered)] for common, numbered in found.items()}
-
-
-def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = config["rope_parameters"]
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
-    writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta"))
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    if experts := config.get("num_local_experts", config.get("num_experts")):
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if width := config.get("moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(width)
-    for field, add in (
-        ("sliding_window", writer.add_sliding_window),
-        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
-        ("final_logit_softcapping", writer.add_final_logit_softcapping),
-    ):
-        if config.get(field) and architecture.startswith("gemma"):
-            add(config[field])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
 
 
 def _token_type(token: str, special: bool) -> gguf.TokenType:

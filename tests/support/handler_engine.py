@@ -12,7 +12,6 @@ from typing import Any
 from engines.client import ClientStream
 from engines.config import (
     BatchConfig,
-    EngineConfig,
     HandlerEngineConfig,
     HandlerSettings,
     ModelSettings,
@@ -60,13 +59,7 @@ def handler_config(
 class HandlerEngine(EngineProcess):
     """A dispatcher and its workers. Call `wait_ready` before use, and `destroy` in any case."""
 
-    def _num_heartbeats(self, config: EngineConfig) -> int:
-        return 1
-
-    def _command(self, ranks: int) -> list[str]:
-        command = [sys.executable, "-m", "engines.python.handlers.dispatcher"]
-        command += ["--config", str(self.folder / "engine.json"), "--status", str(self.folder / "status")]
-        return [*command, "--address", self._address]
+    module = "engines.python.handlers.dispatcher"
 
     def invoke(self, body: bytes | str | dict[str, Any], **headers: str) -> Reply:
         """Send a request. Names of headers have `_` for `-`."""

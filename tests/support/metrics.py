@@ -16,6 +16,7 @@ RUNNING = "lmi_requests_running"
 WAITING = "lmi_requests_waiting"
 STEPS = "lmi_steps_total"
 ENGINE_UP = "lmi_engine_up"
+RESTARTS = "lmi_generator_restarts_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,21 @@ class Metrics:
     def describe(self) -> str:
         names = (RUNNING, WAITING, BLOCKS_FREE, BLOCKS_CACHED, BLOCKS_TOTAL)
         return ", ".join(f"{name} {self.samples.get(name, float('nan')):g}" for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Number of batches of engine=Python, and of requests in them."""
+
+    count: float
+    requests: float
+
+    def since(self, before: Batches) -> Batches:
+        return Batches(self.count - before.count, self.requests - before.requests)
+
+
+def batches(metrics: Metrics) -> Batches:
+    return Batches(metrics["lmi_batch_size_count"], metrics["lmi_batch_size_sum"])
 
 
 def parse_metrics(text: str) -> Metrics:

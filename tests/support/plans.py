@@ -1,4 +1,5 @@
-"""Hand-built step plans: convert {row: tokens} to a plan with the block-table entries that ranks do not have yet."""
+"""Loaded models, and hand-built step plans for them: {row: tokens} becomes a plan with the block-table entries that
+ranks do not have yet."""
 
 from __future__ import annotations
 
@@ -6,15 +7,36 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engines.core import SamplingParams
-from engines.mpi.runner.loading import LoadedModel
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SamplingParams, SchedulerSettings
+from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
+from engines.stopwatch import Stopwatch
 
 BLOCK_SIZE = 4
 _SAMPLED_BY_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
+
+
+def load(
+    model: ModelSettings,
+    cache: CacheConfig,
+    max_step_tokens: int,
+    *,
+    max_num_seqs: int = 8,
+    parallel: ParallelConfig | None = None,
+    comm: Communicator | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> LoadedModel:
+    """Load the model of one rank. Defaults: a single rank on a CPU with one thread."""
+    parallel = parallel or ParallelConfig()
+    limits = SchedulerSettings(max_num_seqs, max_step_tokens, max_step_tokens, max_waiting=8)
+    config = MpiEngineConfig(model=model, parallel=parallel, cache=cache, scheduler=SchedulerConfig(limits))
+    device = torch.device(parallel.device)
+    return load_model(config, comm or Communicator(), device, stopwatch or Stopwatch(lambda: 0.0))
 
 
 class PlanMaker:

@@ -1,6 +1,4 @@
-"""A copy of a model with two faulty tokens. Run this as a program, since it imports torch:
-
-    python -m tests.support.poisoned_model MODEL_DIR TARGET_DIR
+"""A copy of a model with two faulty tokens.
 
 `NOT_A_NUMBER` has an embedding of NaN, so the output layer of the copy is no longer tied to the embeddings. `BEYOND` is
 known to the tokenizer, but not to the model. Both pass every check of a request's body, and fail during computation.
@@ -10,8 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
 
 NOT_A_NUMBER = "<gh_stars>"
 BEYOND = "<|beyond|>"
@@ -19,9 +19,6 @@ BEYOND = "<|beyond|>"
 
 def poison(source: Path, target: Path) -> None:
     """Write the copy. Raises `StopIteration` if the model's tokenizer lacks the token `NOT_A_NUMBER`."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
     target.mkdir(parents=True)
     for path in source.iterdir():
         if path.suffix in {".json", ".jinja"} and "index" not in path.name:
@@ -41,7 +38,3 @@ def poison(source: Path, target: Path) -> None:
     (target / "config.json").write_text(
         json.dumps({**config, "tie_word_embeddings": False}), encoding="utf-8"
     )
-
-
-if __name__ == "__main__":
-    poison(Path(sys.argv[1]), Path(sys.argv[2]))

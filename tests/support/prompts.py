@@ -21,10 +21,6 @@ class Prompt:
     """(role, content) in order; empty for a plain text."""
     text: str = ""
 
-    @property
-    def is_chat(self) -> bool:
-        return bool(self.messages)
-
     def as_messages(self) -> list[Message]:
         return [{"role": role, "content": content} for role, content in self.messages]
 

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import psutil
@@ -36,14 +35,14 @@ class StartServer(Protocol):
     def __call__(self, properties: str, *, environment: Mapping[str, str] | None = None) -> Server: ...
 
 
-def properties_text(model: Path | str, **options: object) -> str:
-    """A serving.properties for engine=MPI. `options`: `option.*` keys.
+def properties_text(model: Path | str, engine: str = "MPI", **options: object) -> str:
+    """A serving.properties. `options`: `option.*` keys, and keys of dynamic batching, which have no prefix.
 
-    `job_queue_size` is written without the prefix, and booleans in lower case.
+    Booleans are written in lower case.
     """
-    lines = {"engine": "MPI", "option.model_id": str(model)}
+    lines = {"engine": engine, "option.model_id": str(model)}
     for name, value in options.items():
-        key = name if name == "job_queue_size" else f"option.{name}"
+        key = name if name in ("batch_size", "max_batch_delay") else f"option.{name}"
         lines[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
@@ -65,7 +64,8 @@ class ServerError(AssertionError):
 
 
 class Server:
-    """A running server. A context manager: leaving it stops the server and all of its processes."""
+    """A running server. A context manager: entering it waits until the server is ready, leaving it stops the server and
+    all of its processes."""
 
     def __init__(
         self,
@@ -173,11 +173,14 @@ class Server:
         self.process.wait()
 
     def __enter__(self) -> Self:
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.destroy()
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None and self.process.poll() is None:
             self.stop()
         else:

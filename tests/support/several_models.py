@@ -28,7 +28,7 @@ def tokens(first, count):
 def handle(inputs: Input):
     global first
     if inputs.is_empty():
-        first = int(inputs.get_properties()["first_token"])
+        first = int(inputs.get_properties()["first_id"])
         return None
     body = inputs.get_as_json()
     count = body.get("parameters", {}).get("max_new_tokens", 4)
@@ -65,7 +65,7 @@ def save_handlers(root: Path, names: str) -> dict[str, Path]:
         folders[name] = root / name
         folders[name].mkdir(parents=True)
         (folders[name] / "model.py").write_text(_HANDLER)
-        text = f"engine=Python\noption.first_token={number}000\nrequired_memory_mb={REQUIRED_MB}\n"
+        text = f"engine=Python\noption.first_id={number}000\nrequired_memory_mb={REQUIRED_MB}\n"
         (folders[name] / "serving.properties").write_text(text)
     return folders
 

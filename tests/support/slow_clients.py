@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from tests.support.paths import REPO_ROOT, child_environment
@@ -67,9 +66,7 @@ class SlowClients:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.communicate()
 
 

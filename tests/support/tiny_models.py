@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
-from engines.core import SchedulerSettings
+from engines.config import CacheConfig, ModelSettings, ParallelConfig
 from engines.models.loading import describe
-from engines.mpi.runner.loading import DTYPES, LoadedModel, load_model
+from engines.mpi.runner.loading import DTYPES, LoadedModel
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels._triton import INTERPRETED
-from tests.support.plans import BLOCK_SIZE
+from tests.support.plans import BLOCK_SIZE, load
 
 VOCAB_SIZE = 97
 """Prime, so it is not divisible by the number of ranks."""
@@ -167,17 +166,11 @@ def make_runner(
         str(folder), "tiny", dtype, max_model_len, load_format, quantize, byte_ranges, impl=impl
     )
     token_bytes = describe(model).kv_bytes_per_token(cache_dtype, comm.world_size)
-    config = MpiEngineConfig(
-        model=model,
+    return load(
+        model,
+        CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
+        max_step_tokens,
         parallel=ParallelConfig(tp_size=comm.world_size, device=device, enforce_eager=enforce_eager),
-        cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
-        scheduler=SchedulerConfig(
-            SchedulerSettings(
-                max_num_seqs=8,
-                max_prefill_tokens=max_step_tokens,
-                max_num_batched_tokens=max_step_tokens,
-                max_waiting=8,
-            )
-        ),
+        comm=comm,
+        stopwatch=Stopwatch(lambda: 0.0, show_alive),
     )
-    return load_model(config, comm, torch.device(device), Stopwatch(lambda: 0.0, show_alive))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -13,6 +14,15 @@ SENTENCES = [
     "pack my box with five dozen liquor jugs: 1234567890",
     "don't can't I'll you're; naïve café\n\n\tdef f(x): return x",
 ]
+
+LLAMA_PIECES: dict[str, Any] = {
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "split_digits": True,
+    "allow_whitespace_only_pieces": True,
+}
+"""Settings of sentencepiece for Llama's tokenizers."""
 
 
 def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> int:
@@ -40,34 +50,32 @@ def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> 
     return int(tokenizer.get_vocab_size())
 
 
-def save_sentencepiece(folder: Path, kind: str) -> None:
-    """Save a sentencepiece model. `bpe`: tokenizer.model like early Llama models; `unigram`: spiece.model like T5."""
+def sentencepiece_model(texts: list[str], kind: str, **settings: Any) -> bytes:
+    """The content of a tokenizer.model. kind: `bpe` or `unigram`."""
     import sentencepiece
 
-    folder.mkdir(parents=True, exist_ok=True)
-    if kind == "bpe":
-        name, token_class = "tokenizer.model", "LlamaTokenizer"
-        settings = {
-            "vocab_size": 340,
-            "byte_fallback": True,
-            "normalization_rule_name": "identity",
-            "remove_extra_whitespaces": False,
-            "split_digits": True,
-            "allow_whitespace_only_pieces": True,
-        }
-        named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
-    else:
-        name, token_class = "spiece.model", "T5Tokenizer"
-        settings = {"vocab_size": 90, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-        named = {"extra_ids": 5}
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 20),
+        sentence_iterator=iter(texts),
         model_writer=model,
         model_type=kind,
         hard_vocab_limit=False,
         minloglevel=2,
         **settings,
     )
-    (folder / name).write_bytes(model.getvalue())
+    return model.getvalue()
+
+
+def save_sentencepiece(folder: Path, kind: str) -> None:
+    """Save a sentencepiece model. `bpe`: tokenizer.model like early Llama models; `unigram`: spiece.model like T5."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "bpe":
+        name, token_class = "tokenizer.model", "LlamaTokenizer"
+        settings = {"vocab_size": 340, **LLAMA_PIECES}
+        named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    else:
+        name, token_class = "spiece.model", "T5Tokenizer"
+        settings = {"vocab_size": 90, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+        named = {"extra_ids": 5}
+    (folder / name).write_bytes(sentencepiece_model(SENTENCES * 20, kind, **settings))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": token_class, **named}))

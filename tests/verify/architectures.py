@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from tests.support.tiny_models import SHAPES
-from tests.verify.commands import last_line, run_python
+from tests.verify.commands import FULL, run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 23
 TITLE = "Every architecture of engine=MPI: logits and greedy tokens are transformers', degrees 1 to 3, CPU and Triton"
 
-_FULL = {"LMI_TEST_EXAMPLES": "full", "OMP_NUM_THREADS": "1"}
 _TESTS = {
     "degree 1, in chunks, paged and contiguous": ("tests/engines/models/test_equality.py", {}),
     "torch instead of native kernels": (
@@ -27,19 +26,8 @@ _TESTS = {
 
 def verify(lab: Lab, report: Report) -> None:
     for name, (tests, environment) in _TESTS.items():
-        done = run_python(
-            "-m",
-            "pytest",
-            "-v",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            "2",
-            tests,
-            environment={**_FULL, **environment},
-        )
-        report.require(done.returncode == 0, f"{name}: {last_line(done)}")
-        missing = [kind for kind in SHAPES if not _is_tested(kind, done.stdout)]
+        printed = run_tests(report, name, "-n", "2", tests, environment=FULL | environment)
+        missing = [kind for kind in SHAPES if not _is_tested(kind, printed)]
         report.require(
             not missing, f"{name}: every kind of model is tested{f', but {missing}' if missing else ''}"
         )

@@ -11,22 +11,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
-from engines.core import SchedulerSettings
+from engines.config import CacheConfig, ModelSettings
 from engines.models.architectures import read_config
-from engines.mpi.runner.loading import LoadedModel, load_model
-from engines.parallel import Communicator
-from engines.stopwatch import Stopwatch
+from engines.mpi.runner.loading import LoadedModel
 from lmi_kernels import linear, pack
 from lmi_kernels.cpu.team import set_num_threads
-from tests.support.plans import PlanMaker, run_plan
+from tests.support.plans import PlanMaker, load, run_plan
 from tests.support.seeds import fresh_generator, integers
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 21
 TITLE = "A request's logits have the same bits however its steps are put together, on a CPU in fp32"
 
-CPU = torch.device("cpu")
 _SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """Output and input features of SmolLM2's layers."""
 _BLOCK_SIZE = 16
@@ -67,7 +63,8 @@ def _check_model(report: Report, name: str, folder: Path) -> None:
     tokens = [rng.randrange(vocab_size) for _ in range(_PROMPT_TOKENS + _NEW_TOKENS)]
     seen: dict[str, torch.Tensor] = {}
     for paged in (True, False):
-        runner = _runner(folder, paged)
+        cache = CacheConfig(_BLOCK_SIZE, paged, 2048 * 4 * read_config(folder).kv_elements_per_token)
+        runner = load(ModelSettings(str(folder), "verified", "bf16", 512), cache, 512)
         for sizes in ([_PROMPT_TOKENS], [64, 37, 1], [170, *[1] * 30]):
             for neighbours in (0, 7):
                 way = f"{'paged' if paged else 'contiguous'}, chunks of {sizes[:3]}, {neighbours} neighbours"
@@ -111,19 +108,6 @@ def _logits(
             found.append(logits[0].clone())
         step += 1
     return torch.stack(found)
-
-
-def _runner(folder: Path, paged: bool) -> LoadedModel:
-    limits = SchedulerSettings(
-        max_num_seqs=8, max_prefill_tokens=512, max_num_batched_tokens=512, max_waiting=8
-    )
-    config = MpiEngineConfig(
-        model=ModelSettings(str(folder), "verified", "bf16", 512),
-        parallel=ParallelConfig(),
-        cache=CacheConfig(_BLOCK_SIZE, paged, 2048 * 4 * read_config(folder).kv_elements_per_token),
-        scheduler=SchedulerConfig(limits),
-    )
-    return load_model(config, Communicator(), CPU, Stopwatch(lambda: 0.0))
 
 
 if __name__ == "__main__":

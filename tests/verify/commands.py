@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.lab import Report
+
+_LMI_SECONDS = 7200.0
+FULL = {"LMI_TEST_EXAMPLES": "full"}
+"""Makes tests on random inputs run many new examples."""
 
 
 def run_python(
@@ -28,7 +33,19 @@ def run_python(
     return done
 
 
-def run_lmi(folder: Path, *arguments: str, seconds: float) -> tuple[str, dict[str, Any]]:
+def run_tests(
+    report: Report, name: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run pytest with one thread, and require that all tests pass. Returns its output."""
+    done = run_python(
+        *("-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments),
+        environment={"OMP_NUM_THREADS": "1", **(environment or {})},
+    )
+    report.require(done.returncode == 0, f"{name}: {last_line(done)}")
+    return done.stdout
+
+
+def run_lmi(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """Run `lmi` with `--json` in a folder. Returns its output and its JSON. Raises `AssertionError` if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     file, log = folder / "result.json", folder / f"{arguments[0]}.log"
@@ -40,7 +57,7 @@ def run_lmi(folder: Path, *arguments: str, seconds: float) -> tuple[str, dict[st
             text=True,
             cwd=folder,
             env=child_environment(),
-            timeout=seconds,
+            timeout=_LMI_SECONDS,
             check=False,
         )
     if done.returncode != 0:

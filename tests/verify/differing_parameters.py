@@ -7,19 +7,15 @@ The bad requests pass validation: five contain a token whose embedding is NaN, f
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.support.client import Client, Ending, Outcome
-from tests.support.dynamic_server import RESTARTS, batches, dynamic_properties
-from tests.support.paths import REPO_ROOT, child_environment
-from tests.support.poisoned_model import BEYOND, NOT_A_NUMBER
-from tests.support.server import Server
+from tests.support.metrics import RESTARTS, batches
+from tests.support.poisoned_model import BEYOND, NOT_A_NUMBER, poison
+from tests.support.server import Server, properties_text
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 12
@@ -90,13 +86,6 @@ def _parameters(rng: random.Random, number: int) -> dict[str, Any]:
     return parameters
 
 
-def poisoned_model(lab: Lab) -> Path:
-    target = lab.folder / "poisoned-model"
-    command = [sys.executable, "-m", "tests.support.poisoned_model", str(lab.model), str(target)]
-    subprocess.run(command, check=True, cwd=REPO_ROOT, env=child_environment())
-    return target
-
-
 def judge(
     report: Report, requests: Sequence[MixedRequest], batched: Sequence[Outcome], alone: Sequence[Outcome]
 ) -> None:
@@ -128,9 +117,10 @@ def _same(one: Outcome, other: Outcome) -> bool:
 
 def verify(lab: Lab, report: Report) -> None:
     requests = make_requests(seed=4)
-    text = dynamic_properties(poisoned_model(lab), batch_size=8, max_batch_delay=20)
+    model = lab.folder / "poisoned-model"
+    poison(lab.model, model)
+    text = properties_text(model, "Python", batch_size=8, max_batch_delay=20)
     with Server(lab.folder / "differing-parameters", text) as server:
-        server.wait_ready()
         client = Client(server.base_url, _TIMEOUT_SECONDS)
         with ThreadPoolExecutor(len(requests)) as pool:
             batched = list(pool.map(lambda request: request.send(client), requests))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.support.client import Client
-from tests.support.dynamic_server import batches, dynamic_properties
+from tests.support.metrics import batches
 from tests.support.oracle import oracle
 from tests.support.prompts import ALL
-from tests.support.server import Server
+from tests.support.server import Server, properties_text
 from tests.verify.lab import Lab, Report, run_alone
 from tests.verify.token_equality import judge, send_at_random
 
@@ -22,9 +22,8 @@ def verify(lab: Lab, report: Report) -> None:
     answers = [answer.ignoring_eos() for answer in oracle(lab.model, ALL)]
     report.require(len(answers) == 32, f"{len(answers)} prompts")
     for size in _BATCH_SIZES:
-        text = dynamic_properties(lab.model, dtype="fp32", batch_size=size)
+        text = properties_text(lab.model, "Python", dtype="fp32", batch_size=size)
         with Server(lab.folder / f"dynamic-equality-{size}", text) as server:
-            server.wait_ready()
             client = Client(server.base_url, _TIMEOUT_SECONDS)
             outcomes = send_at_random(client, answers, seed=40 + size)
             judge(report, f"batch_size={size}, random arrivals", answers, outcomes)

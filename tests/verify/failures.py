@@ -75,7 +75,7 @@ def verify_term(lab: Lab, report: Report, degree: int) -> None:
     what = f"SIGTERM, degree {degree}"
     name = f"term-{degree}"
     options = {"tensor_parallel_degree": degree, "max_rolling_batch_size": 16}
-    with lab.ready(name, **options) as server:
+    with lab.server(name, **options) as server:
         load = Load(server.client, [40] * 12 + [6000] * 4 + [20] * 8)
         report.require(
             load.num_accepted == 24, f"{what}: {load.num_accepted} accepted, {load.num_waiting} waiting"
@@ -108,7 +108,7 @@ def seconds_until_ping(client: Client, ready: bool, timeout: float) -> float | N
 
 def verify_stop(lab: Lab, report: Report) -> None:
     """Send SIGSTOP, then SIGCONT to each rank in turn. The server must recover."""
-    with lab.ready("stop", tensor_parallel_degree=2) as server:
+    with lab.server("stop", tensor_parallel_degree=2) as server:
         for number, rank in sorted(server.ranks().items()):
             what = f"SIGSTOP of rank {number}"
             rank.send_signal(signal.SIGSTOP)
@@ -134,7 +134,7 @@ def verify_stop(lab: Lab, report: Report) -> None:
 def verify_kill(lab: Lab, report: Report, degree: int, number: int) -> None:
     """Kill one rank under load with SIGKILL."""
     what = f"kill -9 of rank {number} of {degree}"
-    with lab.ready(f"kill-{degree}-{number}", tensor_parallel_degree=degree) as server:
+    with lab.server(f"kill-{degree}-{number}", tensor_parallel_degree=degree) as server:
         load = Load(server.client, [3000] * 8)
         report.require(load.num_accepted == 8, f"{what}: {load.num_accepted} requests accepted")
         log_before = len(server.log())

@@ -162,7 +162,7 @@ def judge_slow_clients(report: Report, server: Server) -> None:
 
 
 def verify(lab: Lab, report: Report) -> None:
-    with lab.ready("front-door") as server:
+    with lab.server("front-door") as server:
         judge_bodies(report, server.client)
         judge_slow_clients(report, server)
         idle = wait_metrics(server.client, lambda seen: seen.idle, 20.0)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 IMAGE = "lmi-server:image-check"
@@ -37,39 +36,6 @@ class Start:
     """Mounted at /opt/ml/model, read-only."""
     shm_mb: int = 64
     arguments: Sequence[str] = ("serve",)
-
-
-class Container(Protocol):
-    """A started container."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM to process 1."""
-
-    def wait(self, seconds: float) -> int | None:
-        """Return the exit code, or None if the container still runs after `seconds`."""
-
-    def log(self) -> str: ...
-
-    def execute(self, *arguments: str) -> str:
-        """Run a command in the container and return its output."""
-
-    def remove(self) -> None: ...
-
-
-class ImageEngine(Protocol):
-    """Builds the image and starts containers of it."""
-
-    def build(self, context: Path) -> str:
-        """Build the image and return the output. Raises `subprocess.CalledProcessError`, with the output."""
-
-    def size(self) -> int:
-        """Return the unpacked size of the image in bytes."""
-
-    def start(self, start: Start, folder: Path) -> Container:
-        """Start a container. `folder` is an empty folder for its files."""
-
-    def close(self) -> None:
-        """Remove everything that was created."""
 
 
 def run(*arguments: str | Path, **options: object) -> str:
@@ -105,14 +71,16 @@ class Docker:
     """A Docker daemon on this machine."""
 
     def build(self, context: Path) -> str:
+        """Build the image and return the output. Raises `subprocess.CalledProcessError`, with the output."""
         return run(
             "docker", "build", "--progress", "plain", "--build-arg", "TORCH=cpu", "--tag", IMAGE, context
         )
 
     def size(self) -> int:
+        """Return the unpacked size of the image in bytes."""
         return int(run("docker", "image", "inspect", "--format", "{{.Size}}", IMAGE))
 
-    def start(self, start: Start, folder: Path) -> Container:
+    def start(self, start: Start, folder: Path) -> DockerContainer:
         options = ["--read-only", "--tmpfs", "/tmp:exec", "--shm-size", f"{start.shm_mb}m", "--user", _USER]
         options += [
             "--network",
@@ -126,6 +94,7 @@ class Docker:
         )
 
     def close(self) -> None:
+        """Remove everything that was created."""
         run("docker", "image", "rm", "--force", IMAGE)
 
 
@@ -134,9 +103,11 @@ class DockerContainer:
     id: str
 
     def terminate(self) -> None:
+        """Send SIGTERM to process 1."""
         run("docker", "kill", "--signal", "TERM", self.id)
 
     def wait(self, seconds: float) -> int | None:
+        """Return the exit code, or None if the container still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return int(run("docker", "wait", self.id, timeout=seconds))
         return None
@@ -145,6 +116,7 @@ class DockerContainer:
         return run("docker", "logs", self.id)
 
     def execute(self, *arguments: str) -> str:
+        """Run a command in the container and return its output."""
         return run("docker", "exec", self.id, *arguments)
 
     def remove(self) -> None:
@@ -172,7 +144,8 @@ class Buildah:
         with self._mounted() as root:
             return int(run("du", "--summarize", "--block-size=1", "--one-file-system", root).split()[0])
 
-    def start(self, start: Start, folder: Path) -> Container:
+    def start(self, start: Start, folder: Path) -> Namespace:
+        """Start a container. `folder` is an empty folder for its files."""
         config = json.loads(self._run("inspect", "--type", "image", IMAGE))["OCIv1"]["config"]
         environment = {**dict(item.split("=", 1) for item in config["Env"]), **start.environment}
         arguments = [*config["Entrypoint"], *start.arguments]
@@ -316,3 +289,7 @@ class Namespace:
     def remove(self) -> None:
         self._unshare.kill()
         self._unshare.wait()
+
+
+Container = DockerContainer | Namespace
+ImageEngine = Docker | Buildah

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels.cpu.library import INSTRUCTIONS, Library, library_path
-from tests.verify.commands import last_line, run_python
+from tests.verify.commands import run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 26
@@ -33,9 +33,8 @@ def verify(lab: Lab, report: Report) -> None:
         f"this processor's instruction set, according to torch: {torch.backends.cpu.get_cpu_capability()}"
     )
     for setting in (*_SETTINGS, *_native_settings()):
-        done = run_python(*("-m", "pytest", "-q", *_TESTS), environment={**setting, "OMP_NUM_THREADS": "1"})
         name = ", ".join(f"{variable}={value}" for variable, value in setting.items())
-        report.require(done.returncode == 0, f"{name}: {last_line(done)}")
+        run_tests(report, name, *_TESTS, environment=setting)
 
 
 def _native_settings() -> list[dict[str, str]]:

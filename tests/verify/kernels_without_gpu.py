@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from tests.verify.commands import last_line, run_python
+from tests.verify.commands import last_line, run_python, run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 22
@@ -17,20 +17,17 @@ _SECONDS = 360
 
 def verify(lab: Lab, report: Report) -> None:
     started = time.monotonic()
-    tests = run_python(
-        *("-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", "2", *_TESTS),
-        environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    printed = run_tests(
+        report, "in the interpreter", "-n", "2", *_TESTS, environment={"TRITON_INTERPRET": "1"}
     )
     interpreted = time.monotonic() - started
-    report.require(tests.returncode == 0, f"in the interpreter: {last_line(tests)}")
-    passed = re.findall(r"PASSED (\S+)", tests.stdout)
+    passed = re.findall(r"PASSED (\S+)", printed)
     parity = sum("test_kernel_equals_its_reference" in name for name in passed)
     planted = sum("test_planted_error_is_caught" in name for name in passed)
     report.require(parity > 0, f"{parity} comparisons of a kernel with its reference, each on many inputs")
     report.require(planted > 0, f"{planted} planted errors, each caught")
     compiled = run_python(
-        "-m",
-        "tests.kernels.triton.compile_ahead",
+        *("-m", "tests.kernels.triton.compile_ahead"),
         environment={"TRITON_CACHE_DIR": str(lab.folder / "triton")},
     )
     report.require(compiled.returncode == 0, f"for sm_80, sm_86, sm_90: {last_line(compiled)}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.support.paths import prepare_bundled_model
@@ -50,21 +53,12 @@ class Lab:
     """Folder for properties files, logs and clones. It is removed at the end if all lines pass."""
 
     def server(self, name: str, **options: object) -> Server:
-        """Start a server of the bundled model with these `option.*` values, without waiting for it."""
+        """Start a server of the bundled model with these `option.*` values. Entering it waits until it is ready."""
         return Server(self.folder / name, properties_text(self.model, **options))
 
-    def ready(self, name: str, **options: object) -> Server:
-        """Start a server like `server`, and wait until it is ready."""
-        server = self.server(name, **options)
-        try:
-            server.wait_ready()
-        except BaseException:
-            server.destroy()
-            raise
-        return server
 
-
-Check = Callable[[Lab, Report], None]
+Check = Callable[..., None]
+"""Called with the lab and the report."""
 
 
 def make_lab() -> Lab:
@@ -90,8 +84,16 @@ def run_check(number: int, title: str, check: Check, lab: Lab) -> Report:
 
 
 def run_alone(number: int, title: str, check: Check) -> None:
-    """Run one line, as `python -m tests.verify.<name>`. Exits with 1 if the line fails."""
+    """Run one line, as `python -m tests.verify.<name>`. Exits with 1 if the line fails.
+
+    Keyword-only parameters of `check` are options of the command line.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    for name, parameter in inspect.signature(check).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            parser.add_argument(f"--{name}", type=type(parameter.default), default=parameter.default)
+    options = vars(parser.parse_args())
     lab = make_lab()
-    passed = run_check(number, title, check, lab).passed
+    passed = run_check(number, title, partial(check, **options), lab).passed
     print(f"logs: {lab.folder}", flush=True)
     sys.exit(0 if passed else 1)

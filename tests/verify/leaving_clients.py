@@ -54,7 +54,7 @@ def judge_counters(report: Report, client: Client) -> None:
 def verify(lab: Lab, report: Report) -> None:
     texts = [answer.text for answer in oracle(lab.model, ALL)]
     asks = make_asks(texts)
-    with lab.ready("leaving", paged_attention=True, max_rolling_batch_size=32) as server:
+    with lab.server("leaving", paged_attention=True, max_rolling_batch_size=32) as server:
         client = server.client
         alone = {text: client.generate(text, max_new_tokens=64) for text in texts}
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:

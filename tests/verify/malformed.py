@@ -46,7 +46,7 @@ def problem(client: Client, case: Malformed) -> str:
 
 
 def verify(lab: Lab, report: Report) -> None:
-    with lab.ready("malformed") as server:
+    with lab.server("malformed") as server:
         client = server.client
         expected = client.generate(_GOOD, max_new_tokens=3)
         report.require(expected.ending is Ending.COMPLETE, f"a good request: {expected.describe()}")

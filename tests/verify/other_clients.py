@@ -9,12 +9,10 @@ and the client another, so that the client's own work does not slow down the ser
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from container.measure.compare.interval import ratio_of_rounds
@@ -50,54 +48,49 @@ Round = dict[str, Figures]
 """Figures by client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Comparison of the clients. `rounds` is the number of turns on the real server."""
+def verify(lab: Lab, report: Report, *, rounds: int = 5) -> None:
+    """rounds: the number of turns of each client on the real server."""
+    clients = installed(report.figure)
+    others = [name for name in clients if name != OURS]
+    report.require(bool(others), f"other clients: {', '.join(others) or 'none'}")
+    server_cores, client_cores = sorted(os.sched_getaffinity(0))[:1], sorted(os.sched_getaffinity(0))[-1:]
 
-    rounds: int = 5
+    def run_clients(url: str, seed: int, load: Mapping[str, Any]) -> Round:
+        order = list(clients) if seed % 2 else list(clients)[::-1]
+        with _pinned_to(client_cores):
+            found = {name: clients[name](Run(url, lab.model, lab.folder, seed, **load)) for name in order}
+        for name, figures in found.items():
+            report.figure(
+                f"{name}: {figures.tokens_per_second:.1f} tokens/s, median TTFT {figures.ttft:.3f} s"
+            )
+        return found
 
-    def verify(self, lab: Lab, report: Report) -> None:
-        clients = installed(report.figure)
-        others = [name for name in clients if name != OURS]
-        report.require(bool(others), f"other clients: {', '.join(others) or 'none'}")
-        server_cores, client_cores = sorted(os.sched_getaffinity(0))[:1], sorted(os.sched_getaffinity(0))[-1:]
+    report.figure(f"a paced server, {CLOSED['users']} users:")
+    with _pinned_to(server_cores), ScriptedServer(_paced) as paced:
+        paced_rounds = [run_clients(paced.url, seed, CLOSED) for seed in range(PACED_ROUNDS)]
+    for name in others:
+        for measure, figure_of in MEASURES.items():
+            ratio = statistics.fmean(figure_of(one[OURS]) / figure_of(one[name]) for one in paced_rounds)
+            report.require(
+                abs(ratio - 1) <= MAX_DIFFERENCE,
+                f"paced: {measure}: {ratio:.3f} times the figure of {name}",
+            )
 
-        def run_clients(url: str, seed: int, load: Mapping[str, Any]) -> Round:
-            order = list(clients) if seed % 2 else list(clients)[::-1]
-            with _pinned_to(client_cores):
-                found = {name: clients[name](Run(url, lab.model, lab.folder, seed, **load)) for name in order}
-            for name, figures in found.items():
-                report.figure(
-                    f"{name}: {figures.tokens_per_second:.1f} tokens/s, median TTFT {figures.ttft:.3f} s"
-                )
-            return found
-
-        report.figure(f"a paced server, {CLOSED['users']} users:")
-        with _pinned_to(server_cores), ScriptedServer(_paced) as paced:
-            rounds = [run_clients(paced.url, seed, CLOSED) for seed in range(PACED_ROUNDS)]
-        for name in others:
-            for measure, figure_of in MEASURES.items():
-                ratio = statistics.fmean(figure_of(one[OURS]) / figure_of(one[name]) for one in rounds)
-                report.require(
-                    abs(ratio - 1) <= MAX_DIFFERENCE,
-                    f"paced: {measure}: {ratio:.3f} times the figure of {name}",
-                )
-
-        with _pinned_to(server_cores):
-            server = lab.ready("other-clients", **OPTIONS)
-        with server:
-            report.figure(f"a real server, {CLOSED['users']} users:")
-            closed = [run_clients(server.base_url, seed, CLOSED) for seed in range(self.rounds)]
-            report.figure(f"a real server, {OPEN['rate']} requests/s:")
-            opened = [run_clients(server.base_url, seed, OPEN) for seed in range(self.rounds)]
-        for name in others:
-            for (measure, figure_of), rounds in zip(MEASURES.items(), (closed, opened), strict=True):
-                seen = ratio_of_rounds((figure_of(one[OURS]) / figure_of(one[name]) for one in rounds), 1)
-                assert seen is not None
-                report.figure(
-                    f"{measure}: {seen.value:.3f} times the figure of {name} (95 % interval {seen.low:.3f} to"
-                    f" {seen.high:.3f})"
-                )
+    with _pinned_to(server_cores):
+        server = lab.server("other-clients", **OPTIONS)
+    with server:
+        report.figure(f"a real server, {CLOSED['users']} users:")
+        closed = [run_clients(server.base_url, seed, CLOSED) for seed in range(rounds)]
+        report.figure(f"a real server, {OPEN['rate']} requests/s:")
+        opened = [run_clients(server.base_url, seed, OPEN) for seed in range(rounds)]
+    for name in others:
+        for (measure, figure_of), runs in zip(MEASURES.items(), (closed, opened), strict=True):
+            seen = ratio_of_rounds((figure_of(one[OURS]) / figure_of(one[name]) for one in runs), 1)
+            assert seen is not None
+            report.figure(
+                f"{measure}: {seen.value:.3f} times the figure of {name} (95 % interval {seen.low:.3f} to"
+                f" {seen.high:.3f})"
+            )
 
 
 def _paced(number: int, body: Mapping[str, Any]) -> Script:
@@ -119,9 +112,5 @@ def _pinned_to(cores: list[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-verify = Agreement().verify
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--rounds", type=int, default=Agreement().rounds)
-    run_alone(NUMBER, TITLE, Agreement(parser.parse_args().rounds).verify)
+    run_alone(NUMBER, TITLE, verify)

@@ -8,18 +8,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
-from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
-from engines.core import SchedulerSettings
-from engines.mpi.runner.loading import load_model
+from engines.config import CacheConfig, ModelSettings, ParallelConfig
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler.step_plan import WANT_PROMPT_LOGPROBS
-from engines.parallel import Communicator
-from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu.team import set_num_threads
-from tests.support.plans import PlanMaker, run_plan
+from tests.support.plans import PlanMaker, load, run_plan
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 31
@@ -54,13 +49,9 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 def _perplexity(model: Path, windows: list[list[int]], quantize: str, kv_cache: str) -> float:
-    config = MpiEngineConfig(
-        model=ModelSettings(str(model), "bundled", "fp32", WINDOW, quantize=quantize),
-        parallel=ParallelConfig(threads_per_rank=2),
-        cache=CacheConfig(BLOCK_SIZE, True, 1 << 28, dtype=kv_cache),
-        scheduler=SchedulerConfig(SchedulerSettings(1, WINDOW, WINDOW, 1)),
-    )
-    runner = load_model(config, Communicator(), torch.device("cpu"), Stopwatch(lambda: 0.0))
+    settings = ModelSettings(str(model), "bundled", "fp32", WINDOW, quantize=quantize)
+    cache = CacheConfig(BLOCK_SIZE, True, 1 << 28, dtype=kv_cache)
+    runner = load(settings, cache, WINDOW, max_num_seqs=1, parallel=ParallelConfig(threads_per_rank=2))
     logprobs: list[float] = []
     for window in windows:
         maker = PlanMaker(BLOCK_SIZE)

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from tests.verify.commands import last_line, run_python
+from tests.verify.commands import FULL, run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 27
 TITLE = "Property tests hold on many new random examples, and tests that take long pass"
-
-_FULL = {"LMI_TEST_EXAMPLES": "full", "OMP_NUM_THREADS": "1"}
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -19,8 +17,7 @@ def verify(lab: Lab, report: Report) -> None:
         ("-m", "hypothesis or long", "tests", "--ignore=tests/verify"),
         ("tests/kernels", "tests/engines/sampling"),
     ):
-        done = run_python("-m", "pytest", "-q", *tests, environment=_FULL)
-        report.require(done.returncode == 0, f"{' '.join(tests)}: {last_line(done)}")
+        run_tests(report, " ".join(tests), *tests, environment=FULL)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ that takes 5 % longer.
 
 from __future__ import annotations
 
-import argparse
 import signal
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,64 +34,60 @@ OPTIONS: dict[str, object] = {"kv_cache_gb": 0.2}
 BATCH_SIZES = {"a": 16, "b": 17}
 """Neither limit is ever reached. Configurations that differ in live settings share a server, which saves starts."""
 SLOWED_BY = 0.05
-LIMIT_SECONDS = 3600.0
 _PERIOD_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Comparisons:
-    """Number of comparisons of each kind."""
+def verify(lab: Lab, report: Report, *, equal: int = 60, slowed: int = 10) -> None:
+    """Numbers of comparisons of each kind."""
+    folder = lab.folder / "real-comparisons"
+    for name, size in BATCH_SIZES.items():
+        (folder / name).mkdir(parents=True)
+        text = properties_text(lab.model, **OPTIONS, max_rolling_batch_size=size)
+        (folder / name / "serving.properties").write_text(text)
+    if equal:
+        _check_equal(folder, report, equal)
+    if slowed:
+        _check_slowed(lab, folder, report, slowed)
 
-    num_equal: int = 60
-    num_slowed: int = 10
 
-    def verify(self, lab: Lab, report: Report) -> None:
-        folder = lab.folder / "real-comparisons"
-        for name, size in BATCH_SIZES.items():
-            (folder / name).mkdir(parents=True)
-            text = properties_text(lab.model, **OPTIONS, max_rolling_batch_size=size)
-            (folder / name / "serving.properties").write_text(text)
-        if self.num_equal:
-            self._check_equal(folder, report)
-        if self.num_slowed:
-            self._check_slowed(lab, folder, report)
-
-    def _check_equal(self, folder: Path, report: Report) -> None:
-        different = 0
-        for number in range(self.num_equal):
-            arguments = ("compare", "a", "b", *_seed(number), *EQUAL)
-            ratios = _ratios(run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1])
-            measures = [key for key, one in ratios.items() if one["low"] > 1 or one["high"] < 1]
-            different += bool(measures)
-            report.figure(
-                f"equal, {number + 1}: {_describe(ratios)}; different: {', '.join(measures) or 'nothing'}"
-            )
-        report.require(
-            different <= MAX_CALLED_DIFFERENT * self.num_equal,
-            f"{different} of {self.num_equal} comparisons of equal configurations call a measure different",
+def _check_equal(folder: Path, report: Report, count: int) -> None:
+    different = 0
+    for number in range(count):
+        arguments = ("compare", "a", "b", *_seed(number), *EQUAL)
+        ratios = _ratios(run_lmi(folder, *arguments)[1])
+        measures = [key for key, one in ratios.items() if one["low"] > 1 or one["high"] < 1]
+        different += bool(measures)
+        report.figure(
+            f"equal, {number + 1}: {_describe(ratios)}; different: {', '.join(measures) or 'nothing'}"
         )
+    report.require(
+        different <= MAX_CALLED_DIFFERENT * count,
+        f"{different} of {count} comparisons of equal configurations call a measure different",
+    )
 
-    def _check_slowed(self, lab: Lab, folder: Path, report: Report) -> None:
-        found = 0
-        for number in range(self.num_slowed):
-            ratios = self._compare_slowed(lab, folder, number)
-            found += ratios["output_tokens_per_second"]["high"] < 1
-            report.figure(f"slowed, {number + 1}: {_describe(ratios)}")
-        report.require(
-            found >= MIN_FOUND * self.num_slowed,
-            f"{found} of {self.num_slowed} comparisons with a server slowed by {SLOWED_BY:.0%} find it slower",
-        )
 
-    def _compare_slowed(self, lab: Lab, folder: Path, number: int) -> dict[str, Any]:
-        name = f"{folder.name}/slowed-{number}"
-        with (
-            lab.ready(f"{name}/a", **OPTIONS) as usual,
-            lab.ready(f"{name}/b", **OPTIONS) as other,
-            _slowed(other.ranks().values()),
-        ):
-            options = ("--tokenizer", str(lab.model), *_seed(number), *UNTIL, *SLOWED)
-            arguments = ("compare", usual.base_url, other.base_url, *options)
-            return _ratios(run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1])
+def _check_slowed(lab: Lab, folder: Path, report: Report, count: int) -> None:
+    found = 0
+    for number in range(count):
+        ratios = _compare_slowed(lab, folder, number)
+        found += ratios["output_tokens_per_second"]["high"] < 1
+        report.figure(f"slowed, {number + 1}: {_describe(ratios)}")
+    report.require(
+        found >= MIN_FOUND * count,
+        f"{found} of {count} comparisons with a server slowed by {SLOWED_BY:.0%} find it slower",
+    )
+
+
+def _compare_slowed(lab: Lab, folder: Path, number: int) -> dict[str, Any]:
+    name = f"{folder.name}/slowed-{number}"
+    with (
+        lab.server(f"{name}/a", **OPTIONS) as usual,
+        lab.server(f"{name}/b", **OPTIONS) as other,
+        _slowed(other.ranks().values()),
+    ):
+        options = ("--tokenizer", str(lab.model), *_seed(number), *UNTIL, *SLOWED)
+        arguments = ("compare", usual.base_url, other.base_url, *options)
+        return _ratios(run_lmi(folder, *arguments)[1])
 
 
 def _seed(number: int) -> tuple[str, ...]:
@@ -138,11 +132,5 @@ def _slowed(ranks: Collection[psutil.Process]) -> Iterator[None]:
         thread.join()
 
 
-verify = Comparisons().verify
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--equal", type=int, default=Comparisons().num_equal)
-    parser.add_argument("--slowed", type=int, default=Comparisons().num_slowed)
-    options = parser.parse_args()
-    run_alone(NUMBER, TITLE, Comparisons(options.equal, options.slowed).verify)
+    run_alone(NUMBER, TITLE, verify)

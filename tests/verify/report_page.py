@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import html
 import json
 import re
@@ -15,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,25 +63,17 @@ _MEASURE = """<script>addEventListener("load", () => {
 _MEASURED = re.compile(r'<pre id="measured">(.*?)</pre>', re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The pages to check. `keep` is a folder for pages and screenshots; None removes them."""
-
-    keep: Path | None = None
-
-    def verify(self, lab: Lab, report: Report) -> None:
-        browser = next((found for name in _NAMES if (found := shutil.which(name))), None)
-        if browser is None:
-            report.require(
-                False, f"no browser: none of {', '.join(_NAMES)} (Debian: apt-get install chromium)"
-            )
-            return
-        folder = self.keep or lab.folder / "report-page"
-        folder.mkdir(parents=True, exist_ok=True)
-        for page in (_make_comparison(lab, folder), _make_search_report(folder)):
-            for width in WIDTHS:
-                for scheme in ("light", "dark"):
-                    _check_page(browser, page, width, scheme, report)
+def verify(lab: Lab, report: Report, *, keep: str = "") -> None:
+    browser = next((found for name in _NAMES if (found := shutil.which(name))), None)
+    if browser is None:
+        report.require(False, f"no browser: none of {', '.join(_NAMES)} (Debian: apt-get install chromium)")
+        return
+    folder = Path(keep) if keep else lab.folder / "report-page"
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in (_make_comparison(lab, folder), _make_search_report(folder)):
+        for width in WIDTHS:
+            for scheme in ("light", "dark"):
+                _check_page(browser, page, width, scheme, report)
 
 
 def _make_comparison(lab: Lab, folder: Path) -> Path:
@@ -93,7 +83,7 @@ def _make_comparison(lab: Lab, folder: Path) -> Path:
         text = properties_text(lab.model, max_rolling_batch_size=4, kv_cache_gb=0.2, **options)
         (folder / name / "serving.properties").write_text(text)
     page = folder / "compared.html"
-    run_lmi(folder, "compare", "paged", "static-4", *LOAD, "--report", str(page), seconds=LIMIT_SECONDS)
+    run_lmi(folder, "compare", "paged", "static-4", *LOAD, "--report", str(page))
     return page
 
 
@@ -133,9 +123,5 @@ def _chromium(
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS)
 
 
-verify = Pages().verify
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--keep", type=Path)
-    run_alone(NUMBER, TITLE, Pages(parser.parse_args().keep).verify)
+    run_alone(NUMBER, TITLE, verify)

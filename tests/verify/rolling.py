@@ -171,7 +171,7 @@ def verify_throughput(lab: Lab, report: Report, client: Client) -> None:
 
 
 def verify(lab: Lab, report: Report) -> None:
-    with lab.ready("rolling", paged_attention=True, max_rolling_batch_size=CONCURRENCY) as server:
+    with lab.server("rolling", paged_attention=True, max_rolling_batch_size=CONCURRENCY) as server:
         verify_newcomer(lab, report, server.client)
         wait_metrics(server.client, lambda seen: seen.idle, 30.0)
         verify_throughput(lab, report, server.client)

@@ -29,6 +29,7 @@ from tests.support.faulty_proxy import (
     object_named,
     truncate,
 )
+from tests.support.model_files import content
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seaweed import SECRET_KEY, Seaweed, credentials, running
 from tests.verify.lab import Lab, Report, run_alone
@@ -83,14 +84,8 @@ def _change_midway(place: _Place) -> None:
             Bucket=_BUCKET, Key="changing/model.safetensors", Body=b"another model"
         )
 
-    for path in place.files():
-        with path.open("rb") as body:
-            place.server.client().put_object(Bucket=_BUCKET, Key=f"changing/{path.name}", Body=body)
+    place.server.upload(place.lab.model, _BUCKET, "changing/")
     place.proxy.when_sent(30_000_000, upload)
-
-
-def _delay(place: _Place) -> None:
-    place.proxy.fault(everything, delay=60)
 
 
 FAILURES = (
@@ -110,7 +105,9 @@ FAILURES = (
         "500 for every request", "(500, InternalError)", _fault(everything, answer(500, "InternalError"))
     ),
     _Failure("503 for every object", "SlowDown", _fault(every_object, answer(503, "SlowDown"))),
-    _Failure("no response", "does not respond in time", _delay),
+    _Failure(
+        "no response", "does not respond in time", lambda place: place.proxy.fault(everything, delay=60)
+    ),
 )
 
 
@@ -171,7 +168,8 @@ def _check_cuts(place: _Place, report: Report) -> None:
         report.require(code == 0, f"exit code {code}; {_last_line(output)}")
         report.require(cuts == _CUTS, f"{cuts} of {_CUTS} cuts took place")
         folder = Path(_last_line(output))
-        equal = [path.name for path in place.files() if _same(path, folder / path.name)]
+        copies = content(folder)
+        equal = [path.name for path in place.files() if copies.get(path.name) == path.read_bytes()]
         report.require(len(equal) == len(place.files()), f"equal to the originals: {', '.join(equal)}")
         limit = 1.1 * size + _CUTS * _IN_FLIGHT
         report.require(
@@ -195,7 +193,9 @@ def _check_failure(place: _Place, failure: _Failure, cache: Path, report: Report
     report.require(seconds <= _SENTENCE_SECONDS, f"{failure.name}: {seconds:.1f} s after the start")
     report.require(code != 0, f"{failure.name}: exit code {code}")
     leftovers = _leftovers(cache)
-    report.require(not leftovers, f"{failure.name}: no partial files in the cache{_listed(leftovers)}")
+    report.require(
+        not leftovers, f"{failure.name}: partial files in the cache: {', '.join(leftovers) or 'none'}"
+    )
 
 
 def _check_small_disk(place: _Place, report: Report) -> None:
@@ -210,19 +210,14 @@ def _check_small_disk(place: _Place, report: Report) -> None:
     try:
         other.write_bytes(bytes(150 << 20))
         too_small = _Failure("a disk that is too small", "MiB free", lambda place: None)
-        _check_failure_on_disk(place, too_small, disk, report)
+        _check_failure(place, too_small, disk / "cache", report)
         report.require(place.proxy.object_bytes == 0, "a disk that is too small: nothing was fetched")
         other.unlink()
         place.proxy.when_sent(50_000_000, lambda: _fill(other))
-        _check_failure_on_disk(
-            place, _Failure("a disk that fills up", "is full", lambda place: None), disk, report
-        )
+        fills_up = _Failure("a disk that fills up", "is full", lambda place: None)
+        _check_failure(place, fills_up, disk / "cache", report)
     finally:
         subprocess.run(["umount", str(disk)], check=False)
-
-
-def _check_failure_on_disk(place: _Place, failure: _Failure, disk: Path, report: Report) -> None:
-    _check_failure(place, failure, disk / "cache", report)
 
 
 def _fill(path: Path) -> None:
@@ -243,17 +238,9 @@ def _leftovers(cache: Path) -> list[str]:
     return sorted(str(path.relative_to(cache)) for path in kept)
 
 
-def _listed(names: list[str]) -> str:
-    return f": {', '.join(names)}" if names else ""
-
-
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def _same(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of the rounds' ratios.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.model_folders import write_model
@@ -32,47 +30,40 @@ TITLE = "A model of 5 GB from S3, verified, at least as fast as boto3's transfer
 _SHARDS = 5
 _BUCKET = "models"
 _OURS = "lmi prepare"
+_TOLERANCE = 1.05
+"""Maximum median ratio. Two runs of the same program differ by more than 5 %."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Amount of data and number of rounds."""
-
-    gigabytes: float = 5.0
-    rounds: int = 5
-    tolerance: float = 1.05
-    """Maximum median ratio. Two runs of the same program differ by more than 5 %."""
-
-    def verify(self, lab: Lab, report: Report) -> None:
-        folder = lab.folder / "s3-speed"
-        needed = 3 * self.gigabytes * 1e9
-        if shutil.disk_usage(lab.folder).free < needed:
-            report.require(
-                False, f"{lab.folder}: not enough space; {needed / 1e9:.0f} GB are needed (see --gigabytes)"
-            )
-            return
-        with running(folder / "seaweed") as server:
-            _upload(server, folder / "model", self.gigabytes)
-            seconds: dict[str, list[float]] = {name: [] for name in (_OURS, *PEERS)}
-            processor: dict[str, list[float]] = {name: [] for name in seconds}
-            for number in range(self.rounds):
-                order = list(seconds) if number % 2 == 0 else list(seconds)[::-1]
-                for name in order:
-                    before = _processor_seconds()
-                    seconds[name].append(_run(name, server, folder / "target", report))
-                    processor[name].append(_processor_seconds() - before)
-                took = ", ".join(f"{name} {seconds[name][-1]:.1f} s" for name in seconds)
-                report.figure(f"round {number + 1}: {took}; load {os.getloadavg()[0]:.1f}")
-        used = ", ".join(f"{name} {statistics.median(found):.1f} s" for name, found in processor.items())
-        report.figure(f"processor time of the clients, median: {used}")
-        for peer in PEERS:
-            ratios = [ours / theirs for ours, theirs in zip(seconds[_OURS], seconds[peer], strict=True)]
-            median = statistics.median(ratios)
-            report.require(
-                median <= self.tolerance,
-                f"{self.gigabytes:g} GB by {_OURS} take {median:.2f} of the time of {peer} "
-                f"({min(ratios):.2f} to {max(ratios):.2f}); at most {self.tolerance:g}",
-            )
+def verify(lab: Lab, report: Report, *, gigabytes: float = 5.0, rounds: int = 5) -> None:
+    folder = lab.folder / "s3-speed"
+    needed = 3 * gigabytes * 1e9
+    if shutil.disk_usage(lab.folder).free < needed:
+        report.require(
+            False, f"{lab.folder}: not enough space; {needed / 1e9:.0f} GB are needed (see --gigabytes)"
+        )
+        return
+    with running(folder / "seaweed") as server:
+        _upload(server, folder / "model", gigabytes)
+        seconds: dict[str, list[float]] = {name: [] for name in (_OURS, *PEERS)}
+        processor: dict[str, list[float]] = {name: [] for name in seconds}
+        for number in range(rounds):
+            order = list(seconds) if number % 2 == 0 else list(seconds)[::-1]
+            for name in order:
+                before = _processor_seconds()
+                seconds[name].append(_run(name, server, folder / "target", report))
+                processor[name].append(_processor_seconds() - before)
+            took = ", ".join(f"{name} {seconds[name][-1]:.1f} s" for name in seconds)
+            report.figure(f"round {number + 1}: {took}; load {os.getloadavg()[0]:.1f}")
+    used = ", ".join(f"{name} {statistics.median(found):.1f} s" for name, found in processor.items())
+    report.figure(f"processor time of the clients, median: {used}")
+    for peer in PEERS:
+        ratios = [ours / theirs for ours, theirs in zip(seconds[_OURS], seconds[peer], strict=True)]
+        median = statistics.median(ratios)
+        report.require(
+            median <= _TOLERANCE,
+            f"{gigabytes:g} GB by {_OURS} take {median:.2f} of the time of {peer} "
+            f"({min(ratios):.2f} to {max(ratios):.2f}); at most {_TOLERANCE:g}",
+        )
 
 
 def _upload(server: Seaweed, folder: Path, gigabytes: float) -> None:
@@ -126,11 +117,5 @@ def _run(name: str, server: Seaweed, target: Path, report: Report) -> float:
     return seconds
 
 
-verify = Speed().verify
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--gigabytes", type=float, default=Speed().gigabytes)
-    parser.add_argument("--rounds", type=int, default=Speed().rounds)
-    options = parser.parse_args()
-    run_alone(NUMBER, TITLE, Speed(options.gigabytes, options.rounds).verify)
+    run_alone(NUMBER, TITLE, verify)

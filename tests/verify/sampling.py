@@ -1,15 +1,12 @@
 """Sampling steps equal transformers' logits processors, frequencies equal probabilities, and only the seed decides.
 
-Runs the sampler of both engines on random logits on the CPU, without a server or a model.
+Runs the sampler of both engines on random logits on the CPU, without a server or a model, and then its tests.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +14,9 @@ from typing import Any
 
 import torch
 
-from engines.core import SampledToken, SamplingParams
+from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
-from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.sampling_oracle import (
     ALL_STEPS,
     CLOSE,
@@ -32,6 +28,7 @@ from tests.support.sampling_oracle import (
     processed,
     stages,
 )
+from tests.verify.commands import FULL, run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 20
@@ -88,10 +85,7 @@ def random_rows(rng: random.Random, vocab_size: int) -> list[SamplingRow]:
             logit_bias=sometimes(tuple(biases.items()), ()),
             bad_words=sometimes(tuple(words), ()),
             min_new_tokens=sometimes(rng.randint(1, 40), 0),
-            seed=rng.getrandbits(64),
             stop_token_ids=tuple(ids[:3]),
-            logprobs=rng.random() < 0.5,
-            top_logprobs=sometimes(rng.randint(1, 20), 0),
         )
         num_prompt, num_output = rng.randint(1, 60), rng.randint(0, 60)
         rows.append(SamplingRow(f"r{i}", params, rng.choices(ids, k=num_prompt + num_output), num_prompt))
@@ -153,28 +147,6 @@ def compare_steps(report: Report, rng: random.Random) -> None:
     )
 
 
-def compare_logprobs(report: Report, rng: random.Random) -> None:
-    worst, count, right = 0.0, 0, True
-    for logits, rows in batches(rng):
-        sampled = Sampler(logits.shape[-1], CPU).sample(logits, rows)
-        expected = logits.double().log_softmax(-1)
-        for row, own, token in zip(rows, expected, sampled, strict=True):
-            pairs = [*token.top, *([] if token.logprob is None else [(token.token_id, token.logprob)])]
-            deviations = (abs(float(own[i]) - value) / max(1.0, abs(value)) for i, value in pairs)
-            worst = max([worst, *deviations])
-            count += len(pairs)
-            possible = min(row.params.top_logprobs, int((own > -math.inf).sum()))
-            largest = own.topk(possible).values.tolist() if possible else []
-            listed = [float(own[i]) for i, _ in token.top]
-            right &= len(listed) == possible and all(
-                abs(a - b) <= CLOSE for a, b in zip(largest, listed, strict=True)
-            )
-    report.require(
-        worst <= CLOSE, f"log-probabilities: largest deviation {worst:.1e} in {count} reported ones"
-    )
-    report.require(right, "top_logprobs are the largest, in descending order")
-
-
 def p_value(counts: Counter[int], probabilities: torch.Tensor) -> float:
     """Return the p-value of a chi-square test (Wilson-Hilferty). Tokens expected fewer than 5 times share a cell."""
     expected = (probabilities * counts.total()).tolist()
@@ -224,63 +196,18 @@ def compare_frequencies(report: Report, rng: random.Random) -> None:
             report.require(ignored < 1e-12, f"{changes}: p = {ignored:.0e} when the parameters are ignored")
 
 
-def _seeded_case() -> tuple[torch.Tensor, list[SamplingRow]]:
-    rng = random.Random(5)
-    rows = random_rows(rng, 4999) + random_rows(rng, 4999) + random_rows(rng, 4999)
-    rows = [row._replace(id=f"r{i}") for i, row in enumerate(rows)]
-    return torch.randn(len(rows), 4999, generator=torch.Generator().manual_seed(5)) * 3, rows
-
-
-def sample_seeded_case() -> list[SampledToken]:
-    """Sample all rows in one batch."""
-    logits, rows = _seeded_case()
-    return Sampler(logits.shape[-1], CPU).sample(logits, rows)
-
-
-def compare_batches(report: Report, rng: random.Random) -> None:
-    logits, rows = _seeded_case()
-    together = sample_seeded_case()
-    differing = num_batches = 0
-    for size in [1] * len(rows) + [rng.randint(2, len(rows)) for _ in range(60)]:
-        indices = [num_batches] if num_batches < len(rows) else rng.sample(range(len(rows)), size)
-        num_batches += 1
-        sampled = Sampler(logits.shape[-1], CPU).sample(logits[indices], [rows[i] for i in indices])
-        differing += sum(token != together[i] for token, i in zip(sampled, indices, strict=True))
-    report.require(
-        differing == 0,
-        f"{differing} rows differ in any bit, over {num_batches} batches of the {len(rows)} rows",
-    )
-    program = (
-        "import json, torch; torch.set_num_threads({});"
-        "from tests.verify.sampling import sample_seeded_case; print(json.dumps(sample_seeded_case()))"
-    )
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", program.format(threads)],
-            cwd=REPO_ROOT,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for threads in (1, 2)
-    ]
-    here = json.dumps(together) + "\n"
-    report.require(
-        printed == [here, here], "two other processes, with 1 and 2 threads, give the same tokens and bits"
-    )
-
-
 def verify(lab: Lab, report: Report) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         compare_steps(report, random.Random(1))
-        compare_logprobs(report, random.Random(2))
         compare_frequencies(report, random.Random(3))
-        compare_batches(report, random.Random(4))
     finally:
         torch.set_num_threads(threads)
+    tests = "tests/engines/sampling"
+    run_tests(
+        report, "log-probabilities, and bits in any batch and in a new process", tests, environment=FULL
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support.paths import REPO_ROOT
-from tests.verify.commands import last_line, run_python
+from tests.verify.commands import run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 32
@@ -29,18 +29,16 @@ def verify(lab: Lab, report: Report) -> None:
     library = lab.folder / "native-sanitized.so"
     sources = [str(path) for path in sorted(_SOURCES.glob("*.cpp"))]
     subprocess.run([_COMPILER, *_FLAGS, "-shared", *sources, "-o", str(library)], check=True)
-    done = run_python(
-        *("-m", "pytest", "-q", "-x", "-p", "no:faulthandler", "tests/kernels/cpu"),
+    run_tests(
+        *(report, "tests/kernels/cpu", "-x", "-p", "no:faulthandler", "tests/kernels/cpu"),
         environment={
             "LMI_TEST_NATIVE_LIBRARY": str(library),
             "LD_PRELOAD": f"{_runtime('libasan.so')} {_runtime('libubsan.so')}",
             # Python itself leaks memory.
             "ASAN_OPTIONS": "detect_leaks=0",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-            "OMP_NUM_THREADS": "1",
         },
     )
-    report.require(done.returncode == 0, f"tests/kernels/cpu: {last_line(done)}")
 
 
 def _runtime(name: str) -> Path:

@@ -23,7 +23,6 @@ def verify(lab: Lab, report: Report) -> None:
     root = folders["a"].parent
     names = random.Random(17).choices(NAMES, k=_INVOCATIONS)
     with multi_model_server(lab.folder / "several-log", root, MAX_LOADED) as server:
-        server.wait_ready()
         answers = {name: generate_tokens(server.client, f"/predictions/{name}") for name in NAMES}
         distinct = len({tuple(tokens) for tokens in answers.values()})
         report.require(distinct == len(NAMES), f"{distinct} of {len(NAMES)} models answer differently")
@@ -42,7 +41,6 @@ def verify(lab: Lab, report: Report) -> None:
     with multi_model_server(
         lab.folder / "platform-log", lab.folder / "none", MAX_LOADED, environment
     ) as server:
-        server.wait_ready()
         client, statuses, right = server.client, Counter[int](), 0
         loaded: list[str] = []
         for name in names[: _INVOCATIONS // 3]:

@@ -8,10 +8,8 @@ trace, of a configuration that runs between the others, and the others are predi
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,48 +47,41 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "median TPOT": ("tpot", "p50"),
 }
 MAX_ERROR = 0.15
-LIMIT_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """The comparison. `rounds` is the number of real runs of each configuration."""
+def verify(lab: Lab, report: Report, *, rounds: int = 5) -> None:
+    """rounds: the number of real runs of each configuration."""
+    folder = lab.folder / "simulation"
+    for name in IN_TURN:
+        (folder / name).mkdir(parents=True)
+        text = properties_text(lab.model, **{**OPTIONS, **CONFIGURATIONS.get(name, TRACED)})
+        (folder / name / "serving.properties").write_text(text)
+    arguments = (*IN_TURN, "--rounds", str(rounds), "--step-traces", "traces", *LOAD)
+    measured = run_lmi(folder, "compare", *arguments)[1]
+    by_name = {name: [one for one in measured["rounds"] if one["configuration"] == name] for name in IN_TURN}
+    traces = {one["round"]: one["step_trace"] for one in by_name["traced"]}
+    for name in CONFIGURATIONS:
+        runs = by_name[name]
+        simulated = [
+            _simulate(folder, name, traces[one["round"]], measured["plan"]["seed"] + one["round"])
+            for one in runs
+        ]
+        for measure, keys in FIGURES.items():
+            real = [_value(one["figures"], keys) for one in runs]
+            predicted = [_value(one["figures"], keys) for one in simulated]
+            # In each round, the simulated and the real run had the same requests.
+            ratios = [one / other for one, other in zip(predicted, real, strict=True)]
+            error = statistics.median(ratios) - 1
+            report.require(
+                abs(error) <= MAX_ERROR,
+                f"{name}: {measure}: simulated {statistics.median(predicted):.3g}, measured"
+                f" {statistics.median(real):.3g} ({min(real):.3g} to {max(real):.3g}): {error:+.1%}",
+            )
 
-    rounds: int = 5
 
-    def verify(self, lab: Lab, report: Report) -> None:
-        folder = lab.folder / "simulation"
-        for name in IN_TURN:
-            (folder / name).mkdir(parents=True)
-            text = properties_text(lab.model, **{**OPTIONS, **CONFIGURATIONS.get(name, TRACED)})
-            (folder / name / "serving.properties").write_text(text)
-        arguments = (*IN_TURN, "--rounds", str(self.rounds), "--step-traces", "traces", *LOAD)
-        measured = run_lmi(folder, "compare", *arguments, seconds=LIMIT_SECONDS)[1]
-        by_name = {
-            name: [one for one in measured["rounds"] if one["configuration"] == name] for name in IN_TURN
-        }
-        traces = {one["round"]: one["step_trace"] for one in by_name["traced"]}
-        for name in CONFIGURATIONS:
-            rounds = by_name[name]
-            simulated = [
-                self._simulate(folder, name, traces[one["round"]], measured["plan"]["seed"] + one["round"])
-                for one in rounds
-            ]
-            for measure, keys in FIGURES.items():
-                real = [_value(one["figures"], keys) for one in rounds]
-                predicted = [_value(one["figures"], keys) for one in simulated]
-                # In each round, the simulated and the real run had the same requests.
-                ratios = [one / other for one, other in zip(predicted, real, strict=True)]
-                error = statistics.median(ratios) - 1
-                report.require(
-                    abs(error) <= MAX_ERROR,
-                    f"{name}: {measure}: simulated {statistics.median(predicted):.3g}, measured"
-                    f" {statistics.median(real):.3g} ({min(real):.3g} to {max(real):.3g}): {error:+.1%}",
-                )
-
-    def _simulate(self, folder: Path, name: str, trace: str, seed: int) -> dict[str, Any]:
-        arguments = ("simulate", str(folder / name), "--calibrate", trace, "--seed", str(seed), *LOAD)
-        return run_lmi(folder / "simulated", *arguments, seconds=LIMIT_SECONDS)[1]
+def _simulate(folder: Path, name: str, trace: str, seed: int) -> dict[str, Any]:
+    arguments = ("simulate", str(folder / name), "--calibrate", trace, "--seed", str(seed), *LOAD)
+    return run_lmi(folder / "simulated", *arguments)[1]
 
 
 def _value(figures: Mapping[str, Any], keys: tuple[str, ...]) -> float:
@@ -100,9 +91,5 @@ def _value(figures: Mapping[str, Any], keys: tuple[str, ...]) -> float:
     return float(value)
 
 
-verify = Simulation().verify
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--rounds", type=int, default=Simulation().rounds)
-    run_alone(NUMBER, TITLE, Simulation(parser.parse_args().rounds).verify)
+    run_alone(NUMBER, TITLE, verify)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.support.client import Client, Outcome
 from tests.support.equality import Comparison, compare
 from tests.support.oracle import MAX_NEW_TOKENS, Answer, oracle
-from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.prompts import ALL
 from tests.support.server import Server
+from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 2
@@ -73,15 +71,7 @@ def judge(report: Report, name: str, answers: Sequence[Answer], outcomes: Sequen
 
 def bytes_read_by_imports() -> int:
     """Return the bytes that a rank reads (`rchar` of /proc/self/io) only to import its program."""
-    done = subprocess.run(
-        [sys.executable, "-c", _READ_WHEN_IMPORTED],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPO_ROOT,
-        env=child_environment(),
-    )
-    return int(done.stdout)
+    return int(run_python("-c", _READ_WHEN_IMPORTED).stdout)
 
 
 def judge_reading(report: Report, lab: Lab, server: Server, degree: int, imports: int) -> None:
@@ -124,7 +114,7 @@ def verify(lab: Lab, report: Report) -> None:
         for paged in (True, False):
             name = f"degree {degree}, {'paged' if paged else 'contiguous'}"
             options = {"tensor_parallel_degree": degree, "paged_attention": paged}
-            with lab.ready(f"equality-{degree}-{paged}", **options) as server:
+            with lab.server(f"equality-{degree}-{paged}", **options) as server:
                 if paged:
                     judge_reading(report, lab, server, degree, imports)
                 judge(report, f"{name}, alone", answers, ask_alone(server.client, answers))

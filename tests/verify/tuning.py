@@ -29,7 +29,6 @@ PINNED = (
 ROUNDS = 3
 HEAD_TO_HEAD_ROUNDS = 8
 MIN_SHARE, MAX_ROUNDS = 0.95, 0.2
-LIMIT_SECONDS = 7200.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ WORKLOADS = (
 
 def lmi(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a command and return its JSON. Raises `AssertionError` if it fails."""
-    return run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1]
+    return run_lmi(folder, *arguments)[1]
 
 
 def figures(data: dict[str, Any], workload: Workload) -> dict[str, float]:

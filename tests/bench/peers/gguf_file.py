@@ -13,32 +13,6 @@ import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
-_TOP_LEVEL = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-_IN_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    """Return the GGUF name of a tensor in a Llama checkpoint. Raises: KeyError."""
-    stem = name.removesuffix(".weight")
-    if stem in _TOP_LEVEL:
-        return f"{_TOP_LEVEL[stem]}.weight"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_IN_LAYER[part]}.weight"
-
 
 def permute(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
     """Reorder rows of q and k as in GGUF, with rotary pairs side by side: [num_heads * head_dim, hidden_size]."""
@@ -50,7 +24,8 @@ def write_gguf(folder: Path, file: Path) -> None:
     """Write the model of a Hugging Face folder as a GGUF file."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, "llama")
-    _write_shape(writer, config)
+    write_shape(writer, config, "llama")
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     _write_tokenizer(writer, folder, config)
     for name, values in _tensors(folder, config):
         writer.add_tensor(name, values)
@@ -60,18 +35,35 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.close()
 
 
-def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+def write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
+    """Write the metadata of a config.json."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config["rope_parameters"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_key_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta"))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    if experts := config.get("num_local_experts", config.get("num_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if width := config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(width)
+    for field, add in (
+        ("sliding_window", writer.add_sliding_window),
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if config.get(field) and architecture.startswith("gemma"):
+            add(config[field])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
@@ -88,17 +80,17 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str,
     )
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
 
 
 def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (no mapping)
                 values = tensors.get_tensor(name).to(torch.float32).numpy()
-                target = gguf_name(name)
+                target = names.get_name(name, (".weight",))
+                assert target is not None, name
                 part = target.split(".")[-2]
                 yield target, permute(values, heads[part]) if part in heads else values

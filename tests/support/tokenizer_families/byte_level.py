@@ -13,6 +13,7 @@ from tests.support import chat_templates
 from tests.support.tokenizer_families.parts import (
     added_tokens_decoder,
     as_object,
+    as_objects,
     begin,
     byte_level,
     save,
@@ -51,7 +52,7 @@ def llama3(folder: Path) -> None:
         "model_max_length": 131072,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    named = {"bos_token": as_object("<|begin_of_text|>"), "eos_token": as_object("<|eot_id|>")}
+    named = as_objects({"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"})
     generation = {"bos_token_id": ids["<|begin_of_text|>"], "do_sample": True, "eos_token_id": ends}
     save(folder, tokenizer, "llama", config, named, generation, ends)
 
@@ -116,15 +117,8 @@ def phi4(folder: Path) -> None:
 def gpt2(folder: Path) -> None:
     tokenizer = byte_level(special("<|endoftext|>"))
     end = tokenizer.token_to_id("<|endoftext|>")
-    save(
-        folder,
-        tokenizer,
-        "gpt2",
-        {"model_max_length": 1024},
-        None,
-        {"bos_token_id": end, "eos_token_id": end},
-        end,
-    )
+    generation = {"bos_token_id": end, "eos_token_id": end}
+    save(folder, tokenizer, "gpt2", {"model_max_length": 1024}, None, generation, end)
     tokenizer.model.save(str(folder))
 
 
@@ -135,25 +129,17 @@ def opt(folder: Path) -> None:
     names = ["<s>", "<pad>", "</s>", "<unk>"]
     shifted = {name: number for number, name in enumerate(names)}
     shifted |= {text: number + len(names) for text, number in vocabulary.items()}
-    named = {
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
+    config = as_objects(tokens | {"pad_token": "<pad>"}, normalized=True, __type="AddedToken") | {
         "errors": "replace",
         "add_prefix_space": False,
         "add_bos_token": True,
         "special_tokens_map_file": None,
+        "tokenizer_class": "GPT2Tokenizer",
+        "name_or_path": "patrickvonplaten/opt-30b",
     }
-    for name, text in (
-        ("unk_token", "</s>"),
-        ("bos_token", "</s>"),
-        ("eos_token", "</s>"),
-        ("pad_token", "<pad>"),
-    ):
-        named[name] = as_object(text, normalized=True) | {"__type": "AddedToken"}
-    config = named | {"tokenizer_class": "GPT2Tokenizer", "name_or_path": "patrickvonplaten/opt-30b"}
-    tokens = {
-        name: as_object(text, normalized=True)
-        for name, text in (("bos_token", "</s>"), ("eos_token", "</s>"), ("unk_token", "</s>"))
-    }
-    save(folder, None, "opt", config, tokens, {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}, 2)
+    generation = {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+    save(folder, None, "opt", config, as_objects(tokens, normalized=True), generation, 2)
     tokenizer.model.save(str(folder))
     write(folder, "vocab.json", shifted)
 

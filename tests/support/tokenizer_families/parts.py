@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from tokenizers import (
 )
 
 from tests.support.script_texts import WORDS
-from tests.support.tokenizers import SENTENCES
+from tests.support.tokenizers import SENTENCES, sentencepiece_model
 
 CORPUS = [
     *SENTENCES,
@@ -111,31 +110,20 @@ def added_tokens_decoder(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
     }
 
 
-def as_object(text: str, *, normalized: bool = False) -> dict[str, Any]:
+def as_object(text: str) -> dict[str, Any]:
     """A token, in the format of special_tokens_map.json."""
-    return {"content": text, "lstrip": False, "normalized": normalized, "rstrip": False, "single_word": False}
+    return {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+
+
+def as_objects(tokens: Mapping[str, str], **more: Any) -> dict[str, dict[str, Any]]:
+    """Named tokens, in the format of special_tokens_map.json. more: further keys of each."""
+    return {name: as_object(text) | more for name, text in tokens.items()}
 
 
 def write(folder: Path, name: str, data: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     (folder / name).write_text(text, encoding="utf-8")
-
-
-def sentencepiece_model(kind: str, **settings: Any) -> bytes:
-    """The content of a tokenizer.model. kind: `bpe` or `unigram`."""
-    import sentencepiece
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS),
-        model_writer=model,
-        model_type=kind,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **settings,
-    )
-    return model.getvalue()
 
 
 def save(
@@ -163,4 +151,4 @@ def save_pieces(folder: Path, kind: str, model_type: str, config: dict[str, Any]
     """Save a folder with a sentencepiece model as its only tokenizer."""
     save(folder, None, model_type, config)
     name = "spiece.model" if model_type == "t5" else "tokenizer.model"
-    (folder / name).write_bytes(sentencepiece_model(kind, **settings))
+    (folder / name).write_bytes(sentencepiece_model(CORPUS, kind, **settings))

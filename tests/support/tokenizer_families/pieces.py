@@ -10,13 +10,16 @@ from tokenizers import AddedToken, Tokenizer, processors
 from tests.support import chat_templates
 from tests.support.tokenizer_families.parts import (
     added_tokens_decoder,
-    as_object,
+    as_objects,
     pieces,
     save,
     save_pieces,
     special,
     write,
 )
+from tests.support.tokenizers import LLAMA_PIECES
+
+_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def _llama2_config(tokenizer: Tokenizer, template: Any, **more: Any) -> dict[str, Any]:
@@ -42,34 +45,16 @@ def _llama2_config(tokenizer: Tokenizer, template: Any, **more: Any) -> dict[str
 
 def llama2(folder: Path) -> None:
     tokenizer = pieces([])
-    named = {
-        name: as_object(text)
-        for name, text in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"))
-    }
-    save(
-        folder,
-        tokenizer,
-        "llama",
-        _llama2_config(tokenizer, chat_templates.LLAMA2),
-        named,
-        {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "temperature": 0.6, "top_p": 0.9},
-        2,
-    )
+    config = _llama2_config(tokenizer, chat_templates.LLAMA2)
+    generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "temperature": 0.6, "top_p": 0.9}
+    save(folder, tokenizer, "llama", config, as_objects(_TOKENS), generation, 2)
 
 
 def mistral(folder: Path) -> None:
     """The first version: its chat template has [INST] as text, and `legacy` is set."""
     tokenizer = pieces([])
     config = _llama2_config(tokenizer, chat_templates.MISTRAL, legacy=True, additional_special_tokens=[])
-    save(
-        folder,
-        tokenizer,
-        "mistral",
-        config,
-        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-        None,
-        2,
-    )
+    save(folder, tokenizer, "mistral", config, _TOKENS, None, 2)
 
 
 def mistral_v3(folder: Path) -> None:
@@ -139,47 +124,24 @@ def phi3(folder: Path) -> None:
         "eos_token": "<|endoftext|>"
     }
     ids = [tokenizer.token_to_id(text) for text in ("<|endoftext|>", "<|assistant|>", "<|end|>")]
-    save(
-        folder,
-        tokenizer,
-        "phi3",
-        config,
-        None,
-        {"bos_token_id": 1, "eos_token_id": ids, "pad_token_id": ids[0]},
-        ids[0],
-    )
-
-
-LLAMA_PIECES = {
-    "vocab_size": 700,
-    "byte_fallback": True,
-    "normalization_rule_name": "identity",
-    "remove_extra_whitespaces": False,
-    "split_digits": True,
-    "allow_whitespace_only_pieces": True,
-}
+    generation = {"bos_token_id": 1, "eos_token_id": ids, "pad_token_id": ids[0]}
+    save(folder, tokenizer, "phi3", config, None, generation, ids[0])
 
 
 def llama2_pieces(folder: Path) -> None:
-    named = {
-        name: as_object(text) | {"__type": "AddedToken"}
-        for name, text in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"))
-    }
-    config = {
+    config = as_objects(_TOKENS, __type="AddedToken") | {
         "add_bos_token": True,
         "add_eos_token": False,
         "legacy": False,
         "tokenizer_class": "LlamaTokenizer",
+        "chat_template": chat_templates.LLAMA2,
     }
-    save_pieces(
-        folder, "bpe", "llama", {**named, **config, "chat_template": chat_templates.LLAMA2}, **LLAMA_PIECES
-    )
+    save_pieces(folder, "bpe", "llama", config, vocab_size=700, **LLAMA_PIECES)
 
 
 def mistral_pieces(folder: Path) -> None:
     config = {"add_bos_token": True, "add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
-    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    save_pieces(folder, "bpe", "mistral", {**named, **config}, **LLAMA_PIECES)
+    save_pieces(folder, "bpe", "mistral", _TOKENS | config, vocab_size=700, **LLAMA_PIECES)
 
 
 def gemma_pieces(folder: Path) -> None:
@@ -191,4 +153,4 @@ def gemma_pieces(folder: Path) -> None:
         "tokenizer_class": "GemmaTokenizer",
         "chat_template": chat_templates.GEMMA,
     }
-    save_pieces(folder, "bpe", "gemma", config, **LLAMA_PIECES, **ids, **more)
+    save_pieces(folder, "bpe", "gemma", config, vocab_size=700, **LLAMA_PIECES, **ids, **more)
