@@ -111,14 +111,11 @@ def test_a_broken_prefix_cache_is_found(broken: type[PrefixCache], monkeypatch: 
         run(20000, seed=1)
 
 
-def test_the_command_prints_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--operations", "500"]) == 0
-    assert capsys.readouterr().out.endswith("no leak, no double free\n")
-
-
-def test_the_command_prints_the_violation(
+def test_the_command_prints_a_summary_or_the_violation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert main(["--operations", "500"]) == 0
+    assert capsys.readouterr().out.endswith("no leak, no double free\n")
     monkeypatch.setattr(
         "tests.engines.mpi.cache.allocator_operations.run",
         lambda *_: run(4000, make=lambda n, s, *_: _LosesTheLastBlock(n, s), modes=MODES[1:2]),

@@ -26,13 +26,6 @@ def test_every_entry_is_the_latest_update(plans: list[list[tuple[int, int, list[
         assert {place: int(tables.entries[place]) for place in expected} == expected
 
 
-def test_a_new_update_of_a_row_overwrites_the_old_one() -> None:
-    tables = BlockTables()
-    tables.apply([3, 0, 3, 7, 8, 9])
-    tables.apply([3, 0, 2, 5, 6])
-    assert tables.entries[3, :2].tolist() == [5, 6]
-
-
 def test_tables_grow_in_few_steps() -> None:
     tables = BlockTables()
     shapes = set()

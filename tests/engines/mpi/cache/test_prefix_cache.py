@@ -25,9 +25,14 @@ def _cache(blocks: PagedBlocks) -> PrefixCache:
     return blocks.prefix_cache
 
 
-def _start(blocks: PagedBlocks, prompt: str, tenant: str = "", new: int = 2) -> Sequence:
-    """Admit a sequence with one token per letter. Only pages from the cache are computed."""
-    sequence = make_sequence(prompt, [ord(letter) for letter in prompt], new, tenant)
+def _sequence(prompt: str, new: int = 2) -> Sequence:
+    """Return a sequence with one token per letter."""
+    return make_sequence(prompt, list(prompt.encode()), new)
+
+
+def _start(blocks: PagedBlocks, prompt: str, new: int = 2) -> Sequence:
+    """Admit a sequence. Only pages from the cache are computed."""
+    sequence = _sequence(prompt, new)
     assert blocks.admit(sequence, reserve=False)
     blocks.check()
     return sequence
@@ -43,18 +48,18 @@ def _finish(blocks: PagedBlocks, sequence: Sequence, cache: bool = True) -> Sequ
     return sequence
 
 
-def _run(blocks: PagedBlocks, prompt: str, tenant: str = "") -> list[int]:
+def _run(blocks: PagedBlocks, prompt: str) -> list[int]:
     """Run a sequence to its end. Return its block table."""
-    sequence = _finish(blocks, _start(blocks, prompt, tenant))
+    sequence = _finish(blocks, _start(blocks, prompt))
     table = sequence.block_table
     blocks.release(sequence)
     blocks.check()
     return table
 
 
-def _num_found(blocks: PagedBlocks, prompt: str, tenant: str = "") -> int:
+def _num_found(blocks: PagedBlocks, prompt: str) -> int:
     """Return the number of pages that a new sequence would find."""
-    return len(_cache(blocks).find(make_sequence(prompt, [ord(letter) for letter in prompt], 2, tenant)))
+    return len(_cache(blocks).find(_sequence(prompt)))
 
 
 def test_a_prompt_finds_the_full_pages_of_a_shared_prefix() -> None:
@@ -77,70 +82,13 @@ def test_the_last_token_is_always_computed(prompt: str, pages: int) -> None:
     assert _num_found(blocks, prompt) == pages
 
 
-def test_pages_are_found_while_their_sequence_is_running() -> None:
-    blocks = _blocks()
-    first = _finish(blocks, _start(blocks, "abcdefghi"))
-    second = _start(blocks, "abcdefghi")
-    assert second.block_table == first.block_table[:2]
-    assert blocks.num_used == 3
-    blocks.release(first)
-    assert blocks.num_used == 2
-    blocks.check()
-
-
 def test_generated_tokens_are_found_too() -> None:
     blocks = _blocks()
     sequence = _finish(blocks, _start(blocks, "abcdefg", new=5))
-    sequence.token_ids += [ord(letter) for letter in "hi"]
+    sequence.token_ids += b"hi"
     _finish(blocks, sequence)
     blocks.release(sequence)
     assert _num_found(blocks, "abcdefghij") == 2
-
-
-def test_pages_that_were_not_cached_are_not_found() -> None:
-    blocks = _blocks()
-    sequence = _finish(blocks, _start(blocks, "abcdefghi"), cache=False)
-    assert _num_found(blocks, "abcdefghi") == 0
-    blocks.release(sequence)
-    assert blocks.num_free == 16
-
-
-def test_pages_that_are_not_computed_yet_are_not_found() -> None:
-    blocks = _blocks()
-    sequence = _start(blocks, "abcdefghi")
-    assert blocks.extend(sequence, 9)
-    sequence.num_computed_tokens = 7
-    blocks.cache_full_pages(sequence)
-    assert _num_found(blocks, "abcdefghi") == 1
-
-
-def test_pages_of_another_tenant_are_not_found() -> None:
-    blocks = _blocks()
-    _run(blocks, "abcdefghi", "ann")
-    assert _num_found(blocks, "abcdefghi", "bob") == 0
-    assert _num_found(blocks, "abcdefghi") == 0
-    assert _num_found(blocks, "abcdefghi", "ann") == 2
-
-
-def test_a_sequence_with_prompt_logprobs_computes_its_whole_prompt() -> None:
-    blocks = _blocks()
-    _run(blocks, "abcdefghi")
-    sequence = make_sequence("a", [ord(letter) for letter in "abcdefghi"], 2, prompt_logprobs=0)
-    assert blocks.admit(sequence, reserve=True)
-    assert sequence.block_table == []
-    _finish(blocks, sequence)
-    blocks.release(sequence)
-    assert _num_found(blocks, "abcdefghi") == 2
-
-
-def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
-    blocks = _blocks()
-    sequence = _finish(blocks, _start(blocks, "abcdefghi", new=4))
-    table = sequence.block_table
-    sequence.token_ids.append(1)
-    blocks.release(sequence)
-    assert blocks.admit(sequence, reserve=False)
-    assert sequence.block_table == table[:2]
 
 
 def test_the_least_recently_used_pages_are_evicted_suffixes_first() -> None:
@@ -159,30 +107,11 @@ def test_the_least_recently_used_pages_are_evicted_suffixes_first() -> None:
     assert _num_found(blocks, "AAAABBBB+") == 1
 
 
-def test_pages_in_use_are_not_evicted() -> None:
-    blocks = _blocks(4)
-    first = _finish(blocks, _start(blocks, "abcdefghi"))
-    assert not blocks.admit(make_sequence("x", [1] * 5, 1), reserve=False)
-    assert _num_found(blocks, "abcdefghi") == 2
-    blocks.release(first)
-    assert blocks.admit(make_sequence("x", [1] * 9, 1), reserve=False)
-
-
 def test_found_pages_in_use_need_no_free_blocks() -> None:
     blocks = _blocks(4)
     first = _finish(blocks, _start(blocks, "abcdefghi"))
     assert not blocks.admit(make_sequence("other", [1] * 9, 1), reserve=False)
     assert _start(blocks, "abcdefghi").block_table == first.block_table[:2]
-
-
-def test_found_pages_not_in_use_count_against_reservations() -> None:
-    blocks = _blocks(4)
-    _run(blocks, "abcdefghi")
-    promised = make_sequence("promised", [1], 12)
-    assert blocks.admit(promised, reserve=True)
-    assert not blocks.admit(make_sequence("again", list(b"abcdefghi"), 1), reserve=False)
-    blocks.release(promised)
-    assert blocks.admit(make_sequence("again", list(b"abcdefghi"), 1), reserve=False)
 
 
 def test_the_first_of_two_copies_of_a_page_is_found() -> None:
@@ -264,15 +193,11 @@ def test_a_fork_of_fewer_tokens_than_are_cached_branches_off_there() -> None:
     blocks = _blocks()
     source = _finish(blocks, _start(blocks, "abcdefghijkl+"))
     child = _start(blocks, "-", new=20)
-    child.token_ids = [ord(letter) for letter in "abcdefghIJKL+"]
+    child.token_ids = list(b"abcdefghIJKL+")
     assert blocks.fork(source, child, 9) is not None
     _finish(blocks, child)
     assert _num_found(blocks, "abcdefghijkl+") == 3
     assert _num_found(blocks, "abcdefghIJKL+") == 3
-
-
-def _letters(letters: str) -> list[int]:
-    return [ord(letter) for letter in letters]
 
 
 def test_a_waiting_head_of_the_queue_looks_up_only_new_pages(
@@ -307,7 +232,7 @@ def test_a_waiting_head_of_the_queue_looks_up_only_new_pages(
 def test_a_repeated_lookup_sees_new_and_evicted_pages() -> None:
     blocks = _blocks(8)
     _run(blocks, "AAAABBBB+")
-    waiting = make_sequence("w", _letters("AAAABBBBCCCC+"), 2)
+    waiting = _sequence("AAAABBBBCCCC+")
     find = _cache(blocks).find
     assert len(find(waiting)) == 2
     table = _run(blocks, "AAAABBBBCCCC+")
@@ -319,15 +244,6 @@ def test_a_repeated_lookup_sees_new_and_evicted_pages() -> None:
         assert len(find(waiting)) == found
     blocks.release(lone)
     assert find(waiting) == []
-
-
-def test_colliding_keys_find_no_wrong_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefixCache, "_make_key", lambda self, parent_key, content: b"1")
-    blocks = _blocks()
-    _run(blocks, "abcdefghijkl+")
-    assert _num_found(blocks, "abcdefghijkl+", "ann") == 0
-    assert _num_found(blocks, "efghijkl+") == 0
-    assert _num_found(blocks, "abcdefghijkl+") == 1
 
 
 def test_equal_keys_of_different_prefixes_do_not_mix_up_their_suffixes(
@@ -352,7 +268,7 @@ def test_no_page_is_cached_after_a_colliding_page(
     first: str, second: str, prompt: str, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages BBBB and ZZZZ have the same key; all other keys differ."""
-    collide = [_content(letter * 4) for letter in "BZ"]
+    collide = [array("i", letters).tobytes() for letters in (b"BBBB", b"ZZZZ")]
     monkeypatch.setattr(
         PrefixCache, "_make_key", lambda self, parent_key, content: b"" if content in collide else content
     )
@@ -360,10 +276,6 @@ def test_no_page_is_cached_after_a_colliding_page(
     _run(blocks, first)
     _run(blocks, second)
     assert _num_found(blocks, prompt) == pages
-
-
-def _content(letters: str) -> bytes:
-    return array("i", [ord(letter) for letter in letters]).tobytes()
 
 
 def test_keys_differ_between_processes() -> None:
