@@ -35,10 +35,13 @@ class Lab:
         config = SchedulerConfig(limits, policy)
         self.scheduler = Scheduler(config, self.blocks, max_model_len, NUM_IDS)
         self.model = FakeModel(BLOCK_SIZE)
+        self.num_computed = 0
+        """Tokens of all steps so far."""
 
     def step(self, now: float = 0.0) -> tuple[Step, list[RequestOutput]]:
         step = self.scheduler.schedule()
         assert step is not None
+        self.num_computed += step.plan.num_tokens
         outputs = self.scheduler.update(step, self.model.sample(step), now)
         self.scheduler.check()
         return step, outputs

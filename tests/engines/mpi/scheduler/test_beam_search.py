@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +19,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from engines.core import FinishReason, SamplingParams, TokenLogprobs
 from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
 from tests.support.examples import examples
+from tests.support.representatives import representatives
 
 NextTokens = Callable[[list[tuple[int, ...]]], list[list[float]]]
 """Function that returns, for each output so far, the log-probability of every vocabulary token."""
@@ -163,7 +164,7 @@ def _compare(seed: int) -> BeamResult:
     return result
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", representatives(range(4), [0, 1]))
 def test_tokens_and_score_equal_those_of_transformers(part: int) -> None:
     results = [_compare(seed) for seed in range(25 * part, 25 * (part + 1))]
     ends = [result.finish_reason for result in results]
@@ -234,60 +235,20 @@ def test_the_order_of_hypotheses_and_candidates_does_not_matter(
     assert (result.token_ids, result.score) == _search_plainly(case, model, vocab_size)
 
 
-# Single rules
+# Dead ends
 
-
-def _search(num_beams: int, early_stopping: bool, stop: tuple[int, ...], max_new_tokens: int) -> BeamSearch:
-    return BeamSearch(
-        SamplingParams(
-            max_new_tokens, stop_token_ids=stop, num_beams=num_beams, early_stopping=early_stopping
-        )
-    )
-
-
-def _advance(search: BeamSearch, *candidates: Sequence[tuple[int, float]]) -> list[tuple[int, int]]:
-    return [tuple(one) for one in search.advance([tuple(some) for some in candidates])]
-
-
-def test_a_stop_token_ranked_below_num_beams_is_ignored() -> None:
-    search = _search(2, True, (9,), 10)
-    assert _advance(search, [(1, -1.0), (2, -2.0), (9, -3.0), (3, -4.0)]) == [(0, 1), (0, 2)]
-    # Totals: [1, 9] -2, [1, 4] -2.5, [2, 9] -2.5, [1, 5] -3. The better parent wins a tie, so only [1, 9] finishes.
-    assert _advance(search, [(9, -1.0), (4, -1.5), (5, -2.0)], [(9, -0.5), (6, -7.0)]) == [(0, 4), (0, 5)]
-    assert _advance(search, [(9, -3.0)], [(9, -2.0)]) == []
-    assert search.best().token_ids == (1, 9)
-    assert search.best().finish_reason is FinishReason.EOS_TOKEN
-
-
-def test_the_first_child_keeps_the_position_of_its_parent() -> None:
-    search = _search(3, False, (), 10)
-    assert _advance(search, [(1, -1.0), (2, -2.0), (3, -3.0)]) == [(0, 1), (0, 2), (0, 3)]
-    # The last hypothesis has the two best children, the first one the third: only the middle position changes.
-    live = _advance(search, [(4, -4.0), (5, -9.0)], [(6, -9.0)], [(7, -0.5), (8, -1.0)])
-    assert live == [(0, 4), (2, 8), (2, 7)]
-
-
-def test_the_number_of_hypotheses_can_shrink_and_grow_again() -> None:
-    search = _search(3, False, (), 3)
-    assert _advance(search, [(1, -1.0), (2, -math.inf), (3, -math.inf)]) == [(0, 1)]
-    assert _advance(search, [(4, -1.0), (5, -2.0), (6, -3.0)]) == [(0, 4), (0, 5), (0, 6)]
-    assert _advance(search, [(7, -1.0)], [(7, -0.5)], [(7, -0.5)]) == []
-    best = search.best()
-    assert best.token_ids == (1, 4, 7)
-    assert best.logprobs == (-1.0, -1.0, -1.0)
-    assert (sum(best.logprobs), best.score) == (-3.0, -1.0)
-    assert best.finish_reason is FinishReason.LENGTH
+_TWO_BEAMS = _Case(2, length_penalty=1.0, early_stopping=False, stop_token_ids=(9,), max_new_tokens=10)
 
 
 def test_a_dead_end_returns_the_best_finished_hypothesis() -> None:
-    search = _search(2, False, (9,), 10)
-    _advance(search, [(9, -1.0), (1, -2.0), (2, -3.0)])
-    assert _advance(search, [(1, -math.inf)], []) == []
+    search = _TWO_BEAMS.search()
+    search.advance([((9, -1.0), (1, -2.0), (2, -3.0))])
+    assert search.advance([((1, -math.inf),), ()]) == []
     assert search.done
     assert search.best().token_ids == (9,)
 
 
 def test_a_dead_end_without_a_finished_hypothesis_raises() -> None:
-    search = _search(2, False, (9,), 10)
+    search = _TWO_BEAMS.search()
     with pytest.raises(ValueError, match="no token may follow"):
         search.advance([((1, -math.inf),)])

