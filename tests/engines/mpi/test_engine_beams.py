@@ -1,8 +1,8 @@
-"""Beam search of the whole engine against transformers, with other requests running."""
+"""Beam search with a real model and its cache against transformers, with other requests running."""
 
 from __future__ import annotations
 
-import time
+import itertools
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines.core import FinishReason, Request, SamplingParams
+from engines.core import Request, SamplingParams
 from tests.engines.conftest import Answer
-from tests.engines.mpi.conftest import StartEngine
-from tests.support.engine_process import collect, make_config, tokens_of
+from tests.support.core_lab import CoreLab, Mode, greedy, run_all
+from tests.support.engine_process import MAX_MODEL_LEN
 
 _STOP = (3, 5, 8, 13, 21, 34, 55, 89, 144)
 """Many stop tokens, so that some of them occur."""
@@ -73,39 +73,31 @@ def _by_transformers(model: LlamaForCausalLM, prompt: tuple[int, ...], case: _Ca
 
 
 @pytest.mark.parametrize(
-    ("paged", "policy", "prefix_caching"),
+    "mode",
     [
-        (True, "max_utilization", True),
-        pytest.param(False, "guaranteed_no_evict", False, marks=pytest.mark.long),
+        Mode(max_prefill_tokens=16),
+        pytest.param(
+            Mode("guaranteed_no_evict", paged=False, prefix_caching=False, max_prefill_tokens=16),
+            marks=pytest.mark.long,
+        ),
     ],
+    ids=str,
 )
 def test_beam_search_returns_the_tokens_of_transformers(
-    paged: bool,
-    policy: str,
-    prefix_caching: bool,
-    tiny_llama: Path,
-    answers: list[Answer],
-    start_engine: StartEngine,
+    mode: Mode, tiny_llama: Path, tmp_path: Path, answers: list[Answer]
 ) -> None:
     model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
-    engine = start_engine(
-        make_config(tiny_llama, paged=paged, policy=policy, prefix_caching=prefix_caching, num_blocks=60)
-    )
     prompts = [answer.prompt for answer in answers if len(answer.prompt) <= 33]
-    searches = [(prompt, case) for prompt in prompts[::3] for case in _CASES]
-    streams = []
-    for i, (prompt, case) in enumerate(searches):
-        request = Request(f"beams {i}", prompt, case.sampling(), time.monotonic())
-        streams.append(engine.client.submit(request))
-    plain = [engine.submit(f"plain {i}", one.prompt, len(one.tokens)) for i, one in enumerate(answers[::4])]
-    endings = set()
-    for (prompt, case), stream in zip(searches, streams, strict=True):
-        outputs = collect(stream)
-        assert len(outputs) == 1
-        assert outputs[0].token_ids == _by_transformers(model, prompt, case), case
-        endings.add(outputs[0].finish_reason)
-    assert endings == {FinishReason.EOS_TOKEN, FinishReason.LENGTH}
-    for answer, stream in zip(answers[::4], plain, strict=True):
-        assert tuple(tokens_of(collect(stream))) == answer.tokens
-    gauges = engine.stats().gauges
-    assert gauges["lmi_kv_blocks_free"] + gauges["lmi_kv_blocks_cached"] == 60
+    searches = {f"beams {i}": search for i, search in enumerate(itertools.product(prompts[::3], _CASES))}
+    plain = {f"plain {i}": answer for i, answer in enumerate(answers[::4])}
+    requests = [Request(name, prompt, case.sampling(), 0.0) for name, (prompt, case) in searches.items()]
+    requests += [greedy(name, one.prompt, len(one.tokens)) for name, one in plain.items()]
+    lab = CoreLab(tiny_llama, tmp_path, block_size=8, num_blocks=60, max_model_len=MAX_MODEL_LEN)
+    found = {name: tuple(tokens) for name, tokens in run_all(lab.start(mode), requests).items()}
+    stopped = set()
+    for name, (prompt, case) in searches.items():
+        assert found[name] == _by_transformers(model, prompt, case), case
+        stopped.add(found[name][-1] in case.stop)
+    assert stopped == {True, False}
+    for name, answer in plain.items():
+        assert found[name] == answer.tokens

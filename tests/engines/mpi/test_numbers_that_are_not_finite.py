@@ -3,109 +3,100 @@
 from __future__ import annotations
 
 import shutil
-import time
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.core import AbortReason, EngineInfo
-from engines.health import StatusBoard
-from engines.mpi.cache.block_manager import make_block_manager
-from engines.mpi.engine_core import EngineCore
-from engines.mpi.leader import Leader
-from engines.mpi.runner.executor import StepExecutor
-from engines.mpi.runner.loading import load_model
-from engines.mpi.scheduler.scheduler import Scheduler
-from engines.mpi.trace import StepTrace
-from engines.parallel import Communicator
-from engines.sampling.sampler import Sampler
-from engines.stopwatch import Stopwatch
-from engines.wire import Abort, Submit, ToEngine
+from engines.core import AbortReason, Request, RequestOutput
 from tests.engines.conftest import Answer
-from tests.engines.mpi.fakes import CLIENT, ScriptedFront, make_request
-from tests.support.engine_process import VOCAB_SIZE, make_config
+from tests.support.core_lab import CoreLab, Mode, Running, greedy
+from tests.support.engine_process import MAX_MODEL_LEN, VOCAB_SIZE, tokens_of
 
-_INFO = EngineInfo("m", "MPI", 1, "cpu", "fp32", 256, 256, 4, 4, 64, True)
-Turn = list[tuple[bytes, ToEngine]]
+_MODES = pytest.mark.parametrize(
+    "mode",
+    [
+        Mode("guaranteed_no_evict", paged, prefix_caching=False, max_prefill_tokens=16)
+        for paged in (True, False)
+    ],
+    ids=["paged", "contiguous"],
+)
 
 
 @pytest.fixture(scope="module")
-def poisoned_model(
+def poisoned(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]
-) -> tuple[Path, int]:
+) -> tuple[CoreLab, int]:
     """The tiny model with NaN as the embedding of a token that occurs in no answer, and that token."""
     used = {token for answer in answers for token in (*answer.prompt, *answer.tokens)}
     poison = next(token for token in range(VOCAB_SIZE) if token not in used)
-    folder = tmp_path_factory.mktemp("poisoned_model") / "model"
-    shutil.copytree(tiny_llama, folder)
-    tensors = load_file(folder / "model.safetensors")
+    folder = tmp_path_factory.mktemp("poisoned")
+    shutil.copytree(tiny_llama, folder / "model")
+    tensors = load_file(folder / "model/model.safetensors")
     tensors["model.embed_tokens.weight"][poison] = torch.nan
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder, poison
+    save_file(tensors, folder / "model/model.safetensors", metadata={"format": "pt"})
+    lab = CoreLab(folder / "model", folder, block_size=8, num_blocks=40, max_model_len=MAX_MODEL_LEN)
+    return lab, poison
 
 
-def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFront:
-    """Run all of rank 0 except the socket, with 40 blocks of 8 tokens and 16 prompt tokens per step."""
-    config = make_config(model, paged=paged)
-    stopwatch = Stopwatch(time.perf_counter)
-    runner = load_model(config, Communicator(), torch.device("cpu"), stopwatch)
-    blocks = make_block_manager(runner.cache.num_blocks, runner.cache.block_size, paged)
-    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, runner.config.vocab_size)
-    status = StatusBoard.create(board, 1)
-    executor = StepExecutor(runner.steps, Communicator(), status, stopwatch)
-    sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
-    front = ScriptedFront(list(script))
-    core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))
-    Leader(core, status, stopwatch).serve(front, _INFO)  # type: ignore[arg-type]
-    assert blocks.num_free == blocks.num_blocks
-    return front
+def _serve(running: Running, *turns: Sequence[Request]) -> dict[str, list[RequestOutput]]:
+    """Add the requests of one turn before each step, and run until all requests have ended."""
+    outputs: dict[str, list[RequestOutput]] = defaultdict(list)
+    waiting = list(turns)
+    while waiting or running.core.has_work:
+        for request in waiting.pop(0) if waiting else ():
+            running.core.add(request)
+        for output in running.core.step():
+            outputs[output.id].append(output)
+    assert running.blocks.num_used == 0
+    return outputs
 
 
-def _submit(name: str, prompt: tuple[int, ...], max_new_tokens: int) -> tuple[bytes, ToEngine]:
-    return CLIENT, Submit(make_request(name, prompt, max_new_tokens))
+def _good(answers: Sequence[Answer]) -> list[Request]:
+    return [greedy(f"good {i}", answer.prompt, len(answer.tokens)) for i, answer in enumerate(answers)]
 
 
-def _good(answers: list[Answer]) -> Turn:
-    return [_submit(f"good {i}", answer.prompt, len(answer.tokens)) for i, answer in enumerate(answers)]
-
-
-def _check(front: ScriptedFront, answers: list[Answer]) -> None:
+def _check(outputs: dict[str, list[RequestOutput]], answers: Sequence[Answer]) -> None:
     for i, answer in enumerate(answers):
-        end = front.outputs[f"good {i}"][-1]
-        assert tuple(front.tokens(f"good {i}")) == answer.tokens, end.error_message
+        found = outputs[f"good {i}"]
+        assert tuple(tokens_of(found)) == answer.tokens, found[-1].error_message
 
 
-@pytest.mark.parametrize("paged", [True, False], ids=["paged", "contiguous"])
-@pytest.mark.parametrize("length", [1, 8, 30, 60])
+@_MODES
+@pytest.mark.parametrize("length", [1, 8, 60])
 def test_a_prompt_with_nan_fails_alone_among_running_requests(
-    poisoned_model: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, length: int
+    poisoned: tuple[CoreLab, int], answers: list[Answer], mode: Mode, length: int
 ) -> None:
     """The other requests share its steps, and their masked slots may contain the NaN that it has written."""
-    model, poison = poisoned_model
+    lab, poison = poisoned
     running = answers[:6]
     good = _good(running)
-    bad = _submit("bad", (poison,) * length, 8)
-    again = _submit("bad again", (1, 2, 3, poison), 8)
-    script: list[Turn] = [good[:3], [], [bad], good[3:], [], [again]]
-    front = _serve(model, tmp_path / "status", paged, *script)
+    bad = greedy("bad", (poison,) * length, 8)
+    again = greedy("bad again", (1, 2, 3, poison), 8)
+    outputs = _serve(lab.start(mode), good[:3], [], [bad], good[3:], [], [again])
     for name in ("bad", "bad again"):
-        assert [output.error_kind for output in front.outputs[name]] == ["request_failed"]
-    _check(front, running)
+        (end,) = outputs[name]
+        assert end.error_kind == "request_failed"
+        assert "not finite" in end.error_message
+    _check(outputs, running)
 
 
-@pytest.mark.parametrize("paged", [True, False], ids=["paged", "contiguous"])
+@_MODES
 @pytest.mark.parametrize("aborted", [True, False], ids=["aborted", "failed"])
 def test_blocks_that_contained_nan_can_be_reused(
-    poisoned_model: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, aborted: bool
+    poisoned: tuple[CoreLab, int], answers: list[Answer], mode: Mode, aborted: bool
 ) -> None:
     """The request has filled blocks with NaN, and was then aborted by its client or has failed."""
-    model, poison = poisoned_model
-    later = answers[:8]
-    bad = _submit("bad", (poison,) * 100, 20)
-    leave: Turn = [(CLIENT, Abort("bad", AbortReason.CLIENT_LEFT))] if aborted else []
-    turns: list[Turn] = [[bad], [], [], leave, [], [], [], []]
-    front = _serve(model, tmp_path / "status", paged, *turns, _good(later))
-    assert [o.error_kind for o in front.outputs.get("bad", [])] == ([] if aborted else ["request_failed"])
-    _check(front, later)
+    lab, poison = poisoned
+    running, bad = lab.start(mode), greedy("bad", (poison,) * 100, 20)
+    if aborted:
+        running.core.add(bad)
+        for _ in range(3):
+            assert running.core.step() == []
+        running.core.abort("bad", AbortReason.CLIENT_LEFT)
+    else:
+        assert [output.error_kind for output in _serve(running, [bad])["bad"]] == ["request_failed"]
+    _check(_serve(running, _good(answers[:8])), answers[:8])
