@@ -1,27 +1,14 @@
-"""Engine processes that end with their test."""
+"""The loop of rank 0 with a fake model, with either allocator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from engines.config import MpiEngineConfig
-from tests.support.engine_process import EngineProcess
-
-StartEngine = Callable[[MpiEngineConfig], EngineProcess]
+from tests.engines.mpi.leader_lab import Lab
 
 
-@pytest.fixture
-def start_engine() -> Iterator[StartEngine]:
-    """Function that starts an engine and waits until it is ready. The engines end with the test."""
-    engines: list[EngineProcess] = []
-
-    def start(config: MpiEngineConfig) -> EngineProcess:
-        engines.append(EngineProcess(config))
-        engines[-1].wait_ready()
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.destroy()
+@pytest.fixture(params=[True, False], ids=["paged", "contiguous"])
+def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
+    return Lab(tmp_path, paged=request.param)

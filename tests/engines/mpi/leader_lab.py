@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.config import SchedulerConfig
-from engines.core import (
-    EngineInfo,
-    EngineStats,
-    Request,
-    SampledToken,
-    SchedulerSettings,
-)
+from engines.core import EngineInfo, EngineStats, Request, SampledToken, SchedulerSettings
 from engines.health import StatusBoard
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
@@ -27,14 +21,7 @@ from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from engines.wire import Stats, Submit, ToEngine
-from tests.engines.mpi.fakes import (
-    CLIENT,
-    NUM_IDS,
-    VOCAB,
-    FakeModel,
-    ScriptedFront,
-    expected_output,
-)
+from tests.engines.mpi.fakes import CLIENT, NUM_IDS, VOCAB, FakeModel, ScriptedFront, expected_output
 
 POISON = VOCAB
 """A prompt token that makes the model fail. The model never generates it."""

@@ -6,25 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engines.core import (
-    AbortReason,
-    HistogramData,
-)
+from engines.core import AbortReason
 from engines.errors import RequestFailed
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step_plan import PlanKind
 from engines.wire import Abort, GetStats
-from tests.engines.mpi.fakes import (
-    CLIENT,
-    ScriptedFront,
-    make_request,
-)
+from tests.engines.mpi.fakes import CLIENT, make_request
 from tests.engines.mpi.leader_lab import POISON, TWO, Lab, check_output, read_stats, submit
-
-
-@pytest.fixture(params=[True, False], ids=["paged", "contiguous"])
-def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
-    return Lab(tmp_path, paged=request.param)
 
 
 def test_requests_of_all_clients_are_served_together(lab: Lab) -> None:
@@ -92,15 +80,17 @@ def test_an_idle_engine_audits_its_blocks_once(lab: Lab, caplog: pytest.LogCaptu
 # Isolation of failures
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_a_request_that_fails_its_step_is_isolated(lab: Lab, place: int) -> None:
-    good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
-    poison = make_request("poison", [1, POISON, 2], 5)
-    front = lab.serve(submit(*good[:place], poison, *good[place:]))
-    (end,) = front.outputs["poison"]
-    assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
-    for request in good:
-        check_output(front, request)
+@pytest.mark.parametrize("poisoned", [{0}, {2}, {3}, {0, 3}], ids=str)
+def test_requests_that_fail_their_step_are_isolated(lab: Lab, poisoned: set[int]) -> None:
+    requests = [make_request(str(i), [POISON] if i in poisoned else range(i + 1), 5) for i in range(4)]
+    front = lab.serve(submit(*requests))
+    for i, request in enumerate(requests):
+        if i in poisoned:
+            (end,) = front.outputs[request.id]
+            assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
+        else:
+            check_output(front, request)
+    assert lab.executor.num_steps_tried < 20
 
 
 def test_a_poison_in_a_later_chunk_does_not_disturb_running_requests(lab: Lab) -> None:
@@ -114,16 +104,6 @@ def test_a_poison_in_a_later_chunk_does_not_disturb_running_requests(lab: Lab) -
         check_output(front, request)
 
 
-def test_two_failing_requests_in_one_step_are_both_isolated(lab: Lab) -> None:
-    good = [make_request(f"good {i}", range(i + 1), 5) for i in range(2)]
-    poisons = [make_request(f"poison {i}", [POISON], 5) for i in range(2)]
-    front = lab.serve(submit(poisons[0], *good, poisons[1]))
-    assert [front.outputs[p.id][-1].error_kind for p in poisons] == [RequestFailed.kind] * 2
-    for request in good:
-        check_output(front, request)
-    assert lab.executor.num_steps_tried < 20
-
-
 def test_a_request_that_fails_sampling_is_isolated(lab: Lab) -> None:
     good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
     lab.sampler.broken = {"bad"}
@@ -133,14 +113,6 @@ def test_a_request_that_fails_sampling_is_isolated(lab: Lab) -> None:
     for request in good:
         check_output(front, request)
     assert "bad" in lab.sampler.forgotten
-
-
-def test_non_finite_logits_end_only_their_request(lab: Lab) -> None:
-    good = make_request("good", range(6), 5)
-    lab.sampler.not_finite = {"bad"}
-    front = lab.serve(submit(make_request("bad"), good))
-    assert "not finite" in front.outputs["bad"][-1].error_message
-    check_output(front, good)
 
 
 def test_a_refusal_goes_only_to_the_client_that_sent_the_request(tmp_path: Path) -> None:
@@ -154,39 +126,18 @@ def test_a_refusal_goes_only_to_the_client_that_sent_the_request(tmp_path: Path)
     assert front.owners["long"] == TWO
 
 
-def test_finished_failed_and_aborted_requests_are_counted_separately(lab: Lab) -> None:
-    poison, good = make_request("poison", [POISON]), make_request("good", [1, 2], 3)
-    front = lab.serve(
-        submit(poison, good, make_request("left", [5], 40)),
-        [],
-        [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))],
-        [],
-        [],
-        [],
-        [(CLIENT, GetStats(1))],
-    )
-    counters = read_stats(front).counters
-    assert counters["lmi_requests_finished_total"] == 1
-    assert counters["lmi_requests_failed_total"] == 1
-    assert counters["lmi_requests_aborted_total"] == 1
-
-
-def _observed(front: ScriptedFront, name: str) -> HistogramData:
-    (found,) = [h for h in read_stats(front).histograms if h.name == name]
-    return found
-
-
 @pytest.mark.parametrize("reason", AbortReason)
 def test_a_request_ended_by_a_stop_sequence_counts_as_finished(lab: Lab, reason: AbortReason) -> None:
-    front = lab.serve(
-        submit(make_request("a", [5], 40)), [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))]
-    )
-    counters = read_stats(front).counters
+    requests = submit(make_request("a", [5], 40), make_request("poison", [POISON]))
+    front = lab.serve(requests, [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))])
+    stats = read_stats(front)
+    counters = stats.counters
     finished = reason is AbortReason.STOP_SEQUENCE
     assert counters["lmi_requests_finished_total"] == finished
     assert counters["lmi_requests_aborted_total"] == (not finished)
+    assert counters["lmi_requests_failed_total"] == 1
     assert counters["lmi_tokens_generated_total"] == 3
-    times = _observed(front, "lmi_time_per_output_token_seconds")
+    (times,) = [h for h in stats.histograms if h.name == "lmi_time_per_output_token_seconds"]
     assert sum(times.counts) == finished
     assert (times.sum > 0) is finished
 

@@ -18,6 +18,7 @@ from engines.health import EngineState
 from engines.mpi.worker import _warm_up_request
 from tests.engines.conftest import Answer
 from tests.support import processes
+from tests.support.core_lab import CoreLab, Mode, run_all
 from tests.support.engine_process import (
     VOCAB_SIZE,
     EngineProcess,
@@ -110,16 +111,14 @@ def test_aborted_requests_free_their_blocks(engine: EngineProcess, answers: list
     wait_until(all_are_aborted)
 
 
-@pytest.mark.parametrize("prompt_logprobs", [None, 1])
-@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1])
 def test_a_token_id_outside_the_vocabulary_fails_only_its_request(
-    engine: EngineProcess, answers: list[Answer], token_id: int, prompt_logprobs: int | None
+    engine: EngineProcess, answers: list[Answer]
 ) -> None:
     answer = answers[3]
     staying = engine.submit("staying", answer.prompt, len(answer.tokens))
-    (refusal,) = collect(engine.submit("bad", [1, token_id, 2], 3, prompt_logprobs=prompt_logprobs))
+    (refusal,) = collect(engine.submit("bad", [1, VOCAB_SIZE, 2], 3, prompt_logprobs=1))
     assert refusal.error_kind == "invalid_request"
-    assert f"token id {token_id} at position 1" in refusal.error_message
+    assert f"token id {VOCAB_SIZE} at position 1" in refusal.error_message
     assert tuple(tokens_of(collect(staying))) == answer.tokens
     _check_all_free(engine)
 
@@ -153,14 +152,10 @@ def test_the_warm_up_fits_into_the_maximum_sequence_length(
     assert _warm_up_request(longest, 1).prompt_token_ids == (0,)
 
 
-def test_an_engine_with_the_shortest_maximum_sequence_length_serves(tiny_llama: Path) -> None:
-    config = make_config(tiny_llama)
-    engine = EngineProcess(replace(config, model=replace(config.model, max_model_len=2)))
-    try:
-        engine.wait_ready()
-        assert len(tokens_of(collect(engine.submit("shortest", [1], 1)))) == 1
-    finally:
-        engine.destroy()
+def test_the_warm_up_runs_with_the_shortest_maximum_sequence_length(tiny_llama: Path, tmp_path: Path) -> None:
+    running = CoreLab(tiny_llama, tmp_path, max_model_len=2).start(Mode())
+    (tokens,) = run_all(running, [_warm_up_request(2, VOCAB_SIZE)]).values()
+    assert len(tokens) == 1
 
 
 @pytest.mark.mpi
