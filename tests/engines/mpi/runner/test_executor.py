@@ -98,8 +98,10 @@ def test_the_leader_broadcasts_the_plan_and_returns_the_result(
     make_executor: MakeExecutor, runner: _Runner, board: StatusBoard, world_size: int
 ) -> None:
     comm = _Comm(world_size=world_size)
+    targets = [PromptTargets((0,) * count, 1) for count in (3, 2)]
     assert not board.read().ready
-    assert make_executor(comm).lead(_STEP) is _RESULT
+    assert make_executor(comm).lead(_STEP, targets) is _RESULT
+    assert runner.targets == [targets]
     assert runner.plans == [_STEP.encode()]
     assert comm.sent == ([] if world_size == 1 else runner.plans)
     assert runner.calls == ["update", "prepare", "compute"]
@@ -123,28 +125,26 @@ def test_a_follower_ends_on_a_stop_plan(make_executor: MakeExecutor, runner: _Ru
     assert runner.calls == []
 
 
-def test_a_step_that_this_rank_cannot_prepare_fails_after_all_ranks_agree(
-    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard
+_UNPREPARED = pytest.mark.parametrize(
+    ("here", "others"), [("prepare", 0), ("", 1)], ids=["this rank", "another rank"]
+)
+
+
+@_UNPREPARED
+def test_a_step_that_a_rank_cannot_prepare_fails_after_all_ranks_agree(
+    make_executor: MakeExecutor, runner: _Runner, board: StatusBoard, here: str, others: int
 ) -> None:
-    runner.fail_in = "prepare"
-    comm = _Comm(world_size=2)
+    runner.fail_in = here
+    comm = _Comm(world_size=2, others=others)
     with pytest.raises(StepFailed):
         make_executor(comm).lead(_STEP)
-    assert comm.agreed == [1]
+    assert comm.agreed == [1 - others]
     assert runner.calls == ["update", "prepare"]
     assert board.read().state is EngineState.READY
     assert not comm.aborted
 
 
-def test_a_step_that_another_rank_cannot_prepare_is_not_computed(
-    make_executor: MakeExecutor, runner: _Runner
-) -> None:
-    with pytest.raises(StepFailed):
-        make_executor(_Comm(world_size=2, others=1)).lead(_STEP)
-    assert runner.calls == ["update", "prepare"]
-
-
-@pytest.mark.parametrize(("here", "others"), [("prepare", 0), ("", 1)])
+@_UNPREPARED
 def test_a_follower_continues_after_a_step_that_could_not_be_prepared(
     make_executor: MakeExecutor, runner: _Runner, here: str, others: int
 ) -> None:
@@ -199,12 +199,6 @@ def test_a_rank_that_fails_to_apply_updates_is_broken(
     assert comm.agreed == []
     assert comm.aborted == (world_size > 1)
     assert (board.read().state is EngineState.FAILED) == (world_size > 1)
-
-
-def test_targets_reach_the_model(make_executor: MakeExecutor, runner: _Runner) -> None:
-    targets = [PromptTargets((0,) * count, 1) for count in (3, 2)]
-    make_executor(_Comm()).lead(_STEP, targets)
-    assert runner.targets == [targets]
 
 
 def test_time_outside_the_model_is_counted_separately(board: StatusBoard, runner: _Runner) -> None:

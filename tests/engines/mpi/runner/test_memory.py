@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.core import SchedulerSettings
-from engines.models.config import ModelConfig, NormSpec
 from engines.mpi.runner import memory
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.largest_step import LargestStep
@@ -24,9 +22,6 @@ from tests.support.tiny_models import save_llama
 CPU = torch.device("cpu")
 MIB = 1024**2
 GIB = 1024**3
-_SETTINGS = SchedulerSettings(
-    max_num_seqs=4, max_prefill_tokens=64, max_num_batched_tokens=100, max_waiting=1
-)
 
 
 def _touch(count: int) -> torch.Tensor:
@@ -41,23 +36,23 @@ def test_the_peak_includes_memory_that_was_freed_again(
         monkeypatch.setattr(memory, "_reset_peak", lambda: False)
 
     def work() -> None:
-        _touch(300 * MIB)
-        _touch(100 * MIB)
+        _touch(150 * MIB)
+        _touch(50 * MIB)
 
     found = memory.measure_peak(CPU, work)
-    assert found >= 290 * MIB
+    assert found >= 140 * MIB
     if peak_can_be_reset:
-        assert found <= 330 * MIB
+        assert found <= 180 * MIB
         # Earlier peaks and memory that was in use before do not count.
-        kept = _touch(200 * MIB)
+        kept = _touch(100 * MIB)
         assert memory.measure_peak(CPU, lambda: None) <= 20 * MIB
         assert kept[0] == 1
 
 
 def test_bytes_in_use_follow_allocations() -> None:
     before = memory.bytes_in_use(CPU)
-    tensor = _touch(200 * MIB)
-    assert abs(memory.bytes_in_use(CPU) - before - 200 * MIB) < 20 * MIB
+    tensor = _touch(100 * MIB)
+    assert abs(memory.bytes_in_use(CPU) - before - 100 * MIB) < 20 * MIB
     del tensor
     assert abs(memory.bytes_in_use(CPU) - before) < 20 * MIB
 
@@ -104,10 +99,6 @@ def test_free_memory_is_limited_by_cgroups(
     assert memory.host_free_bytes(_make_root(tmp_path, cgroup, files)) == gib * GIB
 
 
-def test_this_machine_has_free_memory() -> None:
-    assert memory.host_free_bytes() > 50 * MIB
-
-
 def test_a_cache_that_fits_exactly_is_accepted() -> None:
     memory.require_fit(3 * GIB, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
     with pytest.raises(ValueError):
@@ -150,26 +141,13 @@ def test_a_cache_larger_than_free_memory_is_refused(
 
 
 def test_the_report_lists_the_memory_taken(tmp_path: Path) -> None:
-    save_llama(tmp_path, hidden_size=1152, intermediate_size=3000, head_dim=128, num_hidden_layers=3)
+    save_llama(tmp_path, hidden_size=1152, intermediate_size=3000, head_dim=128)
     model = load_model(make_config(tmp_path, num_blocks=900), Communicator(), CPU, Stopwatch(lambda: 0.0))
     taken = model.report.memory
     assert taken["weights"] == pytest.approx(model.report.owned_bytes, rel=0.2)
     assert taken["weights"] > 60 * MIB
     assert taken["KV cache"] == model.cache.num_bytes
     assert 0 < taken["activations"] < 200 * MIB
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_weights_of_a_known_model(tied: bool) -> None:
-    """SmolLM2-135M has 134.5 million parameters, 28.3 million of them in the embedding."""
-    shape = ("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192)
-    config = ModelConfig(*shape, NormSpec(1e-5), (), tied, "bfloat16", ())
-    assert config.weight_bytes(2) / 1e6 == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
-
-
-@pytest.mark.parametrize(("chunked", "tokens"), [(True, 100), (False, 128)], ids=["chunks", "whole prompts"])
-def test_without_chunked_prefill_a_whole_prompt_is_the_largest_step(chunked: bool, tokens: int) -> None:
-    assert LargestStep.of(replace(_SETTINGS, chunked_prefill=chunked), 128).num_tokens == tokens
 
 
 @pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (1, 9), (100, 1), (100, 4), (1000, 3), (300, 256)])
