@@ -90,40 +90,24 @@ def test_logits_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert compared > 6
 
 
-def test_the_device_feeds_back_its_own_tokens(tmp_path: Path) -> None:
+def test_enforce_eager_feeds_back_tokens_without_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_llama(tmp_path, **_SHAPE)
-    oracle = load_oracle(tmp_path, "fp32")
-    prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)
-    runner = make_runner(tmp_path)
-    maker = PlanMaker()
-    maker.begin(3, [5, 1, 9, 30, 2])
-    row = SamplingRow("a", SamplingParams(max_new_tokens=9), [0], 1)
-    tokens = []
-    for step in range(8):
-        plan = maker.plan({3: prompt if step == 0 else [-1]})
-        runner.steps.update(plan)
-        pending = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).pending_tokens
-        assert pending is not None
-        tokens += [token.token_id for token in pending.wait()]
-    assert tokens == _greedy(oracle, prompt, 8)
-
-
-def test_enforce_eager_uses_no_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
     graphs = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
-    prompt = [7, 8, 9]
-    row = SamplingRow("a", SamplingParams(max_new_tokens=3), [0], 1)
+    prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)
+    row = SamplingRow("a", SamplingParams(max_new_tokens=9), [0], 1)
     runner, maker = make_runner(tmp_path, enforce_eager=True), PlanMaker()
-    maker.begin(3, [5, 1])
+    maker.begin(3, [5, 1, 9, 30, 2])
     tokens = []
-    for chunk in (prompt, [UNKNOWN_TOKEN], [UNKNOWN_TOKEN]):
+    for chunk in (prompt, *[[UNKNOWN_TOKEN]] * 5):
         plan = maker.plan({3: chunk})
         runner.steps.update(plan)
         pending = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).pending_tokens
         assert pending is not None
         tokens += [token.token_id for token in pending.wait()]
-    assert tokens == _greedy(load_oracle(tmp_path, "fp32"), prompt, 3)
+    assert tokens == _greedy(load_oracle(tmp_path, "fp32"), prompt, 6)
     assert graphs.num_replays == 0
 
 
