@@ -12,6 +12,7 @@ from container.explain.check import check
 from lmi_server.properties.options import by_name
 from tests.container.explain.questions import CPU_MACHINE, LLAMA_3_8B, make_model
 from tests.support.paths import REPO_ROOT
+from tests.support.randomness import FULL
 
 SMALL = LLAMA_3_8B | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}
 VALID_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -62,9 +63,9 @@ def suggestion(typo: str, folder: Path) -> str:
 
 def test_nearly_every_typo_gets_the_right_suggestion(tmp_path: Path) -> None:
     known, rng, wrong = by_name(), random.Random(7), []
-    keys_by_typo = {mistype(key, rng): key for key in rng.sample(sorted(known), 120)}
+    keys_by_typo = {mistype(key, rng): key for key in rng.sample(sorted(known), 250 if FULL else 60)}
     typos = keys_by_typo.keys() - known.keys()
-    assert len(typos) >= 100
+    assert len(typos) >= 50
     for typo in sorted(typos):
         hint = suggestion(typo, tmp_path)
         if known.get(hint) is not known[keys_by_typo[typo]]:
