@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,12 @@ class Module:
     """The dotted name, without `__init__`."""
     path: Path
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+    imports: tuple[tuple[str, ast.AST], ...]
+    """The absolute name of every import in the file, including those in functions.
+
+    `from a.b import c` is `a.b.c`, since c may be a module.
+    """
 
     @property
     def package(self) -> str:
@@ -34,24 +40,17 @@ class Module:
     def at(self, node: ast.AST) -> str:
         return f"{self.path.relative_to(REPO_ROOT)}:{getattr(node, 'lineno', 0)}"
 
-    def imports(self) -> Iterator[tuple[str, ast.AST]]:
-        """Yield the absolute name of every import in the file, including those in functions.
 
-        `from a.b import c` yields `a.b.c`, since c may be a module.
-        """
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield alias.name, node
-            elif isinstance(node, ast.ImportFrom):
-                base = node.module or ""
-                if node.level:
-                    parts = self.name.split(".")
-                    is_package = self.path.name == "__init__.py"
-                    parents = parts[: len(parts) - node.level + is_package]
-                    base = ".".join([*parents, *([base] if base else [])])
-                for alias in node.names:
-                    yield f"{base}.{alias.name}", node
+def _imports(nodes: Iterable[ast.AST], parts: Sequence[str]) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the imports of a module whose path consists of these parts."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom):
+            parents = parts[: -node.level] if node.level else ()
+            for alias in node.names:
+                yield ".".join([*parents, *filter(None, [node.module]), alias.name]), node
 
 
 @cache
@@ -61,8 +60,10 @@ def modules() -> tuple[Module, ...]:
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
             parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+            name = ".".join(parts).removesuffix(".__init__")
+            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+            nodes = tuple(ast.walk(tree))
+            found.append(Module(name, path, tree, nodes, tuple(_imports(nodes, parts))))
     return tuple(found)
 
 

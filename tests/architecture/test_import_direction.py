@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
-from tests.architecture.sources import PACKAGES, Module, modules, within
+from tests.architecture.sources import modules, within
 
 _ORDER = ("container", "lmi_server", "engines", "lmi_kernels")
 """Each package may import those to its right."""
@@ -46,103 +48,74 @@ _ENGINE_LEVELS: dict[str, int] = {
 Parts at level 0 may import each other.
 """
 
+_MODEL = ("engines.kv_cache", "engines.parallel", "engines.sampling", "engines.layers", "engines.models")
 _STEP_ONLY = {"engines.health", "engines.wire", "engines.metrics", "engines.base", "engines.client"}
 """Modules with which the step loop communicates. Models must not import them."""
 
 
+@cache
 def _part(name: str) -> str:
     """`engines.models.decoder` -> `engines.models`: the longest prefix in the table, else the first two words."""
     words = name.split(".")
     prefixes = [".".join(words[:count]) for count in range(len(words), 1, -1)]
-    return next(
-        (prefix for prefix in prefixes if prefix in _ENGINE_LEVELS), prefixes[-1] if prefixes else name
-    )
+    return next((prefix for prefix in prefixes if prefix in _ENGINE_LEVELS), ".".join(words[:2]))
 
 
-def _all_modules() -> list[Module]:
-    assert len(modules()) > 60, "the packages were not found"
-    return list(modules())
+def _require_no_import(wrong: Callable[[str, str], bool]) -> None:
+    """Fail for imports for which `wrong` holds. Its arguments are the importing module and the imported name."""
+    found = [
+        f"{module.at(node)}: {module.name} imports {name}"
+        for module in modules()
+        for name, node in module.imports
+        if wrong(module.name, name)
+    ]
+    assert not found, found
+
+
+def _within_any(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(within(name, prefix) for prefix in prefixes)
 
 
 def test_packages_import_only_packages_to_their_right() -> None:
-    wrong = []
-    for module in _all_modules():
-        for name, node in module.imports():
-            top = name.partition(".")[0]
-            if top in PACKAGES and _ORDER.index(top) < _ORDER.index(module.package):
-                wrong.append(f"{module.at(node)} imports {name}")
-    assert not wrong, wrong
+    _require_no_import(
+        lambda module, name: _within_any(name, _ORDER[: _ORDER.index(module.partition(".")[0])])
+    )
 
 
 def test_every_part_of_engines_has_a_level() -> None:
-    parts = {_part(module.name) for module in _all_modules() if module.package == "engines"}
+    parts = {_part(module.name) for module in modules() if module.package == "engines"}
     assert parts <= set(_ENGINE_LEVELS), "give the new part its level in _ENGINE_LEVELS"
 
 
 def test_parts_of_engines_import_only_lower_levels() -> None:
-    wrong = []
-    for module in _all_modules():
-        if module.package != "engines":
-            continue
-        part = _part(module.name)
-        for name, node in module.imports():
-            other = _part(name)
-            if other not in _ENGINE_LEVELS or other == part:
-                continue
-            if _ENGINE_LEVELS[other] >= max(_ENGINE_LEVELS[part], 1):
-                wrong.append(f"{module.at(node)}: {part} imports {name}")
-    assert not wrong, wrong
+    def wrong(module: str, name: str) -> bool:
+        part, other = _part(module), _part(name)
+        if part == other or not {part, other} <= set(_ENGINE_LEVELS):
+            return False
+        return _ENGINE_LEVELS[other] >= max(_ENGINE_LEVELS[part], 1)
+
+    _require_no_import(wrong)
 
 
-@pytest.mark.parametrize(
-    "part", ["engines.kv_cache", "engines.parallel", "engines.sampling", "engines.layers", "engines.models"]
-)
-def test_models_do_not_import_the_wire(part: str) -> None:
-    wrong = [
-        f"{module.at(node)} imports {name}"
-        for module in _all_modules()
-        if within(module.name, part)
-        for name, node in module.imports()
-        if _part(name) in _STEP_ONLY
-    ]
-    assert not wrong, wrong
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [("engines.mpi", "engines.python"), ("engines.python", "engines.mpi")]
-)
-def test_engines_do_not_import_each_other(one: str, other: str) -> None:
-    wrong = [
-        f"{module.at(node)} imports {name}"
-        for module in _all_modules()
-        if within(module.name, one)
-        for name, node in module.imports()
-        if within(name, other)
-    ]
-    assert not wrong, wrong
+def test_models_do_not_import_the_wire() -> None:
+    _require_no_import(lambda module, name: _within_any(module, _MODEL) and _part(name) in _STEP_ONLY)
 
 
 def test_engines_import_kernels_only_from_their_two_packages() -> None:
-    wrong = [
-        f"{module.at(node)} imports {name}"
-        for module in _all_modules()
-        if module.package == "engines"
-        for name, node in module.imports()
-        if within(name, "lmi_kernels") and name.removeprefix("lmi_kernels.cpu").count(".") > 1
-    ]
-    assert not wrong, wrong
+    _require_no_import(
+        lambda module, name: (
+            within(module, "engines")
+            and within(name, "lmi_kernels")
+            and name.removeprefix("lmi_kernels.cpu").count(".") > 1
+        )
+    )
 
 
 def test_kernels_import_only_torch_triton_and_the_standard_library() -> None:
     allowed = {"lmi_kernels", "torch", "triton"} | sys.stdlib_module_names
-    wrong = [
-        f"{module.at(node)} imports {name}"
-        for module in _all_modules()
-        if module.package == "lmi_kernels"
-        for name, node in module.imports()
-        if name.partition(".")[0] not in allowed
-    ]
-    assert not wrong, wrong
+    _require_no_import(
+        lambda module, name: within(module, "lmi_kernels") and name.partition(".")[0] not in allowed
+    )
 
 
 _MAY_IMPORT_TRANSFORMERS = ("engines.python", "engines.models.foreign")
@@ -161,15 +134,9 @@ _WEB_ONLY = ("flask", "werkzeug", "gunicorn", "jinja2", "tokenizers", "prometheu
 def test_packages_do_not_import_libraries_of_other_levels(
     packages: tuple[str, ...], forbidden: tuple[str, ...]
 ) -> None:
-    wrong = [
-        f"{module.at(node)} imports {name}"
-        for module in _all_modules()
-        if module.package in packages
-        for name, node in module.imports()
-        if name.partition(".")[0] in forbidden
-        if not (
-            name.partition(".")[0] == "transformers"
-            and any(within(module.name, part) for part in _MAY_IMPORT_TRANSFORMERS)
-        )
-    ]
-    assert not wrong, wrong
+    def wrong(module: str, name: str) -> bool:
+        if within(name, "transformers") and _within_any(module, _MAY_IMPORT_TRANSFORMERS):
+            return False
+        return _within_any(module, packages) and _within_any(name, forbidden)
+
+    _require_no_import(wrong)

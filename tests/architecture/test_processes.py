@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 
@@ -40,39 +39,42 @@ def _loaded(*imported: str, blocked: tuple[str, ...] = ("nothing",)) -> set[str]
     return set(done.stdout.split())
 
 
-def test_the_web_process_starts_without_torch() -> None:
-    if importlib.util.find_spec("lmi_server") is None or importlib.util.find_spec("lmi_server.wsgi") is None:
-        pytest.skip("lmi_server.wsgi does not exist")
-    loaded = _loaded("lmi_server.wsgi", "engines.client")
-    assert {"lmi_server", "engines", "flask", "zmq"} <= loaded
-    assert not loaded & {"torch", "transformers", "numpy", "triton", "lmi_kernels", "mpi4py"}
-
-
-def test_the_multi_model_router_starts_without_torch() -> None:
-    heavy = {"torch", "transformers", "triton", "mpi4py", "boto3"}
-    assert not _loaded("container.multi_model.router") & heavy
-
-
-def test_the_multi_model_worker_loads_no_libraries_before_gevent_patches_it() -> None:
-    assert not _loaded("container.multi_model.worker") & {"urllib3", "flask", "numpy"}
-
-
-@pytest.mark.parametrize("imported", ["engines.client", "engines.python.dispatcher"])
-def test_client_and_dispatcher_need_neither_torch_nor_a_web_framework(imported: str) -> None:
-    loaded = _loaded(imported)
-    assert {"engines", "zmq", "msgspec"} <= loaded
-    assert not loaded & {"torch", "transformers", "triton", "lmi_kernels", "mpi4py", "flask", "numpy"}
-
-
-def test_the_scheduler_is_plain_python() -> None:
-    loaded = _loaded(
-        "engines.mpi.scheduler.scheduler",
-        "engines.mpi.cache.block_manager",
-        "engines.mpi.scheduler.step_plan",
-    )
-    assert not (loaded - set(sys.stdlib_module_names)) & {
-        "torch", "numpy", "zmq", "msgspec", "flask", "gevent", "mpi4py", "lmi_kernels", "transformers",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("imported", "expected", "excluded"),
+    [
+        (
+            ("lmi_server.wsgi", "engines.client"),
+            {"lmi_server", "engines", "flask", "zmq"},
+            {"torch", "transformers", "numpy", "triton", "lmi_kernels", "mpi4py"},
+        ),
+        (
+            ("container.multi_model.router",),
+            {"container"},
+            {"torch", "transformers", "triton", "mpi4py", "boto3"},
+        ),
+        # Before gevent has patched it.
+        (("container.multi_model.worker",), {"container"}, {"urllib3", "flask", "numpy"}),
+        (
+            ("engines.python.dispatcher",),
+            {"engines", "zmq", "msgspec"},
+            {"torch", "transformers", "triton", "lmi_kernels", "mpi4py", "flask", "numpy"},
+        ),
+        (
+            (
+                "engines.mpi.scheduler.scheduler",
+                "engines.mpi.cache.block_manager",
+                "engines.mpi.scheduler.step_plan",
+            ),
+            {"engines"},
+            {"torch", "numpy", "zmq", "msgspec", "flask", "gevent", "mpi4py", "lmi_kernels", "transformers"},
+        ),
+    ],
+    ids=["web process", "multi-model router", "multi-model worker", "dispatcher", "scheduler"],
+)
+def test_a_process_starts_without(imported: tuple[str, ...], expected: set[str], excluded: set[str]) -> None:
+    loaded = _loaded(*imported)
+    assert expected <= loaded
+    assert not loaded & excluded
 
 
 def test_the_model_loads_without_web_and_wire_libraries() -> None:
@@ -88,20 +90,3 @@ def test_the_model_loads_without_web_and_wire_libraries() -> None:
     )
     assert "torch" in loaded
     assert not loaded & set(missing)
-
-
-def test_the_kernels_folder_does_not_shadow_another_package() -> None:
-    program = (
-        "import importlib.util\n"
-        "spec = importlib.util.find_spec('kernels')\n"
-        "print(spec is None or spec.origin is None)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPO_ROOT,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "True\n"
