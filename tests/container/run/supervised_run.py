@@ -1,7 +1,7 @@
 """A program for test_supervise: the real supervisor with a fake engine and a fake web server.
 
-Usage: `python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`. It starts itself again as each of the
-fakes. The environment variable COPIES is the number of engines. Prints a line `pids WEB ENGINE ...`, then `ready` and
+Usage: `python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`. It starts itself again as the fake
+engine. The environment variable COPIES is the number of engines. Prints a line `pids WEB ENGINE ...`, then `ready` and
 the messages of the supervisor. Exits with the supervisor's exit code.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -31,14 +30,13 @@ from engines.core import SchedulerSettings
 from engines.health import EngineState, StatusBoard
 from engines.wire import ConfigureScheduler, Drain, SchedulerState, decode_to_engine, encode
 
-SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-
-
-def start_grandchild() -> None:
-    """Start a process that ignores SIGTERM, and wait until it does."""
-    child = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
-    if child.stdout is not None:
-        child.stdout.readline()
+IGNORES_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+WEB = {
+    "obeys": "import time; time.sleep(600)",
+    "dies": "import sys; print('cannot import the application', file=sys.stderr); sys.exit(4)",
+    "ignores-term": IGNORES_TERM,
+}
+"""Programs of the fake web server, by mode."""
 
 
 def start_orphan() -> int:
@@ -67,7 +65,7 @@ def fake_engine(folder: Path, mode: str) -> int:
         print("ValueError: the file model.safetensors is cut short", file=sys.stderr)
         return 3
     if mode == "grandchild":
-        start_grandchild()
+        subprocess.Popen([sys.executable, "-c", IGNORES_TERM])
     board.set_state(EngineState.READY)
     if mode == "leaves-orphans":
         pids, deadline = [start_orphan() for _ in range(3)], time.monotonic() + 60
@@ -93,32 +91,17 @@ def fake_engine(folder: Path, mode: str) -> int:
             return 7 if mode == "breaks-in-drain" else 0
 
 
-def fake_web(mode: str) -> int:
-    if mode == "dies":
-        print("cannot import the application", file=sys.stderr)
-        return 4
-    if mode == "ignores-term":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(600)
-    return 0
-
-
 def main() -> int:
     folder, engine_mode, web_mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if engine_mode == "engine":
         return fake_engine(folder, web_mode)
-    if engine_mode == "web":
-        return fake_web(web_mode)
     end = float(os.environ["END"])
     times = ShutdownTimes(drain=end / 2, engine_end=end, report_errors=0.3, web_end=end)
     loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 200.0
     count = int(os.environ.get("COPIES", "1"))
     # The fake engines send no heartbeats, and a busy machine may delay their replies.
-    rule = RestartRule(
-        delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")), max_stalled_checks=1_000_000
-    )
+    rule = RestartRule(delay=0.1, long_service=600.0, max_stalled_checks=1_000_000)
     supervise._SETTINGS_SECONDS = 200.0
-    this_program = [sys.executable, __file__]
 
     def start(paths: RuntimePaths) -> tuple[Child, StatusBoard]:
         paths.folder.mkdir(exist_ok=True)
@@ -126,7 +109,9 @@ def main() -> int:
         (paths.folder / "seqs").write_text("1")
         board = paths.new_board(1)
         name = "engine" if count == 1 else paths.folder.name
-        return Child.start(name, [*this_program, str(paths.folder), "engine", engine_mode], os.environ), board
+        return Child.start(
+            name, [sys.executable, __file__, str(paths.folder), "engine", engine_mode], os.environ
+        ), board
 
     say = LogLines(sys.stdout).say
     with ExitStack() as stack:
@@ -137,7 +122,7 @@ def main() -> int:
             control = stack.enter_context(EngineControl(paths.engine_address))
             name = "the engine" if count == 1 else paths.folder.name
             copies.append(EngineCopy(name, partial(start, paths), control, rule))
-        web = Child.start("web server", [*this_program, str(folder), "web", web_mode], os.environ, nice=5)
+        web = Child.start("web server", [sys.executable, "-c", WEB[web_mode]], os.environ, nice=5)
         say(" ".join(map(str, ["pids", web.pid, *(copy.child.pid for copy in copies)])))
         supervisor = Supervisor(copies, web, signals, say, folder / "settings.lock", times)
         return supervisor.run(loading_timeout, lambda: say("ready"))

@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from container.run import announce
 from engines.core import EngineInfo
 
+QUESTION = "What is the capital of France?"
 INFO = EngineInfo("m", "MPI", 2, "cpu", "fp32", 1000, 2 << 20, 16, 32, 512, True)
 
 
-def test_the_curl_line_is_valid_shell() -> None:
-    words = shlex.split(announce.curl_line(8081, chat=True))
+@pytest.mark.parametrize(
+    ("chat", "body"),
+    [
+        (True, {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64, "temperature": 0}),
+        (False, {"inputs": QUESTION, "parameters": {"max_new_tokens": 32, "temperature": 0}}),
+    ],
+)
+def test_the_curl_line_is_valid_shell(chat: bool, body: dict[str, Any]) -> None:
+    words = shlex.split(announce.curl_line(8081, chat))
     assert words[0] == "curl"
     assert "http://127.0.0.1:8081/invocations" in words
-    body = json.loads(words[words.index("-d") + 1])
-    assert body["messages"] == [{"role": "user", "content": "What is the capital of France?"}]
-    assert body["temperature"] == 0, "greedy, for a reproducible answer"
-
-
-def test_the_curl_line_uses_inputs_without_a_chat_template() -> None:
-    words = shlex.split(announce.curl_line(8080, chat=False))
-    body = json.loads(words[words.index("-d") + 1])
-    assert body["inputs"] == "What is the capital of France?"
-    assert body["parameters"]["temperature"] == 0
+    assert json.loads(words[words.index("-d") + 1]) == body
 
 
 def test_a_chat_template_is_found_in_either_file(tmp_path: Path) -> None:
@@ -39,22 +41,9 @@ def test_a_chat_template_is_found_in_either_file(tmp_path: Path) -> None:
     assert announce.has_chat_template(tmp_path)
 
 
-def test_the_ready_line_is_one_line_with_all_settings() -> None:
-    line = announce.ready_line(INFO, "http://0.0.0.0:8080")
-    assert "\n" not in line
-    for setting in (
-        "model=m",
-        "engine=MPI",
-        "2 ranks",
-        "device=cpu",
-        "dtype=fp32",
-        "1000 tokens",
-        "2097152 bytes",
-        ":8080",
-    ):
-        assert setting in line
-
-
-def test_the_ready_line_includes_the_number_of_copies() -> None:
-    assert "engine=MPI 3 copies, each of 2 ranks device=cpu" in announce.ready_line(INFO, ":8080", copies=3)
-    assert "copies" not in announce.ready_line(INFO, ":8080")
+@pytest.mark.parametrize(("copies", "ranks"), [(1, "2 ranks"), (3, "3 copies, each of 2 ranks")])
+def test_the_ready_line(copies: int, ranks: str) -> None:
+    assert announce.ready_line(INFO, "http://0.0.0.0:8080", copies) == (
+        f"ready: model=m engine=MPI {ranks} device=cpu dtype=fp32 KV cache 1000 tokens in 2097152 bytes (2 MiB)"
+        " at http://0.0.0.0:8080"
+    )

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from container.run import local_server
 from container.run.local_server import LocalServer
-from container.run.processes import Child
 from tests.support.loopback import LoopbackServer, QuietHandler
 
 HEALTHY = (200, {"status": "Healthy"})
 STUCK = (503, {"status": "Unhealthy", "state": "ready", "reason": "the engine has made no progress for 9 s"})
 LOADING = (503, {"status": "Unhealthy", "state": "starting", "reason": "the model is loading"})
-
-
-class _Running:
-    def poll(self) -> int | None:
-        return None
 
 
 class _Web(LoopbackServer):
@@ -42,7 +37,8 @@ def web() -> Iterator[_Web]:
 
 
 def server_of(web: _Web) -> LocalServer:
-    return LocalServer("the server", cast(Child, _Running()), web.server_port)
+    running: Any = SimpleNamespace(poll=lambda: None)
+    return LocalServer("the server", running, web.server_port)
 
 
 def check(server: LocalServer, times: int) -> str | None:

@@ -39,11 +39,6 @@ def test_the_folder_is_private_and_removed_at_exit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_engine_address_fits_into_a_unix_socket() -> None:
-    with runtime_folder() as folder:
-        assert len(os.fsencode(folder / "engine.sock")) < 108
-
-
 def test_every_socket_address_below_the_longest_base_fits() -> None:
     paths = RuntimePaths(Path("/" + "b" * (_LONGEST_BASE - 1) + "/lmi-" + "x" * 8))
     for used in (paths, *paths.copies(20), paths.formatter):
