@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from pathlib import Path
@@ -13,8 +12,6 @@ from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
 from container.run.local_server import LocalServer, NotHealthy
 from tests.support.loopback import LoopbackServer, QuietHandler
 
-_numbers = itertools.count(1)
-
 
 class FakeServer(LocalServer):
     """A server that responds with the name of its model."""
@@ -22,7 +19,6 @@ class FakeServer(LocalServer):
     def __init__(self, folder: Path, need: MemoryNeed, lab: FakeModels) -> None:
         self.folder = folder
         self.need = need
-        self.number = next(_numbers)
         self.dead = ""
         self.hang = ""
         """Why the server hangs, as the next check finds out."""
@@ -36,7 +32,7 @@ class FakeServer(LocalServer):
 
     @property
     def pid(self) -> int:
-        return self.number
+        return id(self)
 
     def death(self) -> str | None:
         return self.dead or None
@@ -65,13 +61,13 @@ class FakeServer(LocalServer):
 class FakeModels:
     """Starts fake servers, and defines how much memory they need and use. Bytes are small numbers here."""
 
-    def __init__(self, free: int = 100, limit: int | None = None) -> None:
-        self.free = free
+    def __init__(self) -> None:
+        self.free = 100
         """Free memory of the machine."""
         self.needs: dict[str, int] = {}
         """Predicted memory by model. Models that are not listed need 10."""
         self.taken: dict[int, int] = {}
-        """Measured memory by server number."""
+        """Measured memory by pid."""
         self.broken: dict[str, str] = {}
         """Reasons for failed starts, by model."""
         self.broken_once: dict[str, str] = {}
@@ -83,14 +79,25 @@ class FakeModels:
         self.go.set()
         self.arrived = threading.Semaphore(0)
         self.servers: list[FakeServer] = []
-        self.account = MemoryAccount(
+        self.managers: list[ModelManager] = []
+
+    def manager(self, *names: str, limit: int | None = None) -> ModelManager:
+        """Create a manager that loads `names` on demand, or with explicit `load` and `unload` if there are none.
+
+        limit: memory that all models may use.
+        """
+        folders = {name: Path("/models") / name for name in names}
+        account = MemoryAccount(
             {}, limit, 0, lambda pid: self.taken.get(pid, 0), lambda environ: Machine(2, self.free)
         )
+        self.managers.append(ModelManager(folders, account, self.predict, self.start))
+        return self.managers[-1]
 
-    def manager(self, *names: str) -> ModelManager:
-        """Create a manager that loads `names` on demand, or with explicit `load` and `unload` if there are none."""
-        folders = {name: Path("/models") / name for name in names}
-        return ModelManager(folders, self.account, self.predict, self.start)
+    def loaded(self, *names: str, limit: int | None = None) -> ModelManager:
+        """Create a manager that has loaded these models explicitly."""
+        manager = self.manager(limit=limit)
+        load(manager, *names)
+        return manager
 
     def predict(self, folder: Path, room: Room) -> MemoryNeed:
         return MemoryNeed(self.needs.get(folder.name, 10))
@@ -142,23 +149,12 @@ class _Handler(QuietHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.lab.arrived.release()
         self.server.lab.go.wait(200)
-        if body == b"break":
-            return self._stream(broken=True)
-        if body == b"stream":
-            return self._stream(broken=False)
+        if body in (b"stream", b"break"):
+            self._stream(broken=body == b"break")
+            return
         response = {"model": self.server.server.folder.name, "path": self.path, "bytes": len(body)}
-        self.respond(
-            200,
-            json.dumps(response).encode(),
-            {
-                "Content-Type": "application/json",
-                "x-request-id": self.headers.get("x-request-id", ""),
-                "X-Amzn-SageMaker-Custom-Attributes": self.headers.get(
-                    "X-Amzn-SageMaker-Custom-Attributes", ""
-                ),
-            },
-        )
-        return None
+        headers = {"Content-Type": "application/json", "x-request-id": self.headers.get("x-request-id", "")}
+        self.respond(200, json.dumps(response).encode(), headers)
 
     def _stream(self, broken: bool) -> None:
         self.send_response(200)

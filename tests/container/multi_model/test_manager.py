@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from container.multi_model import manager as manager_module
 from container.multi_model import served_model
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
+from container.multi_model.manager import ModelManager
 from container.multi_model.memory import MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from engines.errors import Unavailable
@@ -19,26 +22,7 @@ from tests.container.multi_model.fakes import FakeModels, FakeServer, load, serv
 from tests.support.waiting import wait_until
 
 
-def test_a_model_is_served_from_load_to_unload() -> None:
-    lab = FakeModels()
-    manager = lab.manager()
-    load(manager, "a", "b")
-    assert [served_by(manager, name) for name in ("a", "b", "a")] == ["a", "b", "a"]
-    manager.unload("a")
-    assert lab.up() == ["b"]
-    with pytest.raises(ModelNotFound, match='there is no model "a"'):
-        manager.lease("a")
-    with pytest.raises(ModelNotFound):
-        manager.unload("a")
-    load(manager, "a", "chat")
-    assert served_by(manager, "a") == "a"
-    with pytest.raises(ModelNotFound, match='did you mean "chat"'):
-        manager.lease("chta")
-    manager.close()
-
-
-def test_a_name_cannot_be_loaded_twice_even_while_loading() -> None:
-    lab = FakeModels()
+def test_a_name_cannot_be_loaded_twice_even_while_loading(lab: FakeModels) -> None:
     lab.healthy.clear()
     manager = lab.manager()
     with ThreadPoolExecutor(1) as pool:
@@ -53,24 +37,11 @@ def test_a_name_cannot_be_loaded_twice_even_while_loading() -> None:
     with pytest.raises(AlreadyLoaded, match="ready"):
         load(manager, "a")
     assert len(lab.servers) == 1
-    manager.close()
 
 
-def test_a_model_is_rejected_without_memory_until_another_is_unloaded() -> None:
-    lab = FakeModels(limit=25)
-    manager = lab.manager()
-    load(manager, "a", "b")
-    with pytest.raises(NoMemory, match="no room"):
-        load(manager, "c")
-    assert states(manager) == {"a": "ready", "b": "ready"}
-    manager.unload("a")
-    load(manager, "c")
-    assert lab.up() == ["b", "c"]
-    manager.close()
-
-
-def test_concurrent_loads_do_not_use_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = FakeModels(limit=10)
+def test_concurrent_loads_do_not_use_the_same_memory(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predicted = threading.Event()
 
     def predict(folder: Path, room: Room) -> MemoryNeed:
@@ -78,36 +49,30 @@ def test_concurrent_loads_do_not_use_the_same_memory(monkeypatch: pytest.MonkeyP
         return MemoryNeed(10)
 
     monkeypatch.setattr(lab, "predict", predict)
-    manager = lab.manager()
+    manager = lab.manager(limit=10)
     with ThreadPoolExecutor(4) as pool:
         loads = [pool.submit(load, manager, name) for name in "abcd"]
         rejected = [isinstance(each.exception(), NoMemory) for each in loads]
     assert sorted(rejected) == [False, True, True, True]
     assert len(lab.up()) == 1
-    manager.close()
 
 
-def test_measured_memory_counts_if_it_exceeds_the_prediction() -> None:
-    lab = FakeModels(limit=25)
-    manager = lab.manager()
-    load(manager, "a")
+def test_measured_memory_counts_if_it_exceeds_the_prediction(lab: FakeModels) -> None:
+    manager = lab.loaded("a", limit=25)
     lab.taken[lab.servers[0].pid] = 16
     with pytest.raises(NoMemory):
         load(manager, "b")
-    manager.close()
 
 
-def test_reserved_memory_is_not_free() -> None:
+def test_reserved_memory_is_not_free(lab: FakeModels) -> None:
     """The machine still reports the memory as free, because the model does not use it yet."""
-    lab = FakeModels(free=25)
-    manager = lab.manager()
-    load(manager, "a")
+    lab.free = 25
+    manager = lab.loaded("a")
     lab.taken[lab.servers[0].pid] = 4
     lab.free = 21
     load(manager, "b")
     with pytest.raises(NoMemory):
         load(manager, "c")
-    manager.close()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +83,9 @@ def test_reserved_memory_is_not_free() -> None:
         ("the engine failed: CUDA out of memory. Tried to allocate 2 GiB", NoMemory),
     ],
 )
-def test_a_failed_load_reports_the_reason_and_leaves_no_server(reason: str, kind: type[Exception]) -> None:
-    lab = FakeModels()
+def test_a_failed_load_reports_the_reason_and_leaves_no_server(
+    lab: FakeModels, reason: str, kind: type[Exception]
+) -> None:
     lab.broken["a"] = reason
     manager = lab.manager()
     with pytest.raises(kind) as caught:
@@ -129,13 +95,10 @@ def test_a_failed_load_reports_the_reason_and_leaves_no_server(reason: str, kind
     assert states(manager) == {}
     lab.broken.clear()
     load(manager, "a")
-    manager.close()
 
 
-def test_unloading_waits_for_requests_in_flight() -> None:
-    lab = FakeModels()
-    manager = lab.manager()
-    load(manager, "a")
+def test_unloading_waits_for_requests_in_flight(lab: FakeModels) -> None:
+    manager = lab.loaded("a")
     lease = manager.lease("a")
     with ThreadPoolExecutor(1) as pool:
         unloading = pool.submit(manager.unload, "a")
@@ -150,19 +113,18 @@ def test_unloading_waits_for_requests_in_flight() -> None:
     assert states(manager) == {}
 
 
-def test_unloading_waits_only_so_long_for_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unloading_waits_only_so_long_for_requests_in_flight(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(manager_module, "_DRAIN_SECONDS", 0.01)
-    lab = FakeModels()
-    manager = lab.manager()
-    load(manager, "a")
+    manager = lab.loaded("a")
     lease = manager.lease("a")
     manager.unload("a")
     assert lab.up() == []
     lease.release()
 
 
-def test_unloading_cancels_a_load() -> None:
-    lab = FakeModels()
+def test_unloading_cancels_a_load(lab: FakeModels) -> None:
     lab.healthy.clear()
     manager = lab.manager()
     with ThreadPoolExecutor(1) as pool:
@@ -175,9 +137,8 @@ def test_unloading_cancels_a_load() -> None:
     assert states(manager) == {}
 
 
-def test_the_least_recently_used_model_is_evicted() -> None:
-    lab = FakeModels(limit=20)
-    manager = lab.manager("a", "b", "c")
+def test_the_least_recently_used_model_is_evicted(lab: FakeModels) -> None:
+    manager = lab.manager("a", "b", "c", limit=20)
     for name in ("a", "b", "a", "c"):
         assert served_by(manager, name) == name
     assert lab.up() == ["a", "c"]
@@ -186,38 +147,32 @@ def test_the_least_recently_used_model_is_evicted() -> None:
     assert lab.up() == ["c", "b"]
     with pytest.raises(ModelNotFound):
         manager.lease("d")
-    manager.close()
 
 
-def test_several_models_are_evicted_for_a_large_one() -> None:
-    lab = FakeModels(limit=30)
+def test_several_models_are_evicted_for_a_large_one(lab: FakeModels) -> None:
     lab.needs["large"] = 25
-    manager = lab.manager("a", "b", "large")
+    manager = lab.manager("a", "b", "large", limit=30)
     for name in ("a", "b", "large"):
         assert served_by(manager, name) == name
     assert lab.up() == ["large"]
-    manager.close()
 
 
 @pytest.mark.parametrize("limit", [30, None])
-def test_no_model_is_evicted_for_one_that_would_not_fit_anyway(limit: int | None) -> None:
-    lab = FakeModels(limit=limit)
+def test_no_model_is_evicted_for_one_that_would_not_fit_anyway(lab: FakeModels, limit: int | None) -> None:
     lab.needs["huge"] = 31
-    manager = lab.manager("a", "b", "huge")
+    manager = lab.manager("a", "b", "huge", limit=limit)
     for number, name in enumerate(("a", "b")):
         assert served_by(manager, name) == name
-        lab.taken[lab.servers[number].number] = 10
+        lab.taken[lab.servers[number].pid] = 10
     lab.free = 10
     with pytest.raises(NoMemory, match="would be free without the other models"):
         manager.lease("huge")
     assert lab.up() == ["a", "b"]
-    manager.close()
 
 
-def test_a_model_in_use_is_evicted_once_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_use_is_evicted_once_it_is_idle(lab: FakeModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "_DRAIN_SECONDS", 0.01)
-    lab = FakeModels(limit=10)
-    manager = lab.manager("a", "b")
+    manager = lab.manager("a", "b", limit=10)
     lease = manager.lease("a")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(served_by, manager, "b")
@@ -227,11 +182,9 @@ def test_a_model_in_use_is_evicted_once_it_is_idle(monkeypatch: pytest.MonkeyPat
         assert lab.up() == ["a"]
         lease.release()
         assert other.result() == "b"
-    manager.close()
 
 
-def test_requests_that_wait_for_a_model_share_its_server() -> None:
-    lab = FakeModels()
+def test_requests_that_wait_for_a_model_share_its_server(lab: FakeModels) -> None:
     lab.healthy.clear()
     manager = lab.manager("a")
     with ThreadPoolExecutor(4) as pool:
@@ -240,30 +193,26 @@ def test_requests_that_wait_for_a_model_share_its_server() -> None:
         lab.healthy.set()
         assert {future.result() for future in futures} == {"a"}
     assert len(lab.servers) == 1
-    manager.close()
 
 
-def test_models_are_loaded_at_startup_as_far_as_memory_suffices() -> None:
-    lab = FakeModels(limit=25)
+def test_models_are_loaded_at_startup_as_far_as_memory_suffices(lab: FakeModels) -> None:
     lab.broken["b"] = "its files are broken"
     lab.needs["_"] = 26
-    manager = lab.manager("_", "a", "b", "c", "d")
+    manager = lab.manager("_", "a", "b", "c", "d", limit=25)
     manager.load_all()
     assert states(manager) == {"_": "down", "a": "ready", "b": "down", "c": "ready", "d": "down"}
     with pytest.raises(Unavailable, match="its files are broken"):
         manager.lease("b")
     assert served_by(manager, "d") == "d"
-    manager.close()
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_a_model_whose_server_dies_is_restarted(on_demand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_server_dies_is_restarted(
+    lab: FakeModels, on_demand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(served_model, "monotonic", lambda: now)
-    lab = FakeModels()
-    manager = lab.manager("a", "b") if on_demand else lab.manager()
-    if not on_demand:
-        load(manager, "a", "b")
+    manager = lab.manager("a", "b") if on_demand else lab.loaded("a", "b")
     assert served_by(manager, "b") == served_by(manager, "b") == "b"
     assert served_by(manager, "a") == "a"
     died = next(server for server in lab.servers if server.folder.name == "a")
@@ -276,7 +225,6 @@ def test_a_model_whose_server_dies_is_restarted(on_demand: bool, monkeypatch: py
     now += 1.0
     assert served_by(manager, "a") == "a"
     assert manager.model("a").failure == ""
-    manager.close()
 
 
 def test_each_consecutive_failure_doubles_the_restart_delay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,8 +243,7 @@ def test_each_consecutive_failure_doubles_the_restart_delay(monkeypatch: pytest.
     assert model.retry_at == now + 1
 
 
-def test_closing_stops_all_servers_and_rejects_requests() -> None:
-    lab = FakeModels()
+def test_closing_stops_all_servers_and_rejects_requests(lab: FakeModels) -> None:
     manager = lab.manager("a", "b", "c")
     manager.load_all()
     manager.close()
@@ -308,8 +255,7 @@ def test_closing_stops_all_servers_and_rejects_requests() -> None:
         manager.lease("a")
 
 
-def test_closing_cancels_loads() -> None:
-    lab = FakeModels()
+def test_closing_cancels_loads(lab: FakeModels) -> None:
     lab.healthy.clear()
     manager = lab.manager("a")
     with ThreadPoolExecutor(1) as pool:
@@ -322,9 +268,9 @@ def test_closing_cancels_loads() -> None:
 
 
 def test_concurrent_requests_get_the_right_model_within_the_memory_limit(
+    lab: FakeModels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lab = FakeModels(limit=30)
     names = "abcdef"
     start, num_up = lab.start, []
 
@@ -334,7 +280,7 @@ def test_concurrent_requests_get_the_right_model_within_the_memory_limit(
         return server
 
     monkeypatch.setattr(lab, "start", count)
-    manager = lab.manager(*names)
+    manager = lab.manager(*names, limit=30)
     with ThreadPoolExecutor(8) as pool:
         requested = random.Random(1).choices(names, k=120)
         assert list(pool.map(lambda name: served_by(manager, name), requested)) == requested
@@ -342,3 +288,72 @@ def test_concurrent_requests_get_the_right_model_within_the_memory_limit(
     assert all(model.in_flight == 0 for model in manager.models())
     manager.close()
     assert {model.state for model in manager.models()} <= {ModelState.READY, ModelState.DOWN}
+
+
+_OUT_OF_MEMORY = "the weights take 2.0 GiB in memory, but only 1.0 GiB are free"
+
+
+def test_a_model_that_runs_out_of_memory_is_loaded_again_after_an_eviction(lab: FakeModels) -> None:
+    manager = lab.manager("a", "b", "c", limit=30)
+    assert [served_by(manager, name) for name in ("a", "b")] == ["a", "b"]
+    lab.broken_once["c"] = _OUT_OF_MEMORY
+    assert served_by(manager, "c") == "c"
+    assert lab.up() == ["b", "c"]
+
+
+def test_a_model_that_keeps_running_out_of_memory_is_loaded_again_only_once(lab: FakeModels) -> None:
+    manager = lab.manager("a", "b", "c", limit=30)
+    assert [served_by(manager, name) for name in ("a", "b")] == ["a", "b"]
+    lab.broken["c"] = _OUT_OF_MEMORY
+    with pytest.raises(NoMemory, match=r"only 1\.0 GiB are free"):
+        manager.lease("c")
+    assert [server.folder.name for server in lab.servers] == ["a", "b", "c", "c"]
+    assert lab.up() == ["b"]
+
+
+def test_no_model_is_evicted_for_one_that_fails_for_another_reason(lab: FakeModels) -> None:
+    manager = lab.manager("a", "b", limit=30)
+    assert served_by(manager, "a") == "a"
+    lab.broken["b"] = "its files are broken"
+    with pytest.raises(Unavailable, match="its files are broken"):
+        manager.lease("b")
+    assert [server.folder.name for server in lab.servers] == ["a", "b"]
+    assert lab.up() == ["a"]
+    manager.close()
+
+
+@contextmanager
+def watched(manager: ModelManager, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Check the models of a manager all the time, then close it."""
+    monkeypatch.setattr(manager_module, "_CHECK_SECONDS", 0.01)
+    thread = threading.Thread(target=manager.watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        manager.close()
+        thread.join()
+
+
+def test_a_model_that_hangs_is_handled_as_one_that_died(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = lab.loaded("a", "b")
+    with watched(manager, monkeypatch):
+        lab.servers[0].hang = "the model's server hangs: no response to /ping (TimeoutError)"
+        wait_until(lambda: lab.up() == ["b"])
+        assert manager.model("a").failure == lab.servers[0].hang
+        assert states(manager) == {"a": "down", "b": "ready"}
+
+
+def test_a_model_that_hangs_is_evicted_despite_its_requests(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = lab.manager("a", "b", limit=10)
+    lease = manager.lease("a")
+    with watched(manager, monkeypatch), ThreadPoolExecutor(1) as pool:
+        other = pool.submit(served_by, manager, "b")
+        wait_until(lambda: states(manager)["a"] == "unloading")
+        lab.servers[0].hang = "the model's server hangs: no response to /ping (TimeoutError)"
+        assert other.result() == "b"
+        lease.release()

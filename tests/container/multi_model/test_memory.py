@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -102,7 +104,7 @@ def test_memory_includes_descendant_processes() -> None:
 def test_room_without_other_models_includes_their_memory(limit: int | None, free: int) -> None:
     machine = replace(CPU, memory_available_bytes=50)
     account = MemoryAccount({}, limit, 5, lambda pid: 30, lambda environ: machine)
-    user = _User(MemoryNeed(20), ready=True)
+    user: Any = SimpleNamespace(pid=1, need=MemoryNeed(20), is_ready=True)
     assert account.room_without([user]).machine.memory_available_bytes == free
 
 
@@ -117,7 +119,7 @@ def test_free_gpu_memory_is_that_of_the_fullest_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory, "_SMI_SECONDS", 200.0)
     machine = replace(CPU, gpu_count=2)
     account = MemoryAccount({"CUDA_VISIBLE_DEVICES": "0,2"}, None, 0, lambda pid: 0, lambda environ: machine)
-    loading = _User(MemoryNeed(0, 300 << 20), ready=False)
+    loading: Any = SimpleNamespace(pid=1, need=MemoryNeed(0, 300 << 20), is_ready=False)
     assert account.room_without([loading]).gpu == 2000 << 20
     assert account.room([loading]).gpu == 400 << 20
     assert "-i 0,2" in (tmp_path / "nvidia-smi.arguments").read_text()
@@ -127,11 +129,3 @@ def test_free_gpu_memory_is_that_of_the_fullest_gpu(monkeypatch: pytest.MonkeyPa
     assert room.holds(MemoryNeed(1, 700 << 20))
     assert not room.holds(MemoryNeed(1, (700 << 20) + 1))
     assert not Room(machine).holds(MemoryNeed(0, 1))
-
-
-class _User:
-    pid = 1
-
-    def __init__(self, need: MemoryNeed, ready: bool) -> None:
-        self.need = need
-        self.is_ready = ready
