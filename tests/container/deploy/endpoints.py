@@ -1,14 +1,14 @@
-"""Specifications and planned deployments of endpoints for these tests."""
+"""Specifications and planned deployments of endpoints for these tests, and a client that deploys nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import botocore.session
-from botocore.validate import ParamValidator
+from botocore.exceptions import ClientError
 
-from container.deploy.deployment import ApiCall, Deployment, EndpointSpec, VariantSpec, plan
+from container.deploy.deployment import Deployment, EndpointSpec, VariantSpec, plan
 from container.explain import hardware
 from container.explain.hardware import Instance
 
@@ -64,18 +64,23 @@ def variant_of(deployment: Deployment) -> dict[str, Any]:
     return row
 
 
-def variables_of(deployment: Deployment) -> dict[str, Any]:
-    environment: dict[str, Any] = parameters(deployment, "create_model")["PrimaryContainer"]["Environment"]
-    return environment
+class FakeClient:
+    """A SageMaker client that records its calls, some of which fail."""
 
+    def __init__(self, description: dict[str, str] | None = None, **errors: str) -> None:
+        """description: the response of all calls. errors: messages by method."""
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self._description = description
+        self._errors = errors
 
-def service_model() -> Any:
-    """Return botocore's description of SageMaker."""
-    return botocore.session.get_session().get_service_model("sagemaker")
+    def __getattr__(self, method: str) -> Any:
+        def call(**parameters: Any) -> dict[str, str] | None:
+            self.calls.append((method, parameters))
+            if message := self._errors.get(method):
+                raise ClientError({"Error": {"Code": "AccessDenied", "Message": message}}, method)
+            return self._description
 
+        return call
 
-def complaints(call: ApiCall, service: Any) -> str:
-    """Return the validation errors of botocore, which checks names, types and required fields."""
-    name = "".join(word.title() for word in call.method.split("_"))
-    report: str = ParamValidator().validate(call.parameters, service.operation_model(name).input_shape)
-    return str(report.generate_report())
+    def get_waiter(self, name: str) -> Any:
+        return SimpleNamespace(wait=getattr(self, name))

@@ -16,7 +16,6 @@ from tests.container.deploy.endpoints import IMAGE, MODEL_DATA, ROLE, write_mode
 from tests.docs.pages import commands, read
 from tests.support.paths import REPO_ROOT
 
-SHELL = {"HF_TOKEN": "hf_abc"}
 SHARED = ("--name", "chat", "--image", IMAGE, "--role", ROLE, "--model-data", MODEL_DATA)
 
 
@@ -28,7 +27,7 @@ def test_a_dry_run_prints_a_program_and_needs_no_boto3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    result = run(str(write_model(tmp_path)), "--dry-run", "--env", "HF_TOKEN", **SHELL)
+    result = run(str(write_model(tmp_path)), "--dry-run", "--env", "HF_TOKEN", HF_TOKEN="hf_abc")  # noqa: S106
     assert result.exit_code == 0, result.output
     compile(result.output, "deploy.py", "exec")
     assert "sagemaker.create_endpoint(" in result.output
@@ -41,6 +40,7 @@ def test_each_variant_gets_its_model_and_weight(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.count("sagemaker.create_model(") == 2
     assert '"InitialVariantWeight": 9.0' in result.output
+    assert '"InitialVariantWeight": 1.0' in result.output
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import botocore.session
 import pytest
+from botocore.validate import ParamValidator
 
 from container.deploy import CannotDeploy
 from container.deploy.deployment import VariantSpec, plan
-from container.deploy.variables import ShellSecret, from_command_line
+from container.deploy.variables import from_command_line
 from container.explain import hardware
+from container.explain.hardware import Instance
 from lmi_server.properties.problems import PropertiesError
 from tests.container.deploy.endpoints import (
     CPU,
     GB,
+    GPU,
     MODEL_DATA,
-    complaints,
     parameters,
     planned,
-    service_model,
     spec,
-    variables_of,
     variant_of,
     write_model,
     write_properties,
@@ -29,12 +31,19 @@ from tests.container.deploy.endpoints import (
 from tests.support.paths import REPO_ROOT
 
 
-def test_botocore_accepts_every_call(tmp_path: Path) -> None:
-    service = service_model()
-    folder = write_model(tmp_path / "a", "engine=MPI", "option.max_rolling_batch_size=64")
-    for instance in (spec().instance, CPU):
-        deployment = planned(folder, instance=instance, environment={"A": "b"})
-        assert [complaints(call, service) for call in deployment.calls] == [""] * 3
+@pytest.fixture(scope="module")
+def service() -> Any:
+    """botocore's description of SageMaker."""
+    return botocore.session.get_session().get_service_model("sagemaker")
+
+
+@pytest.mark.parametrize("instance", [GPU, CPU], ids=["GPU", "CPU"])
+def test_botocore_accepts_every_call(instance: Instance, service: Any, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "engine=MPI", "option.max_rolling_batch_size=64")
+    for call in planned(folder, instance=instance, environment={"A": "b"}).calls:
+        operation = service.operation_model("".join(word.title() for word in call.method.split("_")))
+        report = ParamValidator().validate(call.parameters, operation.input_shape)
+        assert report.generate_report() == ""
 
 
 def test_with_a_prefix_the_platform_downloads_the_model_and_the_model_id_is_unset(tmp_path: Path) -> None:
@@ -52,14 +61,10 @@ def test_with_a_prefix_the_platform_downloads_the_model_and_the_model_id_is_unse
 def test_without_a_prefix_the_container_downloads_the_model(tmp_path: Path) -> None:
     folder = write_properties(tmp_path, "option.model_id=HuggingFaceTB/SmolLM2-135M-Instruct")
     deployment = planned(folder, model_data=None)
-    assert variables_of(deployment)["OPTION_MODEL_ID"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert "ModelDataSource" not in parameters(deployment, "create_model")["PrimaryContainer"]
+    container = parameters(deployment, "create_model")["PrimaryContainer"]
+    assert container["Environment"]["OPTION_MODEL_ID"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert "ModelDataSource" not in container
     assert "ModelDataDownloadTimeoutInSeconds" not in variant_of(deployment)
-
-
-def test_a_local_model_needs_a_prefix(tmp_path: Path) -> None:
-    with pytest.raises(CannotDeploy, match=rf"cannot read the model folder {tmp_path}; .*--model-data"):
-        planned(write_model(tmp_path, "engine=MPI"), model_data=None)
 
 
 def test_a_handler_needs_a_prefix(tmp_path: Path) -> None:
@@ -69,30 +74,40 @@ def test_a_handler_needs_a_prefix(tmp_path: Path) -> None:
         planned(tmp_path, model_data=None)
 
 
-def test_gpu_instances_get_the_ami_with_the_required_driver(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, "engine=MPI")
-    assert variant_of(planned(folder))["InferenceAmiVersion"] == "al2023-ami-sagemaker-inference-gpu-4-1"
-    assert "InferenceAmiVersion" not in variant_of(planned(folder, instance=CPU))
-
-
-def test_the_ami_has_the_cuda_version_of_the_dockerfile() -> None:
+def test_the_ami_has_the_cuda_version_of_the_dockerfile(service: Any) -> None:
     base = re.search(r"nvidia/cuda:(\d+\.\d+)", (REPO_ROOT / "Dockerfile").read_text())
     assert base is not None
-    shape = service_model().shape_for("ProductionVariant").members["InferenceAmiVersion"]
+    shape = service.shape_for("ProductionVariant").members["InferenceAmiVersion"]
     assert "al2023-ami-sagemaker-inference-gpu-4-1" in shape.enum
     assert f"CUDA version: {base[1]}" in re.sub(r"<[^>]*>", "", shape.documentation).split("gpu-4-1")[1]
 
 
 @pytest.mark.parametrize(
-    ("instance", "reason"),
+    ("changes", "reason"),
     [
-        ("ml.p3.2xlarge", "the CUDA image is built with CUDA 13, which does not run on V100"),
-        ("ml.inf2.xlarge", "this server runs on CPUs and NVIDIA GPUs, not on Inferentia2"),
+        ({"model_data": None}, r"cannot read the model folder /\S+; .*--model-data"),
+        ({"model_data": "s3://bucket/prefix"}, "with a trailing slash"),
+        ({"name": "n" * 60}, "at most 63 characters"),
+        (
+            {"instance": hardware.instance("ml.p3.2xlarge")},
+            "--instance ml.p3.2xlarge: the CUDA image is built with CUDA 13, which does not run on V100",
+        ),
+        (
+            {"instance": hardware.instance("ml.inf2.xlarge")},
+            "--instance ml.inf2.xlarge: this server runs on CPUs and NVIDIA GPUs, not on Inferentia2",
+        ),
     ],
+    ids=["a local folder", "prefix without a slash", "long name", "V100", "Inferentia2"],
 )
-def test_unsupported_instances_are_rejected(instance: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotDeploy, match=f"--instance {instance}: {reason}"):
-        planned(write_model(tmp_path), instance=hardware.instance(instance))
+def test_what_cannot_be_deployed_is_rejected(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotDeploy, match=reason):
+        planned(write_model(tmp_path, "engine=MPI"), **changes)
+
+
+def test_repeated_variants_are_rejected(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    with pytest.raises(CannotDeploy, match="A is repeated"):
+        plan(spec(), [VariantSpec("A", folder), VariantSpec("A", folder)])
 
 
 def test_instances_without_local_storage_get_a_volume_for_the_model(tmp_path: Path) -> None:
@@ -124,18 +139,6 @@ def test_a_model_of_unknown_size_gets_the_longest_timeouts(tmp_path: Path) -> No
     assert any("size of the model is unknown" in note for note in deployment.notes)
 
 
-def test_variants_have_their_own_settings_and_weights(tmp_path: Path) -> None:
-    paths = [write_model(tmp_path / name, f"option.max_rolling_batch_size={name}") for name in ("8", "64")]
-    variants = [VariantSpec("A", paths[0], 9), VariantSpec("B", paths[1])]
-    deployment = plan(spec(), variants)
-    models = [call.parameters for call in deployment.calls if call.method == "create_model"]
-    rows = parameters(deployment, "create_endpoint_config")["ProductionVariants"]
-    assert [row["ModelName"] for row in rows] == [model["ModelName"] for model in models]
-    assert [(row["VariantName"], row["InitialVariantWeight"]) for row in rows] == [("A", 9), ("B", 1)]
-    batches = [m["PrimaryContainer"]["Environment"]["OPTION_MAX_ROLLING_BATCH_SIZE"] for m in models]
-    assert batches == ["8", "64"]
-
-
 def test_resource_names_change_only_with_their_content(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "option.max_rolling_batch_size=8")
     first, again = planned(folder), planned(folder)
@@ -161,16 +164,6 @@ def test_resource_names_change_with_a_secret_without_revealing_it(tmp_path: Path
     assert set(names[0]).isdisjoint(names[1])
 
 
-def test_an_update_calls_update_endpoint(tmp_path: Path) -> None:
-    deployment = plan(spec(), [VariantSpec("AllTraffic", write_model(tmp_path))], update=True)
-    assert [call.method for call in deployment.calls][-1] == "update_endpoint"
-
-
-def test_deployments_do_not_contain_secrets(tmp_path: Path) -> None:
-    deployment = planned(write_model(tmp_path), environment={"HF_TOKEN": ShellSecret("HF_TOKEN")})
-    assert variables_of(deployment)["HF_TOKEN"] == ShellSecret("HF_TOKEN")
-
-
 def test_the_waiter_waits_longer_than_all_timeouts(tmp_path: Path) -> None:
     deployment = planned(write_model(tmp_path))
     row = variant_of(deployment)
@@ -181,16 +174,3 @@ def test_the_waiter_waits_longer_than_all_timeouts(tmp_path: Path) -> None:
 def test_errors_in_serving_properties_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"option\.paged_attention"):
         planned(write_properties(tmp_path, "option.paged_atention=true"))
-
-
-def test_a_prefix_must_end_in_a_slash(tmp_path: Path) -> None:
-    with pytest.raises(CannotDeploy, match="with a trailing slash"):
-        planned(write_model(tmp_path), model_data="s3://bucket/prefix")
-
-
-def test_long_names_and_repeated_variants_are_rejected(tmp_path: Path) -> None:
-    folder = write_model(tmp_path)
-    with pytest.raises(CannotDeploy, match="at most 63 characters"):
-        planned(folder, name="n" * 60)
-    with pytest.raises(CannotDeploy, match="A is repeated"):
-        plan(spec(), [VariantSpec("A", folder), VariantSpec("A", folder)])

@@ -18,8 +18,6 @@ from tests.support.gguf_models import save_gguf
 from tests.support.hub_server import HubServer
 from tests.support.model_files import NO_PROXY
 
-_OTHER_BYTES = 1 << 20
-
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
@@ -35,7 +33,7 @@ def test_only_the_selected_gguf_file_counts_before_and_after_the_download(
     hub: HubServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file, _, _ = save_gguf(tmp_path_factory.mktemp("gguf"), "llama", Kind.Q4_0)
-    weights, other = file.read_bytes(), bytes(_OTHER_BYTES)
+    weights, other = file.read_bytes(), bytes(1 << 20)
     files = {"tiny-Q4_0.gguf": weights, "tiny-Q8_0.gguf": other, "model.safetensors": other}
     hub.commit("owner/tiny-GGUF", {**files, "config.json": b"{}", "tokenizer.json": b"{}"})
     source = ModelSource("owner/tiny-GGUF:Q4_0")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import botocore.waiter
@@ -20,30 +21,36 @@ from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.deploy.variables import ShellSecret
 from tests.container.deploy.endpoints import spec, write_model, write_properties
-from tests.container.endpoint import fake_s3
-from tests.container.endpoint.fake_containers import FakeContainers
+from tests.container.endpoint.fake_containers import FakeLab, fake_lab
 from tests.container.endpoint.fake_s3 import FakeS3
 from tests.docs.pages import commands
-from tests.support.endpoints import EndpointLab, FakeLauncher, lab
 
 SHELL = {"HF_TOKEN": "hf_abc"}
 
 
-@pytest.fixture
-def containers() -> FakeContainers:
-    return FakeContainers()
+@pytest.fixture(autouse=True)
+def waiters_poll_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(botocore.waiter, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(0.05)))
 
 
 @pytest.fixture
-def platform(containers: FakeContainers) -> Iterator[EndpointLab]:
-    with lab(FakeLauncher(containers)) as running:
+def platform() -> Iterator[FakeLab]:
+    with fake_lab() as running:
         yield running
 
 
 @pytest.fixture
 def s3() -> Iterator[FakeS3]:
-    with fake_s3.running() as (server, _):
+    with FakeS3() as server:
         yield server
+
+
+@pytest.fixture
+def run_program(platform: FakeLab, monkeypatch: pytest.MonkeyPatch) -> Callable[[Deployment], None]:
+    """Run the program that creates a deployment."""
+    monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
+    monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
+    return lambda planned: exec(compile(as_script(planned), "deploy.py", "exec"), {})  # noqa: S102
 
 
 def deployment(
@@ -64,37 +71,52 @@ def deployment(
     planned = plan(
         spec(model_data=f"file://{model}/", environment=environment, count=count), variants, update
     )
-    return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 200})
+    return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 4000})
 
 
-def batch_sizes(containers: FakeContainers) -> list[str]:
-    return [one.environment["OPTION_MAX_ROLLING_BATCH_SIZE"] for one in containers.all if not one.ended]
+def batch_sizes(platform: FakeLab) -> list[str]:
+    return sorted(
+        one.environment["OPTION_MAX_ROLLING_BATCH_SIZE"] for one in platform.containers if not one.ended
+    )
 
 
-def test_an_endpoint_is_created_compared_and_updated(
-    platform: EndpointLab, containers: FakeContainers, tmp_path: Path
-) -> None:
+def carry_out(planned: Deployment, platform: FakeLab) -> list[str]:
+    """Execute a deployment and return the messages."""
+    messages: list[str] = []
+    execute(planned, platform.sagemaker, SHELL, messages.append)
+    return messages
+
+
+def test_an_endpoint_is_created_compared_and_updated(platform: FakeLab, tmp_path: Path) -> None:
     first = deployment(tmp_path, 8)
-    execute(first, platform.sagemaker, SHELL, lambda line: None)
-    assert sorted(batch_sizes(containers)) == ["16", "8"]
-    assert containers.all[0].environment["HF_TOKEN"] == SHELL["HF_TOKEN"]
-    for variant in "AB":
-        reply = platform.runtime.invoke_endpoint(EndpointName="chat", TargetVariant=variant, Body=b"{}")
-        assert reply["InvokedProductionVariant"] == variant
+    messages = carry_out(first, platform)
+    assert messages[-1] == "chat is in service"
+    assert SHELL["HF_TOKEN"] not in " ".join(messages)
+    for variant, container, batch_size in zip("AB", platform.containers, ("8", "16"), strict=True):
+        assert container.environment["OPTION_MAX_ROLLING_BATCH_SIZE"] == batch_size
+        assert container.environment["HF_TOKEN"] == SHELL["HF_TOKEN"]
+        platform.runtime.invoke_endpoint(EndpointName="chat", TargetVariant=variant, Body=b"{}")
+        assert len(container.headers) == 1
     running = differences.running_values("chat", platform.sagemaker)
     assert list(differences.differences(running, differences.planned_values(first, SHELL))) == []
     second = deployment(tmp_path, 32, update=True)
     changes = list(differences.differences(running, differences.planned_values(second, SHELL)))
     assert "  option.max_rolling_batch_size: 8 -> 32" in changes
-    execute(second, platform.sagemaker, SHELL, lambda line: None)
+    carry_out(second, platform)
     platform.wait("InService", name="chat")
-    assert sorted(batch_sizes(containers)) == ["32", "64"]
+    assert batch_sizes(platform) == ["32", "64"]
+
+
+def test_a_failed_endpoint_is_kept_and_its_reason_reported(platform: FakeLab, tmp_path: Path) -> None:
+    with pytest.raises(CannotDeploy, match=r"chat is not in service: .*the weights are gone"):
+        carry_out(deployment(tmp_path, 8, UNHEALTHY="the weights are gone"), platform)
+    assert platform.sagemaker.describe_endpoint(EndpointName="chat")["EndpointStatus"] == "Failed"
 
 
 def test_an_update_that_is_rolled_back_is_an_error(
-    platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    platform: FakeLab, tmp_path: Path, run_program: Callable[[Deployment], None]
 ) -> None:
-    execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
+    carry_out(deployment(tmp_path, 8), platform)
     unhealthy = {"UNHEALTHY": "the weights are gone"}
     messages: list[str] = []
     with pytest.raises(CannotDeploy, match=r"still in service with chat-.*: .*the weights are gone"):
@@ -102,75 +124,52 @@ def test_an_update_that_is_rolled_back_is_an_error(
             deployment(tmp_path, 32, update=True, **unhealthy), platform.sagemaker, SHELL, messages.append
         )
     assert "chat is in service" not in messages
-    monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
-    monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
-    program = as_script(deployment(tmp_path, 64, update=True, **unhealthy))
     with pytest.raises(SystemExit, match=r"not deployed: .*the weights are gone"):
-        exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
-    assert sorted(batch_sizes(containers)) == ["16", "8"]
+        run_program(deployment(tmp_path, 64, update=True, **unhealthy))
+    assert batch_sizes(platform) == ["16", "8"]
 
 
-def test_the_printed_program_creates_the_endpoint(
-    platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
-    monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
-    program = as_script(deployment(tmp_path, 8))
-    exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
-    assert sorted(batch_sizes(containers)) == ["16", "8"]
-
-
-def test_an_update_reuses_the_models_and_configurations_that_exist(
-    platform: EndpointLab, containers: FakeContainers, tmp_path: Path
-) -> None:
+def test_an_update_reuses_the_models_and_configurations_that_exist(platform: FakeLab, tmp_path: Path) -> None:
     first = deployment(tmp_path, 8)
-    execute(first, platform.sagemaker, SHELL, lambda line: None)
+    carry_out(first, platform)
 
     def update(planned: Deployment, reused: list[str]) -> None:
-        messages: list[str] = []
-        execute(planned, platform.sagemaker, SHELL, messages.append)
+        messages = carry_out(planned, platform)
         platform.wait("InService", name="chat")
         assert [line for line in messages if "exists" in line] == reused
 
     model, config = "create_model: exists, reused", "create_endpoint_config: exists, reused"
     update(deployment(tmp_path, 8, True, count=2), [model, model])
-    assert sorted(batch_sizes(containers)) == ["16", "16", "8", "8"]
+    assert batch_sizes(platform) == ["16", "16", "8", "8"]
     update(deployment(tmp_path, 8, True, size_b=32), [model])
-    assert sorted(batch_sizes(containers)) == ["32", "8"]
+    assert batch_sizes(platform) == ["32", "8"]
     update(deployment(tmp_path, 8, True), [model, model, config])
-    assert sorted(batch_sizes(containers)) == ["16", "8"]
+    assert batch_sizes(platform) == ["16", "8"]
     described = platform.sagemaker.describe_endpoint(EndpointName="chat")
     assert described["EndpointConfigName"] == first.config_name
 
 
-def test_a_failed_update_keeps_the_reused_models(platform: EndpointLab, tmp_path: Path) -> None:
-    execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
-    create_again = deployment(tmp_path, 8, count=2)
+def test_a_failed_update_keeps_the_reused_models(platform: FakeLab, tmp_path: Path) -> None:
+    carry_out(deployment(tmp_path, 8), platform)
     with pytest.raises(CannotDeploy, match=r"create_endpoint: .*already existing endpoint"):
-        execute(create_again, platform.sagemaker, SHELL, lambda line: None)
+        carry_out(deployment(tmp_path, 8, count=2), platform)
     assert len(platform.sagemaker.list_models()["Models"]) == 2
     assert len(platform.sagemaker.list_endpoint_configs()["EndpointConfigs"]) == 1
 
 
-def test_the_printed_program_may_run_again(
-    platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_printed_program_creates_the_endpoint_and_may_run_again(
+    platform: FakeLab, tmp_path: Path, run_program: Callable[[Deployment], None]
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
-    monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
-    execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
-    program = as_script(deployment(tmp_path, 8, True, count=2))
+    run_program(deployment(tmp_path, 8))
+    assert batch_sizes(platform) == ["16", "8"]
     for _ in range(2):
-        exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
+        run_program(deployment(tmp_path, 8, True, count=2))
         platform.wait("InService", name="chat")
-        assert sorted(batch_sizes(containers)) == ["16", "16", "8", "8"]
+        assert batch_sizes(platform) == ["16", "16", "8", "8"]
 
 
 def test_the_commands_of_the_docs_page(
-    platform: EndpointLab,
-    containers: FakeContainers,
-    s3: FakeS3,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    platform: FakeLab, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run the commands of docs/deploying.md: create, compare, and split the traffic."""
     for folder, size in (("llama-3-8b-config", 32), ("batch-16", 16), ("batch-64", 64)):
@@ -182,8 +181,6 @@ def test_the_commands_of_the_docs_page(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
     for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "us-east-1")
-    sleep = time.sleep
-    monkeypatch.setattr(botocore.waiter.time, "sleep", lambda seconds: sleep(0.05))
 
     def run(command: str) -> str:
         result = CliRunner().invoke(main, shlex.split(command)[1:])
@@ -196,11 +193,11 @@ def test_the_commands_of_the_docs_page(
         if one.text.startswith("lmi deploy ") and not one.text.endswith("--dry-run")
     )
     run(create)
-    assert batch_sizes(containers) == ["32"]
+    assert batch_sizes(platform) == ["32"]
     assert run(compare) == "no differences\n"
     platform.sagemaker.delete_endpoint(EndpointName="my-endpoint")
     run(split)
     described = platform.sagemaker.describe_endpoint(EndpointName="my-endpoint")
     shares = {one["VariantName"]: one["CurrentWeight"] for one in described["ProductionVariants"]}
     assert shares == {"small-batches": 9.0, "large-batches": 1.0}
-    assert sorted(batch_sizes(containers)) == ["16", "64"]
+    assert batch_sizes(platform) == ["16", "64"]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from container.run.local_server import LocalServer, NotHealthy
-from tests.support.endpoints import RunningContainer
+from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, RunningContainer, lab
 from tests.support.loopback import LoopbackServer, QuietHandler
 
 SESSION = "X-Amzn-SageMaker-Session-Id"
+ECHOED = ("Content-Type", "X-Amzn-SageMaker-Custom-Attributes")
+"""Request headers that responses repeat."""
 
 
 class FakeContainer(RunningContainer):
@@ -48,16 +52,27 @@ class FakeContainer(RunningContainer):
             self.server.close()
 
 
-class FakeContainers:
-    """Factory of fake containers that keeps all of them."""
+@dataclass(frozen=True, slots=True)
+class FakeLab(EndpointLab):
+    """A platform, and its fake containers in the order of their start."""
 
-    def __init__(self) -> None:
-        self.all: list[FakeContainer] = []
+    containers: list[FakeContainer]
 
-    def __call__(self, container: Mapping[str, Any]) -> LocalServer:
-        fake = FakeContainer(container.get("Environment", {}))
-        self.all.append(fake)
-        return fake
+    def invoke(self, body: bytes = b"x", **params: Any) -> Any:
+        return self.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=body, **params)
+
+
+@contextmanager
+def fake_lab(**options: Any) -> Iterator[FakeLab]:
+    """Serve a platform with fake containers during the block. options: as of `lab`."""
+    containers: list[FakeContainer] = []
+
+    def launch(container: Mapping[str, Any]) -> LocalServer:
+        containers.append(FakeContainer(container.get("Environment", {})))
+        return containers[-1]
+
+    with lab(FakeLauncher(launch), **options) as running:
+        yield FakeLab(running.platform, running.url, running.sagemaker, running.runtime, containers)
 
 
 class _Server(LoopbackServer):
@@ -87,17 +102,8 @@ class _Handler(QuietHandler):
         else:
             session = self.headers.get(SESSION) == "NEW_SESSION"
             session_header = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
-            self.respond(
-                200,
-                body,
-                {
-                    "Content-Type": self.headers.get("Content-Type", "text/plain"),
-                    "X-Amzn-SageMaker-Custom-Attributes": self.headers.get(
-                        "X-Amzn-SageMaker-Custom-Attributes", ""
-                    ),
-                    **session_header,
-                },
-            )
+            echoed = {name: self.headers.get(name, "") for name in ECHOED}
+            self.respond(200, body, echoed | session_header)
 
     def _stream(self, body: bytes, broken: bool) -> None:
         """Send each line of the body as a chunk."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -17,21 +14,15 @@ from tests.support.loopback import LoopbackServer, QuietHandler
 
 
 class FakeS3(LoopbackServer):
-    """A fake S3 server. Objects are stored by `bucket/key`."""
+    """A fake S3 server and a client for it. Objects are stored by `bucket/key`."""
 
     def __init__(self) -> None:
         super().__init__(_Handler)
         self.objects: dict[str, bytes] = {}
-
-
-@contextmanager
-def running() -> Iterator[tuple[FakeS3, Any]]:
-    """Start a server and yield it with a client."""
-    with FakeS3() as server:
-        client = boto3.client(
+        self.client = boto3.client(
             "s3",
             region_name="us-east-1",
-            endpoint_url=server.url,
+            endpoint_url=self.url,
             aws_access_key_id="any",
             aws_secret_access_key="any",  # noqa: S106 - not checked
             config=Config(
@@ -40,8 +31,10 @@ def running() -> Iterator[tuple[FakeS3, Any]]:
                 request_checksum_calculation="when_required",
             ),
         )
-        yield server, client
-        client.close()
+
+    def close(self) -> None:
+        self.client.close()
+        super().close()
 
 
 def _etag(data: bytes) -> str:

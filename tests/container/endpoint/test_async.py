@@ -7,38 +7,22 @@ from typing import Any
 
 import pytest
 
-from tests.container.endpoint import fake_s3
-from tests.container.endpoint.fake_containers import FakeContainers
+from tests.container.endpoint.fake_containers import FakeLab, fake_lab
 from tests.container.endpoint.fake_s3 import FakeS3
-from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
+from tests.support.endpoints import ENDPOINT
 from tests.support.waiting import wait_until
 
-OUTPUT = {"S3OutputPath": "s3://bucket/out/", "S3FailurePath": "s3://bucket/failed/"}
-
 
 @pytest.fixture
-def s3() -> Iterator[tuple[FakeS3, Any]]:
-    with fake_s3.running() as running:
+def platform(s3: FakeS3) -> Iterator[FakeLab]:
+    with fake_lab(s3=lambda: s3.client) as running:
         yield running
 
 
-@pytest.fixture
-def platform(s3: tuple[FakeS3, Any], containers: FakeContainers) -> Iterator[EndpointLab]:
-    with lab(FakeLauncher(containers), s3=lambda: s3[1]) as running:
-        yield running
-
-
-def deploy(platform: EndpointLab, **variant: Any) -> None:
-    config = {"OutputConfig": OUTPUT, "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1}}
+def deploy(platform: FakeLab, **variant: Any) -> None:
+    output = {"S3OutputPath": "s3://bucket/out/", "S3FailurePath": "s3://bucket/failed/"}
+    config = {"OutputConfig": output, "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1}}
     platform.deploy({"AsyncInferenceConfig": config}, A=variant)
-
-
-def invoke_held(platform: EndpointLab, containers: FakeContainers, count: int) -> list[str]:
-    """Invoke a container that holds requests back until it has the first one, and return the output locations."""
-    deploy(platform, environment={"HOLD": "1"})
-    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(count)]
-    assert containers.all[0].arrived.acquire(timeout=200)
-    return [reply["OutputLocation"] for reply in replies]
 
 
 def wait_object(server: FakeS3, location: str) -> bytes:
@@ -48,11 +32,9 @@ def wait_object(server: FakeS3, location: str) -> bytes:
     return server.objects[name]
 
 
-def test_the_response_is_written_to_s3(
-    platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
-) -> None:
+def test_the_response_is_written_to_s3(platform: FakeLab, s3: FakeS3) -> None:
     deploy(platform)
-    s3[0].objects["bucket/in/one"] = b"question"
+    s3.objects["bucket/in/one"] = b"question"
     reply = platform.runtime.invoke_endpoint_async(
         EndpointName=ENDPOINT,
         InputLocation="s3://bucket/in/one",
@@ -63,17 +45,17 @@ def test_the_response_is_written_to_s3(
     assert reply["InferenceId"] == "id-1"
     assert reply["OutputLocation"] == "s3://bucket/out/id-1.out"
     assert reply["FailureLocation"] == "s3://bucket/failed/id-1-error.out"
-    assert wait_object(s3[0], reply["OutputLocation"]) == b"question"
-    assert containers.all[0].headers[0]["content-type"] == "text/x-any"
+    assert wait_object(s3, reply["OutputLocation"]) == b"question"
+    assert platform.containers[0].headers[0]["content-type"] == "text/x-any"
 
 
-def test_a_short_body_can_be_inline(platform: EndpointLab, s3: tuple[FakeS3, Any]) -> None:
+def test_a_short_body_can_be_inline(platform: FakeLab, s3: FakeS3) -> None:
     deploy(platform)
     reply = platform.runtime.invoke_endpoint_async(
         EndpointName=ENDPOINT, Body=b"question", Filename="a.json", S3OutputPathExtension="today"
     )
     assert reply["OutputLocation"] == "s3://bucket/out/today/a.json"
-    assert wait_object(s3[0], reply["OutputLocation"]) == b"question"
+    assert wait_object(s3, reply["OutputLocation"]) == b"question"
 
 
 @pytest.mark.parametrize(
@@ -84,41 +66,33 @@ def test_a_short_body_can_be_inline(platform: EndpointLab, s3: tuple[FakeS3, Any
     ],
 )
 def test_an_error_is_written_to_the_failure_location(
-    environment: dict[str, str], location: str, words: bytes, platform: EndpointLab, s3: tuple[FakeS3, Any]
+    environment: dict[str, str], location: str, words: bytes, platform: FakeLab, s3: FakeS3
 ) -> None:
     deploy(platform, environment=environment)
-    s3[0].objects["bucket/in"] = b"question"
+    s3.objects["bucket/in"] = b"question"
     reply = platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation=location)
-    assert words in wait_object(s3[0], reply["FailureLocation"])
-    assert reply["OutputLocation"].removeprefix("s3://") not in s3[0].objects
+    assert words in wait_object(s3, reply["FailureLocation"])
+    assert reply["OutputLocation"].removeprefix("s3://") not in s3.objects
 
 
-def test_concurrent_requests_per_container_are_limited(
-    platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
-) -> None:
-    locations = invoke_held(platform, containers, 4)
-    assert not containers.all[0].arrived.acquire(timeout=0.05)
-    containers.all[0].go.set()
-    assert all(wait_object(s3[0], location) == b"x" for location in locations)
-
-
-def test_a_container_added_later_takes_waiting_invocations(
-    platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
-) -> None:
-    locations = invoke_held(platform, containers, 3)
+def test_invocations_wait_for_a_container_which_may_be_added_later(platform: FakeLab, s3: FakeS3) -> None:
+    deploy(platform, environment={"HOLD": "1"})
+    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(3)]
+    assert platform.containers[0].arrived.acquire(timeout=200)
+    assert not platform.containers[0].arrived.acquire(timeout=0.05)
     platform.sagemaker.update_endpoint_weights_and_capacities(
         EndpointName=ENDPOINT,
         DesiredWeightsAndCapacities=[{"VariantName": "A", "DesiredInstanceCount": 2}],
     )
-    wait_until(lambda: len(containers.all) == 2)
-    assert containers.all[1].arrived.acquire(timeout=200)
-    assert not any(container.arrived.acquire(timeout=0.05) for container in containers.all)
-    for container in containers.all:
+    wait_until(lambda: len(platform.containers) == 2)
+    assert platform.containers[1].arrived.acquire(timeout=200)
+    assert not any(container.arrived.acquire(timeout=0.05) for container in platform.containers)
+    for container in platform.containers:
         container.go.set()
-    assert all(wait_object(s3[0], location) == b"x" for location in locations)
+    assert all(wait_object(s3, reply["OutputLocation"]) == b"x" for reply in replies)
 
 
-def test_invalid_calls_raise_validation_errors(platform: EndpointLab) -> None:
+def test_invalid_calls_raise_validation_errors(platform: FakeLab) -> None:
     deploy(platform)
     api = platform.runtime
     for params, words in (

@@ -1,8 +1,8 @@
-"""An endpoint's reaction to containers that die, do not start, or are busy. The containers serve nothing."""
+"""An endpoint's reaction to containers that die, do not start, or are busy."""
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,40 +12,26 @@ import pytest
 from container.endpoint.endpoint import Endpoint
 from container.endpoint.fleet import Fleet
 from container.endpoint.rollout import Rollout
-from tests.support.endpoints import FakeLauncher, RunningContainer
+from tests.container.endpoint.fake_containers import FakeContainer
+from tests.support.endpoints import FakeLauncher
 from tests.support.waiting import wait_until
 
 AT_ONCE = Rollout.of({}, 1, {})
 LONG_CANARY = Rollout((0.5, 1.0), 3600.0, 0.0, {})
 
 
-class MortalContainer(RunningContainer):
-    """A container that runs until a test sets `cause`."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.cause: str | None = None
-        self.stopped = threading.Event()
-
-    def death(self) -> str | None:
-        return self.cause
-
-    def terminate(self) -> None:
-        self.stopped.set()
-
-
 class Containers:
     """Launches containers, and keeps them by the name of their model."""
 
     def __init__(self) -> None:
-        self.of: dict[str, list[MortalContainer]] = {}
+        self.of: dict[str, list[FakeContainer]] = {}
         self.errors: dict[str, Exception] = {}
         """What launching a container of a model raises."""
 
-    def __call__(self, container: Mapping[str, Any]) -> MortalContainer:
+    def __call__(self, container: Mapping[str, Any]) -> FakeContainer:
         if error := self.errors.get(container["Image"]):
             raise error
-        launched = MortalContainer()
+        launched = FakeContainer({})
         self.of.setdefault(container["Image"], []).append(launched)
         return launched
 
@@ -76,7 +62,7 @@ def wait_status(endpoint: Endpoint, status: str) -> None:
     wait_until(lambda: endpoint.state()["EndpointStatus"] == status)
 
 
-def replaced(fleet: Fleet, launched: list[MortalContainer]) -> bool:
+def replaced(fleet: Fleet, launched: list[FakeContainer]) -> bool:
     """Whether the first container was replaced by a second."""
     return len(launched) == 2 and fleet.containers() == launched[1:]
 
@@ -87,7 +73,7 @@ def test_containers_of_both_fleets_are_replaced_during_an_update(
     endpoint.update(make_fleet(containers, "green"), LONG_CANARY, {})
     wait_until(lambda: len(endpoint.traffic.fleets()) == 2)
     for model in ("blue", "green"):
-        containers.of[model][0].cause = "the container was killed by SIGKILL"
+        containers.of[model][0].dead = "the container was killed by SIGKILL"
     for fleet, model in zip(endpoint.traffic.fleets(), ("blue", "green"), strict=True):
         wait_until(partial(replaced, fleet, containers.of[model]))
     assert endpoint.state()["EndpointStatus"] == "Updating"
@@ -102,8 +88,8 @@ def test_an_update_whose_containers_cannot_be_launched_is_rolled_back(
     wait_status(endpoint, "InService")
     reason = f"Rolled back to blue: Failed to start a container for production variant broken: {error}"
     assert endpoint.details()["FailureReason"] == reason
-    assert containers.of["green"][0].stopped.is_set()
-    assert not containers.of["blue"][0].stopped.is_set()
+    assert containers.of["green"][0].ended
+    assert not containers.of["blue"][0].ended
 
 
 def test_an_update_waits_longer_for_asynchronous_invocations(
@@ -114,7 +100,8 @@ def test_an_update_waits_longer_for_asynchronous_invocations(
     wait_status(endpoint, "InService")
     lease = endpoint.traffic.lease()
     endpoint.update(make_fleet(containers, "new"), AT_ONCE, {})
-    assert not containers.of["old"][0].stopped.wait(0.3)
+    time.sleep(0.3)
+    assert not containers.of["old"][0].ended
     endpoint.traffic.release(lease, 200)
     wait_status(endpoint, "InService")
-    assert containers.of["old"][0].stopped.is_set()
+    assert containers.of["old"][0].ended

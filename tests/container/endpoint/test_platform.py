@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import ENDPOINT, EndpointLab
-from tests.support.waiting import wait_until
+from tests.container.endpoint.fake_containers import FakeLab
+from tests.support.endpoints import ENDPOINT
 
 SOURCE = {"S3Uri": "s3://bucket/model/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
@@ -24,7 +23,7 @@ def error_of(call: Any, **params: Any) -> tuple[str, str]:
     return error["Code"], error["Message"]
 
 
-def test_the_life_cycle_of_an_endpoint(platform: EndpointLab, containers: FakeContainers) -> None:
+def test_the_life_cycle_of_an_endpoint(platform: FakeLab) -> None:
     api = platform.sagemaker
     platform.deploy(A={"InitialVariantWeight": 9, "InitialInstanceCount": 2}, B={"InitialVariantWeight": 1})
     api.get_waiter("endpoint_in_service").wait(EndpointName=ENDPOINT, WaiterConfig={"Delay": 1})
@@ -40,8 +39,8 @@ def test_the_life_cycle_of_an_endpoint(platform: EndpointLab, containers: FakeCo
     assert [row["EndpointStatus"] for row in api.list_endpoints()["Endpoints"]] == ["InService"]
     api.delete_endpoint(EndpointName=ENDPOINT)
     api.get_waiter("endpoint_deleted").wait(EndpointName=ENDPOINT, WaiterConfig={"Delay": 1})
-    assert all(container.ended for container in containers.all)
-    assert len(containers.all) == 3
+    assert all(container.ended for container in platform.containers)
+    assert len(platform.containers) == 3
     api.delete_endpoint_config(EndpointConfigName="one")
     api.delete_model(ModelName="one-A")
     assert [row["ModelName"] for row in api.list_models()["Models"]] == ["one-B"]
@@ -52,7 +51,7 @@ def test_the_life_cycle_of_an_endpoint(platform: EndpointLab, containers: FakeCo
     )
 
 
-def test_a_container_that_does_not_start_fails_the_endpoint(platform: EndpointLab) -> None:
+def test_a_container_that_does_not_start_fails_the_endpoint(platform: FakeLab) -> None:
     reason = platform.deploy(A={"environment": {"UNHEALTHY": "option.dtype: got fp17; allowed: fp16"}})[
         "FailureReason"
     ]
@@ -63,7 +62,7 @@ def test_a_container_that_does_not_start_fails_the_endpoint(platform: EndpointLa
     platform.sagemaker.delete_endpoint(EndpointName=ENDPOINT)
 
 
-def test_names_are_unique_and_references_exist(platform: EndpointLab) -> None:
+def test_names_are_unique_and_references_exist(platform: FakeLab) -> None:
     api = platform.sagemaker
     platform.deploy()
     assert (
@@ -90,9 +89,7 @@ def test_names_are_unique_and_references_exist(platform: EndpointLab) -> None:
         ({"Environment": {"A-B": "c"}}, "regular expression"),
     ],
 )
-def test_an_unsupported_model_is_rejected(
-    container: dict[str, Any], words: str, platform: EndpointLab
-) -> None:
+def test_an_unsupported_model_is_rejected(container: dict[str, Any], words: str, platform: FakeLab) -> None:
     code, message = error_of(platform.sagemaker.create_model, ModelName="m", PrimaryContainer=container)
     assert code == "ValidationException"
     assert words in message
@@ -110,7 +107,7 @@ def test_an_unsupported_model_is_rejected(
         ),
     ],
 )
-def test_an_invalid_variant_is_rejected(fields: dict[str, Any], words: str, platform: EndpointLab) -> None:
+def test_an_invalid_variant_is_rejected(fields: dict[str, Any], words: str, platform: FakeLab) -> None:
     platform.configure("one", A={})
     variant = {"VariantName": "A", "ModelName": "one-A", **fields}
     code, message = error_of(
@@ -120,7 +117,7 @@ def test_an_invalid_variant_is_rejected(fields: dict[str, Any], words: str, plat
     assert words in message
 
 
-def test_lists_are_paginated_and_filtered(platform: EndpointLab) -> None:
+def test_lists_are_paginated_and_filtered(platform: FakeLab) -> None:
     api = platform.sagemaker
     for number in range(12):
         api.create_model(ModelName=f"m{number:02}", PrimaryContainer={"Image": "lmi"})
@@ -132,11 +129,9 @@ def test_lists_are_paginated_and_filtered(platform: EndpointLab) -> None:
     assert api.list_models(MaxResults=1)["Models"][0]["ModelName"] == "m11"
 
 
-def test_weights_and_capacities_change_without_a_new_fleet(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_weights_and_capacities_change_without_a_new_fleet(platform: FakeLab) -> None:
     platform.deploy(A={"InitialInstanceCount": 2}, B={})
-    before = list(containers.all)
+    before = list(platform.containers)
     platform.sagemaker.update_endpoint_weights_and_capacities(
         EndpointName=ENDPOINT,
         DesiredWeightsAndCapacities=[
@@ -147,26 +142,17 @@ def test_weights_and_capacities_change_without_a_new_fleet(
     rows = platform.wait("InService")["ProductionVariants"]
     assert [(row["CurrentWeight"], row["CurrentInstanceCount"]) for row in rows] == [(0.0, 1), (1.0, 3)]
     assert [container.ended for container in before] == [False, True, False]
-    replies = [platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x") for _ in range(20)]
+    replies = [platform.invoke() for _ in range(20)]
     assert {reply["InvokedProductionVariant"] for reply in replies} == {"B"}
 
 
-def test_a_container_that_dies_is_replaced(platform: EndpointLab, containers: FakeContainers) -> None:
-    platform.deploy()
-    containers.all[0].end(0.0)
-    containers.all[0].dead = "the container was killed by SIGKILL"
-    wait_until(lambda: len(containers.all) == 2)
-    wait_until(lambda: platform.wait("InService")["ProductionVariants"][0]["CurrentInstanceCount"])
-    assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read() == b"x"
-
-
-def test_an_unsupported_operation_is_an_error(platform: EndpointLab) -> None:
+def test_an_unsupported_operation_is_an_error(platform: FakeLab) -> None:
     code, message = error_of(platform.sagemaker.list_training_jobs)
     assert code == "UnknownOperationException"
     assert message == "ListTrainingJobs: not supported by lmi endpoint"
 
 
-def test_requests_with_a_foreign_host_header_are_rejected(platform: EndpointLab) -> None:
+def test_requests_with_a_foreign_host_header_are_rejected(platform: FakeLab) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=200)
     headers = {"Host": "evil.example:9000", "X-Amz-Target": "SageMaker.ListModels"}
     connection.request("POST", "/", b"{}", headers)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -16,8 +17,7 @@ from container.endpoint.model_data import ModelData, NoModelData
 from container.endpoint.process import Launcher
 from container.run.local_server import LocalServer, NotHealthy, stop_all
 from container.run.processes import session_members
-from tests.container.endpoint import fake_s3
-from tests.support.endpoints import ENDPOINT, lab
+from tests.container.endpoint.fake_s3 import FakeS3
 from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
 
@@ -43,40 +43,29 @@ def start(folder: Path, **environment: str) -> LocalServer:
 
 
 def test_a_container_gets_its_environment_port_and_model_folder(tmp_path: Path) -> None:
-    """Variables of this process that would configure the container are not inherited."""
     model = tmp_path / "my model"
     model.mkdir()
     (model / "serving.properties").write_text("engine=MPI\n")
-    launcher = make_launcher(tmp_path, OPTION_DTYPE="fp16", LMI_ADMIN_TOKEN="any", KEPT="1")  # noqa: S106
-    with lab(launcher) as platform:
-        platform.sagemaker.create_model(
-            ModelName="one-A",
-            PrimaryContainer={**source(f"file://{model}/"), "Environment": {"OPTION_BLOCK_SIZE": "16"}},
-        )
-        variant = {"VariantName": "A", "ModelName": "one-A", "InitialInstanceCount": 1}
-        platform.sagemaker.create_endpoint_config(EndpointConfigName="one", ProductionVariants=[variant])
-        platform.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
-        platform.wait("InService")
-        reply = platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
-        answer = json.load(reply["Body"])
+    definition = {**source(f"file://{model}/"), "Environment": {"OPTION_BLOCK_SIZE": "16"}}
+    container = make_launcher(tmp_path).launch("made-up", definition)
+    container.wait_healthy(200.0, threading.Event())
+    with urlopen(f"http://127.0.0.1:{container.port}", b"x") as response:
+        answer = json.load(response)
+    stop_all([container])
     assert answer["files"] == ["serving.properties"]
-    environment = answer["environment"]
-    assert environment["OPTION_BLOCK_SIZE"] == "16"
-    assert environment["SAGEMAKER_BIND_TO_PORT"].isdecimal()
-    assert environment["KEPT"] == "1"
-    assert not {"OPTION_DTYPE", "LMI_ADMIN_TOKEN"} & set(environment)
+    assert answer["environment"]["OPTION_BLOCK_SIZE"] == "16"
+    assert answer["environment"]["SAGEMAKER_BIND_TO_PORT"] == str(container.port)
     assert "up" in next((tmp_path / "logs").iterdir()).read_text()
 
 
 CONFIGURING = (
     *("OPTION_DTYPE", "SERVING_BATCH_SIZE", "SAGEMAKER_MULTI_MODEL", "MAX_BATCH_SIZE", "HF_REVISION"),
-    *("LMI_LENIENT", "LMI_ALLOW_REMOTE_CODE", "LMI_MODEL_DIR", "LMI_MODELS_MEMORY_MB"),
+    *("LMI_LENIENT", "LMI_ALLOW_REMOTE_CODE", "LMI_MODEL_DIR", "LMI_MODELS_MEMORY_MB", "LMI_ADMIN_TOKEN"),
 )
 
 
-@pytest.mark.parametrize("name", CONFIGURING)
 def test_variables_that_configure_a_server_are_not_inherited(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Mapping[str, str]] = []
 
@@ -85,11 +74,13 @@ def test_variables_that_configure_a_server_are_not_inherited(
         started.append(environ)
 
     monkeypatch.setattr(LocalServer, "start", start)
-    launcher = make_launcher(tmp_path, **{name: "shell", "LMI_CACHE_DIR": "/cache"})
+    launcher = make_launcher(tmp_path, **dict.fromkeys(CONFIGURING, "shell"), LMI_CACHE_DIR="/cache")
+    own = dict.fromkeys(CONFIGURING, "endpoint")
     launcher.launch("inherited", {})
-    launcher.launch("own", {"Environment": {name: "endpoint"}})
-    assert [environ.get(name) for environ in started] == [None, "endpoint"]
+    launcher.launch("own", {"Environment": own})
     assert [environ["LMI_CACHE_DIR"] for environ in started] == ["/cache", "/cache"]
+    assert not started[0].keys() & own.keys()
+    assert own.items() <= started[1].items()
 
 
 def test_the_cause_is_the_last_line_of_the_server_log(tmp_path: Path) -> None:
@@ -117,47 +108,39 @@ def test_a_container_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert session_members(container._child.pid) == set()
 
 
-def test_a_container_outlives_its_launcher(tmp_path: Path) -> None:
+def test_a_container_outlives_its_launcher_and_may_exit_gracefully(tmp_path: Path) -> None:
     """The kernel would kill the container with the thread that started it."""
     container = start(tmp_path)
     gc.collect()
-    assert container._child.wait(1.0) is None
-    container.wait_healthy(200.0, threading.Event())
-    stop_all([container])
-
-
-def test_a_graceful_exit_is_awaited(tmp_path: Path) -> None:
-    container = start(tmp_path)
+    assert container._child.wait(0.3) is None
     container.wait_healthy(200.0, threading.Event())
     stop_all([container], seconds=200.0)
     assert container.death() == "the container ended with exit code 0: up"
 
 
-def test_an_s3_prefix_is_downloaded_once_and_read_only(tmp_path: Path) -> None:
-    with fake_s3.running() as (server, client):
-        server.objects |= {"bucket/m/serving.properties": b"engine=MPI\n", "bucket/m/code/a.py": b"1\n"}
-        server.objects["bucket/other/x"] = b"2"
-        data = ModelData(tmp_path, lambda: client)
-        folder = data.folder_of(source("s3://bucket/m/"))
-        assert data.folder_of(source("s3://bucket/m/")) == folder
-        files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-        assert set(files) == {"serving.properties", "code/a.py"}
-        assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o444}
-        data.close()
-        assert list(tmp_path.iterdir()) == []
+def test_an_s3_prefix_is_downloaded_once_and_read_only(s3: FakeS3, tmp_path: Path) -> None:
+    s3.objects |= {"bucket/m/serving.properties": b"engine=MPI\n", "bucket/m/code/a.py": b"1\n"}
+    s3.objects["bucket/other/x"] = b"2"
+    data = ModelData(tmp_path, lambda: s3.client)
+    folder = data.folder_of(source("s3://bucket/m/"))
+    assert data.folder_of(source("s3://bucket/m/")) == folder
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    assert set(files) == {"serving.properties", "code/a.py"}
+    assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o444}
+    data.close()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_changed_s3_prefix_is_downloaded_again(tmp_path: Path) -> None:
-    with fake_s3.running() as (server, client):
-        server.objects["bucket/m/serving.properties"] = b"option.dtype=fp16\n"
-        data = ModelData(tmp_path, lambda: client)
-        before = data.folder_of(source("s3://bucket/m"))
-        server.objects["bucket/m/serving.properties"] = b"option.dtype=bf16\n"
-        after = data.folder_of(source("s3://bucket/m"))
-        assert (before / "serving.properties").read_text() == "option.dtype=fp16\n"
-        assert (after / "serving.properties").read_text() == "option.dtype=bf16\n"
-        data.close()
-        assert list(tmp_path.iterdir()) == []
+def test_a_changed_s3_prefix_is_downloaded_again(s3: FakeS3, tmp_path: Path) -> None:
+    s3.objects["bucket/m/serving.properties"] = b"option.dtype=fp16\n"
+    data = ModelData(tmp_path, lambda: s3.client)
+    before = data.folder_of(source("s3://bucket/m"))
+    s3.objects["bucket/m/serving.properties"] = b"option.dtype=bf16\n"
+    after = data.folder_of(source("s3://bucket/m"))
+    assert (before / "serving.properties").read_text() == "option.dtype=fp16\n"
+    assert (after / "serving.properties").read_text() == "option.dtype=bf16\n"
+    data.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -168,11 +151,11 @@ def test_a_changed_s3_prefix_is_downloaded_again(tmp_path: Path) -> None:
         ("file:///no/such/folder", "", "there is no folder /no/such/folder"),
     ],
 )
-def test_model_data_that_cannot_be_read_is_rejected(uri: str, key: str, words: str, tmp_path: Path) -> None:
-    with fake_s3.running() as (server, client):
-        server.objects[key] = b""
-        data = ModelData(tmp_path / "models", lambda: client)
-        with pytest.raises(NoModelData, match=words):
-            data.folder_of(source(uri))
+def test_model_data_that_cannot_be_read_is_rejected(
+    uri: str, key: str, words: str, s3: FakeS3, tmp_path: Path
+) -> None:
+    s3.objects[key] = b""
+    with pytest.raises(NoModelData, match=words):
+        ModelData(tmp_path / "models", lambda: s3.client).folder_of(source(uri))
     assert list(tmp_path.rglob("*escaped*")) == []
     assert list((tmp_path / "models").iterdir()) == []

@@ -7,39 +7,30 @@ import json
 import time
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
-from botocore.exceptions import ClientError, EventStreamError
+from botocore.exceptions import EventStreamError
 
 from container.endpoint import container_call
 from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.event_stream import payload_part
 from container.endpoint.runtime import TimeLimits
-from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
+from tests.container.endpoint.fake_containers import FakeLab, fake_lab
+from tests.support.endpoints import ENDPOINT
 from tests.support.waiting import wait_until
 
 LINES = b'{"token": 1}\n{"token": 2}\n{"token": 3}\n'
 
 
-def payloads(reply: Any) -> list[bytes]:
-    """Read a stream to the end and return the payloads of its events."""
-    with closing(reply["Body"]) as events:
-        return [event["PayloadPart"]["Bytes"] for event in events]
-
-
 @pytest.fixture
-def served(platform: EndpointLab) -> EndpointLab:
+def served(platform: FakeLab) -> FakeLab:
     platform.deploy()
     return platform
 
 
-def test_body_and_headers_are_forwarded_in_both_directions(
-    served: EndpointLab, containers: FakeContainers
-) -> None:
+def test_body_and_headers_are_forwarded_in_both_directions(served: FakeLab) -> None:
     reply = served.runtime.invoke_endpoint(
         EndpointName=ENDPOINT,
         Body=b"\x00\xffbytes",
@@ -53,7 +44,7 @@ def test_body_and_headers_are_forwarded_in_both_directions(
     assert reply["ContentType"] == "application/x-any"
     assert reply["InvokedProductionVariant"] == "AllTraffic"
     assert reply["CustomAttributes"] == "a=b"
-    headers = containers.all[0].headers[0]
+    headers = served.containers[0].headers[0]
     assert headers["accept"] == "application/json"
     assert headers["x-amzn-sagemaker-inference-id"] == "id-1"
     assert headers["x-amzn-sagemaker-target-model"] == "model-1.tar.gz"
@@ -61,18 +52,17 @@ def test_body_and_headers_are_forwarded_in_both_directions(
     assert not {"authorization", "x-amz-date", "user-agent"} & set(headers)
 
 
-def test_a_stream_is_sent_in_events_that_may_split_lines(
-    served: EndpointLab, containers: FakeContainers
-) -> None:
+def test_a_stream_is_sent_in_events_that_may_split_lines(served: FakeLab) -> None:
     reply = served.runtime.invoke_endpoint_with_response_stream(
         EndpointName=ENDPOINT, Body=LINES, Accept="application/jsonlines"
     )
     assert reply["ContentType"] == "application/jsonlines"
     assert reply["InvokedProductionVariant"] == "AllTraffic"
-    received = payloads(reply)
+    with closing(reply["Body"]) as events:
+        received = [event["PayloadPart"]["Bytes"] for event in events]
     assert b"".join(received) == LINES
     assert not all(part.endswith(b"\n") for part in received)
-    headers = containers.all[0].headers[0]
+    headers = served.containers[0].headers[0]
     assert headers["accept"] == "application/jsonlines"
     assert headers["x-amzn-sagemaker-forwarded-api"] == "InvokeEndpointWithResponseStream"
 
@@ -80,7 +70,7 @@ def test_a_stream_is_sent_in_events_that_may_split_lines(
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("status", "who"), [(424, "client"), (500, "server")])
 def test_a_container_error_raises_model_error(
-    streamed: bool, status: int, who: str, platform: EndpointLab
+    streamed: bool, status: int, who: str, platform: FakeLab
 ) -> None:
     platform.deploy(A={"environment": {"FAIL": str(status)}})
     api = platform.runtime
@@ -95,12 +85,12 @@ def test_a_container_error_raises_model_error(
     assert platform.figures()["A"]["errors"] == 1
 
 
-def test_a_container_timeout_raises_model_error(containers: FakeContainers) -> None:
-    with lab(FakeLauncher(containers), limits=TimeLimits(whole=0.05, stream=0.05)) as platform:
+def test_a_container_timeout_raises_model_error() -> None:
+    with fake_lab(limits=TimeLimits(whole=0.05, stream=0.05)) as platform:
         platform.deploy(A={"environment": {"HOLD": "1"}})
         with pytest.raises(platform.runtime.exceptions.ModelError) as caught:
-            platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
-        containers.all[0].go.set()
+            platform.invoke()
+        platform.containers[0].go.set()
         assert caught.value.response["OriginalStatusCode"] == 0
         assert "Your invocation timed out" in caught.value.response["Error"]["Message"]
 
@@ -113,12 +103,7 @@ def test_a_container_timeout_raises_model_error(containers: FakeContainers) -> N
     ],
 )
 def test_a_stream_that_breaks_or_times_out_raises_model_stream_error(
-    behavior: str,
-    words: str,
-    expected: bytes,
-    platform: EndpointLab,
-    containers: FakeContainers,
-    monkeypatch: pytest.MonkeyPatch,
+    behavior: str, words: str, expected: bytes, platform: FakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if behavior == "STALL":
         time_out_after_the_first_payload(monkeypatch)
@@ -127,7 +112,7 @@ def test_a_stream_that_breaks_or_times_out_raises_model_stream_error(
     received: list[bytes] = []
     with closing(reply["Body"]) as events, pytest.raises(EventStreamError, match=words):
         received.extend(event["PayloadPart"]["Bytes"] for event in events)
-    containers.all[0].go.set()
+    platform.containers[0].go.set()
     assert b"".join(received) == expected
     assert platform.figures()["A"]["errors"] == 1
 
@@ -145,20 +130,18 @@ def time_out_after_the_first_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_call, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + offset))
 
 
-def test_a_client_that_disconnects_from_a_stream_frees_the_container(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_a_client_that_disconnects_from_a_stream_frees_the_container(platform: FakeLab) -> None:
     platform.deploy(A={"environment": {"STALL": "1"}})
     reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES * 100)
     with closing(reply["Body"]) as events:
         next(iter(events))
-        assert containers.all[0].in_flight == 1
-    containers.all[0].go.set()
-    wait_until(lambda: not containers.all[0].in_flight)
+        assert platform.containers[0].in_flight == 1
+    platform.containers[0].go.set()
+    wait_until(lambda: not platform.containers[0].in_flight)
     wait_until(lambda: platform.figures()["A"]["requests"] == 1)
 
 
-def test_invalid_calls_raise_validation_errors(served: EndpointLab, containers: FakeContainers) -> None:
+def test_invalid_calls_raise_validation_errors(served: FakeLab) -> None:
     api = served.runtime
     for params, words in (
         ({"EndpointName": "another"}, "Endpoint another not found."),
@@ -170,19 +153,11 @@ def test_invalid_calls_raise_validation_errors(served: EndpointLab, containers: 
             api.invoke_endpoint(Body=b"x", **params)
     with pytest.raises(api.exceptions.ValidationError, match="not asynchronous"):
         api.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation="s3://bucket/key")
-    assert containers.all[0].headers == []
+    assert served.containers[0].headers == []
 
 
-def test_a_body_over_the_limit_is_rejected(served: EndpointLab, containers: FakeContainers) -> None:
-    with pytest.raises(ClientError) as caught:
-        served.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=bytes(MAX_BODY_BYTES + 1))
-    assert caught.value.response["Error"]["Code"] == "413"
-    assert "exceeded 26214400 bytes" in caught.value.response["Error"]["Message"]
-    assert containers.all[0].headers == []
-
-
-def test_a_slowly_sent_body_over_the_limit_is_read_to_its_end(served: EndpointLab) -> None:
-    """Otherwise the client gets a connection reset instead of the response."""
+def test_a_body_over_the_limit_is_rejected_after_it_was_read_to_its_end(served: FakeLab) -> None:
+    """Otherwise a client that sends it slowly gets a connection reset instead of the response."""
     connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=200)
     connection.putrequest("POST", f"/endpoints/{ENDPOINT}/invocations")
     connection.putheader("Content-Length", str(MAX_BODY_BYTES + 1))
@@ -190,43 +165,40 @@ def test_a_slowly_sent_body_over_the_limit_is_read_to_its_end(served: EndpointLa
     for chunk in (bytes(MAX_BODY_BYTES), b"x"):
         time.sleep(0.1)
         connection.send(chunk)
-    assert connection.getresponse().status == 413
+    response = connection.getresponse()
+    assert response.status == 413
+    assert response.getheader("x-amzn-ErrorType") is None, "boto3 uses the status as the error's code"
+    assert json.load(response) == {"Message": "HTTP content length exceeded 26214400 bytes."}
     connection.close()
+    assert served.containers[0].headers == []
 
 
-def test_a_session_id_is_returned_and_the_session_is_sticky(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_a_session_id_is_returned_and_the_session_is_sticky(platform: FakeLab) -> None:
     platform.deploy(A={"InitialInstanceCount": 3})
     api = platform.runtime
     reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="NEW_SESSION")
     assert reply["NewSessionId"] == "s1; Expires=2030-01-01T00:00:00Z"
     for _ in range(5):
         api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="s1")
-    assert sorted(len(container.headers) for container in containers.all) == [0, 0, 6]
+    assert sorted(len(container.headers) for container in platform.containers) == [0, 0, 6]
 
 
-def test_a_shadow_variant_gets_copies_and_its_responses_are_dropped(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_a_shadow_variant_gets_copies_and_its_responses_are_dropped(platform: FakeLab) -> None:
     platform.deploy(A={}, shadow={"environment": {"FAIL": "500"}})
     for _ in range(10):
-        reply = platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+        reply = platform.invoke()
         assert reply["Body"].read() == b"x"
         assert reply["InvokedProductionVariant"] == "A"
-    shadow = containers.all[1]
-    for _ in range(10):
-        assert shadow.arrived.acquire(timeout=200)
     wait_until(lambda: platform.figures()["shadow"]["requests"] == 10)
     figures = platform.figures()
     assert (figures["A"]["requests"], figures["A"]["errors"]) == (10, 0)
     assert (figures["shadow"]["requests"], figures["shadow"]["errors"]) == (10, 10)
 
 
-def test_figures_are_served_over_http(platform: EndpointLab) -> None:
+def test_figures_are_served_over_http(platform: FakeLab) -> None:
     platform.deploy(A={}, B={})
     for variant in "AAB":
-        platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", TargetVariant=variant)
+        platform.invoke(TargetVariant=variant)
     with urlopen(f"{platform.url}/figures") as response:  # noqa: S310 - on loopback
         figures = json.load(response)
     assert [(row["variant"], row["requests"], row["errors"]) for row in figures["variants"]] == [
@@ -238,11 +210,9 @@ def test_figures_are_served_over_http(platform: EndpointLab) -> None:
     assert "too few rounds" in figures["verdicts"][0]
 
 
-def test_a_slow_shadow_variant_delays_no_request_and_drops_copies(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_a_slow_shadow_variant_delays_no_request_and_drops_copies(platform: FakeLab) -> None:
     platform.deploy(A={}, shadow={"environment": {"HOLD": "1"}})
     for _ in range(70):
-        platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+        platform.invoke()
     assert platform.figures()["shadow"]["dropped"] == 6
-    containers.all[1].go.set()
+    platform.containers[1].go.set()

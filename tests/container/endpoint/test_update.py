@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 from container.endpoint.api import ApiError
 from container.endpoint.figures import ServedRequest
 from container.endpoint.rollout import AlarmRule, Rollout
-from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
+from tests.container.endpoint.fake_containers import FakeLab, fake_lab
+from tests.support.endpoints import ENDPOINT
 from tests.support.waiting import wait_until
 
 CLIENTS = 4
@@ -34,7 +34,7 @@ def percent(value: int) -> dict[str, Any]:
 
 
 @contextmanager
-def load(platform: EndpointLab) -> Iterator[Counter[str]]:
+def load(platform: FakeLab) -> Iterator[Counter[str]]:
     """Send requests from several clients during the block. The results are complete after the block."""
     stopped = threading.Event()
     results: Counter[str] = Counter()
@@ -43,7 +43,7 @@ def load(platform: EndpointLab) -> Iterator[Counter[str]]:
     def run() -> None:
         while not stopped.is_set():
             try:
-                platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read()
+                platform.invoke()["Body"].read()
                 result = "ok"
             except ClientError as error:
                 result = str(error)
@@ -66,7 +66,7 @@ def wait_results(results: Counter[str], count: int) -> None:
     wait_until(lambda: sum(list(results.values())) >= goal)
 
 
-def update(platform: EndpointLab, config: str, policy: dict[str, Any]) -> None:
+def update(platform: FakeLab, config: str, policy: dict[str, Any]) -> None:
     platform.sagemaker.update_endpoint(
         EndpointName=ENDPOINT, EndpointConfigName=config, DeploymentConfig=policy
     )
@@ -81,9 +81,7 @@ def update(platform: EndpointLab, config: str, policy: dict[str, Any]) -> None:
     ],
     ids=["default", "canary", "linear"],
 )
-def test_no_request_fails_during_an_update(
-    policy: dict[str, Any], platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_no_request_fails_during_an_update(policy: dict[str, Any], platform: FakeLab) -> None:
     platform.deploy(A={"InitialInstanceCount": 2})
     platform.configure("two", A={})
     with load(platform) as results:
@@ -95,46 +93,28 @@ def test_no_request_fails_during_an_update(
     assert described["EndpointConfigName"] == "two"
     assert described.get("LastDeploymentConfig", {}) == policy
     assert set(results) == {"ok"}
-    assert [container.ended for container in containers.all] == [True, True, False]
-    assert len(containers.all[2].headers) >= 50
+    assert [container.ended for container in platform.containers] == [True, True, False]
+    assert len(platform.containers[2].headers) >= 50
 
 
-def test_the_old_fleet_stops_after_its_requests_finish(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
+def test_the_old_fleet_stops_after_its_requests_finish(platform: FakeLab) -> None:
     platform.deploy(A={"environment": {"HOLD": "1"}})
     platform.configure("two", A={})
     with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"x")
-        assert containers.all[0].arrived.acquire(timeout=200)
+        reply = pool.submit(platform.invoke)
+        assert platform.containers[0].arrived.acquire(timeout=200)
         update(platform, "two", {})
         wait_until(lambda: platform.platform.endpoint(ENDPOINT).fleet.config["EndpointConfigName"] == "two")
-        assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"y")["Body"].read() == b"y"
-        assert not containers.all[0].ended
+        assert platform.invoke(b"y")["Body"].read() == b"y"
+        assert not platform.containers[0].ended
         assert platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"] == "Updating"
-        containers.all[0].go.set()
+        platform.containers[0].go.set()
         assert reply.result()["Body"].read() == b"x"
     platform.wait("InService")
-    assert containers.all[0].ended
+    assert platform.containers[0].ended
 
 
-def test_an_update_whose_fleet_does_not_start_is_rolled_back(
-    platform: EndpointLab, containers: FakeContainers
-) -> None:
-    platform.deploy()
-    platform.configure("two", A={"environment": {"UNHEALTHY": "no such model"}})
-    with load(platform) as results:
-        update(platform, "two", {})
-        described = platform.wait("InService")
-        wait_results(results, 10)
-    assert described["EndpointConfigName"] == "one"
-    assert described["FailureReason"].startswith("Rolled back to one: The primary container")
-    assert "no such model" in described["FailureReason"]
-    assert set(results) == {"ok"}
-    assert [container.ended for container in containers.all] == [False, True]
-
-
-def test_an_alarm_rolls_back_a_canary(platform: EndpointLab, containers: FakeContainers) -> None:
+def test_an_alarm_rolls_back_a_canary(platform: FakeLab) -> None:
     """Only the canary's share of the requests fails."""
     platform.deploy()
     platform.configure("two", A={"environment": {"FAIL": "500"}})
@@ -145,12 +125,12 @@ def test_an_alarm_rolls_back_a_canary(platform: EndpointLab, containers: FakeCon
     assert described["EndpointConfigName"] == "one"
     assert "alarm errors on variant A: 100.0 % of" in described["FailureReason"]
     failed = results.total() - results["ok"]
-    assert 0 < failed == len(containers.all[1].headers)
-    assert [container.ended for container in containers.all] == [False, True]
+    assert 0 < failed == len(platform.containers[1].headers)
+    assert [container.ended for container in platform.containers] == [False, True]
 
 
-def test_alarm_thresholds_are_configurable(containers: FakeContainers) -> None:
-    with lab(FakeLauncher(containers), alarms={"errors": AlarmRule(error_rate=1.0)}) as platform:
+def test_alarm_thresholds_are_configurable() -> None:
+    with fake_lab(alarms={"errors": AlarmRule(error_rate=1.0)}) as platform:
         platform.deploy()
         platform.configure("two", A={"environment": {"FAIL": "500"}})
         with load(platform):
@@ -159,7 +139,7 @@ def test_alarm_thresholds_are_configurable(containers: FakeContainers) -> None:
         assert described["EndpointConfigName"] == "two"
 
 
-def test_an_update_can_retain_variant_weights(platform: EndpointLab) -> None:
+def test_an_update_can_retain_variant_weights(platform: FakeLab) -> None:
     platform.deploy(A={"InitialVariantWeight": 3}, B={})
     platform.configure("two", A={"InitialInstanceCount": 2}, C={})
     platform.sagemaker.update_endpoint(
@@ -175,7 +155,7 @@ def test_an_update_can_retain_variant_weights(platform: EndpointLab) -> None:
     ]
 
 
-def test_only_one_update_at_a_time(platform: EndpointLab, containers: FakeContainers) -> None:
+def test_only_one_update_at_a_time(platform: FakeLab) -> None:
     platform.deploy()
     platform.configure("two", A={})
     update(platform, "two", deployment("CANARY", wait=3600, CanarySize=percent(10)))
