@@ -18,23 +18,11 @@ GENERATED = ("options.md", "gpu-results.md")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block."""
+    """A fenced block, or one command of it."""
 
     page: str
     line: int
     language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command of a shell block, with its continuation lines joined."""
-
-    page: str
-    line: int
     text: str
 
     def __str__(self) -> str:
@@ -101,9 +89,9 @@ def blocks(*languages: str) -> list[Block]:
     return [block for page in pages() for block in page.blocks(*languages)]
 
 
-def commands() -> list[Command]:
-    """All commands of all shell blocks."""
-    found: list[Command] = []
+def commands() -> list[Block]:
+    """All commands of all shell blocks, with their continuation lines joined."""
+    found: list[Block] = []
     for block in blocks("shell"):
         joined = ""
         for number, line in enumerate(block.text.splitlines(), block.line + 1):
@@ -111,5 +99,5 @@ def commands() -> list[Command]:
             if not line.endswith("\\"):
                 text, joined = joined.strip(), ""
                 if text and not text.startswith("#"):
-                    found.append(Command(block.page, number, text))
+                    found.append(Block(block.page, number, block.language, text))
     return found

@@ -11,28 +11,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from container.cli import main
 from container.endpoint.declared import declare
 from container.endpoint.declared import read as read_declared
 from lmi_server.properties.loader import load
 from tests.docs.not_run import NOT_RUN, entry
-from tests.docs.pages import Block, Command, blocks, commands, read
+from tests.docs.pages import Block, blocks, commands, read
 from tests.e2e.conftest import current_limits, scheduler
 from tests.support.endpoints import ENDPOINT, endpoint_for_server
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
-ADDRESS = "http://127.0.0.1:8080"
 LANGUAGES = {"shell", "python", "properties", "json", "text", "toml", "yaml"}
 TIMEOUT_SECONDS = 600
-SHELL = 'set -eu; curl() { command curl -fS --max-time 500 "$@"; }\n'
+SHELL = f"""
+set -eu
+curl() {{ command curl -fS --max-time 500 "$@"; }}
+lmi() {{ {shlex.quote(sys.executable)} -m container "$@"; }}
+"""
 """Makes curl fail on an HTTP error status."""
-_MODULE = re.compile(r"\.venv/bin/python -m ([\w.]+)")
 _EXPECTED_IN_RESPONSES = (
     "generated_text",
     '"choices"',
@@ -43,10 +47,28 @@ _EXPECTED_IN_RESPONSES = (
 )
 
 
-def unique_commands(run: bool) -> list[Command]:
-    """The commands that tests run, or those that they do not run, without duplicates."""
-    selected = [command for command in commands() if (entry(command.text) is None) is run]
-    return list({command.text.removeprefix(".venv/bin/"): command for command in selected}.values())
+_IN_PROCESS = ("lmi check ", "lmi kv-waste ", "lmi options", "lmi simulate ")
+"""Commands that need neither a shell, nor torch, nor a server. In this process they run faster."""
+_LONG = (
+    "lmi bench http://127.0.0.1:8080 --preset ",
+    "lmi simulate properties_examples/llama-dummy --instance ",
+)
+"""Commands that take long, and differ from another one only in the options that describe load and machine."""
+
+
+def unique_commands() -> list[Block]:
+    return list({command.text.removeprefix(".venv/bin/"): command for command in commands()}.values())
+
+
+def run_commands(in_process: bool) -> list[Any]:
+    """Parameters of the tests that run commands."""
+    return [
+        pytest.param(
+            command, id=str(command), marks=pytest.mark.long if command.text.startswith(_LONG) else ()
+        )
+        for command in unique_commands()
+        if entry(command.text) is None and command.text.startswith(_IN_PROCESS) is in_process
+    ]
 
 
 def test_every_block_has_a_known_language() -> None:
@@ -61,16 +83,6 @@ def test_every_entry_of_not_run_matches_a_command() -> None:
     assert [start for start in NOT_RUN if start not in map(entry, texts)] == []
 
 
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the program `lmi`, as an installation provides it."""
-    folder = tmp_path_factory.mktemp("bin")
-    program = folder / "lmi"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m container "$@"\n')
-    program.chmod(0o755)
-    return folder
-
-
 @pytest.fixture
 def restored_settings(paged_server: Server) -> Iterator[None]:
     """Restore the settings of the shared server after the test."""
@@ -82,17 +94,22 @@ def restored_settings(paged_server: Server) -> Iterator[None]:
 
 def adapt(text: str, server: Server) -> str:
     """Adapt a command or program to this checkout and the running server."""
-    text = text.replace(ADDRESS, server.base_url).replace(".venv/bin/lmi", "lmi")
+    text = text.replace("http://127.0.0.1:8080", server.base_url).replace(".venv/bin/lmi", "lmi")
     return text.replace(".venv/bin/python", shlex.quote(sys.executable))
 
 
-@pytest.mark.parametrize("command", unique_commands(run=True), ids=str)
+@pytest.mark.parametrize("command", run_commands(in_process=True))
+def test_a_command_without_a_server_succeeds(command: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPO_ROOT)
+    done = CliRunner().invoke(main, shlex.split(command.text)[1:])
+    assert done.exit_code == 0, done.output
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", run_commands(in_process=False))
 @pytest.mark.e2e
 @pytest.mark.model
-def test_a_command_succeeds(
-    command: Command, paged_server: Server, programs: Path, restored_settings: None
-) -> None:
-    search = os.pathsep.join([str(programs), os.environ["PATH"]])
+def test_a_command_succeeds(command: Block, paged_server: Server, restored_settings: None) -> None:
     done = subprocess.run(
         ["bash", "-c", SHELL + adapt(command.text, paged_server)],
         capture_output=True,
@@ -100,7 +117,7 @@ def test_a_command_succeeds(
         timeout=TIMEOUT_SECONDS,
         check=False,
         cwd=REPO_ROOT,
-        env=child_environment({"PATH": search, "LMI_ADMIN_TOKEN": ADMIN_TOKEN}),
+        env=child_environment({"LMI_ADMIN_TOKEN": ADMIN_TOKEN}),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
@@ -109,14 +126,18 @@ def test_a_command_succeeds(
         assert any(word in done.stdout for word in _EXPECTED_IN_RESPONSES), done.stdout
 
 
-@pytest.mark.parametrize("command", unique_commands(run=False), ids=str)
-def test_a_command_that_is_not_run_is_valid(command: Command) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [one for one in unique_commands() if entry(one.text) or one.text.startswith(_LONG)],
+    ids=str,
+)
+def test_a_command_that_is_not_run_or_takes_long_is_valid(command: Block) -> None:
     words = shlex.split(command.text)
     if words[0].endswith("lmi"):
         check_lmi(words[1:])
     elif words[0] == "make":
         check_make(words[1:])
-    elif match := _MODULE.match(command.text):
+    elif match := re.match(r"\.venv/bin/python -m ([\w.]+)", command.text):
         assert importlib.util.find_spec(match[1]) is not None
 
 

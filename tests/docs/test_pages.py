@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -18,33 +19,20 @@ from tests.support.paths import REPO_ROOT
 TOP_FOLDERS = ("container", "lmi_server", "engines", "kernels", "tests", "docs", "properties_examples")
 """Top-level folders. Paths in them are checked."""
 EXTERNAL_FILES = {
-    *("config.json", "generation_config.json", "tokenizer.json", "vocab.json", "merges.txt", "steps.jsonl"),
-    *(
-        "model.py",
-        "requirements.txt",
-        "results.json",
-        "tokenizer.model",
-        "spiece.model",
-        "tekken.json",
-        "vocab.txt",
-        "tokenizer_config.json",
-        "chat_template.json",
-        "aws-post.md",
-        "lmi-compare.md",
-    ),
+    *("generation_config.json", "model.py", "requirements.txt", "chat_template.json", "tekken.json"),
+    *("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("results.json", "aws-post.md", "lmi-compare.md"),
     "llama.cpp",
 }
 """Files of a model folder, files that a command writes, and a program."""
 EXTERNAL_OPTIONS = {
-    *("--gpus", "--shm-size", "--restart", "--stop-timeout", "--cpus", "--memory", "--no-deps"),
+    *("--gpus", "--shm-size", "--stop-timeout", "--cpus", "--memory"),
     *("--read-only", "--tmpfs", "--revision", "--dtype", "--max-model-len", "--tensor-parallel-size"),
     *("--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization"),
     *("--enforce-eager", "--no-enable-prefix-caching", "--kv-cache-dtype", "--quantization", "--api-key"),
 }
 """Options of other programs."""
 SUFFIXES = (".py", ".md", ".c", ".cpp", ".inc", ".h", ".json", ".toml", ".txt", ".properties")
-MAX_README_LINES = 150
-MIN_QUESTIONS = 10
 
 page_by_page = pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 
@@ -86,7 +74,7 @@ def test_links_resolve(page: Page) -> None:
 
 def test_the_readme_is_short_and_links_to_every_page() -> None:
     path = REPO_ROOT / "README.md"
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
     linked = {(REPO_ROOT / link.partition("#")[0]).resolve() for link in read(path).links()}
     assert sorted(set((REPO_ROOT / "docs").glob("*.md")) - linked) == []
 
@@ -116,62 +104,56 @@ def exists(span: str) -> bool:
     )
 
 
+def unknown_options(page: Page) -> set[str]:
+    return set(re.findall(r"option\.[A-Za-z]\w*", code(page))) - set(by_name())
+
+
+def unknown_command_line_options(page: Page) -> set[str]:
+    named = {span.split()[0].partition("=")[0] for span in page.spans() if span.startswith("--")}
+    known = EXTERNAL_OPTIONS.union(*map(options_of, main.list_commands(click.Context(main))))
+    return {name for name in named - known if f'"{name}"' not in sources()}
+
+
+def unknown_environment_variables(page: Page) -> set[str]:
+    named = set(re.findall(r"\b(?:LMI|OPTION|SERVING|SAGEMAKER|HF)_[A-Z][A-Z_]*[A-Z]\b", code(page)))
+    listed = {variable for row in rows() for variable in row.variables}
+    return {name for name in named - listed - {"HF_ENDPOINT"} if name not in sources()}
+
+
+def unknown_metrics(page: Page) -> set[str]:
+    named = {span for span in page.spans() if re.fullmatch(r"lmi_[a-z_]+", span)}
+    packages = {"lmi_server", "lmi_kernels"}
+    return {name for name in named - packages if f'"{name.removesuffix("_total")}' not in sources()}
+
+
+@pytest.mark.parametrize(
+    "unknown", [unknown_options, unknown_command_line_options, unknown_environment_variables, unknown_metrics]
+)
 @page_by_page
-def test_options_exist(page: Page) -> None:
-    named = set(re.findall(r"option\.[A-Za-z]\w*", code(page)))
-    assert sorted(named - set(by_name())) == []
+def test_names_exist(page: Page, unknown: Callable[[Page], set[str]]) -> None:
+    assert unknown(page) == set()
+
+
+def options_of(command: str) -> set[str]:
+    """The command line options of an `lmi` command."""
+    found = main.get_command(click.Context(main), command)
+    assert found is not None, command
+    return {option for parameter in found.params for option in parameter.opts}
 
 
 @page_by_page
 def test_commands_and_their_options_exist(page: Page) -> None:
-    group = click.Context(main)
     for span in page.spans():
-        if not re.match(r"lmi [a-z]", span):
-            continue
-        words = span.split()
-        command = main.get_command(group, words[1])
-        assert command is not None, span
-        known = {name for parameter in command.params for name in parameter.opts}
-        assert [word for word in words if word.startswith("--") and word not in known] == [], span
-
-
-@page_by_page
-def test_command_line_options_exist(page: Page) -> None:
-    group = click.Context(main)
-    names = main.list_commands(group)
-    known = {
-        opt
-        for name in names
-        for one in [main.get_command(group, name)]
-        if one
-        for p in one.params
-        for opt in p.opts
-    }
-    named = {span.split()[0].partition("=")[0] for span in page.spans() if span.startswith("--")}
-    assert sorted(name for name in named - known - EXTERNAL_OPTIONS if f'"{name}"' not in sources()) == []
-
-
-@page_by_page
-def test_environment_variables_exist(page: Page) -> None:
-    listed = {variable for row in rows() for variable in row.variables}
-    named = set(re.findall(r"\b(?:LMI|OPTION|SERVING|SAGEMAKER|HF)_[A-Z][A-Z_]*[A-Z]\b", code(page)))
-    assert sorted(name for name in named - listed if name not in sources() and name != "HF_ENDPOINT") == []
-
-
-@page_by_page
-def test_metrics_exist(page: Page) -> None:
-    named = {span for span in page.spans() if re.fullmatch(r"lmi_[a-z_]+", span)} - {
-        "lmi_server",
-        "lmi_kernels",
-    }
-    unknown = [name for name in named if f'"{name.removesuffix("_total")}' not in sources()]
-    assert sorted(unknown) == []
+        if re.match(r"lmi [a-z]", span):
+            words = span.split()
+            options = {word for word in words if word.startswith("--")}
+            assert options <= options_of(words[1]), span
 
 
 def test_the_files_of_where_to_find_what_are_named_by_the_architecture_page() -> None:
     architecture = (REPO_ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     table = read(REPO_ROOT / "docs/contributing.md").rows("Where to find what")
-    assert len(table) >= MIN_QUESTIONS
+    assert len(table) >= 10
     for question, answer in table:
         files = [span for span in re.findall(r"`([^`]+)`", answer) if is_path(span)]
         assert files, question
