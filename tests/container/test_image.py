@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-ENTRY = ROOT / "container" / "entrypoint.sh"
+from tests.support.paths import REPO_ROOT, child_environment
+
+ENTRY = REPO_ROOT / "container" / "entrypoint.sh"
 
 
 def instructions() -> list[tuple[str, str]]:
     """Return (keyword, arguments) of each instruction of the Dockerfile."""
-    text = (ROOT / "Dockerfile").read_text()
+    text = (REPO_ROOT / "Dockerfile").read_text()
     joined = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
 
@@ -30,7 +31,7 @@ def arguments_of(keyword: str) -> list[str]:
 def test_the_entry_point_is_in_exec_form_and_exists() -> None:
     (entry,) = arguments_of("ENTRYPOINT")
     (program,) = json.loads(entry)
-    assert (ROOT / Path(program).relative_to("/opt/lmi")) == ENTRY
+    assert (REPO_ROOT / Path(program).relative_to("/opt/lmi")) == ENTRY
     assert os.access(ENTRY, os.X_OK)
     assert json.loads(arguments_of("CMD")[0]) == ["serve"]
 
@@ -46,14 +47,14 @@ def test_every_copied_source_exists() -> None:
     copies = [rest for rest in arguments_of("COPY") if "--from=" not in rest]
     sources = [source for rest in copies for source in rest.split()[:-1]]
     assert {"container", "lmi_server", "engines", "kernels", "container/requirements"} <= set(sources)
-    assert [source for source in sources if not (ROOT / source).exists()] == []
+    assert [source for source in sources if not (REPO_ROOT / source).exists()] == []
 
 
-@pytest.mark.parametrize("torch", ["cpu", "cuda"])
-def test_the_build_argument_selects_the_base_image(torch: str) -> None:
+def test_the_build_argument_selects_the_base_image() -> None:
     assert "TORCH=cpu" in arguments_of("ARG")
-    assert any(rest.endswith(f" AS base-{torch}") for rest in arguments_of("FROM"))
-    assert arguments_of("FROM")[-1] == "base-${TORCH}"
+    stages = [rest.rpartition(" AS ")[2] for rest in arguments_of("FROM")]
+    assert {"base-cpu", "base-cuda"} <= set(stages)
+    assert stages[-1] == "base-${TORCH}"
     assert any("requirements/${TORCH}.txt" in rest for rest in arguments_of("RUN"))
 
 
@@ -82,16 +83,16 @@ def test_the_last_stage_installs_nothing() -> None:
 
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
 def test_image_requirements_match_the_constraints_and_have_hashes(build: str) -> None:
-    lines = (ROOT / "container/requirements" / f"{build}.txt").read_text().splitlines()[1:]
+    lines = (REPO_ROOT / "container/requirements" / f"{build}.txt").read_text().splitlines()[1:]
     assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     pinned = {line.split(" ")[0].split("+")[0].replace("_", "-") for line in lines}
     constraints = {
         line.lower().replace("_", "-")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        for line in (REPO_ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     }
     assert sorted(pinned - constraints) == []
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((REPO_ROOT / "pyproject.toml").read_text())["project"]
     required = {name.lower().replace("_", "-") for name in project["dependencies"]} | {"setuptools"}
     required -= {"torch"} if build == "cpu" else set()
     assert sorted({name.split(";")[0] for name in required} - {line.split("==")[0] for line in pinned}) == []
@@ -99,20 +100,22 @@ def test_image_requirements_match_the_constraints_and_have_hashes(build: str) ->
 
 
 def test_the_cpu_build_has_the_torch_version_of_the_constraints() -> None:
-    torch = (ROOT / "container/requirements" / "torch-cpu.txt").read_text().strip().removesuffix("+cpu")
-    assert torch in (ROOT / "constraints.txt").read_text().splitlines()
+    torch = (REPO_ROOT / "container/requirements" / "torch-cpu.txt").read_text().strip().removesuffix("+cpu")
+    assert torch in (REPO_ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_a_wheel_contains_every_module() -> None:
-    setting = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    setting = tomllib.loads((REPO_ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     missing = []
     for package in ("container", "lmi_server", "engines"):
-        data = {path for glob in setting["package-data"][package] for path in (ROOT / package).glob(glob)}
-        for module in (ROOT / package).rglob("*.py"):
+        data = {
+            path for glob in setting["package-data"][package] for path in (REPO_ROOT / package).glob(glob)
+        }
+        for module in (REPO_ROOT / package).rglob("*.py"):
             folders = [module.parent, *module.parent.parents]
-            inner = folders[: folders.index(ROOT)]
+            inner = folders[: folders.index(REPO_ROOT)]
             if module not in data and not all((folder / "__init__.py").exists() for folder in inner):
-                missing.append(str(module.relative_to(ROOT)))
+                missing.append(str(module.relative_to(REPO_ROOT)))
     assert missing == []
 
 
@@ -139,20 +142,17 @@ def fake_lmi(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "output"),
+    ("arguments", "environment", "output"),
     [
-        ((), "lmi|serve|/opt/ml/model|"),
-        (("serve",), "lmi|serve|/opt/ml/model|"),
-        (("serve", "--port", "9000"), "lmi|serve|/opt/ml/model|--port|9000|"),
+        ((), {}, "lmi|serve|/opt/ml/model|"),
+        (("serve",), {"LMI_MODEL_DIR": "/some where"}, "lmi|serve|/some where|"),
+        (("serve", "--port", "9000"), {}, "lmi|serve|/opt/ml/model|--port|9000|"),
     ],
 )
-def test_serve_is_the_default_command(fake_lmi: str, arguments: tuple[str, ...], output: str) -> None:
-    assert run_entry(*arguments, path=fake_lmi).stdout.split("|", 1)[1] == output
-
-
-def test_an_environment_variable_sets_the_model_folder(fake_lmi: str) -> None:
-    out = run_entry("serve", path=fake_lmi, LMI_MODEL_DIR="/some where").stdout
-    assert out.split("|", 1)[1] == "lmi|serve|/some where|"
+def test_serve_is_the_default_command(
+    fake_lmi: str, arguments: tuple[str, ...], environment: dict[str, str], output: str
+) -> None:
+    assert run_entry(*arguments, path=fake_lmi, **environment).stdout.split("|", 1)[1] == output
 
 
 def test_the_server_replaces_the_script_so_that_signals_reach_it(fake_lmi: str) -> None:
@@ -174,12 +174,8 @@ def test_an_empty_model_folder_is_an_error_without_traceback(tmp_path: Path) -> 
     lmi.chmod(0o755)
     empty = tmp_path / "model"
     empty.mkdir()
-    result = run_entry(
-        "serve",
-        path=str(tmp_path),
-        LMI_MODEL_DIR=str(empty),
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
-    )
+    variables = {"LMI_MODEL_DIR": str(empty), "PYTHONPATH": child_environment()["PYTHONPATH"]}
+    result = run_entry("serve", path=str(tmp_path), **variables)
     assert result.returncode == 1
     assert str(empty) in result.stderr
     assert "Traceback" not in result.stderr

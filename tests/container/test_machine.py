@@ -53,41 +53,35 @@ V2 = {"proc/self/cgroup": "0::/a/b\n"}
 V1 = {"proc/self/cgroup": "4:cpu,cpuacct:/a\n5:memory:/a\n"}
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {**V2, "sys/fs/cgroup/a/b/cpu.max": "150000 100000\n"},
-        {**V2, "sys/fs/cgroup/a/cpu.max": "50000 100000\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"},
-        {**V2, "sys/fs/cgroup/cpu.max": "100000 100000\n"},
-        {
-            **V1,
-            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
-            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
-        },
-    ],
-)
-def test_the_cpu_quota_of_any_parent_cgroup_limits_the_cores(tmp_path: Path, files: dict[str, str]) -> None:
-    assert detect({}, write_files(tmp_path, files)).cpu_count == 1
+def cpu_v2(**quotas: str) -> dict[str, str]:
+    """The CPU quotas of the root cgroup, of its child `a` and of the process's own cgroup `a/b`."""
+    folders = {"root": "", "a": "a/", "b": "a/b/"}
+    return V2 | {f"sys/fs/cgroup/{folders[name]}cpu.max": f"{quota}\n" for name, quota in quotas.items()}
+
+
+def cpu_v1(quota: str) -> dict[str, str]:
+    folder = "sys/fs/cgroup/cpu/a"
+    return {**V1, f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("files", "cores"),
     [
-        {**V2, "sys/fs/cgroup/a/b/cpu.max": "350000 100000\n", "sys/fs/cgroup/a/cpu.max": "400000 100000\n"},
-        {**V2, "sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 50000\n"},
-        {
-            **V1,
-            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "399999",
-            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
-        },
+        (cpu_v2(b="150000 100000"), 1),
+        (cpu_v2(a="50000 100000", b="max 100000"), 1),
+        (cpu_v2(root="100000 100000"), 1),
+        (cpu_v1("100000"), 1),
+        (cpu_v2(a="400000 100000", b="350000 100000"), 3),
+        (cpu_v2(a="150000 50000", b="max 100000"), 3),
+        (cpu_v1("399999"), 3),
     ],
 )
-def test_fractions_of_a_core_are_rounded_down(
-    tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_the_cpu_quotas_of_all_parent_cgroups_limit_the_cores_rounded_down(
+    tmp_path: Path, files: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that wait for each other would all stall while the quota of one is used up."""
+    """Rounded down: threads that wait for each other would all stall while the quota of one is used up."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert detect({}, write_files(tmp_path, files)).cpu_count == 3
+    assert detect({}, write_files(tmp_path, files)).cpu_count == cores
 
 
 @pytest.mark.parametrize(
