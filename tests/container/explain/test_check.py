@@ -16,17 +16,6 @@ from tests.container.explain.questions import make_model
 from tests.support.paths import REPO_ROOT, child_environment
 
 EXAMPLES = REPO_ROOT / "properties_examples"
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float16",
-}
 
 
 def nowhere(source: ModelSource) -> Path | None:
@@ -35,7 +24,7 @@ def nowhere(source: ModelSource) -> Path | None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = make_model(tmp_path / "model", CONFIG)
+    folder = make_model(tmp_path / "model")
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
@@ -101,7 +90,7 @@ def test_values_are_listed_with_their_sources(model: Path) -> None:
         "environment variable OPTION_MAX_ROLLING_BATCH_SIZE",
     ]
     assert value_line(report, "job_queue_size")[1:] == ["1000", "default"]
-    assert value_line(report, "option.max_model_len")[1:] == ["512", "computed: the model's context length"]
+    assert value_line(report, "option.max_model_len")[1:] == ["8192", "computed: the model's context length"]
     dtype = value_line(report, "option.dtype")
     assert dtype[1] == "fp32"
     assert dtype[2].startswith("computed: on a CPU")

@@ -10,11 +10,10 @@ import pytest
 
 from container.explain.check import check
 from lmi_server.properties.options import by_name
-from tests.container.explain.questions import CPU_MACHINE, LLAMA_3_8B, make_model
+from tests.container.explain.questions import CPU_MACHINE, make_model
 from tests.support.paths import REPO_ROOT
 from tests.support.randomness import FULL
 
-SMALL = LLAMA_3_8B | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}
 VALID_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "MPI": {
         "option.dtype": ("auto", "fp32", "bf16"),
@@ -90,7 +89,7 @@ def test_a_typo_in_the_prefix_gets_the_right_suggestion(typo: str, key: str, tmp
 
 
 def test_valid_files_have_no_problems_and_warnings(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model", SMALL)
+    model = make_model(tmp_path / "model", num_hidden_layers=2)
     (model / "tokenizer.json").write_text("{}")
 
     def require_valid(file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,23 +17,19 @@ from container.models.files import ModelNotAvailable
 from container.models.files.folder import weights_problem
 from container.progress import LogLines
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from tests.container.explain.questions import SHAPE
 from tests.support.model_files import content, weights
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 TWO = f'{{"weight_map": {{"a": "{FIRST}", "b": "{SECOND}"}}}}'.encode()
-CONFIG = (
-    b'{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "vocab_size": 9,'
-    b' "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 64,'
-    b' "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"}'
-)
 MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
 BYTES = weights(size_bytes=4096)
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in {"config.json": CONFIG, **files}.items():
+    for name, data in {"config.json": json.dumps(SHAPE).encode(), **files}.items():
         (folder / name).write_bytes(data)
     return folder
 

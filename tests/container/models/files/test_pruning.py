@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,21 +21,21 @@ from tests.container.models.files.test_fetch import ScriptedRemote
 NAME = "test://model"
 
 
+def remote(number: int, name: str, **options: Any) -> ScriptedRemote:
+    files = {**ScriptedRemote().files, "config.json": b'{"version": %d}' % number}
+    return ScriptedRemote(files=files, name=name, **options)
+
+
 def fetch_version(number: int, cache: Path, name: str = NAME) -> Path:
     """Fetch a version of the model and return its folder."""
-    files = {**ScriptedRemote().files, "config.json": b'{"version": %d}' % number}
-    return fetch.obtain(ScriptedRemote(files=files, name=name), cache, LogLines(io.StringIO()))
+    return fetch.obtain(remote(number, name), cache, LogLines(io.StringIO()))
 
 
 def interrupt_fetch(cache: Path, name: str = NAME) -> None:
     """Interrupt the fetch of another version, which stays unfinished."""
-    remote = ScriptedRemote(
-        files={**ScriptedRemote().files, "config.json": b'{"version": 99}'},
-        name=name,
-        break_at={"model.safetensors": RemoteUnreachable("gone")},
-    )
+    gone = {"model.safetensors": RemoteUnreachable("gone")}
     with pytest.raises(RemoteUnreachable):
-        fetch.obtain(remote, cache, LogLines(io.StringIO()))
+        fetch.obtain(remote(99, name, break_at=gone), cache, LogLines(io.StringIO()))
 
 
 def prune(cache: Path, name: str | None = None) -> tuple[int, str]:
