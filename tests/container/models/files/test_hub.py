@@ -57,15 +57,6 @@ def test_only_the_files_needed_for_serving_are_fetched(hub: HubServer, obtain: O
     assert complete_models(cache) == [folder]
 
 
-def test_remote_code_needs_no_other_copy_of_the_model(hub: HubServer, obtain: Obtain) -> None:
-    commit = hub.commit(ID, model(**{"code.py": b"pass"}))
-    folder = obtain(revision=commit)
-    bytes_before = hub.body_bytes
-    assert obtain(revision=commit, with_code=True) == folder
-    assert hub.body_bytes == bytes_before
-    assert (folder / "code.py").read_bytes() == b"pass"
-
-
 @pytest.mark.parametrize("revision", ["side", "refs/pr/1", "v1.0", "the commit", None])
 def test_a_revision_can_be_a_branch_a_tag_or_a_commit(
     revision: str | None, hub: HubServer, obtain: Obtain
@@ -96,12 +87,17 @@ def test_a_branch_that_moves_during_a_fetch_does_not_mix_versions(hub: HubServer
     assert content(obtain()) == model(seed=2)
 
 
-def test_a_cached_commit_needs_no_connection(hub: HubServer, obtain: Obtain) -> None:
-    commit = hub.commit(ID, model())
+def test_a_cached_commit_needs_no_connection_nor_another_copy_with_remote_code(
+    hub: HubServer, obtain: Obtain
+) -> None:
+    files = model(**{"code.py": b"pass"})
+    commit = hub.commit(ID, files)
     folder = obtain(revision=commit)
+    assert content(folder) == files
     num_requests = len(hub.seen)
     hub.close()
-    assert obtain(revision=commit) == folder
+    for with_code in (False, True):
+        assert obtain(revision=commit, with_code=with_code) == folder
     assert len(hub.seen) == num_requests
 
 
