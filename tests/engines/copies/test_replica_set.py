@@ -32,6 +32,12 @@ def make_set(count: int = 2, block_tokens: int = 4, places: int = 32) -> tuple[R
     return ReplicaSet(copies, KnownPrefixes(count, block_tokens), places, Path("/dev/null")), copies
 
 
+def submit_and_leave(replicas: ReplicaSet, name: str, prompt: Sequence[int]) -> None:
+    """Submit a request whose client leaves at once."""
+    replicas.submit(make_request(name, prompt))
+    replicas.abort(name, AbortReason.CLIENT_LEFT)
+
+
 def counts(copies: Sequence[FakeCopy]) -> list[int]:
     return [len(copy.requests) for copy in copies]
 
@@ -115,17 +121,6 @@ def test_requests_are_spread_evenly(num_copies: int, open_requests: int) -> None
         assert abs(count / 1000 - 1 / num_copies) < 0.05
 
 
-def test_a_known_prefix_decides_among_idle_copies() -> None:
-    replicas, copies = make_set()
-    first = make_request("a", range(100))
-    replicas.submit(first)
-    replicas.abort("a", AbortReason.CLIENT_LEFT)
-    for number in range(5):
-        replicas.submit(make_request(str(number), [*range(100), number]))
-        replicas.abort(str(number), AbortReason.CLIENT_LEFT)
-    assert sorted(counts(copies)) == [0, 6]
-
-
 def test_a_known_prefix_does_not_outweigh_a_larger_load() -> None:
     replicas, copies = make_set()
     replicas.submit(make_request("a", range(100), max_new_tokens=30))
@@ -163,18 +158,15 @@ def test_without_a_prefix_cache_prompts_are_ignored() -> None:
     copies = [FakeCopy(), FakeCopy()]
     replicas = ReplicaSet(copies, KnownPrefixes(2, max_blocks=0), 32, Path("/dev/null"))
     for number in range(6):
-        replicas.submit(make_request(str(number), range(100)))
-        replicas.abort(str(number), AbortReason.CLIENT_LEFT)
+        submit_and_leave(replicas, str(number), range(100))
     assert counts(copies) == [3, 3]
 
 
 def test_a_restarted_copy_knows_no_prefix() -> None:
     replicas, copies = make_set()
-    replicas.submit(make_request("a", range(100)))
-    replicas.abort("a", AbortReason.CLIENT_LEFT)
+    submit_and_leave(replicas, "a", range(100))
     copies[0].state = FAILED
-    replicas.submit(make_request("b", [5]))
-    replicas.abort("b", AbortReason.CLIENT_LEFT)
+    submit_and_leave(replicas, "b", [5])
     copies[0].state = SERVES
     replicas.submit(make_request("c", range(1000, 1050)))
     assert copies[0].requests[-1].id == "c"
@@ -234,16 +226,6 @@ def test_only_ready_copies_get_requests(health: Health) -> None:
     assert counts(copies) == [10, 0, 10]
     assert replicas.health().ready
     assert [copy.ready for copy in replicas.health().copies] == [True, False, True]
-
-
-def test_a_dead_copy_fails_only_its_own_requests() -> None:
-    replicas, copies = make_set()
-    lost, kept = replicas.submit(make_request("a")), replicas.submit(make_request("b"))
-    copies[0].state = FAILED
-    copies[0].fail_all()
-    assert [output.error_kind for output in read_all(lost)] == [EngineDied.kind]
-    copies[1].finish("b")
-    assert [output.error_kind for output in read_all(kept)] == [""]
 
 
 def test_requests_fail_when_all_copies_have_failed() -> None:
