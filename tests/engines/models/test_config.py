@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from copy import deepcopy
 from pathlib import Path
@@ -23,6 +22,7 @@ from engines.models.config import (
     UnsupportedModel,
 )
 from engines.models.config.fields import Fields
+from tests.engines.models.conftest import write_and_read
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,12 +37,7 @@ MINIMAL: dict[str, Any] = {
 _YARN: dict[str, Any] = {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32}}
 
 
-def _read(folder: Path, data: Any) -> ModelConfig:
-    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
-    return read_config(folder)
-
-
-def test_a_config_written_by_transformers_is_read(tmp_path: Path) -> None:
+def test_a_config_written_by_transformers_iswrite_and_read(tmp_path: Path) -> None:
     LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=49152,
@@ -86,7 +81,7 @@ def test_a_config_written_by_transformers_is_read(tmp_path: Path) -> None:
 
 def test_defaults_of_fields_that_old_files_lack(tmp_path: Path) -> None:
     data = {name: value for name, value in MINIMAL.items() if name != "num_key_value_heads"}
-    config = _read(tmp_path, data)
+    config = write_and_read(tmp_path, data)
     assert config.num_kv_heads == config.num_heads == 9
     assert config.head_dim == 4
     assert config.rotaries == {Rotary(4, 10000.0)}
@@ -102,53 +97,37 @@ def test_defaults_of_fields_that_old_files_lack(tmp_path: Path) -> None:
     ("eos_token_id", "expected"), [(2, (2,)), ([1, 5], (1, 5)), (None, ()), ([], ()), (0, (0,))]
 )
 def test_eos_token_ids(eos_token_id: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
-    assert _read(tmp_path, MINIMAL | {"eos_token_id": eos_token_id}).eos_token_ids == expected
+    assert write_and_read(tmp_path, MINIMAL | {"eos_token_id": eos_token_id}).eos_token_ids == expected
+
+
+_LINEAR = RopeScaling("linear", 4.0)
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONG = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1, 8]}
 
 
 @pytest.mark.parametrize(
-    "rope",
+    ("fields", "scaling"),
     [
-        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}},
-        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}},
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, _LINEAR),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, _LINEAR),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}}, _LINEAR),
+        (
+            {"rope_scaling": _LLAMA3 | {"original_max_position_embeddings": 8192}},
+            RopeScaling("llama3", 8.0, 1.0, 4.0, 8192),
+        ),
+        ({"rope_scaling": _LLAMA3}, RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
+        (
+            {"rope_scaling": _LONG, "original_max_position_embeddings": 16},
+            LongRope((1.0, 1.5), (1.0, 8.0), 16, math.sqrt(1.5)),
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.5}}, DynamicRope(2.5, 64)),
     ],
 )
-def test_old_and_new_forms_of_rope_scaling(rope: dict[str, Any], tmp_path: Path) -> None:
-    config = _read(tmp_path, MINIMAL | rope)
-    assert config.rotaries == {Rotary(4, 5e5, RopeScaling("linear", 4.0))}
-
-
-def test_llama3_rope_scaling(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    config = _read(tmp_path, MINIMAL | {"rope_scaling": rope, "rope_theta": 500000.0})
-    assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192))}
-
-
-def test_llama3_without_a_trained_length_uses_max_position_embeddings(tmp_path: Path) -> None:
-    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    fields = {"rope_scaling": rope, "rope_theta": 500000.0}
-    expected = LlamaConfig(max_position_embeddings=64, **deepcopy(fields)).rope_parameters
-    assert expected["original_max_position_embeddings"] == 64
-    config = _read(tmp_path, MINIMAL | fields)
-    assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 64))}
-
-
-def test_longrope_reads_its_trained_length_from_the_config(tmp_path: Path) -> None:
-    rope = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1, 8]}
-    config = _read(tmp_path, MINIMAL | {"rope_scaling": rope, "original_max_position_embeddings": 16})
-    assert config.rotaries == {Rotary(4, 1e4, LongRope((1.0, 1.5), (1.0, 8.0), 16, math.sqrt(1.5)))}
-
-
-def test_dynamic_scaling_is_read(tmp_path: Path) -> None:
-    config = _read(tmp_path, MINIMAL | {"rope_scaling": {"type": "dynamic", "factor": 2.5}})
-    assert config.rotaries == {Rotary(4, 1e4, DynamicRope(2.5, 64))}
-    assert config.max_position_embeddings == 64
+def test_old_and_new_forms_of_rope_scaling(
+    fields: dict[str, Any], scaling: RopeScaling | LongRope | DynamicRope, tmp_path: Path
+) -> None:
+    config = write_and_read(tmp_path, MINIMAL | {"rope_theta": 5e5} | fields)
+    assert config.rotaries == {Rotary(4, 5e5, scaling)}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +146,7 @@ def test_dynamic_scaling_is_read(tmp_path: Path) -> None:
 def test_rope_scaling_extends_the_longest_sequence(
     rope: dict[str, Any], longest: int, tmp_path: Path
 ) -> None:
-    config = _read(tmp_path, MINIMAL | {"rope_scaling": rope})
+    config = write_and_read(tmp_path, MINIMAL | {"rope_scaling": rope})
     assert config.max_position_embeddings == 64
     assert config.longest_sequence == longest
 
@@ -231,7 +210,7 @@ def test_rope_scaling_overrides_partial_rotary_factor(scaled: dict[str, Any]) ->
 @pytest.mark.parametrize("field", sorted(set(MINIMAL) - {"architectures", "num_key_value_heads"}))
 def test_a_missing_field_is_refused(field: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"config\.json has no field '{field}'"):
-        _read(tmp_path, {name: value for name, value in MINIMAL.items() if name != field})
+        write_and_read(tmp_path, {name: value for name, value in MINIMAL.items() if name != field})
 
 
 @pytest.mark.parametrize(
@@ -242,42 +221,21 @@ def test_a_missing_field_is_refused(field: str, tmp_path: Path) -> None:
             {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}},
             "rope type 'proportional'.*supported: .*longrope, yarn",
         ),
-        ({"rope_scaling": {"type": "dynamic"}}, "no field 'factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "required: one for all layers"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2},
             "needs more than 2 rotary features",
-        ),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1, 1]}}, "no field 'long_factor'"),
-        (
-            {"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1]}},
-            r"long_factor is \[1\]; required: a list of 2 numbers",
-        ),
-        (
-            {"rope_scaling": {"type": "su", "short_factor": [1, "2"], "long_factor": [1, 1]}},
-            "short_factor is '2'; required: a number above 0",
         ),
         (_YARN | {"rope_theta": 1}, "rope_theta is 1; rope type 'yarn' requires another value"),
         (
             _YARN | {"max_position_embeddings": "long"},
             "max_position_embeddings is 'long'; required: an integer",
         ),
-        (
-            {"rope_scaling": _YARN["rope_scaling"] | {"mscale": "1", "mscale_all_dim": 1}},
-            "mscale is '1'; required: a number above 0",
-        ),
-        (
-            {"rope_scaling": _YARN["rope_scaling"] | {"mscale": 1, "mscale_all_dim": [1]}},
-            r"mscale_all_dim is \[1\]; required: a number above 0",
-        ),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "required: one for all layers"),
-        ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
         ({"vocab_size": "97"}, "vocab_size is '97'; required: an integer of at least 1"),
         ({"hidden_size": 36.5}, r"hidden_size is 36\.5"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"num_key_value_heads": True}, "num_key_value_heads is True"),
         ({"intermediate_size": None}, "intermediate_size is None"),
-        ({"max_position_embeddings": [64]}, r"max_position_embeddings is \[64\]"),
         ({"head_dim": "64"}, "head_dim is '64'"),
         ({"head_dim": 5}, "head_dim is 5; rotary embedding requires an even number"),
         ({"num_key_value_heads": 2}, "9 attention heads are not divisible by 2 KV heads"),
@@ -296,7 +254,36 @@ def test_a_missing_field_is_refused(field: str, tmp_path: Path) -> None:
 )
 def test_an_invalid_value_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        _read(tmp_path, MINIMAL | changes)
+        write_and_read(tmp_path, MINIMAL | changes)
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"type": "linear"}, "no field 'factor'"),
+        ({"type": "dynamic"}, "no field 'factor'"),
+        ({"type": "longrope", "short_factor": [1, 1]}, "no field 'long_factor'"),
+        (
+            {"type": "su", "short_factor": [1, 1], "long_factor": [1]},
+            r"long_factor is \[1\]; required: a list of 2 numbers",
+        ),
+        (
+            {"type": "su", "short_factor": [1, "2"], "long_factor": [1, 1]},
+            "short_factor is '2'; required: a number above 0",
+        ),
+        (
+            _YARN["rope_scaling"] | {"mscale": "1", "mscale_all_dim": 1},
+            "mscale is '1'; required: a number above 0",
+        ),
+        (
+            _YARN["rope_scaling"] | {"mscale": 1, "mscale_all_dim": [1]},
+            r"mscale_all_dim is \[1\]; required: a number above 0",
+        ),
+    ],
+)
+def test_an_invalid_rope_scaling_is_refused(rope: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        write_and_read(tmp_path, MINIMAL | {"rope_scaling": rope})
 
 
 @pytest.mark.parametrize(
@@ -309,8 +296,8 @@ def test_an_invalid_value_is_refused(changes: dict[str, Any], message: str, tmp_
 )
 def test_quantised_weights_are_refused(quantization: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"the weights are quantised \(quantization_config"):
-        _read(tmp_path, MINIMAL | {"quantization_config": quantization})
-    _read(tmp_path, MINIMAL | {"quantization_config": None})
+        write_and_read(tmp_path, MINIMAL | {"quantization_config": quantization})
+    write_and_read(tmp_path, MINIMAL | {"quantization_config": None})
 
 
 @pytest.mark.parametrize(

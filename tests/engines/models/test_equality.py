@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from engines.models.architectures import read_config
 from engines.mpi.runner.loading import LoadedModel
-from engines.mpi.runner.native_steps import NativeSteps
 from engines.mpi.scheduler.step_plan import WANT_NOTHING
+from tests.engines.models.conftest import LLAMA3_ROPE, assert_logits_match, store_head
 from tests.support.caches import fill_with_nan
 from tests.support.plans import PlanMaker, plans_in_chunks, run_plan, run_plans
 from tests.support.representatives import representatives
@@ -28,15 +29,6 @@ from tests.support.tiny_models import (
 
 SHUFFLED = [[9, 2, 31, 4, 17, 0, 22, 30, 5, 40, 12], [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11], [10, 62, 13]]
 CONSECUTIVE = [list(range(5, 16)), list(range(16, 27)), list(range(40, 43))]
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
@@ -171,14 +163,9 @@ def _prompts() -> list[list[int]]:
 
 
 def _compare(runner: LoadedModel, oracle: Any, tables: list[list[int]], chunks: list[list[int]]) -> None:
-    """Assert that logits and argmax equal the oracle's at the end of every chunk and for every decoded token."""
+    """Compare the end of every chunk, and every decoded token."""
     prompts = _prompts()
-    logits_by_position = run_plans(runner, plans_in_chunks(prompts, tables, chunks))
-    expected = [oracle_logits(oracle, prompt) for prompt in prompts]
-    for (i, position), logits in logits_by_position.items():
-        torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=1e-4)
-        assert int(logits.argmax()) == int(expected[i][position].argmax())
-    assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(logits_by_position)
+    assert_logits_match(run_plans(runner, plans_in_chunks(prompts, tables, chunks)), oracle, prompts)
 
 
 @pytest.mark.parametrize("variant", representatives(VARIANTS, IN_MAKE_TEST))
@@ -235,19 +222,17 @@ def test_greedy_tokens_match_transformers(variant: str, paged: bool, tmp_path: P
     assert tokens == expected
 
 
-@pytest.mark.parametrize("kind", ["llama", "opt", "gpt_neox"])
-@pytest.mark.parametrize("stored", ["both", "both equal", "head"])
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    representatives(
+        product(["llama", "opt", "gpt_neox"], ["both", "both equal", "head"]),
+        [("llama", "both equal"), ("opt", "both"), ("gpt_neox", "head")],
+    ),
+)
 def test_a_stored_head_is_used_even_if_the_config_ties_it(kind: str, stored: str, tmp_path: Path) -> None:
     save_model(tmp_path, kind)
-    file, names = tmp_path / "model.safetensors", read_config(tmp_path).names
-    tensors = load_file(file)
-    head, embedding = f"{names.head}.weight", f"{names.prefix}{names.embedding}.weight"
-    tensors[head] = tensors[embedding].clone()
-    if stored == "both":
-        tensors[head][-1] *= -2
-    if stored == "head":
-        del tensors[embedding]
-    save_file(tensors, file, {"format": "pt"})
+    names = read_config(tmp_path).names
+    store_head(tmp_path, f"{names.head}.weight", f"{names.prefix}{names.embedding}.weight", stored)
     _compare(make_runner(tmp_path), load_oracle(tmp_path, "fp32"), SHUFFLED, [[12, 9], [17], [3]])
 
 
@@ -262,18 +247,6 @@ def test_tensor_names_may_lack_a_prefix(kind: str, missing_prefix: str, tmp_path
     renamed = {name.removeprefix(missing_prefix): tensor for name, tensor in load_file(file).items()}
     save_file(renamed, file, {"format": "pt"})
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
-
-
-def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(tmp_path: Path) -> None:
-    save_llama(tmp_path, exact_in_fp16=True)
-    prompts, runner = _prompts(), make_runner(tmp_path)
-    chunks = [[11, 3, 20], [1, 16], [5]]
-    batched = run_plans(runner, plans_in_chunks(prompts, SHUFFLED, chunks))
-    for i, prompt in enumerate(prompts):
-        alone = run_plans(make_runner(tmp_path), plans_in_chunks([prompt], [SHUFFLED[i]], [chunks[i]]))
-        for (_, position), logits in alone.items():
-            torch.testing.assert_close(batched[i, position], logits, rtol=0, atol=2e-5)
-            assert int(batched[i, position].argmax()) == int(logits.argmax())
 
 
 def test_a_step_that_samples_nothing_returns_no_logits(tmp_path: Path) -> None:
@@ -302,12 +275,11 @@ def test_computing_a_step_again_changes_nothing(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.usefixtures("native_kernels")
 def test_native_kernels_do_not_read_beyond_a_sequences_keys(tmp_path: Path) -> None:
     """Old values there may be NaN, which masking would not hide."""
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
-    if not isinstance(runner.steps, NativeSteps):
-        pytest.skip("native kernels are not built")
     fill_with_nan(runner.cache, range(runner.cache.num_blocks))
     prompt = tuple(_prompts()[0][:9])  # the last block is only partly filled
     maker = PlanMaker()
@@ -322,12 +294,3 @@ def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused(tmp_path: Path
     save_llama(tmp_path)
     with pytest.raises(ValueError, match=r"holds 60 tokens, option.max_model_len is 64.*kv_cache_gb"):
         make_runner(tmp_path, num_blocks=15)
-
-
-def test_the_cache_has_the_requested_size(tmp_path: Path) -> None:
-    save_llama(tmp_path)
-    runner = make_runner(tmp_path, num_blocks=23)
-    config = read_config(tmp_path)
-    assert runner.cache.num_blocks == 23
-    assert len(runner.cache.layers) == config.num_layers
-    assert runner.cache.num_bytes == 4 * 23 * 4 * config.kv_elements_per_token

@@ -16,7 +16,7 @@ from engines.models.architectures import read_config
 from engines.models.gguf_files import GgufFiles
 from engines.models.gguf_index import read_index
 from engines.models.tensor_files import BadCheckpoint
-from engines.mpi.runner.native_steps import NativeSteps
+from tests.engines.models.conftest import LLAMA3_ROPE
 from tests.support.gguf_models import SHAPE, WIDE, save_gguf
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import generator_from, integers
@@ -109,12 +109,10 @@ def test_transformers_modules_can_load_gguf(tmp_path: Path) -> None:
     _assert_logits_match(_logits(described, impl="transformers"), load_oracle(checkpoint, "fp32"))
 
 
+@pytest.mark.usefixtures("native_kernels")
 def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path) -> None:
     _, described, checkpoint = save_gguf(tmp_path, "llama", Kind.Q4_0)
     assert read_config(described).dtype == "float32"
-    runner = make_runner(described)
-    if not isinstance(runner.steps, NativeSteps):
-        pytest.skip("native kernels are not built")
     exact = oracle_logits(load_oracle(checkpoint, "fp32"), _prompts()[1])[8]
     for settings in ({"dtype": "bf16"}, {"quantize": "int8"}):
         rounded = _logits(described, **settings)[1, 8]
@@ -124,15 +122,7 @@ def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path) -> None:
 
 def test_llama3_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
     """`rope_freqs.weight` has divisors of the frequencies."""
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 500.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
-    file, described, checkpoint = save_gguf(tmp_path, "llama", Kind.F32, rope_parameters=rope)
+    file, described, checkpoint = save_gguf(tmp_path, "llama", Kind.F32, rope_parameters=LLAMA3_ROPE)
     oracle = load_oracle(checkpoint, "fp32")
     plain = 1 / 500.0 ** (torch.arange(0, SHAPE["head_dim"], 2).float() / SHAPE["head_dim"])
     factors = plain / oracle.model.rotary_emb.inv_freq

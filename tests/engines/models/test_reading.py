@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 CPU = torch.device("cpu")
 NAMES = [f"t{number}" for number in range(6)]
 ROW_BYTES = 4 * 8
+MakeReader = Callable[[FolderRanges], WeightReader]
 
 
 @pytest.fixture
@@ -57,8 +59,16 @@ class _WatchedRanges(FolderRanges):
         super().read(file, offset, out)
 
 
-def make_reader(folder: Path, ranges: FolderRanges) -> WeightReader:
-    return WeightReader(folder, torch.float32, torch.float32, CPU, ranges=ranges)
+@pytest.fixture
+def make_reader(tmp_path: Path) -> Iterator[MakeReader]:
+    """Make readers of the files in `tmp_path`, and close them after the test."""
+    with ExitStack() as stack:
+
+        def make(ranges: FolderRanges) -> WeightReader:
+            reader = WeightReader(tmp_path, torch.float32, torch.float32, CPU, ranges=ranges)
+            return stack.enter_context(closing(reader))
+
+        yield make
 
 
 def read_rows(names: Sequence[str], source: WeightSource) -> list[torch.Tensor]:
@@ -66,11 +76,11 @@ def read_rows(names: Sequence[str], source: WeightSource) -> list[torch.Tensor]:
 
 
 def test_the_next_tensor_is_read_while_the_previous_one_is_packed(
-    tensors: dict[str, torch.Tensor], tmp_path: Path
+    tensors: dict[str, torch.Tensor], tmp_path: Path, make_reader: MakeReader
 ) -> None:
     # Threads may read in any order, so the later tensors are recognized by their offset.
     ranges = _WatchedRanges(tmp_path, held_from=tensor_offset(tmp_path / "model.safetensors", "t2"))
-    weights = make_reader(tmp_path, ranges)
+    weights = make_reader(ranges)
     weights.prefetch(lambda source: read_rows(NAMES, source))
     (first,) = read_rows(NAMES[:1], weights)
     assert ranges.reached.wait(60), "nothing is read ahead"
@@ -80,67 +90,63 @@ def test_the_next_tensor_is_read_while_the_previous_one_is_packed(
     assert all(torch.equal(rows, tensors[name][2:8]) for name, rows in zip(NAMES[1:], others, strict=True))
     assert len(ranges.offsets) == len(NAMES)
     assert weights.bytes_read == weights.owned_bytes == len(NAMES) * 6 * ROW_BYTES
-    weights.close()
 
 
 def test_read_ahead_is_limited_in_bytes(
-    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_reader: MakeReader
 ) -> None:
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 2 * 6 * ROW_BYTES)
     ranges = _WatchedRanges(tmp_path)
-    weights = make_reader(tmp_path, ranges)
+    weights = make_reader(ranges)
     weights.prefetch(lambda source: read_rows(NAMES, source))
     for count, name in enumerate(NAMES):
         read_rows([name], weights)
         assert len(ranges.offsets) <= count + 1 + 2
-    weights.close()
 
 
-def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_are_read_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_reader: MakeReader
+) -> None:
     tensor = torch.randn(23, 17).bfloat16()
     save_file({"a": tensor, "b": tensor * 2}, tmp_path / "model.safetensors")
     monkeypatch.setattr(FolderRanges, "block_bytes", 100)
-    weights = make_reader(tmp_path, FolderRanges(tmp_path))
+    weights = make_reader(FolderRanges(tmp_path))
     rows = weights.rows(["a", "b"], [Shard(3, 22), Shard(0, 4)], (46, 17))
     assert torch.equal(rows, torch.cat((tensor[3:22], tensor[:4] * 2)).float())
     columns = weights.stacked_columns(["a", "b"], Shard(4, 9), (23, 17))
     assert torch.equal(columns, torch.stack((tensor, tensor * 2))[:, :, 4:9].float())
     whole = weights.stacked_columns(["b"], Shard(0, 17), (23, 17))
     assert torch.equal(whole[0], (tensor * 2).float())
-    weights.close()
 
 
 def test_tensors_can_be_read_in_another_order_than_prefetched(
-    tensors: dict[str, torch.Tensor], tmp_path: Path
+    tensors: dict[str, torch.Tensor], tmp_path: Path, make_reader: MakeReader
 ) -> None:
-    weights = make_reader(tmp_path, FolderRanges(tmp_path))
+    weights = make_reader(FolderRanges(tmp_path))
     weights.prefetch(lambda source: read_rows(NAMES, source))
     backwards = NAMES[::-1]
     found = read_rows(backwards, weights)
     assert all(torch.equal(got, tensors[name][2:8]) for name, got in zip(backwards, found, strict=True))
-    weights.close()
 
 
 def test_a_missing_tensor_is_reported_before_anything_is_read(
-    tensors: dict[str, torch.Tensor], tmp_path: Path
+    tensors: dict[str, torch.Tensor], tmp_path: Path, make_reader: MakeReader
 ) -> None:
     ranges = _WatchedRanges(tmp_path)
-    weights = make_reader(tmp_path, ranges)
+    weights = make_reader(ranges)
     with pytest.raises(BadCheckpoint, match="no tensor 'x'"):
         weights.prefetch(lambda source: read_rows([*NAMES, "x"], source))
     assert ranges.offsets == []
-    weights.close()
 
 
-def test_a_file_that_is_truncated_while_open_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_open_is_an_error(tmp_path: Path, make_reader: MakeReader) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(64, 64)}, path)
-    weights = make_reader(tmp_path, FolderRanges(tmp_path))
+    weights = make_reader(FolderRanges(tmp_path))
     path.write_bytes(path.read_bytes()[:2000])
     weights.prefetch(lambda source: source.tensor("a", (64, 64)))
     with pytest.raises(BadCheckpoint, match="is truncated"):
         weights.tensor("a", (64, 64))
-    weights.close()
 
 
 @pytest.mark.parametrize("degree", [2, 3])
@@ -166,11 +172,11 @@ def test_ranks_that_share_reads_get_their_columns(degree: int, tmp_path: Path) -
 
 
 def test_memory_of_released_tensors_is_reused(
-    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_reader: MakeReader
 ) -> None:
     monkeypatch.setattr(reading, "_SMALL_BYTES", 1)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
-    weights = make_reader(tmp_path, FolderRanges(tmp_path))
+    weights = make_reader(FolderRanges(tmp_path))
     weights.prefetch(lambda source: read_rows(NAMES, source))
     addresses = []
     for name in NAMES:
@@ -181,4 +187,3 @@ def test_memory_of_released_tensors_is_reused(
         del tensor
     assert len(set(addresses)) < len(addresses)
     assert torch.equal(part, tensors[NAMES[-1]][3:8])
-    weights.close()

@@ -8,27 +8,24 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from engines.models.architectures import read_config
 from engines.models.decoder import build_decoder
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader
 from engines.mpi.runner.loading import LoadedModel
-from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
+from tests.engines.models.conftest import LoneRank, assert_logits_match, store_head
 from tests.support.caches import num_kv_heads
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.representatives import representatives
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 from tests.support.tiny_models import (
-    BLOCK_SIZE,
     SHAPES,
     VOCAB_SIZE,
     load_oracle,
     make_runner,
-    oracle_logits,
     save_llama,
     save_model,
 )
@@ -91,14 +88,6 @@ def _save(folder: Path, variant: str) -> None:
     save_model(folder, kind, **changes)
 
 
-class _LoneRank(Communicator):
-    """One of several ranks, for loading only, where ranks merely agree on the size of the cache."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
-
-
 @pytest.mark.parametrize(("variant", "degree"), representatives(CASES, IN_MAKE_TEST))
 def test_logits_match_transformers(variant: str, degree: int, tmp_path: Path) -> None:
     _save(tmp_path, variant)
@@ -106,7 +95,6 @@ def test_logits_match_transformers(variant: str, degree: int, tmp_path: Path) ->
 
 
 def _compare(folder: Path, degree: int) -> None:
-    oracle = load_oracle(folder, "fp32")
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (25, 18)]
     plans = plans_in_chunks(prompts, TABLES, CHUNKS)
@@ -115,12 +103,7 @@ def _compare(folder: Path, degree: int) -> None:
         return run_plans(make_runner(folder, comm), plans)
 
     logits_by_position, *others = run_ranks(degree, run_rank)
-    expected = [oracle_logits(oracle, prompt) for prompt in prompts]
-    assert (0, 24) in logits_by_position
-    assert (1, 17) in logits_by_position
-    for (i, position), logits in logits_by_position.items():
-        torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=1e-4)
-        assert int(logits.argmax()) == int(expected[i][position].argmax())
+    assert_logits_match(logits_by_position, load_oracle(folder, "fp32"), prompts)
     assert not any(others)  # only rank 0 has logits
 
 
@@ -163,11 +146,9 @@ def _kv_head_bytes(folder: Path, element_bytes: int) -> int:
 
 def test_a_tied_head_may_differ_from_the_embedding_on_some_ranks_only(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    head = tensors["model.embed_tokens.weight"].clone()
-    head[-1] *= -2  # a row of the last rank
-    save_file({**tensors, "lm_head.weight": head}, file, {"format": "pt"})
+    store_head(
+        tmp_path, "lm_head.weight", "model.embed_tokens.weight", "both"
+    )  # a row of the last rank differs
     _compare(tmp_path, 3)
 
 
@@ -180,7 +161,7 @@ def test_ranks_hold_every_parameter_once_except_for_replicas(
     _save(tmp_path, variant)
     sizes = _parameter_bytes(tmp_path)
     replicated_bytes = sum(size for name, size in sizes.items() if _is_replicated(name))
-    runners = [make_runner(tmp_path, _LoneRank(rank, degree)) for rank in range(degree)]
+    runners = [make_runner(tmp_path, LoneRank(rank, degree)) for rank in range(degree)]
     owned = [runner.report.owned_bytes for runner in runners]
     config = read_config(tmp_path)
     num_head_copies = max(0, degree - config.num_kv_heads)
@@ -194,29 +175,6 @@ def test_ranks_hold_every_parameter_once_except_for_replicas(
     assert sum(kv_heads) == config.num_kv_heads + num_head_copies
 
 
-def _bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split("rchar: ", 1)[1].split()[0])
-
-
-def _can_count_reads() -> bool:
-    try:
-        return _bytes_read() >= 0
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not _can_count_reads(), reason="the kernel does not count this process's reads")
-@pytest.mark.parametrize("degree", [1, 2, 3])
-def test_a_rank_reads_little_more_than_its_shard(degree: int, tmp_path: Path) -> None:
-    save_llama(tmp_path, hidden_size=180, intermediate_size=500, head_dim=20, num_hidden_layers=2)
-    make_runner(tmp_path, _LoneRank(0, degree))  # so that imports are not counted below
-    for rank in range(degree):
-        before = _bytes_read()
-        runner = make_runner(tmp_path, _LoneRank(rank, degree))
-        read = _bytes_read() - before
-        assert runner.report.owned_bytes <= read <= 1.1 * runner.report.owned_bytes
-
-
 @pytest.mark.parametrize("degree", representatives([1, 2, 3, 4], [2]))
 @pytest.mark.parametrize("kind", SHAPES)
 def test_weight_bytes_predicts_the_weights_of_rank_0(kind: str, degree: int, tmp_path: Path) -> None:
@@ -227,15 +185,9 @@ def test_weight_bytes_predicts_the_weights_of_rank_0(kind: str, degree: int, tmp
     )
     config = read_config(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
-    build_decoder(Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
+    build_decoder(Parts(config, weights, LoneRank(0, degree), Stopwatch(lambda: 0.0)))
     weights.close()
     assert config.weight_bytes(4, degree) == weights.owned_bytes - norms
-
-
-def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
-    save_llama(tmp_path)
-    with pytest.raises(ValueError, match="9 query heads cannot be split over 10 ranks"):
-        make_runner(tmp_path, _LoneRank(0, 10))
 
 
 def test_all_ranks_use_the_size_of_the_smallest_cache(tmp_path: Path) -> None:
@@ -245,4 +197,3 @@ def test_all_ranks_use_the_size_of_the_smallest_cache(tmp_path: Path) -> None:
         return make_runner(tmp_path, comm, num_blocks=40 if comm.rank else 23)
 
     assert [runner.cache.num_blocks for runner in run_ranks(3, load_rank)] == [23, 23, 23]
-    assert BLOCK_SIZE * 23 >= 64

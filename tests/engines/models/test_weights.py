@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from engines.models.tensor_files import BadCheckpoint
 from engines.models.weights import WeightReader
 from engines.partition import Shard
-from tests.support.tiny_models import make_runner, save_llama, save_model
+from tests.support.tiny_models import make_runner, save_model
 
 CPU = torch.device("cpu")
 
@@ -67,13 +67,6 @@ def test_the_same_columns_of_several_tensors_are_stacked(
     assert torch.equal(whole, torch.stack((tensors["more"], tensors["q"])))
 
 
-def test_columns(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None:
-    assert torch.equal(reader.columns("q", Shard(1, 3), (6, 4)), tensors["q"][:, 1:3])
-    assert reader.owned_bytes == 6 * 2 * 4
-    assert torch.equal(reader.columns("q", Shard(0, 4), (6, 4)), tensors["q"])
-    assert reader.owned_bytes == 6 * 6 * 4
-
-
 def test_weights_are_rounded_to_the_storage_dtype_and_returned_in_the_compute_dtype(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -87,43 +80,42 @@ def test_weights_are_rounded_to_the_storage_dtype_and_returned_in_the_compute_dt
     reader.close()
 
 
-def test_shapes_that_do_not_match_the_config_are_refused(reader: WeightReader) -> None:
-    with pytest.raises(BadCheckpoint, match=r"'norm' has shape 2, config.json says 3"):
-        reader.tensor("norm", (3,))
-    with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 6x5"):
-        reader.columns("q", Shard(0, 2), (6, 5))
-    with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says anyx5"):
-        reader.rows(["q"], [Shard(0, 2)], (6, 5))
-    with pytest.raises(BadCheckpoint, match=r"'norm' has shape 2, config.json says anyx4"):
-        reader.rows(["norm"], [Shard(0, 2)], (6, 4))
-    with pytest.raises(BadCheckpoint, match="no tensor 'v'"):
-        reader.rows(["q", "k", "v"], [Shard(0, 2)] * 3, (10, 4))
-    with pytest.raises(BadCheckpoint, match=r"of 9 rows .* 'q' has 6 and 'k' has 2"):
-        reader.rows(["q", "k"], [Shard(0, 2)] * 2, (9, 4))
-    with pytest.raises(BadCheckpoint, match="'k' has only 2 rows"):
-        reader.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4))
-    with pytest.raises(BadCheckpoint, match="'q', 'half' have different dtypes"):
-        reader.rows(["q", "half"], [Shard(0, 2)] * 2, (12, 4))
-    with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 7x4"):
-        reader.pieces("q", [Shard(0, 2)], (7, 4))
-    with pytest.raises(BadCheckpoint, match="'q' has only 6 rows"):
-        reader.pieces("q", [Shard(0, 1), Shard(5, 7)], (6, 4))
-    with pytest.raises(BadCheckpoint, match=r"'k' has shape 2x4, config.json says 6x4"):
-        reader.stacked_columns(["q", "k"], Shard(0, 2), (6, 4))
-    with pytest.raises(BadCheckpoint, match="'q', 'half' have different dtypes"):
-        reader.stacked_columns(["q", "half"], Shard(0, 4), (6, 4))
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda r: r.tensor("norm", (3,)), "'norm' has shape 2, config.json says 3"),
+        (lambda r: r.columns("q", Shard(0, 2), (6, 5)), "'q' has shape 6x4, config.json says 6x5"),
+        (lambda r: r.rows(["q"], [Shard(0, 2)], (6, 5)), "'q' has shape 6x4, config.json says anyx5"),
+        (lambda r: r.rows(["norm"], [Shard(0, 2)], (6, 4)), "'norm' has shape 2, config.json says anyx4"),
+        (lambda r: r.rows(["q", "k", "v"], [Shard(0, 2)] * 3, (10, 4)), "no tensor 'v'"),
+        (lambda r: r.rows(["q", "k"], [Shard(0, 2)] * 2, (9, 4)), "of 9 rows .* 'q' has 6 and 'k' has 2"),
+        (lambda r: r.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4)), "'k' has only 2 rows"),
+        (lambda r: r.rows(["q", "half"], [Shard(0, 2)] * 2, (12, 4)), "'q', 'half' have different dtypes"),
+        (lambda r: r.pieces("q", [Shard(0, 2)], (7, 4)), "'q' has shape 6x4, config.json says 7x4"),
+        (lambda r: r.pieces("q", [Shard(0, 1), Shard(5, 7)], (6, 4)), "'q' has only 6 rows"),
+        (
+            lambda r: r.stacked_columns(["q", "k"], Shard(0, 2), (6, 4)),
+            "'k' has shape 2x4, config.json says 6x4",
+        ),
+        (
+            lambda r: r.stacked_columns(["q", "half"], Shard(0, 4), (6, 4)),
+            "'q', 'half' have different dtypes",
+        ),
+    ],
+)
+def test_shapes_that_do_not_match_the_config_are_refused(
+    reader: WeightReader, read: Callable[[WeightReader], object], message: str
+) -> None:
+    with pytest.raises(BadCheckpoint, match=message):
+        read(reader)
     assert reader.owned_bytes == 0
 
 
 MISMATCHES: list[tuple[str, dict[str, int | bool]]] = [
     ("llama", {"num_key_value_heads": 1}),
-    ("llama", {"num_key_value_heads": 9}),
     ("llama", {"vocab_size": 96}),
-    ("llama", {"vocab_size": 98}),
-    ("llama", {"intermediate_size": 49}),
     ("llama", {"intermediate_size": 51}),
     ("llama", {"hidden_size": 32}),
-    ("llama", {"head_dim": 2}),
     ("llama", {"head_dim": 8}),
     ("llama", {"num_hidden_layers": 3}),
     ("llama", {"attention_bias": True}),
@@ -139,7 +131,6 @@ MISMATCHES: list[tuple[str, dict[str, int | bool]]] = [
     ("falcon-7b", {"ffn_hidden_size": 51}),
     ("falcon-40b", {"num_ln_in_parallel_attn": 1}),
     ("falcon-40b", {"num_kv_heads": 5}),
-    ("falcon-40b", {"tie_word_embeddings": False}),
 ]
 
 
@@ -151,13 +142,4 @@ def test_a_config_that_does_not_match_the_weights_is_refused(
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(BadCheckpoint, match=r"tensor"):
-        make_runner(tmp_path)
-
-
-def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
-    save_llama(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(BadCheckpoint, match=r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         make_runner(tmp_path)

@@ -20,12 +20,10 @@ from engines.stopwatch import Stopwatch
 from tests.support.foreign_models import differences, foreign_runner, save_foreign
 from tests.support.thread_ranks import run_ranks
 
-_TIMEOUT_SECONDS = 200
-
 
 def test_ranks_read_their_weights_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_foreign(tmp_path, "starcoder2")
-    barrier = threading.Barrier(2, timeout=_TIMEOUT_SECONDS)
+    barrier = threading.Barrier(2, timeout=200)
     fill = _Builder.fill
 
     def fill_after_barrier(builder: _Builder) -> None:

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from engines.models.config import UnsupportedModel
 from engines.models.foreign.description import describe
 from engines.models.foreign.split import SplitPlan, TensorSplit, why_not_split
-from engines.parallel import Communicator
 from engines.partition import Shard
+from tests.engines.models.conftest import LoneRank
 from tests.support.foreign_models import foreign_runner, save_foreign
 
 OLMO2 = {
@@ -29,14 +29,6 @@ OLMO2 = {
     "max_position_embeddings": 512,
 }
 _WINDOW = {"sliding_window": 8, "num_key_value_heads": 4}
-
-
-class _LoneRank(Communicator):
-    """One of several ranks, for loading only."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
 
 
 def _write(folder: Path, **changes: Any) -> Path:
@@ -103,21 +95,29 @@ def test_rope_scaling_extends_the_longest_sequence(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "model_type", "reason"),
+    [
+        ("Nothing", "olmo2", "no causal language model Nothing"),
+        ("MambaForCausalLM", "mamba", "does not use .* attention interface"),
+        ("BertLMHeadModel", "bert", "is an encoder"),
+        ("Qwen3NextForCausalLM", "qwen3_next", "recurrent layers"),
+        ("GptOssForCausalLM", "gpt_oss", "experts are not implemented like"),
+        ("Llama4ForCausalLM", "llama4_text", "chunked attention"),
+        ("Olmo2ForCausalLM", "bert", "no Olmo2ForCausalLM of model type 'bert'"),
+        ("Olmo3ForCausalLM", "olmo3", "no field 'layer_types'"),
+        ("ModernBertDecoderForCausalLM", "modernbert-decoder", "no field 'sliding_window'"),
+    ],
+)
+def test_unsupported_architectures_are_refused_with_a_reason(
+    tmp_path: Path, architecture: str, model_type: str, reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        describe(_write(tmp_path, architectures=[architecture], model_type=model_type))
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["Nothing"]}, "no causal language model Nothing"),
-        (
-            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
-            "does not use .* attention interface",
-        ),
-        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is an encoder"),
-        ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "recurrent layers"),
-        (
-            {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
-            "experts are not implemented like",
-        ),
-        ({"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text"}, "chunked attention"),
-        ({"model_type": "bert"}, "no Olmo2ForCausalLM of model type 'bert'"),
         ({"quantization_config": {"quant_method": "awq"}}, "weights are quantised"),
         ({"layer_types": ["linear_attention"] * 3}, "layers of linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
@@ -126,18 +126,10 @@ def test_rope_scaling_extends_the_longest_sequence(
             "rope type 'longrope'",
         ),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; required: an object"),
-        (
-            {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8},
-            "no field 'layer_types'",
-        ),
-        (
-            {"architectures": ["ModernBertDecoderForCausalLM"], "model_type": "modernbert-decoder"},
-            "no field 'sliding_window'",
-        ),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
-def test_unsupported_models_are_refused_with_a_reason(
+def test_unsupported_fields_are_refused_with_a_reason(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
@@ -159,7 +151,7 @@ def test_unsupported_models_are_refused_with_a_reason(
 )
 def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
-    runner = foreign_runner(tmp_path, _LoneRank(0, degree))
+    runner = foreign_runner(tmp_path, LoneRank(0, degree))
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from engines.models.foreign.late_rotary import LateRotary, RotaryForm, StepAngles, form_of
-from engines.mpi.runner.native_steps import NativeSteps
 from tests.support.foreign_models import TABLES, foreign_runner, save_foreign
 from tests.support.plans import plans_in_chunks, run_plans
 
@@ -49,6 +48,7 @@ def test_angles_in_another_layout_are_not_used() -> None:
     assert form.row_angles(cos[0], -cos[0]) is None
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize(("name", "calls_later"), [("starcoder2", 0), ("hunyuan", 2)])
 def test_a_module_applies_rotary_in_its_first_step_only(
     name: str, calls_later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,8 +66,6 @@ def test_a_module_applies_rotary_in_its_first_step_only(
     monkeypatch.setattr(modeling, "apply_rotary_pos_emb", count_calls)
     save_foreign(tmp_path, name)
     runner = foreign_runner(tmp_path)
-    if not isinstance(runner.steps, NativeSteps):
-        pytest.skip("native kernels are not built")
     plans = plans_in_chunks([[5, 6, 7, 8]], TABLES, [[4]])
     first = run_plans(runner, plans)[0, 3]
     calls = 0

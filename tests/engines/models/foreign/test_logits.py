@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from transformers.core_model_loading import Chunk, WeightConverter, WeightRenami
 
 from engines.models.byte_ranges import FolderRanges
 from engines.models.tensor_files import BadCheckpoint
-from engines.mpi.runner.native_steps import NativeSteps
-from tests.support.foreign_models import FOREIGN, TABLES, differences, foreign_runner, save_foreign
+from tests.engines.models.conftest import store_head
+from tests.support.foreign_models import TABLES, differences, foreign_runner, save_foreign
 from tests.support.plans import plans_in_chunks, run_plans
+from tests.support.representatives import representatives
 from tests.support.seeds import fresh_generator, integers
-from tests.support.tiny_models import VOCAB_SIZE, load_oracle, save_llama
+from tests.support.tiny_models import VOCAB_SIZE
 
 FEW = (
     "starcoder2-window",
@@ -35,12 +37,17 @@ FEW = (
 )
 
 
+def _check_logits(folder: Path, degree: int = 1) -> None:
+    """Assert that logits and the likeliest tokens are those of transformers."""
+    worst, same = differences(folder, degree)
+    assert worst < 1e-4
+    assert same
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
-    worst, same = differences(tmp_path)
-    assert worst < 1e-4
-    assert same
+    _check_logits(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +66,7 @@ def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
 def test_logits_of_several_ranks_match_transformers(name: str, degree: int, tmp_path: Path) -> None:
     """With four ranks and three KV heads, two ranks hold the same head. OLMo's norms cover the heads of all ranks."""
     save_foreign(tmp_path, name)
-    worst, same = differences(tmp_path, degree)
-    assert worst < 1e-4
-    assert same
+    _check_logits(tmp_path, degree)
 
 
 def test_experts_stored_in_one_tensor_are_split_over_ranks(tmp_path: Path) -> None:
@@ -78,36 +83,14 @@ def test_experts_stored_in_one_tensor_are_split_over_ranks(tmp_path: Path) -> No
         tensors[f"{prefix}gate_up_proj"] = torch.stack(halves)
         tensors[f"{prefix}down_proj"] = torch.stack([expert["down"] for expert in experts])
     save_file(tensors, file, {"format": "pt"})
-    worst, same = differences(tmp_path, 2)
-    assert worst < 1e-4
-    assert same
+    _check_logits(tmp_path, 2)
 
 
-def test_greedy_tokens_match_transformers(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "exaone4", seed=1)
-    prompt = integers(fresh_generator(), 4, VOCAB_SIZE, 17)
-    expected = load_oracle(tmp_path, "fp32").generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=12,
-        min_new_tokens=12,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0]
-    runner, tokens = foreign_runner(tmp_path), list(prompt)
-    for _ in range(12):
-        plans = plans_in_chunks([tokens], [TABLES[0]], [[len(tokens) // 2 + 1, 99]])
-        tokens.append(int(run_plans(runner, plans)[0, len(tokens) - 1].argmax()))
-    assert tokens == expected.tolist()
-
-
+@pytest.mark.usefixtures("native_kernels")
 def test_logits_are_bitwise_equal_alone_and_in_a_batch(tmp_path: Path) -> None:
     """Widths are multiples of the SIMD width, as in all real models: torch computes remainders with other code."""
     save_foreign(tmp_path, "starcoder2", hidden_size=96, intermediate_size=64)
     runner = foreign_runner(tmp_path)
-    if not isinstance(runner.steps, NativeSteps):
-        pytest.skip("native kernels are not built")
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (40, 17, 9)]
     chunks = [[11, 3, 20], [1, 16], [5]]
@@ -127,13 +110,11 @@ def test_dummy_weights_need_no_files(name: str, tmp_path: Path) -> None:
     assert first[0, 2].std() > 0
 
 
+@pytest.mark.usefixtures("native_kernels")
 def test_matrices_are_quantised(tmp_path: Path) -> None:
     save_foreign(tmp_path, "starcoder2")
     plans = plans_in_chunks([[5, 6, 7, 8]], TABLES, [[4]])
     exact = run_plans(foreign_runner(tmp_path), plans)[0, 3]
-    runner = foreign_runner(tmp_path)
-    if not isinstance(runner.steps, NativeSteps):
-        pytest.skip("native kernels are not built")
     rounded = run_plans(foreign_runner(tmp_path, quantize="int8"), plans)[0, 3]
     assert not torch.equal(rounded, exact)
     torch.testing.assert_close(rounded, exact, rtol=0.2, atol=0.5)
@@ -158,9 +139,7 @@ def test_tensor_names_that_transformers_renames_are_found(
     )
     _rename(tmp_path, lambda name: name.removeprefix("model.").replace(".self_attn.", ".attn."))
     assert "layers.0.attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
-    worst, same = differences(tmp_path)
-    assert worst < 1e-4
-    assert same
+    _check_logits(tmp_path)
 
 
 def test_a_checkpoint_that_transformers_would_convert_is_refused(
@@ -201,35 +180,13 @@ def test_weights_are_streamed(tmp_path: Path) -> None:
     assert torch.equal(streamed, run_plans(foreign_runner(whole), plans)[0, 2])
 
 
-@pytest.mark.parametrize("stored", ["both", "both equal", "head"])
-@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize(
+    ("stored", "degree"),
+    representatives(
+        product(["both", "both equal", "head"], [1, 2]), [("both", 2), ("both equal", 1), ("head", 1)]
+    ),
+)
 def test_a_stored_head_is_used_even_if_the_config_ties_it(stored: str, degree: int, tmp_path: Path) -> None:
     save_foreign(tmp_path, "cohere")
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    if stored == "both":
-        tensors["lm_head.weight"][-1] *= -2
-    if stored == "head":
-        del tensors["model.embed_tokens.weight"]
-    save_file(tensors, file, {"format": "pt"})
-    worst, same = differences(tmp_path, degree)
-    assert worst < 1e-4
-    assert same
-
-
-def test_architectures_of_lmi_can_run_with_transformers_modules(tmp_path: Path) -> None:
-    save_llama(tmp_path)
-    worst, same = differences(tmp_path)
-    assert worst < 1e-4
-    assert same
-
-
-def test_the_table_has_many_architectures_that_lmi_does_not_implement() -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    from engines.models.architectures import ARCHITECTURES
-
-    names = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] for model_type, _ in FOREIGN.values()}
-    assert len(names) >= 15
-    assert names.isdisjoint(ARCHITECTURES)
+    store_head(tmp_path, "lm_head.weight", "model.embed_tokens.weight", stored)
+    _check_logits(tmp_path, degree)
