@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
 from engines.sampling.typical_p import typical_p
 from tests.support.examples import examples
 from tests.support.sampling_oracle import (
@@ -109,21 +110,6 @@ def test_a_step_equals_transformers_processor(
         assert deviation(ours[i], theirs, stage.edge(logits[i])) <= CLOSE
 
 
-@examples(40)
-@given(_draw_rows(list(CHANGES), 1), VOCAB_SIZES, SEEDS)
-def test_each_step_equals_transformers_after_the_steps_before_it(
-    rows: list[SamplingRow], vocab_size: int, seed: int
-) -> None:
-    """Give each step the result of transformers for the step before it."""
-    row, scores = rows[0], _logits(1, vocab_size, seed, "smooth")[0]
-    for stage in stages(row):
-        theirs = call(stage.processor, scores, row.token_ids)
-        if stage.step is not None:
-            ours = apply([stage.step], scores[None], [stage.row])[0]
-            assert deviation(ours, theirs, stage.edge(scores)) <= CLOSE, stage.name
-        scores = theirs
-
-
 @examples(50)
 @given(_draw_rows(list(CHANGES), 3), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "holes"]))
 def test_all_steps_together_equal_transformers_processors(
@@ -138,6 +124,22 @@ def test_all_steps_together_equal_transformers_processors(
         assert deviation(ours[i], processed(logits[i], rows[i]), no_edge) <= CLOSE
 
 
+@examples(50)
+@given(_draw_rows(list(CHANGES), 3), VOCAB_SIZES, SEEDS)
+def test_sampled_tokens_are_allowed_by_transformers(
+    rows: list[SamplingRow], vocab_size: int, seed: int
+) -> None:
+    logits = _logits(len(rows), vocab_size, seed, "smooth")
+    sampled = Sampler(vocab_size, torch.device("cpu")).sample(logits, rows)
+    for own, row, token in zip(logits, rows, sampled, strict=True):
+        scores = processed(own, row)
+        assert token.finite
+        if not row.params.sampled:
+            assert token.token_id == int(scores.argmax())
+        elif is_unambiguous(own, row):
+            assert float(scores[token.token_id]) > -math.inf
+
+
 @examples(40)
 @given(_draw_rows(list(CHANGES), 2), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "ties", "holes"]))
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
@@ -147,14 +149,6 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     together = apply(ALL_STEPS, logits, rows)
     for i, row in enumerate(rows):
         assert torch.equal(together[i], apply(ALL_STEPS, logits[i : i + 1], [row])[0])
-
-
-def test_rows_without_options_keep_their_logits() -> None:
-    logits = _logits(3, 53, 0, "holes")
-    rows = [_row(f"r{i}", OFF, i) for i in range(3)]
-    assert torch.equal(apply(ALL_STEPS, logits, rows), logits)
-    other = _row("other", replace(OFF, top_p=0.5, temperature=0.7, typical_p=0.5, min_p=0.1, top_k=9), 5)
-    assert torch.equal(apply(ALL_STEPS, logits, [rows[0], other, rows[2]])[::2], logits[::2])
 
 
 def test_greedy_rows_and_beams_are_not_truncated() -> None:
