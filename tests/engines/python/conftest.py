@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
 from engines.core import Request, RequestOutput, SamplingParams
 from engines.python.batch import BatchWaste
@@ -81,3 +82,12 @@ def runner() -> Runner:
 
 def request(name: str, prompt: Sequence[int], max_new_tokens: int = 8, **sampling: Any) -> Request:
     return Request(name, tuple(prompt), SamplingParams(max_new_tokens=max_new_tokens, **sampling), 0.0)
+
+
+def generate(model: Any, prompt: list[int], max_new_tokens: int, **fields: Any) -> list[int]:
+    """Return the tokens that transformers generates for one prompt. fields: of `GenerationConfig`."""
+    ids = torch.tensor([prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **fields)
+    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    tokens: list[int] = output[0, start:].tolist()
+    return tokens

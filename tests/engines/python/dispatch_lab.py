@@ -48,7 +48,6 @@ class Lab:
 
     def serve(self, *script: Turn, **front: Any) -> ClockedFront:
         door = ClockedFront(list(script), clock=self.clock, generator=self.generator, **front)
-        self.door = door
         self.dispatch.serve(door)  # type: ignore[arg-type]
         assert door.watched == []
         return door

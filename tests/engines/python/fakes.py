@@ -42,7 +42,6 @@ class FakeGenerator:
     """Number of tokens of each output that differ after a restart."""
     batches: list[list[str]] = field(default_factory=list)
     left_at: list[float] = field(default_factory=list)
-    deadlines: list[float] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     num_kills: int = 0
     num_restarts: int = 0
@@ -67,7 +66,6 @@ class FakeGenerator:
         assert not self._running, "one batch at a time"
         self.batches.append([request.id for request in requests])
         self.left_at.append(self.clock.now)
-        self.deadlines.append(deadline)
         self._batch = {request.id: request for request in requests}
         self._step, self._running = 0, True
         self._dies = self.dies_after.pop(0) if self.dies_after else None

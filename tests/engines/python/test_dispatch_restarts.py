@@ -12,10 +12,7 @@ from engines.core import AbortReason
 from engines.health import EngineState
 from engines.python.dispatch import REACTION_SECONDS
 from engines.python.request_loop import MAX_DEATHS, EngineFailed
-from engines.wire import (
-    Abort,
-    GetStats,
-)
+from engines.wire import Abort, GetStats
 from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
 from tests.engines.python.dispatch_lab import (
     TIMEOUT,
@@ -26,11 +23,6 @@ from tests.engines.python.dispatch_lab import (
     read_stats,
     submit,
 )
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return Lab(tmp_path)
 
 
 def test_a_batch_whose_process_dies_is_rerun_and_no_token_is_sent_twice(tmp_path: Path) -> None:

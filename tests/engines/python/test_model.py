@@ -14,11 +14,8 @@ from tests.support.tiny_architectures import VOCAB_SIZE, make_model
 _GIB = 1 << 30
 
 
-def test_one_gpu_gets_the_whole_model() -> None:
+def test_one_gpu_gets_the_whole_model_and_more_gpus_balance_its_layers() -> None:
     assert placement(1, [80 * _GIB, 80 * _GIB]) == {"device_map": {"": 0}}
-
-
-def test_the_layers_are_balanced_over_the_first_gpus() -> None:
     placed = placement(2, [80 * _GIB, 40 * _GIB, 80 * _GIB, 80 * _GIB])
     assert placed["device_map"] == "balanced"
     assert placed["max_memory"] == {0: 72 * _GIB, 1: 36 * _GIB}

@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engines.client import ClientStream
+from engines.config import PythonEngineConfig
 from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState
 from tests.engines.conftest import Answer
 from tests.support import processes
 from tests.support.dynamic_engine import DynamicEngine, make_dynamic_config
-from tests.support.engine_process import VOCAB_SIZE, collect, next_output, tokens_of
+from tests.support.engine_process import collect, next_output, tokens_of
 from tests.support.waiting import wait_until
 
+Start = Callable[[PythonEngineConfig], DynamicEngine]
 _LONG = 110
 """Number of tokens of a request that runs long enough for the test to interfere."""
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_llama: Path) -> Iterator[DynamicEngine]:
+def start() -> Iterator[Start]:
+    """Start engines that are destroyed at the end of the module."""
+    with ExitStack() as stack:
+
+        def start_one(config: PythonEngineConfig) -> DynamicEngine:
+            engine = DynamicEngine(config)
+            stack.callback(engine.destroy)
+            return engine
+
+        yield start_one
+
+
+@pytest.fixture(scope="module")
+def engine(start: Start, tiny_llama: Path) -> DynamicEngine:
     """An engine shared by the tests that do not stop it."""
-    engine = DynamicEngine(make_dynamic_config(tiny_llama))
-    try:
-        engine.wait_ready()
-        yield engine
-    finally:
-        engine.destroy()
-
-
-def _batch_sizes(engine: DynamicEngine) -> tuple[int, float]:
-    """Return (number of batches, sum of their sizes)."""
-    (histogram,) = [h for h in engine.stats().histograms if h.name == "lmi_batch_size"]
-    return sum(histogram.counts), histogram.sum
+    engine = start(make_dynamic_config(tiny_llama))
+    engine.wait_ready()
+    return engine
 
 
 def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
@@ -56,36 +61,6 @@ def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
         outputs = collect(stream)
         assert tuple(tokens_of(outputs)) == answers[i].tokens, len(answers[i].prompt)
         assert outputs[-1].finish_reason is FinishReason.LENGTH
-
-
-def test_concurrent_requests_share_a_batch(engine: DynamicEngine, answers: list[Answer]) -> None:
-    before = _batch_sizes(engine)
-    process = _generating_process(engine)
-    _suspend_while_idle(process)  # all eight requests wait when the previous batch ends
-    alone = engine.submit("alone", [1], 4)
-    wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 1)
-    streams = [engine.submit(f"together {i}", prompt, 4) for i, (prompt, _) in enumerate(answers[:8])]
-    wait_until(lambda: engine.stats().gauges["lmi_requests_waiting"] == 8)
-    process.send_signal(signal.SIGCONT)
-    collect(alone)
-    first = [next_output(stream) for stream in streams]
-    assert not any(output.finished for output in first), "tokens are streamed"
-    for stream in streams:
-        collect(stream)
-    after = _batch_sizes(engine)
-    assert (after[0] - before[0], after[1] - before[1]) == (2, 1 + 8)
-
-
-def test_a_bad_request_fails_alone(engine: DynamicEngine, answers: list[Answer]) -> None:
-    prompt, expected = answers[3]
-    good = [engine.submit(f"good {i}", prompt, 16) for i in range(3)]
-    bad = engine.submit("bad", [1, VOCAB_SIZE], 16)
-    (end,) = collect(bad)
-    assert end.error_kind == "invalid_request"
-    assert all(tuple(tokens_of(collect(stream))) == expected for stream in good)
-    (refusal,) = collect(engine.submit("too long", range(100), 29))
-    assert refusal.error_kind == "invalid_request"
-    assert "128" in refusal.error_message
 
 
 def test_aborted_requests_do_not_affect_the_others(engine: DynamicEngine, answers: list[Answer]) -> None:
@@ -126,17 +101,7 @@ def test_a_killed_process_is_restarted_and_drain_leaves_no_process(
     first, running = _suspend_in_a_batch(engine, victim)
     waiting = engine.submit("later", answers[6].prompt, 16)
     wait_until(lambda: engine.stats().gauges["lmi_requests_waiting"] == 1)
-    # A named pipe delays the configuration, so the restart does not finish before the test has observed it.
-    config = engine.folder / "engine.json"
-    text = config.read_text(encoding="utf-8")
-    config.unlink()
-    os.mkfifo(config)
     victim.send_signal(signal.SIGKILL)
-    wait_until(lambda: engine.health.state is EngineState.STARTING)
-    assert "SIGKILL" in engine.health.reason
-    (early,) = collect(engine.submit("early", [1], 4))
-    assert early.error_kind == "unavailable"
-    _write_pipe(config, text)
     for tokens in ([first, *collect(running[0])], collect(running[1])):
         assert len(tokens_of(tokens)) == _LONG, "no token is lost or sent twice"
         assert tokens[-1].finish_reason is FinishReason.LENGTH
@@ -146,33 +111,29 @@ def test_a_killed_process_is_restarted_and_drain_leaves_no_process(
 
 
 @pytest.mark.long
-def test_a_suspended_process_is_noticed_and_replaced(tiny_llama: Path, answers: list[Answer]) -> None:
-    engine = DynamicEngine(make_dynamic_config(tiny_llama, batch_timeout=3.0))
-    try:
-        engine.wait_ready()
-        victim = _generating_process(engine)
-        victim.send_signal(signal.SIGSTOP)
-        stream = engine.submit("a", [1, 2, 3], _LONG)
-        wait_until(lambda: not engine.health.ready)
-        end = collect(stream)[-1]
-        assert end.error_kind == "deadline_exceeded"
-        assert "3 s (option.predict_timeout)" in end.error_message
-        wait_until(lambda: engine.health.ready)
-        _check_drain(engine, victim, answers)
-    finally:
-        engine.destroy()
+def test_a_suspended_process_is_noticed_and_replaced(
+    start: Start, tiny_llama: Path, answers: list[Answer]
+) -> None:
+    engine = start(make_dynamic_config(tiny_llama, batch_timeout=3.0))
+    engine.wait_ready()
+    victim = _generating_process(engine)
+    victim.send_signal(signal.SIGSTOP)
+    stream = engine.submit("a", [1, 2, 3], _LONG)
+    wait_until(lambda: not engine.health.ready)
+    end = collect(stream)[-1]
+    assert end.error_kind == "deadline_exceeded"
+    assert "3 s (option.predict_timeout)" in end.error_message
+    wait_until(lambda: engine.health.ready)
+    _check_drain(engine, victim, answers)
 
 
 @pytest.mark.long
-def test_the_generating_process_does_not_outlive_the_dispatcher(tiny_llama: Path) -> None:
-    engine = DynamicEngine(make_dynamic_config(tiny_llama))
-    try:
-        engine.wait_ready()
-        generator = _generating_process(engine)
-        generator.parent().send_signal(signal.SIGKILL)
-        assert processes.wait_exited([generator], 60) == []
-    finally:
-        engine.destroy()
+def test_the_generating_process_does_not_outlive_the_dispatcher(start: Start, tiny_llama: Path) -> None:
+    engine = start(make_dynamic_config(tiny_llama))
+    engine.wait_ready()
+    generator = _generating_process(engine)
+    generator.parent().send_signal(signal.SIGKILL)
+    assert processes.wait_exited([generator], 60) == []
 
 
 def _suspend_while_idle(process: psutil.Process) -> None:
@@ -192,27 +153,11 @@ def _suspend_in_a_batch(
         engine.stats()  # before its next reply the dispatcher reads all messages sent before the suspension
         if engine.stats().gauges["lmi_requests_running"] == 2:
             return first, streams
-        process.send_signal(
-            signal.SIGCONT
-        )  # the batch has already finished, or there are two batches: try again
+        # The batch has already finished, or there are two batches: try again.
+        process.send_signal(signal.SIGCONT)
         for stream in streams:
             collect(stream)
     raise AssertionError  # unreachable
-
-
-def _write_pipe(pipe: Path, text: str) -> None:
-    """Write to a named pipe once it has a reader."""
-
-    def written() -> bool:
-        try:
-            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # no reader yet
-            return False
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        return True
-
-    wait_until(written)
 
 
 def _generating_process(engine: DynamicEngine) -> psutil.Process:
@@ -237,14 +182,10 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
 
 
 @pytest.mark.long
-def test_a_bad_model_folder_is_reported_on_the_status_board(tiny_llama: Path, tmp_path: Path) -> None:
-    config = make_dynamic_config(tiny_llama)
+def test_a_bad_model_folder_is_reported_on_the_status_board(start: Start, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    engine = DynamicEngine(replace(config, model=replace(config.model, path=str(missing))))
-    try:
-        assert engine.wait_exit(600) == 1
-        assert engine.health.state is EngineState.FAILED
-        assert str(missing) in engine.health.reason
-        assert engine.health.reason in engine.log
-    finally:
-        engine.destroy()
+    engine = start(make_dynamic_config(missing))
+    assert engine.wait_exit(600) == 1
+    assert engine.health.state is EngineState.FAILED
+    assert str(missing) in engine.health.reason
+    assert engine.health.reason in engine.log

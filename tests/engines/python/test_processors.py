@@ -2,69 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
-import torch
 
 from engines.core import FinishReason, GenerateParams
-from tests.engines.python.conftest import Runner, request
+from tests.engines.python.conftest import Runner, generate, request
 from tests.support.tiny_architectures import make_model
 
 _PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 4, 9], [7], [39, 11, 67, 46, 6, 56, 2, 14, 54, 92, 45, 47, 50]]
 _NEW_TOKENS = 8
-_SETS: list[dict[str, Any]] = [
-    {"no_repeat_ngram_size": 1},
-    {"encoder_no_repeat_ngram_size": 1},
-    {"encoder_repetition_penalty": 4.0},
-    {"begin_suppress_tokens": list(range(4, 60))},
-    {"forced_eos_token_id": [3]},
-    {"forced_bos_token_id": 11, "begin_suppress_tokens": list(range(20, 50))},
-    {"sequence_bias": [[[10], 80.0], [[10, 12], 90.0], [[10, 12, 13], -9.0]]},
-    {"no_repeat_ngram_size": 2, "encoder_repetition_penalty": 0.5, "sequence_bias": [[[30], 60.0]]},
+_SETS = [
+    GenerateParams(no_repeat_ngram_size=1),
+    GenerateParams(encoder_no_repeat_ngram_size=1),
+    GenerateParams(encoder_repetition_penalty=4.0),
+    GenerateParams(begin_suppress_tokens=tuple(range(4, 60))),
+    GenerateParams(forced_eos_token_id=(3,)),
+    GenerateParams(forced_bos_token_id=(11,), begin_suppress_tokens=tuple(range(20, 50))),
+    GenerateParams(sequence_bias=(((10,), 80.0), ((10, 12), 90.0), ((10, 12, 13), -9.0))),
+    GenerateParams(no_repeat_ngram_size=2, encoder_repetition_penalty=0.5, sequence_bias=(((30,), 60.0),)),
 ]
 
 
-def _params(fields: dict[str, Any]) -> GenerateParams:
-    """Convert parameters as the web process does."""
-    converted = dict(fields)
-    for name in ("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
-        if name in converted:
-            converted[name] = (
-                tuple(converted[name]) if isinstance(converted[name], list) else (converted[name],)
-            )
-    if "sequence_bias" in converted:
-        converted["sequence_bias"] = tuple((tuple(ids), bias) for ids, bias in converted["sequence_bias"])
-    return GenerateParams(**converted)
-
-
-def _alone(model: Any, prompt: list[int], fields: dict[str, Any]) -> list[int]:
-    """Return the tokens that transformers generates."""
-    ids = torch.tensor([prompt])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=_NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-        **fields,
-    )[0].tolist()
-    start = 1 if model.config.is_encoder_decoder else len(prompt)
-    return list(output[start:])
+def _alone(model: Any, prompt: list[int], params: GenerateParams) -> list[int]:
+    """Return the tokens that transformers generates with these parameters, of which it gets lists."""
+    fields = json.loads(msgspec.json.encode(params))
+    given = {
+        name: value
+        for name, value in fields.items()
+        if getattr(params, name) != getattr(GenerateParams(), name)
+    }
+    return generate(model, prompt, _NEW_TOKENS, do_sample=False, pad_token_id=0, **given)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "t5"])
 def test_each_row_equals_generate_alone(architecture: str) -> None:
     model = make_model(architecture)
-    cases = [(prompt, fields) for fields in _SETS for prompt in _PROMPTS]
-    expected = [_alone(model, prompt, fields) for prompt, fields in cases]
-    plain = [_alone(model, prompt, {}) for prompt in _PROMPTS]
+    cases = [(prompt, params) for params in _SETS for prompt in _PROMPTS]
+    expected = [_alone(model, prompt, params) for prompt, params in cases]
+    plain = [_alone(model, prompt, GenerateParams()) for prompt in _PROMPTS]
     for index in range(len(_SETS)):
         rows = slice(index * len(_PROMPTS), (index + 1) * len(_PROMPTS))
         assert expected[rows] != plain, f"{_SETS[index]} changes nothing, so the test is useless"
     requests = [
-        request(str(i), prompt, _NEW_TOKENS, generate=_params(fields))
-        for i, (prompt, fields) in enumerate(cases)
+        request(str(i), prompt, _NEW_TOKENS, generate=params) for i, (prompt, params) in enumerate(cases)
     ]
     heard = Runner(model).run([*requests, request("plain", _PROMPTS[0], _NEW_TOKENS)])
     assert [heard.tokens(str(i)) for i in range(len(cases))] == expected

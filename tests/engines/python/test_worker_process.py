@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -24,7 +22,7 @@ from engines.python.worker_main import run_worker
 
 def load(arguments, link):
     if sys.argv[1] == "fail":
-        raise ValueError("no file " + os.fsdecode(b"\\xff.bin"))
+        raise ValueError("no\\nfile " + os.fsdecode(b"\\xff.bin"))
     if sys.argv[1] == "fork":
         if not (child := os.fork()):
             time.sleep(3600)
@@ -36,42 +34,37 @@ def load(arguments, link):
 run_worker("test", dict, load, sys.argv[2:])
 """
 
-Started = tuple[WorkerProcess[Ready], psutil.Process, psutil.Process]
 
-
-@pytest.fixture(params=["fork", "subprocess"])
-def started(request: pytest.FixtureRequest) -> Iterator[Started]:
-    """A worker, its process, and the child of that process."""
-    command = [sys.executable, "-c", _PROGRAM, request.param, "--config", str(Path("any"))]
+@pytest.mark.parametrize("how", ["fork", "subprocess"])
+def test_children_of_a_worker_end_with_it_and_do_not_hide_its_death(how: str) -> None:
+    command = [sys.executable, "-c", _PROGRAM, how, "--config", "any"]
     worker = WorkerProcess("test", command, msgspec.msgpack.Decoder(Ready))
-    own, child = (psutil.Process(int(pid)) for pid in next(worker.receive(_WAIT_SECONDS)).device.split())
-    yield worker, own, child
-    worker.close()
-    processes.kill([own, child])
+    started: list[psutil.Process] = []
+
+    def wait_ready() -> tuple[psutil.Process, psutil.Process]:
+        """Return the worker's process and its child."""
+        own, child = (psutil.Process(int(pid)) for pid in next(worker.receive(_WAIT_SECONDS)).device.split())
+        started.extend((own, child))
+        return own, child
+
+    try:
+        own, child = wait_ready()
+        assert os.getsid(own.pid) == os.getsid(child.pid) == os.getsid(0), "the supervisor kills this session"
+        own.send_signal(signal.SIGKILL)
+        with pytest.raises(WorkerProcessEnded, match="SIGKILL"):
+            next(worker.receive(_WAIT_SECONDS))
+        assert child.is_running()
+        worker.restart()
+        assert processes.wait_exited([child], _WAIT_SECONDS) == []
+        own, child = wait_ready()
+        worker.kill()
+        assert processes.wait_exited([own, child], _WAIT_SECONDS) == []
+    finally:
+        worker.close()
+        processes.kill(started)
 
 
-def test_child_processes_of_a_worker_are_killed_with_it(started: Started) -> None:
-    worker, own, child = started
-    worker.kill()
-    assert processes.wait_exited([own, child], _WAIT_SECONDS) == []
-
-
-def test_the_death_of_a_worker_is_noticed_while_its_children_live(started: Started) -> None:
-    worker, own, child = started
-    own.send_signal(signal.SIGKILL)
-    with pytest.raises(WorkerProcessEnded, match="SIGKILL"):
-        next(worker.receive(_WAIT_SECONDS))
-    assert child.is_running()
-    worker.restart()
-    assert processes.wait_exited([child], _WAIT_SECONDS) == []
-
-
-def test_children_of_a_worker_are_in_the_session_that_the_supervisor_kills(started: Started) -> None:
-    _, own, child = started
-    assert os.getsid(own.pid) == os.getsid(child.pid) == os.getsid(0)
-
-
-def test_a_failed_load_is_reported_even_if_its_message_is_not_utf_8() -> None:
+def test_a_failed_load_is_reported_on_one_line_even_if_its_message_is_not_utf_8() -> None:
     command = [sys.executable, "-c", _PROGRAM, "fail", "--config", "any"]
     worker = WorkerProcess("test", command, msgspec.msgpack.Decoder(Ready | CannotLoad))
     try:
