@@ -82,16 +82,14 @@ class Environment:
                 return
 
 
-def called(
-    command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> None:
+def called(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
     """Run a command and append its output to `log`. Raises: Unavailable, with the last lines of the log."""
     with log.open("a") as output:
         output.write(f"$ {' '.join(command)}\n")
         output.flush()
         try:
             done = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, env=env or environ(), cwd=cwd, check=False
+                command, stdout=output, stderr=subprocess.STDOUT, env=env or environ(), check=False
             )
         except OSError as error:
             raise Unavailable(f"{command[0]}: {error.strerror}") from error

@@ -17,12 +17,12 @@ _INSTRUCTION_SETS = (
 )
 
 
-def described(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+def described() -> dict[str, Any]:
     environ = launch.environment()
     return {
         "description": describe(detect(environ)),
         "cores": len(os.sched_getaffinity(0)),
-        "instruction_sets": instruction_sets(cpuinfo.read_text()),
+        "instruction_sets": instruction_sets(Path("/proc/cpuinfo").read_text()),
         "kernel": platform.release(),
         "python": platform.python_version(),
     }

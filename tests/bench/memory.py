@@ -14,12 +14,12 @@ from container.run.processes import process_tree
 _INTERVAL_SECONDS = 0.25
 
 
-def tree_pss(root: int, proc: Path = Path("/proc")) -> int:
+def tree_pss(root: int) -> int:
     """Return the bytes of a process tree. A process that exits meanwhile is not counted."""
     total = 0
     for pid in process_tree(root):
         with contextlib.suppress(OSError):
-            text = (proc / str(pid) / "smaps_rollup").read_text()
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
             if match := re.search(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE):
                 total += int(match[1]) * 1024
     return total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -32,10 +31,10 @@ class Load:
         return f"other processes keep {self.cores:.2f} cores busy{names}"
 
 
-def look(seconds: float = _LOOK_SECONDS) -> Load:
-    """Measure the CPU use for `seconds`."""
+def look() -> Load:
+    """Measure the CPU use for some seconds."""
     before, processes, started = _busy_seconds(), _process_seconds(), time.monotonic()
-    time.sleep(seconds)
+    time.sleep(_LOOK_SECONDS)
     elapsed = time.monotonic() - started
     cores = (_busy_seconds() - before) / elapsed
     after = _process_seconds()
@@ -46,10 +45,10 @@ def look(seconds: float = _LOOK_SECONDS) -> Load:
     )
 
 
-def await_quiet(seconds: float, watch: Callable[[], Load] = look) -> Load:
+def await_quiet(seconds: float) -> Load:
     """Wait until the machine is quiet, for at most `seconds`. Raises: Busy."""
     deadline = time.monotonic() + seconds
-    while (load := watch()).cores > MAX_BUSY_CORES:
+    while (load := look()).cores > MAX_BUSY_CORES:
         if time.monotonic() >= deadline:
             raise Busy(
                 f"the machine is busy: {load.describe()}. Figures would be wrong. Stop these processes or use --busy-ok"

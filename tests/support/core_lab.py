@@ -44,14 +44,6 @@ class Mode:
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `SchedulerSettings`."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.policy}, {'paged' if self.paged else 'contiguous'}"
-            f"{', prefix cache' if self.prefix_caching else ''}, {self.scheduling_policy}, "
-            f"{'chunks' if self.chunked_prefill else 'pauses'}, at most {self.max_num_seqs} sequences, "
-            f"{self.max_prefill_tokens}/{self.max_num_batched_tokens} tokens, {self.num_blocks} blocks"
-        )
-
 
 @dataclass(slots=True)
 class Running:
@@ -77,14 +69,13 @@ class CoreLab:
         max_step_tokens: int = 256,
         max_step_seqs: int = 64,
         threads: int = 1,
-        dtype: str = "fp32",
         impl: str = "lmi",
     ) -> None:
         """`folder`: holds the status board."""
         torch.set_num_threads(threads)
         self._board = StatusBoard.create(folder / "status", 1)
         self._num_blocks = num_blocks
-        self._settings = ModelSettings(str(model), "model", dtype, max_model_len, impl=impl)
+        self._settings = ModelSettings(str(model), "model", "fp32", max_model_len, impl=impl)
         self._max_model_len = max_model_len
         self._block_size, self._threads = block_size, threads
         self._max_step_tokens, self._max_step_seqs = max_step_tokens, max_step_seqs

@@ -16,20 +16,13 @@ from tests.support.engine_process import MAX_MODEL_LEN, EngineProcess
 
 
 def make_dynamic_config(
-    model: Path,
-    *,
-    batch_size: int = 8,
-    max_batch_delay: float = 0.05,
-    max_waiting: int = 100,
-    batch_timeout: float = 60.0,
-    max_model_len: int = MAX_MODEL_LEN,
-    dtype: str = "fp32",
+    model: Path, *, batch_timeout: float = 60.0, dtype: str = "fp32"
 ) -> PythonEngineConfig:
-    """A configuration with one CPU thread. Times are in seconds."""
+    """A configuration with one CPU thread, and batches of up to 8 that wait 50 ms."""
     return PythonEngineConfig(
-        model=ModelSettings(str(model), "tiny", dtype, max_model_len),
+        model=ModelSettings(str(model), "tiny", dtype, MAX_MODEL_LEN),
         parallel=ParallelConfig(1, "cpu", 1),
-        batching=BatchConfig(batch_size, max_batch_delay, max_waiting, batch_timeout),
+        batching=BatchConfig(8, 0.05, 100, batch_timeout),
     )
 
 

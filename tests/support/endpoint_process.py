@@ -27,9 +27,7 @@ class EndpointProcess:
 
 
 @contextmanager
-def running_endpoint(
-    state: Path, *arguments: str, until: str = "", cwd: Path = REPO_ROOT
-) -> Iterator[EndpointProcess]:
+def running_endpoint(state: Path, *arguments: str, until: str = "") -> Iterator[EndpointProcess]:
     """Start `lmi endpoint`, wait until it prints its address and `until`, and stop it with SIGTERM after the block.
 
     Raises:
@@ -42,7 +40,7 @@ def running_endpoint(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=cwd,
+        cwd=REPO_ROOT,
         env=environment,
     ) as process:
         try:

@@ -57,33 +57,14 @@ def save_tiny_llama(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def make_config(
-    model: Path,
-    degree: int = 1,
-    paged: bool = True,
-    *,
-    max_num_seqs: int = 8,
-    max_prefill_tokens: int = 16,
-    max_waiting: int = 100,
-    policy: str = "guaranteed_no_evict",
-    prefix_caching: bool = False,
-    num_blocks: int = 40,
-    **settings: Any,
-) -> MpiEngineConfig:
+def make_config(model: Path, degree: int = 1, paged: bool = True, *, num_blocks: int = 40) -> MpiEngineConfig:
     """A configuration so small that prompts are chunked and requests wait: 40 blocks of 8 tokens."""
     bytes_per_token = 2 * 2 * 3 * 8 * 4  # keys and values, layers, kv heads, head dimension, fp32
     return MpiEngineConfig(
         model=ModelSettings(str(model), "tiny", "fp32", MAX_MODEL_LEN),
         parallel=ParallelConfig(degree, "cpu", 1),
-        cache=CacheConfig(
-            block_size=8,
-            paged=paged,
-            kv_cache_bytes=num_blocks * 8 * bytes_per_token,
-            prefix_caching=prefix_caching,
-        ),
-        scheduler=SchedulerConfig(
-            SchedulerSettings(max_num_seqs, max_prefill_tokens, 1000, max_waiting, **settings), policy
-        ),
+        cache=CacheConfig(block_size=8, paged=paged, kv_cache_bytes=num_blocks * 8 * bytes_per_token),
+        scheduler=SchedulerConfig(SchedulerSettings(8, 16, 1000, max_waiting=100), "guaranteed_no_evict"),
     )
 
 

@@ -36,6 +36,17 @@ _SHAPE: dict[str, Any] = {
 }
 _SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 _EQUAL_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+_SHARED_EXPERT = _EXPERTS | {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 30}
+_LATENT = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "head_dim": 4,
+}
 
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {}),
@@ -80,18 +91,9 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         "modernbert-decoder",
         {"num_key_value_heads": 6, "num_hidden_layers": 3, "local_attention": 16},
     ),
-    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-        | {"shared_expert_intermediate_size": 30, "decoder_sparse_step": 2},
-    ),
-    "qwen2_moe-window": (
-        "qwen2_moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-        | {"shared_expert_intermediate_size": 30, "use_sliding_window": True}
-        | _SLIDING,
-    ),
+    "olmoe": ("olmoe", _EXPERTS),
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT | {"decoder_sparse_step": 2}),
+    "qwen2_moe-window": ("qwen2_moe", _SHARED_EXPERT | _SLIDING | {"use_sliding_window": True}),
     "phimoe": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
     "ernie4_5_moe": (
@@ -103,18 +105,9 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 8}
         | {"first_k_dense_replace": 1},
     ),
-    "minicpm3": (
-        "minicpm3",
-        {"num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 12}
-        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "head_dim": 4},
-    ),
-    "youtu": (
-        "youtu",
-        {"num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 12}
-        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "head_dim": 4}
-        # transformers zeroes this row of the tied embeddings when it loads the model.
-        | {"pad_token_id": None},
-    ),
+    "minicpm3": ("minicpm3", _LATENT),
+    # transformers zeroes the row of `pad_token_id` of the tied embeddings when it loads the model.
+    "youtu": ("youtu", _LATENT | {"pad_token_id": None}),
 }
 """Model type in transformers and changes to `_SHAPE`, by name."""
 

@@ -1,13 +1,11 @@
-"""Compare the models of engine=MPI with transformers, on small random configurations in fp32."""
+"""Every architecture of engine=MPI: logits and greedy tokens are transformers', degrees 1 to 3, CPU and
+Triton."""
 
 from __future__ import annotations
 
 from tests.support.tiny_models import SHAPES
 from tests.verify.commands import FULL, run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 23
-TITLE = "Every architecture of engine=MPI: logits and greedy tokens are transformers', degrees 1 to 3, CPU and Triton"
 
 _TESTS = {
     "degree 1, in chunks, paged and contiguous": ("tests/engines/models/test_equality.py", {}),
@@ -40,4 +38,4 @@ def _is_tested(kind: str, printed: str) -> bool:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,29 +1,17 @@
-"""The published comparison of dynamic and rolling batching on the bundled model: size and parts of the gain."""
+"""lmi compare --aws-post: rolling paged at least 4x (32 in, 128 out) and 1.5x (256 in, 32 out) dynamic(4)."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 from tests.verify.commands import run_lmi
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 9
-TITLE = (
-    "lmi compare --aws-post: rolling paged at least 4x (32 in, 128 out) and 1.5x (256 in, 32 out) dynamic(4)"
-)
 
 BASE, ROLLING_PAGED = "dynamic-4", "rolling-paged"
 CONFIGURATIONS = {BASE, "rolling", ROLLING_PAGED, "dynamic-32", "static-4", "static-32"}
 MIN_GAINS = ((4.0, 3.0), (1.5, 1.5))
 """For each scenario, the ratio of tokens/s and the ratio by which the p90 latency is lower."""
 GAIN_SECTIONS = ("Comparison with the AWS post", "Where the gain comes from")
-
-
-def compare(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run the command. Returns its output and its JSON. Raises `AssertionError` if it fails."""
-    return run_lmi(folder, "compare", "--aws-post", "--output", "aws-post.md", *arguments)
 
 
 def summary_of(data: dict[str, Any], config: str, scenario: str) -> dict[str, Any]:
@@ -73,13 +61,10 @@ def judge(data: dict[str, Any], printed: str, report: Report) -> None:
         )
 
 
-def verify(lab: Lab, report: Report, *options: str) -> None:
-    printed, data = compare(lab.folder / "aws-post", *options)
+def verify(lab: Lab, report: Report) -> None:
+    printed, data = run_lmi(lab.folder / "aws-post", "compare", "--aws-post", "--output", "aws-post.md")
     judge(data, printed, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("options", nargs="*", help="for lmi compare: -- --rounds 1 --requests 4 --users 4")
-    options = parser.parse_args().options
-    run_alone(NUMBER, TITLE, lambda lab, report: verify(lab, report, *options))
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Native CPU kernels give a row the same bits in any batch: checked for single products, then for the whole model.
+"""A request's logits have the same bits however its steps are put together, on a CPU in fp32.
 
 For comparison, torch's products are checked too. Run this line first on another processor.
 """
@@ -19,9 +19,6 @@ from lmi_kernels.cpu.team import set_num_threads
 from tests.support.plans import PlanMaker, load, run_plan
 from tests.support.seeds import fresh_generator, integers
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 21
-TITLE = "A request's logits have the same bits however its steps are put together, on a CPU in fp32"
 
 _SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """Output and input features of SmolLM2's layers."""
@@ -111,4 +108,4 @@ def _logits(
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,12 +1,9 @@
-"""Run the end-to-end tests of the real clients against a live server: openai, boto3's sagemaker-runtime and curl."""
+"""openai, boto3 (both calls) and curl, unchanged, against a live server."""
 
 from __future__ import annotations
 
 from tests.verify.commands import run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 11
-TITLE = "openai, boto3 (both calls) and curl, unchanged, against a live server"
 
 CLIENTS = {
     "openai": ("tests/e2e/test_openai_client.py", "tests/e2e/test_openai_completions.py"),
@@ -24,4 +21,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""engine=Python: 120 different requests share batches of 8. 10 of them are bad and fail while they are computed.
+"""engine=Python: 120 requests with differing parameters, 10 of them bad: 10 errors, 110 right answers.
 
 The bad requests pass validation: five contain a token whose embedding is NaN, five a token without an embedding
 (`tests/support/poisoned_model.py`). Each good request must get the same response as alone.
@@ -17,9 +17,6 @@ from tests.support.metrics import RESTARTS, batches
 from tests.support.poisoned_model import BEYOND, NOT_A_NUMBER, poison
 from tests.support.server import Server, properties_text
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 12
-TITLE = "engine=Python: 120 requests with differing parameters, 10 of them bad: 10 errors, 110 right answers"
 
 NUM_REQUESTS, NUM_BAD = 120, 10
 _TIMEOUT_SECONDS = 900.0
@@ -135,4 +132,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""engine=Python: greedy tokens of 32 prompts equal transformers' for each prompt alone, at batch sizes 1 and 8."""
+"""engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from tests.support.prompts import ALL
 from tests.support.server import Server, properties_text
 from tests.verify.lab import Lab, Report, run_alone
 from tests.verify.token_equality import judge, send_at_random
-
-NUMBER = 8
-TITLE = "engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8"
 
 _BATCH_SIZES = (1, 8)
 _TIMEOUT_SECONDS = 900.0
@@ -36,4 +33,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""`lmi endpoint` with the boto3 script of the documentation: traffic shares, a target variant, updates under load."""
+"""lmi endpoint: the documentation's boto3 script, 9:1 shares, updates under load without a failure, rollback."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.several_models import save_models
 from tests.support.waiting import wait_until
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 38
-TITLE = "lmi endpoint: the documentation's boto3 script, 9:1 shares, updates under load without a failure, rollback"
 
 _REQUESTS = 2000
 _CONCURRENCY = 8
@@ -148,4 +145,4 @@ def _update(sagemaker: Any, config: str, seen: Counter[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

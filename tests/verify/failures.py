@@ -1,4 +1,4 @@
-"""Failures under load: SIGTERM for the server, a stopped rank, a killed rank."""
+"""SIGTERM, a stopped rank, a killed rank: every client gets an answer or an error, no process is left."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from tests.support.client import Client, ClientRequest, Ending, Outcome
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.server import Server
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 5
-TITLE = "SIGTERM, a stopped rank, a killed rank: every client gets an answer or an error, no process is left"
 
 TERM_SECONDS = 30.0
 STALL_SECONDS = 10.0
@@ -162,4 +159,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""The first steps of a new user: clone, `make serve`, the printed curl line, then `make test`."""
+"""From a fresh clone: make serve and its curl line say Paris; make test passes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from container.run.local_server import free_port
 from tests.support import processes
 from tests.support.paths import REPO_ROOT
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 1
-TITLE = "From a fresh clone: make serve and its curl line say Paris; make test passes"
 
 SERVE_SECONDS = 1800.0
 """Includes downloads and the one-time conversion of the model."""
@@ -127,4 +124,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,7 @@
-"""Build the image and start it as a platform does. `make image-check` runs this module too."""
+"""The image: built, started as a platform starts it, answers, stops in time, reaps orphans.
+
+`make image-check` runs this module too.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,6 @@ from tests.support.paths import REPO_ROOT
 from tests.verify.failures import Load, judge_clients
 from tests.verify.image_engines import Container, ImageEngine, Start, find_engine
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 35
-TITLE = "The image: built, started as a platform starts it, answers, stops in time, reaps orphans"
 
 READY_TIMEOUT = 240.0
 IDLE_SECONDS = 5.0
@@ -198,4 +198,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

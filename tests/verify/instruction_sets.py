@@ -1,4 +1,4 @@
-"""Test kernels and engines with each instruction set that torch, MKL and the native kernels can be limited to."""
+"""Tests of kernels and engine pass on each instruction set that this processor's libraries can be held to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import torch
 from lmi_kernels.cpu.library import INSTRUCTIONS, Library, library_path
 from tests.verify.commands import run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 26
-TITLE = (
-    "Tests of kernels and engine pass on each instruction set that this processor's libraries can be held to"
-)
 
 _TORCH = {"LMI_CPU_KERNELS": "torch"}
 _SETTINGS = (
@@ -50,4 +45,4 @@ def _native_settings() -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,5 @@
-"""Run `lmi kv-waste`, which compares the waste of contiguous and paged allocation in the same KV cache."""
+"""lmi kv-waste: 512-token prompts, outputs of mean 128, max_new_tokens 512, pages of 16: paged wastes below 4
+%."""
 
 from __future__ import annotations
 
@@ -6,9 +7,6 @@ import json
 
 from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 16
-TITLE = "lmi kv-waste: 512-token prompts, outputs of mean 128, max_new_tokens 512, pages of 16: paged wastes below 4 %"
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -28,4 +26,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

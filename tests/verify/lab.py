@@ -10,11 +10,22 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from tests.support.paths import prepare_bundled_model
 from tests.support.server import Server, properties_text
+
+_NAMES = """\
+fresh_clone token_equality rolling leaving_clients failures startup malformed dynamic_equality aws_post s3_faults
+clients differing_parameters s3_serve scheduler_properties schedules kv_waste prefix_cache overlay scheduler_cost
+sampling batch_invariance kernels_without_gpu architectures late_steps gpu_results instruction_sets random_examples
+front_door comparison_errors s3_speed quantization sanitizers tokenizers foreign_models image tuning several_models
+endpoint simulation other_clients real_comparisons report_page
+"""
+NAMES = _NAMES.split()
+"""Modules of the lines of docs/verify.md, in the order of their numbers."""
 
 
 @dataclass(slots=True)
@@ -67,13 +78,20 @@ def make_lab() -> Lab:
     return Lab(model, Path(tempfile.mkdtemp(prefix="lmi-verify-")))
 
 
-def run_check(number: int, title: str, check: Check, lab: Lab) -> Report:
+def title_of(module: ModuleType) -> str:
+    """The first sentence of the module's docstring, which is what must hold."""
+    return " ".join((module.__doc__ or "").split("\n\n")[0].split()).removesuffix(".")
+
+
+def run_check(check: Check, lab: Lab, **options: Any) -> Report:
     """Run one line's check and print its verdict. An exception fails the line but does not end the run."""
+    number = 1 + NAMES.index(Path(inspect.getfile(check)).stem)
+    title = title_of(sys.modules[check.__module__])
     print(f"\n{number}. {title}", flush=True)
     report = Report(number, title)
     started = time.monotonic()
     try:
-        check(lab, report)
+        check(lab, report, **options)
     except Exception as error:  # the other lines run regardless
         traceback.print_exc()
         report.require(False, f"{type(error).__name__}: {error}")
@@ -83,17 +101,17 @@ def run_check(number: int, title: str, check: Check, lab: Lab) -> Report:
     return report
 
 
-def run_alone(number: int, title: str, check: Check) -> None:
+def run_alone(check: Check) -> None:
     """Run one line, as `python -m tests.verify.<name>`. Exits with 1 if the line fails.
 
     Keyword-only parameters of `check` are options of the command line.
     """
-    parser = argparse.ArgumentParser(description=title)
+    parser = argparse.ArgumentParser(description=title_of(sys.modules[check.__module__]))
     for name, parameter in inspect.signature(check).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             parser.add_argument(f"--{name}", type=type(parameter.default), default=parameter.default)
     options = vars(parser.parse_args())
     lab = make_lab()
-    passed = run_check(number, title, partial(check, **options), lab).passed
+    passed = run_check(check, lab, **options).passed
     print(f"logs: {lab.folder}", flush=True)
     sys.exit(0 if passed else 1)

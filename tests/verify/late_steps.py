@@ -1,4 +1,4 @@
-"""The step loop with one step in flight, without a model, on many random schedules in every mode."""
+"""Steps planned before the last one's tokens are known: every request gets what it gets alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import random
 
 from tests.engines.mpi.scheduler.late_steps import MODES, run_episodes
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 24
-TITLE = "Steps planned before the last one's tokens are known: every request gets what it gets alone"
 
 _EPISODES = 300
 
@@ -26,4 +23,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""A third of 200 clients disconnect at random moments. The others get the right tokens, and nothing leaks."""
+"""200 requests, a third of the clients leaving: every other answer right, all blocks free or cached."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from tests.support.metrics import wait_metrics
 from tests.support.oracle import oracle
 from tests.support.prompts import ALL
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 4
-TITLE = "200 requests, a third of the clients leaving: every other answer right, all blocks free or cached"
 
 NUM_REQUESTS = 200
 NUM_CLIENTS = 48
@@ -82,4 +79,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Malformed and out-of-range bodies get client errors that name the problem, and the server keeps working."""
+"""60 malformed or out-of-range bodies: each a 4xx naming field, value and limit; the next request works."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from tests.lmi_server.malformed_bodies import BODIES, INVOCATIONS, Malformed
 from tests.support.client import Answer, Client, Ending
 from tests.support.metrics import wait_metrics
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 7
-TITLE = (
-    "60 malformed or out-of-range bodies: each a 4xx naming field, value and limit; the next request works"
-)
 
 MIN_BODIES = 60
 _GOOD = "Once upon a time,"
@@ -74,4 +69,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Compare `lmi bench` with other load clients, on the same servers under the same load.
+"""lmi bench agrees within 5 % with guidellm and vllm bench serve on a paced server; a real one beside it.
 
     python -m tests.verify.other_clients [--rounds N]
 
@@ -19,11 +19,6 @@ from container.measure.compare.interval import ratio_of_rounds
 from tests.container.measure.bench.scripted_server import Script, ScriptedServer
 from tests.verify.lab import Lab, Report, run_alone
 from tests.verify.load_clients import INPUT_TOKENS, OURS, Figures, Run, installed
-
-NUMBER = 40
-TITLE = (
-    "lmi bench agrees within 5 % with guidellm and vllm bench serve on a paced server; a real one beside it"
-)
 
 CLOSED: dict[str, Any] = {"users": 8, "requests": 64}
 """Load for the throughput. On the real server all responses end together, and milliseconds decide which of the next
@@ -113,4 +108,4 @@ def _pinned_to(cores: list[int]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Token gaps of running streams when a long prompt arrives: chunks in mixed steps (overlay) against a pause."""
+"""16 streams run, one prompt of 2,000 tokens arrives: the worst gap is at least 3x smaller with overlay."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import time
 from engines.core import AbortReason
 from tests.support.core_lab import CoreLab, Mode, greedy
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 18
-TITLE = (
-    "16 streams run, one prompt of 2,000 tokens arrives: the worst gap is at least 3x smaller with overlay"
-)
 
 _STREAMS, _LONG, _BEFORE, _AFTER = 16, 2000, 8, 24
 _ROUNDS = 5
@@ -90,4 +85,4 @@ def _ms(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Gain of the prefix cache for prompts with a common prefix, and its cost for prompts without."""
+"""Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared costs under 1 % of the step time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from tests.support.core_lab import CoreLab, Mode, Running, greedy
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 17
-TITLE = "Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared costs under 1 % of the step time"
 
 _LENGTH, _SHARED = 640, 576
 _PAIRS = 7
@@ -112,4 +109,4 @@ def _time_cache(running: Running) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Quantized weights and KV caches change the perplexity of a text by little.
+"""Small weights and caches: perplexity within 1 % of fp32's with int8, within 0.1 % with a bf16 cache.
 
 Runs native kernels on this machine's CPU, without a server.
 """
@@ -16,9 +16,6 @@ from engines.mpi.scheduler.step_plan import WANT_PROMPT_LOGPROBS
 from lmi_kernels.cpu.team import set_num_threads
 from tests.support.plans import PlanMaker, load, run_plan
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 31
-TITLE = "Small weights and caches: perplexity within 1 % of fp32's with int8, within 0.1 % with a bf16 cache"
 
 TEXT = Path(__file__).parent / "texts" / "coriolanus.txt"
 WINDOW = 512
@@ -63,4 +60,4 @@ def _perplexity(model: Path, windows: list[list[int]], quantize: str, kv_cache: 
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Run property tests and tests on random inputs with many new examples, and the tests marked `long`.
+"""Property tests hold on many new random examples, and tests that take long pass.
 
 `make test` uses few examples, the same each time, and skips the tests marked `long`.
 """
@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from tests.verify.commands import FULL, run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 27
-TITLE = "Property tests hold on many new random examples, and tests that take long pass"
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -21,4 +18,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

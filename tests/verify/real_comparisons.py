@@ -1,4 +1,4 @@
-"""`lmi compare` on real servers: equal servers, and a server that is slowed by 5 %.
+"""lmi compare: of 60 real pairs of equals at most 6 are called different; 5 % slower is found 9 of 10 times.
 
     python -m tests.verify.real_comparisons [--equal N] [--slowed N]
 
@@ -21,9 +21,6 @@ import psutil
 from tests.support.server import properties_text
 from tests.verify.commands import run_lmi
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 41
-TITLE = "lmi compare: of 60 real pairs of equals at most 6 are called different; 5 % slower is found 9 of 10 times"
 
 EQUAL = ("--users", "6", "--requests", "12", "--input-tokens", "16", "--output-tokens", "8")
 SLOWED = ("--users", "10", "--requests", "20", "--input-tokens", "24", "--output-tokens", "12")
@@ -133,4 +130,4 @@ def _slowed(ranks: Collection[psutil.Process]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""The HTML report in headless Chromium, without network access, at two widths, light and dark.
+"""The HTML report in headless Chromium at two widths: nothing is cut, no error, nothing loaded.
 
     python -m tests.verify.report_page [--keep FOLDER]
 
@@ -22,9 +22,6 @@ from tests.support.paths import child_environment
 from tests.support.server import properties_text
 from tests.verify.commands import run_lmi
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 42
-TITLE = "The HTML report in headless Chromium at two widths: nothing is cut, no error, nothing loaded"
 
 WIDTHS = (1280, 520)
 HEIGHT = 6000
@@ -124,4 +121,4 @@ def _chromium(
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

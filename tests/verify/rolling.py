@@ -1,22 +1,18 @@
-"""A new request gets its first token within three steps while streams go on, and batching raises the throughput."""
+"""Rolling batching: a newcomer joins within 3 steps; 32 at once give at least 4x the tokens of one."""
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
+from container.measure.bench.lengths import Fixed
+from container.measure.bench.workload import Workload, load_tokenizer, make_requests
 from tests.support.client import Client, ClientRequest, Ending, Outcome
 from tests.support.metrics import RUNNING, STEPS, wait_metrics
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 3
-TITLE = "Rolling batching: a newcomer joins within 3 steps; 32 at once give at least 4x the tokens of one"
 
 NUM_STREAMS = 16
 NUM_NEWCOMERS = 5
@@ -28,33 +24,12 @@ MIN_GAIN = 4.0
 ORDER = "ABBAABBA"
 """A is one request at a time, B is 32 concurrent requests."""
 REQUESTS_ALONE = 3
-_WORDS = (
-    "river",
-    "stone",
-    "market",
-    "song",
-    "winter",
-    "boat",
-    "clock",
-    "bread",
-    "letter",
-    "map",
-    "coast",
-    "rain",
-)
 
 
-def make_prompts(num_tokens: int, count: int, model: Path, seed: int) -> list[str]:
-    """Return different texts of exactly `num_tokens` tokens."""
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    rng = random.Random(seed)
-    found: list[str] = []
-    while len(found) < count:
-        ids = tokenizer.encode(" ".join(rng.choices(_WORDS, k=2 * num_tokens))).ids[:num_tokens]
-        text = tokenizer.decode(ids)
-        if tokenizer.encode(text).ids == ids and text not in found:
-            found.append(text)
-    return found
+def make_prompts(count: int, model: Path, seed: int) -> list[str]:
+    """Return different texts of exactly `TOKENS_IN` tokens."""
+    workload = Workload(Fixed(TOKENS_IN), Fixed(TOKENS_OUT), count)
+    return [request.prompt for request in make_requests(workload, load_tokenizer(model), seed)]
 
 
 class Streams:
@@ -111,7 +86,7 @@ def send_newcomer(client: Client, streams: Streams) -> tuple[int, bool]:
 
 
 def verify_newcomer(lab: Lab, report: Report, client: Client) -> None:
-    streams = Streams(client, make_prompts(TOKENS_IN, NUM_STREAMS, lab.model, seed=1), STREAM_TOKENS)
+    streams = Streams(client, make_prompts(NUM_STREAMS, lab.model, seed=1), STREAM_TOKENS)
     report.require(streams.wait_each(5, 60.0), f"{NUM_STREAMS} streams run, each with 5 tokens or more")
     running = client.metrics()[RUNNING]
     trials = [send_newcomer(client, streams) for _ in range(NUM_NEWCOMERS)]
@@ -152,7 +127,7 @@ def tokens_per_second(client: Client, prompts: Sequence[str], concurrency: int) 
 
 
 def verify_throughput(lab: Lab, report: Report, client: Client) -> None:
-    prompts = make_prompts(TOKENS_IN, CONCURRENCY, lab.model, seed=2)
+    prompts = make_prompts(CONCURRENCY, lab.model, seed=2)
     configs = {"A": (prompts[:REQUESTS_ALONE], 1), "B": (prompts, CONCURRENCY)}
     for texts, concurrency in configs.values():
         tokens_per_second(client, texts[:concurrency], concurrency)  # warm-up
@@ -178,4 +153,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,6 +1,4 @@
-"""Fetch models from S3 while the network, the server or the disk fails: complete files, or an error and a clean cache.
-
-    python -m tests.verify.s3_faults
+"""269 MB from S3 with 20 cuts equal the originals; every failure is one sentence within 10 s.
 
 A real S3 server (SeaweedFS) runs behind a proxy that cuts, corrupts, truncates and refuses. Each case runs
 `python -m container serve` or `prepare` with an empty cache.
@@ -33,9 +31,6 @@ from tests.support.model_files import content
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seaweed import SECRET_KEY, Seaweed, credentials, running
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 10
-TITLE = "269 MB from S3 with 20 cuts equal the originals; every failure is one sentence within 10 s"
 
 _BUCKET = "models"
 _CUTS = 20
@@ -244,4 +239,4 @@ def _last_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

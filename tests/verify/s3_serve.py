@@ -1,7 +1,4 @@
-"""Serve a model from S3 out of a folder with only a serving.properties, then serve it again from the cache.
-
-python -m tests.verify.s3_serve
-"""
+"""A folder with only a serving.properties that names an s3:// address serves, again without fetching."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ from tests.support.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.support.seaweed import credentials, running
 from tests.support.server import Server
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 13
-TITLE = "A folder with only a serving.properties that names an s3:// address serves, again without fetching"
 
 _PROPERTIES = "engine=MPI\noption.model_id=s3://models/smollm2/\n"
 _QUESTION = "What is the capital of France?"
@@ -51,4 +45,4 @@ def _serve(lab: Lab, proxy: FaultyProxy, cache: Path, name: str, report: Report)
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

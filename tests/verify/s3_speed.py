@@ -1,4 +1,4 @@
-"""Compare `lmi prepare` from S3, including verification, with other clients that do not verify.
+"""A model of 5 GB from S3, verified, at least as fast as boto3's transfer and parallel ranges, not verified.
 
     python -m tests.verify.s3_speed [--gigabytes N] [--rounds N]
 
@@ -23,9 +23,6 @@ from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.s3_peers import PEERS
 from tests.support.seaweed import Seaweed, credentials, running
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 30
-TITLE = "A model of 5 GB from S3, verified, at least as fast as boto3's transfer and parallel ranges, not verified"
 
 _SHARDS = 5
 _BUCKET = "models"
@@ -118,4 +115,4 @@ def _run(name: str, server: Seaweed, target: Path, report: Report) -> float:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

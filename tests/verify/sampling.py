@@ -1,4 +1,4 @@
-"""Sampling steps equal transformers' logits processors, frequencies equal probabilities, and only the seed decides.
+"""Sampling: transformers' processors to 1e-5, frequencies are probabilities, seeds decide alone.
 
 Runs the sampler of both engines on random logits on the CPU, without a server or a model, and then its tests.
 """
@@ -30,9 +30,6 @@ from tests.support.sampling_oracle import (
 )
 from tests.verify.commands import FULL, run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 20
-TITLE = "Sampling: transformers' processors to 1e-5, frequencies are probabilities, seeds decide alone"
 
 NUM_BATCHES = 150
 """Number of batches of random rows. Each row goes through every step that it requests."""
@@ -211,4 +208,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Run the tests of the native CPU kernels with the address and undefined-behaviour sanitizers."""
+"""Native CPU kernels: no address out of bounds, no undefined behaviour in their tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 from tests.support.paths import REPO_ROOT
 from tests.verify.commands import run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 32
-TITLE = "Native CPU kernels: no address out of bounds, no undefined behaviour in their tests"
 
 _SOURCES = REPO_ROOT / "kernels/lmi_kernels/cpu/native"
 _FLAGS = (
@@ -47,4 +44,4 @@ def _runtime(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

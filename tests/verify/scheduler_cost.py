@@ -1,14 +1,9 @@
-"""Time per step that the scheduler takes outside of the model."""
+"""Scheduler: at most 500 us a step at 256 running and 1,000 waiting; linear in running, flat in waiting."""
 
 from __future__ import annotations
 
 from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 19
-TITLE = (
-    "Scheduler: at most 500 us a step at 256 running and 1,000 waiting; linear in running, flat in waiting"
-)
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -17,4 +12,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,14 +1,9 @@
-"""Run random operations on scheduler and allocators, far more than the tests do. Planted bugs must be found."""
+"""100,000 random scheduler steps per combination, 1,000,000 allocator operations; planted bugs are found."""
 
 from __future__ import annotations
 
 from tests.verify.commands import last_line, run_python, run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 14
-TITLE = (
-    "100,000 random scheduler steps per combination, 1,000,000 allocator operations; planted bugs are found"
-)
 
 _PLANTED = (
     "tests/engines/mpi/scheduler/test_property_steps.py",
@@ -25,4 +20,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

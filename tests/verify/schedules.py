@@ -1,4 +1,4 @@
-"""A request gets the same tokens in any batch: random arrivals in all modes against the request alone."""
+"""Greedy tokens do not depend on the batch, chunks, preemption, cached prefixes, paging or admission."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from tests.support.core_lab import CoreLab, Mode, greedy, run_all
 from tests.support.oracle import oracle
 from tests.support.prompts import ALL
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 15
-TITLE = "Greedy tokens do not depend on the batch, chunks, preemption, cached prefixes, paging or admission"
 
 NUM_TINY, NUM_REAL = 1000, 50
 _REAL_TOKENS = 24
@@ -179,4 +176,4 @@ def _report(report: Report, model: str, tally: Tally, num_schedules: int) -> Non
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -1,4 +1,4 @@
-"""Six models and memory for three: every response is the right model's, from a folder and under the multi-model API."""
+"""Six models, memory for three: 300 random invocations are answered by the right model; 409 and 507."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.several_models import generate_tokens, load, multi_model_server, save_models
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 37
-TITLE = "Six models, memory for three: 300 random invocations are answered by the right model; 409 and 507"
 
 NAMES = "abcdef"
 MAX_LOADED = 3
@@ -62,4 +59,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

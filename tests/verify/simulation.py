@@ -1,6 +1,6 @@
-"""Compare `lmi simulate`, with step times from one trace, with real runs of other configurations.
+"""lmi simulate, calibrated with one trace: ten other configurations within 15 % of real runs.
 
-python -m tests.verify.simulation [--rounds N]
+    python -m tests.verify.simulation [--rounds N]
 
 The speed of a shared machine changes by tens of per cent within minutes. Therefore every round records its own
 trace, of a configuration that runs between the others, and the others are predicted from it.
@@ -16,9 +16,6 @@ from typing import Any
 from tests.support.server import properties_text
 from tests.verify.commands import run_lmi
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 39
-TITLE = "lmi simulate, calibrated with one trace: ten other configurations within 15 % of real runs"
 
 OPTIONS: dict[str, object] = {"max_rolling_batch_size": 32, "kv_cache_gb": 0.5}
 TRACED: dict[str, object] = {"kv_cache_gb": 0.4}
@@ -92,4 +89,4 @@ def _value(figures: Mapping[str, Any], keys: tuple[str, ...]) -> float:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)

@@ -11,13 +11,11 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from engines.config import SchedulerConfig
 from engines.core import Request, SampledToken, SamplingParams, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
-from engines.mpi.scheduler.policies import POLICIES
 from engines.mpi.scheduler.scheduler import Scheduler
 
 RUNNING = (32, 64, 128, 256)
@@ -64,25 +62,13 @@ class StepCost:
     """Cost of encoding the plan for other ranks. The total excludes it, since a single rank does not need it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostSettings:
-    """How the cost is measured."""
-
-    num_steps: int
-    scheduling_policy: str
-    blocked_by: str
-    """Why waiting sequences cannot be admitted. `places`: the batch is full. `blocks`: they do not fit into the pool,
-    which is checked in every step."""
-
-
-def measure(
-    settings: CostSettings, num_running: int, num_waiting: int, clock: Callable[[], float] = time.perf_counter
-) -> StepCost:
+def measure(num_steps: int, num_running: int, num_waiting: int) -> StepCost:
     """Measure one case. Raises ValueError if the scheduler does not run the intended steps."""
-    scheduler = _make_scheduler(settings, num_running, num_waiting)
+    clock = time.perf_counter
+    scheduler = _make_scheduler(num_steps, num_running, num_waiting)
     schedule, update, encode = [], [], []
     token = SampledToken(7)
-    for number in range(_WARM_UP_STEPS + settings.num_steps):
+    for number in range(_WARM_UP_STEPS + num_steps):
         started = clock()
         scheduler.expire(float(number))
         step = scheduler.schedule()
@@ -108,18 +94,16 @@ def measure(
     )
 
 
-def _make_scheduler(settings: CostSettings, num_running: int, num_waiting: int) -> Scheduler:
+def _make_scheduler(num_steps: int, num_running: int, num_waiting: int) -> Scheduler:
     """Return a scheduler whose running sequences have their first token, with `num_waiting` sequences behind them."""
     numbers = random.Random(1)
-    length = _PROMPT_TOKENS[1] + _WARM_UP_STEPS + settings.num_steps + 2
+    length = _PROMPT_TOKENS[1] + _WARM_UP_STEPS + num_steps + 2
     num_blocks = num_running * -(-length // _BLOCK_SIZE)
-    by_blocks = settings.blocked_by == "blocks"
     limits = SchedulerSettings(
-        max_num_seqs=num_running + num_waiting if by_blocks else num_running,
+        max_num_seqs=num_running,
         max_prefill_tokens=1 << 20,
         max_num_batched_tokens=1 << 20,
         max_waiting=num_waiting + 1,
-        scheduling_policy=settings.scheduling_policy,
     )
     scheduler = Scheduler(
         SchedulerConfig(limits, "max_utilization"),
@@ -127,7 +111,7 @@ def _make_scheduler(settings: CostSettings, num_running: int, num_waiting: int) 
         max_model_len=1 << 20,
         vocab_size=1 << 30,
     )
-    sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + settings.num_steps + 2)
+    sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + num_steps + 2)
     for number in range(num_running):
         scheduler.add(_request(f"running {number}", numbers, numbers.randint(*_PROMPT_TOKENS), sampling))
     step = scheduler.schedule()
@@ -137,19 +121,14 @@ def _make_scheduler(settings: CostSettings, num_running: int, num_waiting: int) 
     scheduler.pop_started()
     last = SamplingParams(max_new_tokens=1)
     for number in range(num_waiting):
-        # A sequence that does not fit, first by every policy, blocks the others.
-        length = (num_blocks - 1) * _BLOCK_SIZE if by_blocks and number == 0 else _PROMPT_TOKENS[0]
-        scheduler.add(_request(f"waiting {number}", numbers, length, last, first=number == 0))
+        scheduler.add(_request(f"waiting {number}", numbers, _PROMPT_TOKENS[0], last))
     return scheduler
 
 
-def _request(
-    name: str, numbers: random.Random, length: int, sampling: SamplingParams, first: bool = False
-) -> Request:
+def _request(name: str, numbers: random.Random, length: int, sampling: SamplingParams) -> Request:
     token = numbers.randrange(30_000)
-    tenant = "first" if first else f"tenant {numbers.randrange(8)}"
-    prompt = tuple(range(token, token + length))
-    return Request(name, prompt, sampling, 0.0, priority=-1 if first else 0, tenant=tenant)
+    tenant = f"tenant {numbers.randrange(8)}"
+    return Request(name, tuple(range(token, token + length)), sampling, 0.0, tenant=tenant)
 
 
 def growth_with_running(costs: list[StepCost]) -> float:
@@ -173,12 +152,9 @@ def main() -> int:
     the cost grows too fast."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=400, help="measured steps of each case")
-    parser.add_argument("--scheduling-policy", choices=list(POLICIES), default="fcfs")
-    parser.add_argument("--blocked-by", choices=["places", "blocks"], default="places")
-    arguments = parser.parse_args()
-    settings = CostSettings(arguments.steps, arguments.scheduling_policy, arguments.blocked_by)
+    num_steps = parser.parse_args().steps
     rounds = [
-        [measure(settings, running, waiting) for running in RUNNING for waiting in WAITING]
+        [measure(num_steps, running, waiting) for running in RUNNING for waiting in WAITING]
         for _ in range(_ROUNDS)
     ]
     costs = [min(case, key=lambda cost: cost.total.median) for case in zip(*rounds, strict=True)]

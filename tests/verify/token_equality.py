@@ -1,6 +1,6 @@
-"""Greedy tokens of 32 prompts equal transformers' at every degree, paged and contiguous, alone and in batches.
+"""Greedy tokens of 32 prompts equal transformers' in fp32; each rank reads only its own weights.
 
-Each rank must read little more of the checkpoint than it owns, by its own count and by the kernel's.
+Each rank's reading is measured by its own count and by the kernel's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from tests.support.prompts import ALL
 from tests.support.server import Server
 from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
-
-NUMBER = 2
-TITLE = "Greedy tokens of 32 prompts equal transformers' in fp32; each rank reads only its own weights"
 
 ARRIVAL_SECONDS = 6.0
 """All 32 prompts arrive at random moments within this time."""
@@ -125,4 +122,4 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(NUMBER, TITLE, verify)
+    run_alone(verify)
