@@ -115,7 +115,7 @@ def test_failed_range_reads_raise_one_line_errors(s3: S3Lab, tmp_path: Path) -> 
 def test_check_predicts_from_headers_alone(
     s3: S3Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = write_model(tmp_path / "model", 10_000)
+    model = write_model(tmp_path / "model", 1_000_000)
     s3.upload(model)
     s3.put("mine/config.json", json.dumps(LLAMA_3_8B).encode())
     (tmp_path / "serving.properties").write_text(f"option.model_id={s3.address()}\n")
