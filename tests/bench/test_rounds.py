@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,13 +31,18 @@ def journal() -> list[str]:
 
 
 def make_rounds(
-    tmp_path: Path, *contenders: FakeContender, num_rounds: int = 2, shapes: tuple[Shape, ...] = (SHAPE,)
+    tmp_path: Path, journal: list[str], *, breaks: str = "", shapes: tuple[Shape, ...] = (SHAPE,), **more: Any
 ) -> Rounds:
+    """Two rounds of `a`, and of `b`, which is half as fast. breaks: the one whose first life breaks."""
     save_gpt2(tmp_path, as_json=True)
+    contenders = [
+        FakeContender("a", 1.0, journal, int(breaks == "a")),
+        FakeContender("b", 2.0, journal, int(breaks == "b"), **more),
+    ]
     return Rounds(
         contenders={contender.name: contender for contender in contenders},
         shapes=shapes,
-        num_rounds=num_rounds,
+        num_rounds=2,
         tokenizer=load_tokenizer(tmp_path),
         matrices=Matrices(1_000_000, 100_000),
         logs=tmp_path,
@@ -47,7 +53,7 @@ def make_rounds(
 
 
 def test_contenders_take_turns_and_each_is_warmed_up_and_stopped(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(tmp_path, FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal))
+    rounds = make_rounds(tmp_path, journal)
     rounds.run()
     warm_up, timed = "2 by 2", "3 by 2"
     assert journal == [
@@ -60,12 +66,9 @@ def test_contenders_take_turns_and_each_is_warmed_up_and_stopped(tmp_path: Path,
 
 
 def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: list[str]) -> None:
-    contenders = (
-        FakeContender("a", 1.0, journal),
-        FakeContender("b", 2.0, journal, breaks_in_life=1),
-        FakeContender("c", 2.0, journal),
-    )
-    rounds = make_rounds(tmp_path, *contenders, num_rounds=3)
+    rounds = make_rounds(tmp_path, journal, breaks="b")
+    rounds.contenders = {**rounds.contenders, "c": FakeContender("c", 2.0, journal)}
+    rounds.num_rounds = 3
     rounds.run()
     assert rounds.broken == {"b": "b broke"}
     assert journal.count("b starts") == journal.count("b ends") == 1
@@ -73,16 +76,13 @@ def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: li
 
 
 def test_the_benchmark_ends_if_the_first_contender_breaks(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(
-        tmp_path, FakeContender("a", 1.0, journal, breaks_in_life=1), FakeContender("b", 2.0, journal)
-    )
     with pytest.raises(Broken, match="a broke"):
-        rounds.run()
+        make_rounds(tmp_path, journal, breaks="a").run()
     assert journal == ["a starts", "a ends"]
 
 
 def test_measurements_are_kept_if_the_machine_becomes_busy(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(tmp_path, FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal))
+    rounds = make_rounds(tmp_path, journal)
     loads = iter([Load(0.0, ())])
 
     def quiet() -> Load:
@@ -97,8 +97,7 @@ def test_measurements_are_kept_if_the_machine_becomes_busy(tmp_path: Path, journ
 
 
 def test_tables_show_the_figures_computed_by_hand(tmp_path: Path, journal: list[str]) -> None:
-    contenders = (FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal, token=lambda index: 7))
-    rounds = make_rounds(tmp_path, *contenders, shapes=(SHAPE, ALONE))
+    rounds = make_rounds(tmp_path, journal, shapes=(SHAPE, ALONE), token=lambda index: 7)
     rounds.run()
     ratios, throughput, shape, alone, resources, shares, settings = report.tables(results_of(rounds))
     assert ratios.rows == (("over b", "2.00 (2.00 to 2.00)", "2.00 (2.00 to 2.00)"),)
@@ -115,9 +114,7 @@ def test_tables_show_the_figures_computed_by_hand(tmp_path: Path, journal: list[
 
 
 def test_notes_name_missing_peers_and_json_has_no_nan(tmp_path: Path, journal: list[str]) -> None:
-    rounds = make_rounds(
-        tmp_path, FakeContender("a", 1.0, journal), FakeContender("b", 2.0, journal, breaks_in_life=1)
-    )
+    rounds = make_rounds(tmp_path, journal, breaks="b")
     rounds.measure_limits = lambda: None
     rounds.run()
     results = results_of(rounds)

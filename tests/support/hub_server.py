@@ -10,7 +10,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -121,8 +120,10 @@ class HubServer:
         """Pending faults. The first match applies."""
         self._lock = threading.Lock()
         self.closing = threading.Event()
-        self._hub = _Server(self, _HubHandler).start()
-        self._store = _Server(self, _StoreHandler).start()
+        self._hub, self._store = (
+            LoopbackServer(type("Handler", (handler,), {"hub": self})).start()
+            for handler in (_HubHandler, _StoreHandler)
+        )
         self.url = self._hub.url
         self.store_url = self._store.url
         """Address of the LFS files, on another origin."""
@@ -158,18 +159,13 @@ class HubServer:
                     return fault
         return Fault("")
 
-    def note(self, seen: Seen) -> None:
-        with self._lock:
-            self.seen.append(seen)
-
     def count(self, sent: int) -> None:
         with self._lock:
             self.body_bytes += sent
 
     def paths(self, part: str = "") -> list[str]:
         """The paths of all requests so far that contain `part`."""
-        with self._lock:
-            return [seen.path for seen in self.seen if part in seen.path]
+        return [seen.path for seen in self.seen if part in seen.path]
 
     def close_store(self) -> None:
         """Stop the storage host. The hub itself still responds."""
@@ -187,24 +183,18 @@ class HubServer:
         self.close()
 
 
-class _Server(LoopbackServer):
-    def __init__(self, hub: HubServer, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(handler)
-        self.hub = hub
-
-
 class _Handler(ABC, QuietHandler):
     """Common code of both hosts."""
 
     protocol_version = "HTTP/1.1"
-    server: _Server
+    hub: HubServer
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.server.hub.note(Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-        fault = self.server.hub.take_fault(self.path)
+        self.hub.seen.append(Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
+        fault = self.hub.take_fault(self.path)
         try:
             if fault.before is not None:
                 fault.before()
@@ -252,9 +242,9 @@ class _Handler(ABC, QuietHandler):
         for start in range(0, stop, _PIECE):
             piece = body[start : min(start + _PIECE, stop)]
             self.wfile.write(piece)
-            self.server.hub.count(len(piece))
+            self.hub.count(len(piece))
         if fault.stall_after is not None:
-            self.server.hub.closing.wait(600)
+            self.hub.closing.wait(600)
         if stop < len(body):
             self.close_connection = True
 
@@ -264,7 +254,7 @@ class _StoreHandler(_Handler):
 
     def answer(self, url: Any, fault: Fault) -> None:
         wanted = url.path.rpartition("/")[2]
-        for repository in self.server.hub.repositories.values():
+        for repository in self.hub.repositories.values():
             for tree in repository.commits.values():
                 for blob in tree.values():
                     if blob.lfs and blob.sha256 == wanted:
@@ -290,10 +280,10 @@ class _HubHandler(_Handler):
     def _repository(self, repo_id: str) -> Repository | None:
         """Return the repository if the caller may see it. Otherwise send an error and return None."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token and self.server.hub.token and token != self.server.hub.token:
+        if token and self.hub.token and token != self.hub.token:
             self.refuse(401, "", "Invalid credentials in Authorization header")
             return None
-        repository = self.server.hub.repositories.get(repo_id)
+        repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and not token):
             if token:
                 self.refuse(404, "RepoNotFound", "Repository not found")
@@ -362,7 +352,7 @@ class _HubHandler(_Handler):
             self.send_file(blob, headers, fault)
             return
         linked = {"X-Linked-ETag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.content))}
-        location = f"{self.server.hub.store_url}/{quote(repo_id)}/{quote(name)}/{blob.sha256}"
+        location = f"{self.hub.store_url}/{quote(repo_id)}/{quote(name)}/{blob.sha256}"
         self.respond(302, b"", {**headers, **linked, "Location": location})
 
 

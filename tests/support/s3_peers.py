@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,12 @@ def _objects(bucket: str, prefix: str, folder: Path) -> Objects:
     return [(entry["Key"], entry["Size"], folder / Path(entry["Key"]).name) for entry in listed]
 
 
-def boto3_default(bucket: str, objects: Objects) -> None:
-    client = _client()
-    for key, _, target in objects:
-        client.download_file(bucket, key, str(target))
-
-
-def boto3_wide(bucket: str, objects: Objects) -> None:
+def transfer(bucket: str, objects: Objects, **settings: int) -> None:
     from boto3.s3.transfer import TransferConfig
 
     client = _client()
     for key, _, target in objects:
-        client.download_file(bucket, key, str(target), Config=TransferConfig(max_concurrency=_WIDE))
+        client.download_file(bucket, key, str(target), Config=TransferConfig(**settings))
 
 
 def _read_ranges(bucket: str, ranges: list[tuple[str, int, int, Path]]) -> None:
@@ -84,8 +79,8 @@ def ranges(bucket: str, objects: Objects) -> None:
 
 
 PEERS: dict[str, Callable[[str, Objects], None]] = {
-    "boto3": boto3_default,
-    "boto3-wide": boto3_wide,
+    "boto3": transfer,
+    "boto3-wide": partial(transfer, max_concurrency=_WIDE),
     "ranges": ranges,
 }
 

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +100,13 @@ def running(folder: Path) -> Iterator[Seaweed]:
     data = folder / "data"
     data.mkdir(parents=True)
     identities = folder / "s3.json"
-    identities.write_text(json.dumps(_identities()))
+    identity = {
+        "name": "test",
+        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    identities.write_text(json.dumps({"identities": [identity]}))
+    environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     master, volume, filer, s3 = _free_ports(4)
     log_path = folder / "weed.log"
     with log_path.open("wb") as log:
@@ -117,7 +123,7 @@ def running(folder: Path) -> Iterator[Seaweed]:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**_without_proxies(os.environ), "HOME": str(folder)},
+            env={**environ, "HOME": str(folder)},
         )
     try:
         server = Seaweed(f"http://127.0.0.1:{s3}")
@@ -161,15 +167,6 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _identities() -> dict[str, object]:
-    identity = {
-        "name": "test",
-        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    return {"identities": [identity]}
-
-
 def _free_ports(count: int) -> list[int]:
     """Return free ports with free gRPC ports. Holds all of them until the last one is found."""
     held: list[socket.socket] = []
@@ -188,7 +185,3 @@ def _free_ports(count: int) -> list[int]:
         for probe in held:
             probe.close()
     return ports
-
-
-def _without_proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.lower().endswith("_proxy")}

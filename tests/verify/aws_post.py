@@ -62,8 +62,9 @@ def judge(data: dict[str, Any], printed: str, report: Report) -> None:
 
 
 def verify(lab: Lab, report: Report) -> None:
-    printed, data = run_lmi(lab.folder / "aws-post", "compare", "--aws-post", "--output", "aws-post.md")
-    judge(data, printed, report)
+    folder = lab.folder / "aws-post"
+    data = run_lmi(folder, "compare", "--aws-post", "--output", "aws-post.md")
+    judge(data, (folder / "stdout").read_text(), report)
 
 
 if __name__ == "__main__":

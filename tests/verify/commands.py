@@ -45,8 +45,11 @@ def run_tests(
     return done.stdout
 
 
-def run_lmi(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run `lmi` with `--json` in a folder. Returns its output and its JSON. Raises `AssertionError` if it fails."""
+def run_lmi(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Run `lmi` with `--json` in a folder, which gets its output as `stdout`. Returns its JSON.
+
+    Raises `AssertionError` if it fails.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file, log = folder / "result.json", folder / f"{arguments[0]}.log"
     with log.open("ab") as errors:
@@ -63,7 +66,9 @@ def run_lmi(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     if done.returncode != 0:
         tail = log.read_text(errors="replace")[-4000:]
         raise AssertionError(f"lmi {arguments[0]}: exit code {done.returncode}\n{done.stdout}\n{tail}")
-    return done.stdout, json.loads(file.read_text())
+    (folder / "stdout").write_text(done.stdout)
+    data: dict[str, Any] = json.loads(file.read_text())
+    return data
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -14,10 +14,9 @@ from functools import partial
 
 from tests.lmi_server.malformed_bodies import body_with_duplicate_name
 from tests.support.client import Client, Ending
-from tests.support.metrics import wait_metrics
 from tests.support.server import Server
 from tests.support.slow_clients import SlowClients
-from tests.verify.lab import Lab, Report, run_alone
+from tests.verify.lab import Lab, Report, require_idle, run_alone
 
 NUM_NAMES = 100_000
 MAX_REFUSAL_SECONDS = 0.5
@@ -160,8 +159,7 @@ def verify(lab: Lab, report: Report) -> None:
     with lab.server("front-door") as server:
         judge_bodies(report, server.client)
         judge_slow_clients(report, server)
-        idle = wait_metrics(server.client, lambda seen: seen.idle, 20.0)
-        report.require(idle.idle, idle.describe())
+        require_idle(report, server.client)
 
 
 if __name__ == "__main__":

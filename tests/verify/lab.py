@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.support.client import Client
+from tests.support.metrics import wait_metrics
 from tests.support.paths import prepare_bundled_model
 from tests.support.server import Server, properties_text
 
@@ -66,6 +68,12 @@ class Lab:
     def server(self, name: str, **options: object) -> Server:
         """Start a server of the bundled model with these `option.*` values. Entering it waits until it is ready."""
         return Server(self.folder / name, properties_text(self.model, **options))
+
+
+def require_idle(report: Report, client: Client) -> None:
+    """Require that no request runs or waits, and that all blocks are free or cached."""
+    metrics = wait_metrics(client, lambda seen: seen.idle, 20.0)
+    report.require(metrics.idle, metrics.describe())
 
 
 Check = Callable[..., None]

@@ -6,11 +6,10 @@ import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.support.client import Client, ClientRequest, Ending, Outcome
-from tests.support.metrics import wait_metrics
+from tests.support.client import ClientRequest, Ending, Outcome
 from tests.support.oracle import oracle
 from tests.support.prompts import ALL
-from tests.verify.lab import Lab, Report, run_alone
+from tests.verify.lab import Lab, Report, require_idle, run_alone
 
 NUM_REQUESTS = 200
 NUM_CLIENTS = 48
@@ -43,11 +42,6 @@ def is_right(ask: ClientRequest, outcome: Outcome, reference: Outcome) -> bool:
     return outcome.ending is Ending.COMPLETE and outcome.token_ids == expected
 
 
-def judge_counters(report: Report, client: Client) -> None:
-    metrics = wait_metrics(client, lambda seen: seen.idle, 20.0)
-    report.require(metrics.idle, metrics.describe())
-
-
 def verify(lab: Lab, report: Report) -> None:
     texts = [answer.text for answer in oracle(lab.model, ALL)]
     asks = make_asks(texts)
@@ -56,14 +50,9 @@ def verify(lab: Lab, report: Report) -> None:
         alone = {text: client.generate(text, max_new_tokens=64) for text in texts}
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
             outcomes = list(pool.map(client.outcome, asks))
-        stayed = [
-            (ask, out)
-            for ask, out in zip(asks, outcomes, strict=True)
-            if out.ending is not Ending.DISCONNECTED
-        ]
-        disconnected = [
-            (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is Ending.DISCONNECTED
-        ]
+        pairs = list(zip(asks, outcomes, strict=True))
+        disconnected = [(ask, out) for ask, out in pairs if out.ending is Ending.DISCONNECTED]
+        stayed = [(ask, out) for ask, out in pairs if out.ending is not Ending.DISCONNECTED]
         how = Counter("streaming" if ask.stream else "whole" for ask, _ in disconnected)
         early = sum(not outcome.token_ids for _, outcome in disconnected)
         report.figure(f"disconnected: {dict(how)}, {early} of them before the first token")
@@ -75,7 +64,7 @@ def verify(lab: Lab, report: Report) -> None:
         report.require(not wrong, f"{len(stayed) - len(wrong)} of {len(stayed)} other responses are right")
         for ask, outcome in wrong[:5]:
             report.figure(f"{ask.parameters} {ask.inputs[:40]!r}: {outcome.describe()[:200]}")
-        judge_counters(report, client)
+        require_idle(report, client)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from tests.lmi_server.malformed_bodies import BODIES, INVOCATIONS, Malformed
 from tests.support.client import Answer, Client, Ending
-from tests.support.metrics import wait_metrics
-from tests.verify.lab import Lab, Report, run_alone
+from tests.verify.lab import Lab, Report, require_idle, run_alone
 
 MIN_BODIES = 60
 _GOOD = "Once upon a time,"
@@ -62,8 +61,7 @@ def verify(lab: Lab, report: Report) -> None:
         )
         for line in wrong + broken:
             report.figure(line)
-        idle = wait_metrics(client, lambda seen: seen.idle, 10.0)
-        report.require(idle.idle, idle.describe())
+        require_idle(report, client)
         example = max(BODIES, key=lambda case: len(case.mentions))
         report.figure(f"for example {json.dumps(example.name)}: {error_text(example, send(client, example))}")
 

@@ -51,7 +51,7 @@ def _check_equal(folder: Path, report: Report, count: int) -> None:
     different = 0
     for number in range(count):
         arguments = ("compare", "a", "b", *_seed(number), *EQUAL)
-        ratios = _ratios(run_lmi(folder, *arguments)[1])
+        ratios = _ratios(run_lmi(folder, *arguments))
         measures = [key for key, one in ratios.items() if one["low"] > 1 or one["high"] < 1]
         different += bool(measures)
         report.figure(
@@ -84,7 +84,7 @@ def _compare_slowed(lab: Lab, folder: Path, number: int) -> dict[str, Any]:
     ):
         options = ("--tokenizer", str(lab.model), *_seed(number), *UNTIL, *SLOWED)
         arguments = ("compare", usual.base_url, other.base_url, *options)
-        return _ratios(run_lmi(folder, *arguments)[1])
+        return _ratios(run_lmi(folder, *arguments))
 
 
 def _seed(number: int) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def verify(lab: Lab, report: Report, *, rounds: int = 5) -> None:
         text = properties_text(lab.model, **{**OPTIONS, **CONFIGURATIONS.get(name, TRACED)})
         (folder / name / "serving.properties").write_text(text)
     arguments = (*IN_TURN, "--rounds", str(rounds), "--step-traces", "traces", *LOAD)
-    measured = run_lmi(folder, "compare", *arguments)[1]
+    measured = run_lmi(folder, "compare", *arguments)
     by_name = {name: [one for one in measured["rounds"] if one["configuration"] == name] for name in IN_TURN}
     traces = {one["round"]: one["step_trace"] for one in by_name["traced"]}
     for name in CONFIGURATIONS:
@@ -78,7 +78,7 @@ def verify(lab: Lab, report: Report, *, rounds: int = 5) -> None:
 
 def _simulate(folder: Path, name: str, trace: str, seed: int) -> dict[str, Any]:
     arguments = ("simulate", str(folder / name), "--calibrate", trace, "--seed", str(seed), *LOAD)
-    return run_lmi(folder / "simulated", *arguments)[1]
+    return run_lmi(folder / "simulated", *arguments)
 
 
 def _value(figures: Mapping[str, Any], keys: tuple[str, ...]) -> float:

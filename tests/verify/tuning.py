@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.support.server import properties_text
@@ -56,11 +55,6 @@ WORKLOADS = (
 )
 
 
-def lmi(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a command and return its JSON. Raises `AssertionError` if it fails."""
-    return run_lmi(folder, *arguments)[1]
-
-
 def figures(data: dict[str, Any], workload: Workload) -> dict[str, float]:
     """Return the median of the figure over the rounds, by configuration."""
     found: dict[str, list[float]] = {}
@@ -80,10 +74,10 @@ def judge(workload: Workload, lab: Lab, report: Report) -> None:
     file.write_text(properties_text(lab.model, **options))
     sets = [argument for axis in GRID for argument in ("--set", axis)]
     rounds = ("--rounds", str(ROUNDS))
-    grid = lmi(folder, "compare", str(file), *sets, *rounds, *workload.load)
+    grid = run_lmi(folder, "compare", str(file), *sets, *rounds, *workload.load)
     searches = [argument for axis in (*GRID, *PINNED) for argument in ("--search", axis)]
     goal = ("--goal", workload.objective)
-    tuned = lmi(folder, "tune", str(file), *goal, *searches, *rounds, *workload.load)
+    tuned = run_lmi(folder, "tune", str(file), *goal, *searches, *rounds, *workload.load)
     of_grid = figures(grid, workload)
     best = (max if workload.higher_is_better else min)(of_grid, key=lambda name: of_grid[name])
     report.figure(f"{workload.name}: the best of the grid is {best}; tuned: {tuned['best']}")
@@ -98,7 +92,7 @@ def judge(workload: Workload, lab: Lab, report: Report) -> None:
         (folder / name).mkdir()
         values = {**options, **{key.removeprefix("option."): value for key, value in changed.items()}}
         (folder / name / "serving.properties").write_text(properties_text(lab.model, **values))
-    again = lmi(folder, "compare", "best", "tuned", "--rounds", str(HEAD_TO_HEAD_ROUNDS), *workload.load)
+    again = run_lmi(folder, "compare", "best", "tuned", "--rounds", str(HEAD_TO_HEAD_ROUNDS), *workload.load)
     found = figures(again, workload)
     ratio = found["tuned"] / found["best"]
     reached = ratio if workload.higher_is_better else 1 / ratio

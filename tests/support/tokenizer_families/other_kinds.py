@@ -9,6 +9,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from tests.support.tokenizer_families.parts import CORPUS, save, save_pieces, special
 
 
+def _save(folder: Path, tokenizer: Tokenizer, unk: str, eos: str) -> None:
+    config = {"unk_token": unk, "eos_token": eos, "tokenizer_class": "PreTrainedTokenizerFast"}
+    save(folder, tokenizer, "llama", {**config, "clean_up_tokenization_spaces": True})
+
+
 def t5(folder: Path) -> None:
     """Unigram. Texts end with `</s>`, and decoding cleans up spaces."""
     config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 5}
@@ -21,8 +26,7 @@ def word_level(folder: Path) -> None:
     words = ["<unk>", "</s>", *dict.fromkeys(" ".join(CORPUS).split())]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = {"unk_token": "<unk>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    save(folder, tokenizer, "llama", {**config, "clean_up_tokenization_spaces": True})
+    _save(folder, tokenizer, "<unk>", "</s>")
 
 
 def word_piece(folder: Path) -> None:
@@ -34,8 +38,7 @@ def word_piece(folder: Path) -> None:
         special_tokens=special("[UNK]", "[CLS]", "[SEP]"), vocab_size=500, show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    config = {"unk_token": "[UNK]", "eos_token": "[SEP]", "tokenizer_class": "PreTrainedTokenizerFast"}
-    save(folder, tokenizer, "llama", {**config, "clean_up_tokenization_spaces": True})
+    _save(folder, tokenizer, "[UNK]", "[SEP]")
 
 
 def unigram(folder: Path) -> None:
@@ -52,5 +55,4 @@ def unigram(folder: Path) -> None:
         unk_token="<unk>",  # noqa: S106
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    config = {"unk_token": "<unk>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    save(folder, tokenizer, "llama", {**config, "clean_up_tokenization_spaces": True})
+    _save(folder, tokenizer, "<unk>", "</s>")
