@@ -12,34 +12,14 @@ from tokenizers import Tokenizer
 from container.measure.bench.figures import figures
 from container.measure.bench.load import LoadRun
 from container.measure.bench.workload import BenchRequest
-from container.measure.compare.plan import in_turn
 from tests.bench.contender import Broken, Contender, Running
 from tests.bench.limits import Limits, arithmetic_share, read_share
 from tests.bench.memory import PeakPss, tree_pss
 from tests.bench.model import Matrices
 from tests.bench.quiet import Load
 from tests.bench.results import Life, Run, equal_answers
+from tests.bench.stays import Stay, stays
 from tests.bench.workloads import Shape, warm_up_seed
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """One life of a contender and the rounds that it serves before it is stopped."""
-
-    configuration: str
-    rounds: tuple[int, ...]
-
-
-def stays(configs: Sequence[str], num_rounds: int) -> tuple[Stay, ...]:
-    """Return the order A B C, C B A, A B C, ... The last one of a round is the first of the next and keeps running."""
-    found: list[Stay] = []
-    for number in range(1, num_rounds + 1):
-        for config in in_turn(configs, number):
-            if found and found[-1].configuration == config:
-                found[-1] = Stay(config, (*found[-1].rounds, number))
-            else:
-                found.append(Stay(config, (number,)))
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
