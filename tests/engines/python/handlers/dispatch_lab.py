@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from greenlet import getcurrent, greenlet
 
 from engines.core import EngineInfo
 from engines.health import StatusBoard
@@ -14,12 +16,12 @@ from engines.python.handlers.dispatch import HandlerDispatch
 from engines.python.handlers.messages import Answered, CallDone, FromWorker
 from engines.python.messages import CannotLoad, Ready
 from engines.python.worker_process import WorkerProcessEnded
-from engines.wire import Drain, InvocationOutputs, Invoke, ToClient, ToEngine
+from engines.wire import InvocationOutputs, Invoke, ToClient, ToEngine
 from tests.engines.mpi.fakes import CLIENT
 from tests.engines.python.fakes import Clock
 from tests.support.handler_engine import handler_config
 
-Turn = list[tuple[bytes, ToEngine]]
+Turn = Sequence[tuple[bytes, ToEngine]]
 
 
 class FakeWorker:
@@ -42,8 +44,8 @@ class FakeWorker:
         self._messages.append(CannotLoad("RuntimeError: out of memory"))
 
     def answer(self, name: str) -> None:
-        self._messages += [Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)])]
-        self._messages += [CallDone([name])]
+        self._messages.append(Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)]))
+        self._messages.append(CallDone([name]))
 
     def begin(self, name: str) -> None:
         """Send the first part of a response."""
@@ -80,32 +82,36 @@ class FakeWorker:
 
 
 class Lab:
-    """A dispatcher, its workers and its only client."""
+    """A dispatcher whose loop the test runs turn by turn, its workers and its only client."""
 
-    def __init__(self, tmp_path: Path, num_workers: int, timeout: float = 30.0) -> None:
+    def __init__(self, tmp_path: Path, num_workers: int, timeout: float = 30.0, **batching: int) -> None:
+        """batching: settings of the queue and of batches."""
         self.clock = Clock()
         self.workers: list[FakeWorker] = []
         self.errors: dict[str, str] = {}
         """Error kind of each finished request. Empty on success."""
+        self.messages: dict[str, str] = {}
+        """Error message of each finished request."""
         self.client_is_gone = False
-        self._turns: Iterator[Turn] = iter(())
-        config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers)
+        config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers, **batching)
         settings = replace(config.handler, max_workers=num_workers + 1)
-        self.loading_timeout = settings.loading_timeout
+        self.loading_timeout, self.max_idle_seconds = settings.loading_timeout, settings.max_idle_seconds
         info = EngineInfo("m", "Handler", 1, "cpu", "", 0, 0, 0, 1, 0, False)
-        board = StatusBoard.create(tmp_path / "status", 1)
+        self.board = StatusBoard.create(tmp_path / "status", 1)
         self.dispatch = HandlerDispatch(
             replace(config, handler=settings),
             info,
             self._start,
-            board,
+            self.board,
             self.clock,  # type: ignore[arg-type]
         )
+        self._test = getcurrent()
+        self._loop = greenlet(self.dispatch.serve)
+        self._loop.switch(self)
 
-    def play(self, scenario: Callable[[Lab], Iterator[Turn]]) -> None:
-        """Run the dispatcher. `scenario` yields the messages of each turn of its loop and resumes after that turn."""
-        self._turns = scenario(self)
-        self.dispatch.serve(self)  # type: ignore[arg-type]
+    def turn(self, messages: Turn = ()) -> None:
+        """Let the dispatcher's loop run one turn with these messages."""
+        self._loop.switch(messages)
 
     def _start(self, number: int) -> FakeWorker:
         self.workers.append(FakeWorker(number))
@@ -114,7 +120,7 @@ class Lab:
     # The front, as the dispatcher sees it
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
-        yield from next(self._turns, [(CLIENT, Drain(0.0))])
+        yield from self._test.switch()
 
     def send(self, client: bytes, message: ToClient) -> bool:
         assert isinstance(message, InvocationOutputs)
@@ -122,6 +128,7 @@ class Lab:
             if output.finished:
                 assert output.id not in self.errors, "an output after the last one"
                 self.errors[output.id] = output.error_kind
+                self.messages[output.id] = output.error_message
         return not self.client_is_gone
 
     def watch(self, descriptor: int) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy
 import pytest
-from djl_python import Input, Output, np_util
+from djl_python import Output, np_util
 from djl_python.encode_decode import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.engines.python.handlers.line import make_input
 
 ARRAYS = [
     numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
@@ -42,13 +44,6 @@ def nd_list(
         encoded += order.encode()
     data = array.tobytes()
     return encoded + struct.pack(">i", len(data)) + data
-
-
-def make_input(body: bytes, content_type: str) -> Input:
-    inputs = Input()
-    inputs.content.add("data", body)
-    inputs.properties["content-type"] = content_type
-    return inputs
 
 
 def equal_arrays(decoded: Any, expected: Any) -> bool:

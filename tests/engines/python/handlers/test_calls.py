@@ -12,55 +12,10 @@ from djl_python import Input, Output
 from djl_python.encode_decode import decode
 from djl_python.outputs import encode_json
 
-from engines.invocations import Invocation, InvocationOutput
-from engines.python.handlers.calls import Calls
-from engines.python.handlers.entry import FunctionHandler
-from engines.python.handlers.messages import Answered
+from engines.invocations import Invocation
+from engines.python.handlers.answers import CannotAnswer
 from engines.python.messages import Forget
-
-OF_THE_WORKER = {"model_dir": "/m", "device_id": "0", "tensor_parallel_degree": "2"}
-LOADED = {**OF_THE_WORKER, "task": "shout"}
-"""Properties of the call in which the handler loads its model."""
-
-
-class Line:
-    """The calls of a handler with a fake link that records outputs in order."""
-
-    def __init__(self, handle: Callable[[Input], Any], takes_batches: bool = True) -> None:
-        self.outputs: list[InvocationOutput] = []
-        self.messages: list[Forget] = []
-        """Messages from the dispatcher."""
-        handler = FunctionHandler(handle)
-        handler.takes_batches = takes_batches
-        self.calls = Calls(handler, self, LOADED)  # type: ignore[arg-type]
-
-    def send(self, message: Answered) -> None:
-        self.outputs += message.outputs
-
-    def receive(self, timeout: float) -> Forget | None:
-        return self.messages.pop(0) if self.messages else None
-
-    def run(self, *bodies: bytes) -> bool:
-        """Run a call and return whether it succeeded."""
-        return self.calls.run(
-            [
-                Invocation(f"r{i}", 0.0, {"Accept": f"a/{i}"}, (("data", body),))
-                for i, body in enumerate(bodies)
-            ]
-        )
-
-    def bodies(self) -> dict[str, bytes]:
-        bodies: dict[str, bytes] = {}
-        for output in self.outputs:
-            bodies[output.id] = bodies.get(output.id, b"") + output.body
-        return bodies
-
-
-def make_input(body: bytes, content_type: str = "") -> Input:
-    inputs = Input()
-    inputs.content.add("data", body)
-    inputs.properties["content-type"] = content_type
-    return inputs
+from tests.engines.python.handlers.line import LOADED, OF_THE_WORKER, Line, make_input
 
 
 def test_a_batch_contains_the_parts_and_properties_of_each_request() -> None:
@@ -120,6 +75,30 @@ def test_a_finalizer_runs_after_the_response_and_its_failure_is_ignored() -> Non
     assert [output.last for output in line.outputs] == [True]
 
 
+@pytest.mark.parametrize(
+    ("returned", "status", "message", "text"),
+    [
+        (None, 204, "No Content", b""),
+        (Output(418, "I'm a\r\nteapot: yes").add("stout"), 418, "I'm a teapot: yes", b"stout"),
+        ({"not": "an Output"}, 424, "invoke handler failure", b"dict"),
+        (Output(code=9), 424, "invoke handler failure", b"the status 9"),
+        (MemoryError("no room"), 507, "no room", b""),
+        (Output().add_property("a b:", "c"), 424, "invoke handler failure", b"the header name 'a b:'"),
+    ],
+)
+def test_the_handler_sets_the_status(returned: Any, status: int, message: str, text: bytes) -> None:
+    def handle(inputs: Input) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    reply = Line(handle).ask(b"x")
+    head = reply.pieces[0].head
+    assert head is not None
+    assert (head.status, head.message) == (status, message)
+    assert text in reply.body
+
+
 def test_a_long_body_is_sent_in_parts() -> None:
     line = Line(lambda inputs: Output().add(bytes(40 << 20)))
     line.run(b"x")
@@ -132,11 +111,37 @@ def test_an_error_before_the_first_part_of_a_stream_sets_the_status() -> None:
         raise ValueError("early")
         yield
 
-    line = Line(lambda inputs: Output().add_stream_content(fail()))
-    line.run(b"x")
-    head = line.outputs[0].head
-    assert head is not None
-    assert head.status == 424
+    assert Line(lambda inputs: Output().add_stream_content(fail())).ask(b"x").status == 424
+
+
+def test_a_stream_is_sent_in_the_parts_that_the_handler_yields() -> None:
+    def handle(inputs: Input) -> Output:
+        parts = ([word] for word in inputs.get_as_string().split())
+        return Output().add_property("content-type", "a/b").add_stream_content(parts)
+
+    reply = Line(handle).ask("to be")
+    bodies = [piece.body for piece in reply.pieces]
+    assert bodies == [b'{"outputs": ["to"]}\n', b'{"outputs": ["be"]}\n', b""]
+    assert (reply.status, reply.headers) == (200, {"content-type": "a/b"})
+    reply = Line(lambda inputs: Output().add_stream_content(iter("ab"), lambda part: part.upper())).ask("x")
+    assert reply.body == b"AB"
+
+
+def test_a_stream_whose_client_disconnects_is_stopped() -> None:
+    stopped = False
+
+    def forever() -> Iterator[str]:
+        nonlocal stopped
+        line.messages = [Forget("r0")]
+        try:
+            while True:
+                yield "tick"
+        finally:
+            stopped = True
+
+    line = Line(lambda inputs: Output().add_stream_content(forever(), None))
+    assert line.ask(b"x").body == b"tick"
+    assert stopped
 
 
 def test_values_of_a_stream_without_a_formatter_are_sent_as_json() -> None:
@@ -155,9 +160,7 @@ def _with_part(value: Any) -> Output:
 
 @pytest.mark.parametrize("part", ["text", b"text", bytearray(b"text"), memoryview(b"text")])
 def test_parts_of_text_or_bytes_are_sent_as_bytes(part: Any) -> None:
-    line = Line(lambda inputs: _with_part(part))
-    line.run(b"x")
-    assert line.outputs[0].body == b"text"
+    assert Line(lambda inputs: _with_part(part)).ask(b"x").body == b"text"
 
     def handle(inputs: Input) -> Output:
         output = _with_part(part)
@@ -166,17 +169,15 @@ def test_parts_of_text_or_bytes_are_sent_as_bytes(part: Any) -> None:
 
     line = Line(handle)
     assert line.run(b"x", b"y")
-    assert [output.body for output in line.outputs] == [b"text", b"text"]
+    assert list(line.bodies().values()) == [b"text", b"text"]
 
 
 def test_a_part_that_is_neither_text_nor_bytes_fails_its_call() -> None:
     line = Line(lambda inputs: _with_part([1]))
-    line.run(b"x")
-    (output,) = line.outputs
-    assert output.head is not None
-    assert (output.head.status, output.last) == (424, True)
-    assert b"a part of type list; it must be bytes or text" in output.body
     assert not line.run(b"x", b"y")
+    reply = line.ask(b"x")
+    assert reply.status == 424
+    assert "a part of type list; it must be bytes or text" in reply.json()["error"]
 
 
 class UnprintableError(Exception):
@@ -186,10 +187,10 @@ class UnprintableError(Exception):
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(ValueError("x \ud83d"), b"x ?"), (UnprintableError(), b"UnprintableError")],
+    [(ValueError("x \ud83d"), "x ?"), (UnprintableError(), "UnprintableError")],
 )
 def test_errors_that_utf8_cannot_encode_are_reported(
-    error: Exception, text: bytes, monkeypatch: pytest.MonkeyPatch
+    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The log would have the text too, and parallel test runs cannot pass it on.
     for name in ("calls", "answers"):
@@ -202,16 +203,10 @@ def test_errors_that_utf8_cannot_encode_are_reported(
         yield "first"
         raise error
 
-    line = Line(fail)
-    line.run(b"x")
-    (output,) = line.outputs
-    assert output.head is not None
-    assert (output.head.status, output.last) == (424, True)
-    assert b'"error": "' + text + b'"' in output.body
-    line = Line(lambda inputs: Output().add_stream_content(stream(), None))
-    line.run(b"x")
-    assert line.bodies() == {"r0": b'first{"error": "' + text + b'", "code": 424}\n'}
-    assert line.outputs[-1].last
+    reply = Line(fail).ask(b"x")
+    assert (reply.status, reply.json()["error"]) == (424, text)
+    reply = Line(lambda inputs: Output().add_stream_content(stream(), None)).ask(b"x")
+    assert reply.body == b'first{"error": "%s", "code": 424}\n' % text.encode()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +237,7 @@ def test_input_accessors() -> None:
     assert inputs.get_property("Content-Type") == "application/json"
     assert inputs.get_data() == [1]
     assert inputs.get_batches() == [inputs]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="other"):
         inputs.get_as_bytes("other")
     with pytest.raises(KeyError):
         Input().get_as_bytes()
@@ -276,6 +271,12 @@ def test_a_client_cannot_replace_the_properties_of_the_worker() -> None:
     line = Line(lambda inputs: seen.append(inputs.get_properties()))
     line.calls.run([Invocation("r0", 0.0, {"model_dir": "/other"}, (("data", b"x"),))])
     assert seen == [OF_THE_WORKER]
+
+
+def test_an_error_returned_by_the_first_call_is_an_error_of_the_load() -> None:
+    line = Line(lambda inputs: Output().error("the model is too large", code=507))
+    with pytest.raises(CannotAnswer, match=r"(?s)first call returned 507 .*the model is too large"):
+        line.calls.load()
 
 
 def test_a_request_aborted_while_another_runs_is_not_served() -> None:

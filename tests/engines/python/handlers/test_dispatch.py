@@ -1,72 +1,182 @@
-"""Workers that cannot load the handler while others serve."""
+"""Dispatch to workers that run one call at a time: queue, retries, number of workers, and failures to load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from engines.core import AbortReason
+from engines.health import EngineState
 from engines.python.handlers.dispatch import GROW_AGAIN_SECONDS
 from engines.python.request_loop import MAX_DEATHS, EngineFailed
-from tests.engines.python.handlers.dispatch_lab import Lab, Turn, invoke
+from engines.wire import Abort, Drain
+from tests.engines.mpi.fakes import CLIENT
+from tests.engines.python.handlers.dispatch_lab import Lab, invoke
+
+
+def test_an_aborted_request_is_dropped_from_its_call_or_the_queue(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("running", "waiting", "stays"))
+    lab.turn([(CLIENT, Abort(name, AbortReason.CLIENT_LEFT)) for name in ("running", "waiting")])
+    assert worker.forgotten == ["running"]
+    worker.answer("running")
+    lab.turn()
+    assert worker.calls == [["running"], ["stays"]]
+    assert lab.errors == {}
+
+
+@pytest.mark.parametrize(("how", "kind"), [("crash", "request_failed"), ("hang", "deadline_exceeded")])
+def test_requests_of_a_batch_that_ends_its_worker_run_again_alone(
+    how: str, kind: str, tmp_path: Path
+) -> None:
+    lab = Lab(tmp_path, 1, batch_size=2)
+    (worker,) = lab.workers
+
+    def end() -> None:
+        if how == "crash":
+            worker.end()
+        else:
+            lab.clock.now += 30
+
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a", "bad", "waiting"))
+    assert worker.calls == [["a", "bad"]]
+    end()
+    lab.turn()
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    assert worker.calls == [["a"]]
+    worker.answer("a")
+    lab.turn()
+    assert worker.calls == [["a"], ["bad"]]
+    end()
+    lab.turn()
+    assert lab.errors == {"a": "", "bad": kind}
+    assert worker.restarts == 2
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    assert worker.calls == [["waiting"]]
+
+
+def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("long", "beside"))
+    extra = lab.workers[1]
+    extra.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    assert (first.calls, extra.calls) == ([["long"]], [["beside"]])
+    extra.answer("beside")
+    lab.turn()
+    lab.clock.now += lab.max_idle_seconds - 1
+    lab.turn()
+    assert not extra.closed
+    lab.clock.now += 1
+    lab.turn()
+    assert extra.closed
+    assert not first.closed
+
+
+def test_the_engine_is_ready_while_one_of_two_workers_hangs(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 2)
+    first, second = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    assert lab.board.read().state is EngineState.STARTING, "one of the workers has never been ready"
+    second.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("hangs", "b"))
+    second.answer("b")
+    lab.clock.now += 30
+    lab.turn()
+    assert lab.errors == {"hangs": "deadline_exceeded", "b": ""}
+    assert (first.restarts, lab.board.read().state) == (1, EngineState.READY)
+    second.end()
+    lab.turn()
+    assert lab.board.read().state is EngineState.STARTING
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("c"))
+    assert (first.calls, lab.board.read().state) == ([["c"]], EngineState.READY)
+
+
+def test_unfinished_requests_get_an_error_when_the_drain_times_out(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a", "b"))
+    lab.turn([(CLIENT, Drain(1.0))])
+    lab.clock.now += 1
+    lab.turn()
+    assert lab.errors == {"a": "unavailable", "b": "unavailable"}
+    assert worker.closed
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"), [("cannot_load", "out of memory"), ("end", "worker 0 ended while loading the handler")]
+)
+def test_a_handler_that_cannot_load_at_the_start_stops_the_engine(
+    how: str, cause: str, tmp_path: Path
+) -> None:
+    lab = Lab(tmp_path, 1)
+    getattr(lab.workers[0], how)()
+    with pytest.raises(EngineFailed, match=cause):
+        lab.turn()
 
 
 def test_an_extra_worker_that_cannot_load_is_dropped_and_retried_later(tmp_path: Path) -> None:
-    def scenario(lab: Lab) -> Iterator[Turn]:
-        (first,) = lab.workers
-        first.ready(accepts_concurrent_calls=False)
-        yield invoke("a", "b")
-        for tries in range(1, MAX_DEATHS + 2):
-            assert len(lab.workers) == 1 + tries
-            extra = lab.workers[-1]
-            assert extra.number == 1
-            extra.cannot_load()
-            yield []
-            assert extra.closed
-            assert not extra.restarts
-            lab.clock.now += GROW_AGAIN_SECONDS - 1
-            yield []
-            assert len(lab.workers) == 1 + tries, "too early"
-            lab.clock.now += 1
-            yield []
-        first.answer("a")
-        yield []
-        assert first.calls == [["a"], ["b"]]
-        first.answer("b")
-        yield []
-        assert lab.errors == {"a": "", "b": ""}
-
-    Lab(tmp_path, 1, timeout=3600.0).play(scenario)
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a", "b"))
+    for tries in range(1, MAX_DEATHS + 2):
+        assert len(lab.workers) == 1 + tries
+        extra = lab.workers[-1]
+        assert extra.number == 1
+        extra.cannot_load()
+        lab.turn()
+        assert extra.closed
+        assert not extra.restarts
+        lab.clock.now += GROW_AGAIN_SECONDS - 1
+        lab.turn()
+        assert len(lab.workers) == 1 + tries, "too early"
+        lab.clock.now += 1
+        lab.turn()
+    first.answer("a")
+    lab.turn()
+    assert first.calls == [["a"], ["b"]]
+    first.answer("b")
+    lab.turn()
+    assert lab.errors == {"a": "", "b": ""}
 
 
 def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None:
-    def scenario(lab: Lab) -> Iterator[Turn]:
-        (first,) = lab.workers
-        first.ready(accepts_concurrent_calls=False)
-        yield invoke("a", "b")
-        extra = lab.workers[-1]
-        lab.clock.now += lab.loading_timeout
-        extra.cannot_load()
-        yield []
-        assert extra.closed
-        assert len(lab.workers) == 2
-
-    Lab(tmp_path, 1, timeout=3600.0).play(scenario)
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a", "b"))
+    extra = lab.workers[-1]
+    lab.clock.now += lab.loading_timeout
+    extra.cannot_load()
+    lab.turn()
+    assert extra.closed
+    assert len(lab.workers) == 2
 
 
 def test_a_working_worker_does_not_hide_another_that_cannot_load(tmp_path: Path) -> None:
-    def scenario(lab: Lab) -> Iterator[Turn]:
-        first, second = lab.workers
-        first.ready(accepts_concurrent_calls=False)
-        second.ready(accepts_concurrent_calls=False)
-        yield []
-        second.end()
-        for name in "abc":
-            yield invoke(name)
-            first.answer(name)
-            second.cannot_load()
-        yield []
-
+    lab = Lab(tmp_path, 2)
+    first, second = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    second.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    second.end()
+    lab.turn(invoke("a"))
+    first.answer("a")
+    second.cannot_load()
+    lab.turn(invoke("b"))
+    first.answer("b")
+    second.cannot_load()
     with pytest.raises(EngineFailed, match=r"worker 1 ended while loading.*out of memory"):
-        Lab(tmp_path, 2).play(scenario)
+        lab.turn()

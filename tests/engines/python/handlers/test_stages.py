@@ -8,28 +8,17 @@ import pytest
 from djl_python import Input
 
 from engines.python.handlers.stages import Function, Stages
+from tests.engines.python.handlers.line import make_input
 
 PROPERTIES = {"model_dir": "/models/a", "device_id": "0"}
-
-
-def _any_name(path: str) -> list[Any]:
-    return [path]
-
-
-def _options(model_dir: str, device_id: str) -> list[Any]:
-    return [model_dir, device_id]
-
-
-def _all_options(path: str, **options: str) -> list[Any]:
-    return [path, options]
 
 
 @pytest.mark.parametrize(
     ("init", "expected"),
     [
-        (_any_name, ["/models/a"]),
-        (_options, ["/models/a", "0"]),
-        (_all_options, ["/models/a", PROPERTIES]),
+        (lambda path: [path], ["/models/a"]),
+        (lambda model_dir, device_id: [model_dir, device_id], ["/models/a", "0"]),
+        (lambda path, **options: [path, options], ["/models/a", PROPERTIES]),
     ],
 )
 def test_an_init_handler_gets_the_folder_and_the_options_it_declares(
@@ -40,7 +29,5 @@ def test_an_init_handler_gets_the_folder_and_the_options_it_declares(
         {"init_handler": init, "prediction_handler": lambda _, model: models.append(model)}, PROPERTIES
     )
     stages(Input())
-    request = Input()
-    request.content.add("data", b"[]")
-    stages(request)
+    stages(make_input(b"[]"))
     assert models == [expected]

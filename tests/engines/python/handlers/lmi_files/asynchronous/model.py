@@ -2,23 +2,23 @@
 
 import asyncio
 import os
-import signal
 
 from djl_python import Input, Output
 from djl_python.async_utils import create_non_stream_output, create_stream_chunk_output
 from djl_python.encode_decode import decode
 
 loop = None
-meetings = {}
+num_met = 0
+all_met = asyncio.Event()
 
 
-async def meet(name: str, size: int):
-    """Wait until `size` requests with this name have arrived."""
-    meeting = meetings.setdefault(name, {"here": 0, "all": asyncio.Event()})
-    meeting["here"] += 1
-    if meeting["here"] == size:
-        meeting["all"].set()
-    await meeting["all"].wait()
+async def meet(size: int):
+    """Wait until `size` requests have arrived."""
+    global num_met
+    num_met += 1
+    if num_met == size:
+        all_met.set()
+    await all_met.wait()
 
 
 async def wait_and_record_cancellation(path: str):
@@ -46,13 +46,7 @@ async def handle(inputs: Input):
         return Output().error("this is not the loop of the load")
     match data.get("do"):
         case "meet":
-            await meet(data["name"], data["size"])
-        case "crash":
-            open(data["path"], "w").close()
-            os.kill(os.getpid(), signal.SIGSEGV)
-        case "wait":
-            if not os.path.exists(data.get("unless", "")):
-                await asyncio.sleep(3600)
+            await meet(data["size"])
         case "tell":
             await wait_and_record_cancellation(data["path"])
         case "cancel":

@@ -1,6 +1,7 @@
 """A stateful service behind a handle function, in the style of LMI's documentation of the Python mode."""
 
 import logging
+import os
 
 from djl_python import Input, Output
 
@@ -12,6 +13,7 @@ class Service:
     def initialize(self, properties: dict):
         self.task = properties.get("task", "none")
         self.model_dir = properties["model_dir"]
+        self.devices = [os.environ.get("CUDA_VISIBLE_DEVICES"), properties["device_id"]]
         self.initialized = True
 
     def inference(self, inputs: Input) -> Output:
@@ -21,6 +23,7 @@ class Service:
             answer = {
                 "task": self.task,
                 "folder": self.model_dir,
+                "devices": self.devices,
                 "text": data["inputs"].upper(),
                 "tenant": inputs.get_property("tenant"),
                 "id": inputs.get_properties()["requestId"],
