@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.support.client import Answer, Client
-from tests.support.dynamic_server import dynamic_properties
 from tests.support.metrics import wait_metrics
-from tests.support.server import ADMIN_HEADERS, Server
+from tests.support.server import ADMIN_HEADERS, Server, properties_text
 from tests.support.tokenizers import save_gpt2
 from tests.support.waiting import wait_until
 
@@ -29,16 +29,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("tiny-model")
     size = save_gpt2(folder, as_json=True)
-    save_llama(folder, vocab_size=size, bos_token_id=0, eos_token_id=0, max_position_embeddings=256)
+    save_llama(folder, vocab_size=size, bos_token_id=0, eos_token_id=0, max_position_embeddings=16384)
     return folder
 
 
 @pytest.fixture(scope="session")
 def dynamic_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """engine=Python, batches of up to 8 that wait 200 ms to fill."""
-    text = dynamic_properties(bundled_model, batch_size=8, max_batch_delay=200)
+    text = properties_text(bundled_model, "Python", batch_size=8, max_batch_delay=200)
     with Server(tmp_path_factory.mktemp("dynamic"), text) as server:
-        server.wait_ready()
         yield server
 
 
@@ -46,6 +45,17 @@ def dynamic_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory
 def client(paged_server: Server) -> Client:
     """A client of the shared server."""
     return paged_server.client
+
+
+@pytest.fixture
+def api(paged_server: Server) -> Iterator[openai.OpenAI]:
+    """The openai package's client of the shared server."""
+    with openai_client(paged_server) as client:
+        yield client
+
+
+def openai_client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0)
 
 
 def scheduler(client: Client, **changes: object) -> Answer:

@@ -45,7 +45,10 @@ def test_a_full_queue_can_be_enlarged(client: Client, limits: ChangeLimits) -> N
         wait_metrics(client, lambda seen: seen[RUNNING] == 1, SECONDS)
         stack.enter_context(client.call("POST", "/invocations", body))
         wait_metrics(client, lambda seen: seen[WAITING] == 1, SECONDS)
-        assert client.post("/invocations", {"inputs": "Hello"}).status == 503
+        refused = client.post("/invocations", {"inputs": "Hello"})
+        assert refused.status == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert client.ping() == 200
         assert limits(max_rolling_batch_size=4, job_queue_size=10).status == 200
         assert client.post("/invocations", {"inputs": "Hello"}).status == 200
 

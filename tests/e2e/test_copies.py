@@ -26,7 +26,6 @@ BOTH = {"serving": 2, "total": 2}
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     text = properties_text(tiny_model, data_parallel_size=2, kv_cache_gb=0.01)
     with Server(tmp_path_factory.mktemp("copies"), text) as server:
-        server.wait_ready()
         wait_for_both(server)
         yield server
 

@@ -1,21 +1,23 @@
-"""Two MPI ranks that serve a bare config.json: random weights, a byte-level tokenizer, and a common exit."""
+"""A server of a bare config.json, with random weights and a byte-level tokenizer, and its graceful shutdown."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import SECONDS
-from tests.support.client import Ending
-from tests.support.metrics import RUNNING, wait_metrics
+from tests.support.client import Client, Ending, Outcome
+from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.paths import REPO_ROOT
 from tests.support.server import Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.mpi]
+pytestmark = pytest.mark.e2e
 
 EXAMPLE = REPO_ROOT / "properties_examples" / "llama-dummy"
 SHAPE = {
@@ -26,31 +28,16 @@ SHAPE = {
     "max_position_embeddings": 16384,
 }
 PROMPT = "The capital of France is"
-LONG = {"max_new_tokens": 12000, "ignore_eos_token": True}
 
 
-def test_two_ranks_serve_dummy_weights_and_exit_together(tmp_path: Path) -> None:
+def test_dummy_weights_are_served_and_running_requests_finish_after_sigterm(tmp_path: Path) -> None:
     properties = (EXAMPLE / "serving.properties").read_text()
     config = json.loads((EXAMPLE / "config.json").read_text()) | SHAPE
     (tmp_path / "config.json").write_text(json.dumps(config))
-    text = f"{properties}option.tensor_parallel_degree=2\noption.kv_cache_gb=0.05\n"
+    text = f"{properties}option.kv_cache_gb=0.05\noption.max_rolling_batch_size=2\n"
     with Server(tmp_path, text, environment={"LMI_CACHE_DIR": str(tmp_path / "cache")}) as server:
-        server.wait_ready()
         check_answers(server)
-        ranks = server.ranks()
-        assert sorted(ranks) == [0, 1]
-        with ThreadPoolExecutor(4) as pool:
-            clients = [pool.submit(server.client.stream, "Once", **LONG) for _ in range(2)]
-            clients += [pool.submit(server.client.generate, "Once", **LONG) for _ in range(2)]
-            busy = wait_metrics(server.client, lambda seen: seen[RUNNING] == 4, SECONDS)
-            assert busy[RUNNING] == 4
-            ranks[1].kill()
-            code = server.wait_exit()
-            endings = [client.result().ending for client in clients]
-        assert code not in {0, None}
-        assert endings == [Ending.ERROR] * 4, server.log_tail()
-        assert "rank 1" in server.log_tail()
-        assert server.leftover_processes() == []
+        check_shutdown(server)
 
 
 def check_answers(server: Server) -> None:
@@ -69,3 +56,37 @@ def check_answers(server: Server) -> None:
     assert "chat template" in refused.body
     assert "the weights are random" in server.log()
     assert "has no tokenizer; using a byte-level tokenizer" in server.log()
+
+
+def two_run_and_two_wait(client: Client, pool: ThreadPoolExecutor) -> list[Future[Outcome]]:
+    """Submit requests of 200 tokens, which finish within the grace period of a shutdown."""
+    parameters = {"max_new_tokens": 200, "ignore_eos_token": True}
+    while True:
+        calls = [pool.submit(call, "Once", **parameters) for call in (client.stream, client.generate) * 2]
+
+        def all_done(calls: list[Future[Outcome]] = calls) -> bool:
+            return all(call.done() for call in calls)
+
+        seen = wait_metrics(client, lambda seen: seen[RUNNING] == seen[WAITING] == 2 or all_done(), SECONDS)
+        if seen[RUNNING] == seen[WAITING] == 2:
+            return calls
+        assert all_done(), seen.describe()  # finished before the metrics were read: try again
+
+
+def check_shutdown(server: Server) -> None:
+    """Send SIGTERM under load."""
+    with ThreadPoolExecutor(4) as pool:
+        calls = two_run_and_two_wait(server.client, pool)
+        server.process.terminate()
+        server.client.wait_not_ready()
+        # A new request is rejected or cannot connect.
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert server.client.post("/invocations", {"inputs": "Late"}).status == 503
+        code = server.wait_exit()
+        outcomes = [call.result() for call in calls]
+    assert code == 0, server.log_tail()
+    complete = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETE]
+    assert {outcome.ending for outcome in outcomes} <= {Ending.COMPLETE, Ending.ERROR}
+    assert len(complete) >= 2, [outcome.describe() for outcome in outcomes]
+    assert all(len(outcome.token_ids) == 200 for outcome in complete)
+    assert server.leftover_processes() == []

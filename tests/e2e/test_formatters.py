@@ -1,4 +1,4 @@
-"""A model.py with input and output formatters for the built-in text generation."""
+"""A model.py with input and output formatters for the built-in text generation, on the port that SageMaker sets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("formatters")
     shutil.copy(LMI_FILES / "formatters" / "model.py", folder)
     properties = f"engine=MPI\noption.model_id={tiny_model}\noption.kv_cache_gb=0.1\n"
-    with Server(folder, properties) as server:
-        server.wait_ready()
+    environment = {"SAGEMAKER_BIND_TO_PORT": "{port}"}
+    with Server(folder, properties, environment=environment, pass_port=False) as server:
         yield server
 
 

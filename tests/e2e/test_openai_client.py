@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
-
-from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -17,65 +14,22 @@ CAPITAL: list[openai.types.chat.ChatCompletionMessageParam] = [
 ]
 
 
-@pytest.fixture
-def api(paged_server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def test_streamed_chat_completion_equals_the_whole_one(api: openai.OpenAI) -> None:
-    whole = api.chat.completions.create(model="any-name", messages=CAPITAL, temperature=0, max_tokens=32)
+def test_a_streamed_chat_completion_equals_the_whole_one(api: openai.OpenAI) -> None:
+    """`.stream(...)` assembles the chunks and validates them strictly."""
+    asked: dict[str, Any] = {"messages": CAPITAL, "temperature": 0, "max_completion_tokens": 32}
+    whole = api.chat.completions.create(model="any-name", **asked)
     assert whole.model == "any-name"
     assert "Paris" in (whole.choices[0].message.content or "")
-    assert whole.choices[0].finish_reason == "stop"
-    stream = api.chat.completions.create(
-        model="lmi",
-        messages=CAPITAL,
-        temperature=0,
-        max_tokens=32,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
-    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    assert choices[0].delta.role == "assistant"
-    text = "".join(choice.delta.content or "" for choice in choices)
-    assert text == whole.choices[0].message.content
-    assert [choice.finish_reason for choice in choices][-1] == "stop"
-    assert whole.usage is not None
-    assert chunks[-1].usage is not None
-    # Not the whole usage: cached prompt tokens differ between the two.
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_the_clients_accumulating_stream(api: openai.OpenAI) -> None:
-    """`.stream(...)` assembles the chunks and validates them strictly."""
-    with api.chat.completions.stream(
-        model="lmi", messages=CAPITAL, temperature=0, max_completion_tokens=32
-    ) as stream:
+    with api.chat.completions.stream(model="lmi", **asked, stream_options={"include_usage": True}) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == text
-    assert "Paris" in text
-    assert final.choices[0].finish_reason == "stop"
-
-
-def test_the_asynchronous_client(paged_server: Server) -> None:
-    async def ask() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0
-        ) as api:
-            whole = api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=0, max_tokens=8)
-            stream = await api.chat.completions.create(
-                model="lmi", messages=CAPITAL, temperature=0, max_tokens=8, stream=True
-            )
-            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-            return (await whole).choices[0].message.content or "", text
-
-    whole, streamed = asyncio.run(ask())
-    assert whole == streamed
-    assert whole
+    assert final.choices[0].message.role == "assistant"
+    assert final.choices[0].message.content == text == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
+    assert final.usage is not None
+    assert whole.usage is not None
+    # Not the whole usage: cached prompt tokens differ between the two.
+    assert final.usage.total_tokens == whole.usage.total_tokens
 
 
 def test_every_field_of_the_client_is_accepted_with_a_neutral_value(api: openai.OpenAI) -> None:

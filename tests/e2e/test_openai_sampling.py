@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from lmi_server.text.tokenizer import TextModel
-from tests.support.server import Server
+from tests.e2e.conftest import openai_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -22,33 +23,16 @@ ANSWER = "The capital of France is Paris."
 
 
 @pytest.fixture(params=["paged_server", "dynamic_server"])
-def api(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    server: Server = request.getfixturevalue(request.param)
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+def either(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    """A client of each engine. `api` is one of engine=MPI, for features that engine=Python does not support."""
+    with openai_client(request.getfixturevalue(request.param)) as client:
         yield client
-
-
-@pytest.fixture
-def rolling(paged_server: Server) -> Iterator[openai.OpenAI]:
-    """A client of engine=MPI, for features that engine=Python does not support."""
-    with openai.OpenAI(base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def text(bundled_model: Any) -> TextModel:
-    return TextModel.from_folder(bundled_model)
 
 
 def complete(api: openai.OpenAI, **fields: Any) -> openai.types.Completion:
     return api.completions.create(
         **{"model": "lmi", "prompt": STORY, "temperature": 0, "max_tokens": 16, **fields}
     )
-
-
-def only_text(reply: openai.types.Completion) -> str:
-    (choice,) = reply.choices
-    return choice.text
 
 
 def chat(api: openai.OpenAI, **fields: Any) -> openai.types.chat.ChatCompletion:
@@ -59,9 +43,9 @@ def content(choice: Any) -> str:
     return choice.message.content or ""
 
 
-def test_n_choices_use_different_seeds(api: openai.OpenAI) -> None:
+def test_n_choices_use_different_seeds(either: openai.OpenAI) -> None:
     def texts(**fields: Any) -> list[str]:
-        reply = complete(api, temperature=1.0, seed=7, max_tokens=6, **fields)
+        reply = complete(either, temperature=1.0, seed=7, max_tokens=6, **fields)
         assert [choice.index for choice in reply.choices] == list(range(len(reply.choices)))
         return [choice.text for choice in reply.choices]
 
@@ -72,8 +56,8 @@ def test_n_choices_use_different_seeds(api: openai.OpenAI) -> None:
     assert texts(prompt=[STORY, STORY], n=2) == three[:2] * 2
 
 
-def test_chat_logprobs_whole_and_streamed(api: openai.OpenAI) -> None:
-    (choice,) = chat(api, logprobs=True, top_logprobs=5).choices
+def test_chat_logprobs_whole_and_streamed(either: openai.OpenAI) -> None:
+    (choice,) = chat(either, logprobs=True, top_logprobs=5).choices
     assert choice.logprobs is not None
     entries = choice.logprobs.content or []
     assert "".join(entry.token for entry in entries) == content(choice) == ANSWER
@@ -85,7 +69,7 @@ def test_chat_logprobs_whole_and_streamed(api: openai.OpenAI) -> None:
         assert likely == sorted(likely, reverse=True)
         assert 0.05 < sum(map(math.exp, likely)) <= 1 + 1e-5
     streamed = []
-    for chunk in api.chat.completions.create(
+    for chunk in either.chat.completions.create(
         model="lmi", messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=5, stream=True
     ):
         for one in chunk.choices:
@@ -95,11 +79,11 @@ def test_chat_logprobs_whole_and_streamed(api: openai.OpenAI) -> None:
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_echo_with_logprobs_scores_the_prompt(rolling: openai.OpenAI) -> None:
+def test_echo_with_logprobs_scores_the_prompt(api: openai.OpenAI) -> None:
     """Prompt tokens get the logprobs that they had when they were generated."""
-    first = complete(rolling, logprobs=3, max_tokens=10).choices[0]
+    first = complete(api, logprobs=3, max_tokens=10).choices[0]
     assert first.logprobs is not None
-    again = complete(rolling, prompt=STORY + first.text, logprobs=3, echo=True, max_tokens=1).choices[0]
+    again = complete(api, prompt=STORY + first.text, logprobs=3, echo=True, max_tokens=1).choices[0]
     assert again.logprobs is not None
     scores, tokens = again.logprobs.token_logprobs or [], again.logprobs.tokens or []
     assert again.text.startswith(STORY + first.text)
@@ -110,16 +94,17 @@ def test_echo_with_logprobs_scores_the_prompt(rolling: openai.OpenAI) -> None:
     assert scores[-1 - generated : -1] == pytest.approx(first.logprobs.token_logprobs, abs=1e-3)
 
 
-def test_logit_bias_bans_and_forces(api: openai.OpenAI, text: TextModel) -> None:
-    (paris,) = text.encode(" Paris")
-    assert " Paris" not in content(chat(api, logit_bias={str(paris): -100}, max_tokens=12).choices[0])
-    assert only_text(complete(api, logit_bias={str(paris): 100}, max_tokens=4)) == " Paris" * 4
+def test_logit_bias_bans_and_forces(either: openai.OpenAI, bundled_model: Path) -> None:
+    (paris,) = TextModel.from_folder(bundled_model).encode(" Paris")
+    assert " Paris" not in content(chat(either, logit_bias={str(paris): -100}, max_tokens=12).choices[0])
+    (forced,) = complete(either, logit_bias={str(paris): 100}, max_tokens=4).choices
+    assert forced.text == " Paris" * 4
 
 
-def test_a_stop_string_that_spans_tokens_is_never_streamed(api: openai.OpenAI) -> None:
+def test_a_stop_string_that_spans_tokens_is_never_streamed(either: openai.OpenAI) -> None:
     stop = "ital of Fr"
     expected = ANSWER[: ANSWER.index(stop)]
-    stream = api.chat.completions.create(
+    stream = either.chat.completions.create(
         model="lmi", messages=CAPITAL, temperature=0, stop=["never", stop], stream=True, logprobs=True
     )
     text = logprobs_text = ""
@@ -135,24 +120,11 @@ def test_a_stop_string_that_spans_tokens_is_never_streamed(api: openai.OpenAI) -
     assert reason == "stop"
 
 
-def test_beam_search_finds_a_likelier_text(rolling: openai.OpenAI) -> None:
-    def total_logprob(continuation: str) -> float:
-        reply = complete(rolling, prompt=STORY + continuation, echo=True, logprobs=0, max_tokens=1)
-        (choice,) = reply.choices
-        assert choice.logprobs is not None
-        return sum(one for one in (choice.logprobs.token_logprobs or [])[:-1] if one is not None)
-
-    greedy = only_text(complete(rolling, max_tokens=12))
-    beams = only_text(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
-    assert beams == only_text(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
-    assert total_logprob(beams) >= total_logprob(greedy) - 1e-3
-
-
-def test_usage_reports_the_cached_tokens_of_a_repeated_prompt(rolling: openai.OpenAI) -> None:
+def test_usage_reports_the_cached_tokens_of_a_repeated_prompt(api: openai.OpenAI) -> None:
     prompt = "A long story that nobody has told before. " * 20
 
     def cached() -> int:
-        usage = complete(rolling, prompt=prompt, max_tokens=1).usage
+        usage = complete(api, prompt=prompt, max_tokens=1).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         return usage.prompt_tokens_details.cached_tokens or 0

@@ -38,13 +38,6 @@ def payloads(reply: Any) -> list[bytes]:
         return [event["PayloadPart"]["Bytes"] for event in events]
 
 
-def records_of(received: list[bytes]) -> list[Any]:
-    """Return the records of a jsonlines stream. A record may be split over several payloads."""
-    joined = b"".join(received)
-    assert joined.endswith(b"\n")
-    return [json.loads(line) for line in joined.splitlines()]
-
-
 def test_invoke_endpoint(api: Any, client: Client) -> None:
     reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=body(), ContentType=JSON, Accept=JSON)
     assert reply["ContentType"] == JSON
@@ -58,8 +51,11 @@ def test_invoke_endpoint_with_response_stream(api: Any, client: Client) -> None:
     assert reply["ContentType"] == "application/jsonlines"
     received = payloads(reply)
     assert sum(part.endswith(b"\n") for part in received) < len(received)
-    records = records_of(received)
+    joined = b"".join(received)  # a record may be split over several payloads
+    assert joined.endswith(b"\n")
+    records = [json.loads(line) for line in joined.splitlines()]
     assert len(records) == 12
+    assert not any("generated_text" in record for record in records[:-1])
     whole = client.post("/invocations", json.loads(body())).json()
     assert records[-1]["generated_text"] == whole["generated_text"]
     assert "".join(record["token"]["text"] for record in records) == whole["generated_text"]
