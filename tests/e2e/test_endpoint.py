@@ -1,4 +1,7 @@
-"""`lmi endpoint` from the command line: two variants of a tiny model, boto3, an update, and the final report."""
+"""`lmi endpoint` from the command line: two variants of a handler, boto3, an update, and the final report.
+
+`make verify` does the same with a language model, under load.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 from tests.support.endpoint_process import running_endpoint
 from tests.support.endpoints import client
-from tests.support.server import properties_text
+from tests.support.several_models import save_handlers
 
 pytestmark = pytest.mark.e2e
 
@@ -40,16 +43,15 @@ def config_tables(name: str, **models: str) -> str:
     return f'[[endpoint_configs]]\nEndpointConfigName = "{name}"\n{variants}'
 
 
-def test_two_variants_of_a_model_are_served(tiny_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "serving.properties").write_text(properties_text(tiny_model, kv_cache_gb=0.01))
+def test_two_variants_of_a_model_are_served(tmp_path: Path) -> None:
+    folder = save_handlers(tmp_path, "a")["a"]
+    (folder / "serving.properties").write_text("engine=Python\n")
     file = tmp_path / "endpoint.toml"
     file.write_text(
-        model_tables("large-batches", folder)
-        + model_tables("small-batches", folder, OPTION_MAX_ROLLING_BATCH_SIZE="2")
+        model_tables("from-1000", folder, OPTION_FIRST_ID="1000")
+        + model_tables("from-2000", folder, OPTION_FIRST_ID="2000")
         + model_tables("bad", folder, OPTION_DTYPE="fp17")
-        + config_tables("ab", A="large-batches", B="small-batches")
+        + config_tables("ab", A="from-1000", B="from-2000")
         + config_tables("bad", A="bad")
         + '[[endpoints]]\nEndpointName = "my-endpoint"\nEndpointConfigName = "ab"\n'
     )
@@ -63,14 +65,13 @@ def test_two_variants_of_a_model_are_served(tiny_model: Path, tmp_path: Path) ->
 
 def check_variants_and_update(url: str) -> None:
     """Invoke both variants, stream, and check that a bad update is rolled back with the server's own error."""
-    body = json.dumps({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 4}}).encode()
     with closing(client("sagemaker-runtime", url)) as runtime, closing(client("sagemaker", url)) as sagemaker:
-        fields = {"EndpointName": "my-endpoint", "Body": body, "ContentType": "application/json"}
-        for variant in ("A", "B"):
+        fields = {"EndpointName": "my-endpoint", "Body": b"{}", "ContentType": "application/json"}
+        for variant, first in (("A", 1000), ("B", 2000)):
             reply = runtime.invoke_endpoint(**fields, TargetVariant=variant)
-            assert "generated_text" in json.load(reply["Body"])
+            assert json.load(reply["Body"])["details"]["tokens"][0]["id"] == first
             assert reply["InvokedProductionVariant"] == variant
-        reply = runtime.invoke_endpoint_with_response_stream(**fields)
+        reply = runtime.invoke_endpoint_with_response_stream(**fields | {"Body": b'{"stream": true}'})
         with closing(reply["Body"]) as events:
             text = b"".join(event["PayloadPart"]["Bytes"] for event in events)
         assert len(text.splitlines()) == 4

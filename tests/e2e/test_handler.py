@@ -1,4 +1,7 @@
-"""A user's handler over HTTP: bytes, status codes, streams, required packages, and a crash."""
+"""A user's handler over HTTP: bytes, status codes, streams, required packages, and a crash.
+
+The working directory has files that are named like modules that the server imports.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,15 @@ def write_wheel(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("working-directory")
+    for name in ("zmq", "msgspec", "gevent", "gunicorn", "numpy", "engines", "lmi_server"):
+        (folder / f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.ran').touch()\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(working_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("handler")
     (folder / "model.py").write_text(HANDLER)
     (folder / "requirements.txt").write_text("shouting==1.0\nnumpy\n")
@@ -74,8 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "LMI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
     }
     properties = "engine=Python\nmax_request_size=1000000\n"
-    with Server(folder, properties, environment=environment) as server:
-        server.wait_ready()
+    with Server(folder, properties, environment=environment, cwd=working_directory) as server:
         yield server
 
 
@@ -138,3 +148,8 @@ def test_metrics_include_the_handler_counters(server: Server) -> None:
     text = server.client.get("/metrics").body
     assert 'engine="Handler"' in text
     assert "lmi_worker_restarts_total" in text
+
+
+def test_files_in_the_working_directory_are_not_imported(server: Server, working_directory: Path) -> None:
+    assert server.client.ping() == 200
+    assert not list(working_directory.glob("*.ran"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import requests
 
 from tests.support.hub_server import HubServer
 from tests.support.model_files import NO_PROXY
-from tests.support.server import Server, StartServer
+from tests.support.server import Server
 from tests.support.tokenizers import save_gpt2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -31,17 +30,7 @@ def hub(tmp_path: Path) -> HubServer:
     return server
 
 
-def generated_text(server: Server) -> str:
-    body = {"inputs": "the quick brown fox", "parameters": {"max_new_tokens": 12}}
-    reply = requests.post(f"{server.base_url}/invocations", json=body, timeout=60)
-    assert reply.status_code == 200, reply.text
-    text: str = reply.json()["generated_text"]
-    return text
-
-
-def test_a_hub_id_with_a_revision_is_served(
-    hub: HubServer, start_server: StartServer, tmp_path: Path
-) -> None:
+def test_a_hub_id_with_a_revision_is_served(hub: HubServer, tmp_path: Path) -> None:
     """`tests/container/models/files/test_hub_processes.py` covers the second start, without the hub."""
     environment = {
         **NO_PROXY,
@@ -49,9 +38,7 @@ def test_a_hub_id_with_a_revision_is_served(
         "HF_HOME": str(tmp_path / "home"),
         "LMI_CACHE_DIR": str(tmp_path / "cache"),
     }
-    with hub:
-        server = start_server(PROPERTIES, environment=environment)
-        assert generated_text(server)
+    with hub, Server(tmp_path / "server", PROPERTIES, environment=environment) as server:
+        assert server.client.generate("the quick brown fox", max_new_tokens=12).text
         assert server.log().count("converting the tokenizer") == 1
-        server.stop()
     assert not (tmp_path / "home").exists()

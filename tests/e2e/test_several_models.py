@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from openai import OpenAI
 
 from tests.support import processes
 from tests.support.client import Client
@@ -28,15 +27,13 @@ ROOM = 2
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {**save_models(root, NAMES[:1]), **save_handlers(root, NAMES[1:])}
+    return save_handlers(tmp_path_factory.mktemp("models"), NAMES)
 
 
 @pytest.fixture(scope="module")
 def folder_server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of a folder with three models and memory for two."""
     with multi_model_server(tmp_path_factory.mktemp("folder"), folders["a"].parent, ROOM) as server:
-        server.wait_ready()
         yield server
 
 
@@ -71,24 +68,21 @@ def test_concurrent_requests_reach_the_right_model(
     assert sorted(statuses(folder_server.client).values()) == ["down", "ready", "ready"]
 
 
-def test_the_openai_client_selects_a_model_by_name(folder_server: Server) -> None:
-    api = OpenAI(base_url=f"{folder_server.base_url}/v1", api_key="none", max_retries=0)
-    assert [model.id for model in api.models.list()] == list(NAMES)
-    reply = api.completions.create(model="a", prompt="Once", max_tokens=8, temperature=0)
-    assert reply.model == "a"
-    assert reply.choices[0].text
-
-
-def test_the_request_body_selects_the_model(folder_server: Server, answers: dict[str, list[int]]) -> None:
-    for name in "ab":
-        assert generate_tokens(folder_server.client, "/invocations", {"model": name}) == answers[name]
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+def test_the_request_body_selects_the_model(
+    path: str, folder_server: Server, answers: dict[str, list[int]]
+) -> None:
+    listed = folder_server.client.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == list(NAMES)
+    for name in "bc":
+        assert generate_tokens(folder_server.client, path, {"model": name}) == answers[name]
 
 
 def test_a_killed_model_restarts_while_the_other_keeps_serving(
     folder_server: Server, answers: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:
     client = folder_server.client
-    for name in ("a", "b"):
+    for name in "ab":
         assert generate_tokens(client, f"/predictions/{name}") == answers[name]
     [killed] = processes_of(folder_server, folders["a"])
     killed.send_signal(signal.SIGKILL)
@@ -104,18 +98,19 @@ def test_a_killed_model_restarts_while_the_other_keeps_serving(
 def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
     folders: dict[str, Path], answers: dict[str, list[int]], tmp_path: Path
 ) -> None:
-    root = folders["a"].parent
-    environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(root)}
+    """The model `a` of the folder is replaced by a language model."""
+    folders = folders | save_models(tmp_path / "models", "a")
+    environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(tmp_path.parent)}
     with multi_model_server(tmp_path, tmp_path / "none", ROOM, environment) as server:
-        server.wait_ready()
         client = server.client
         assert client.get("/models").json() == {"models": []}
         assert client.post("/models/a/invoke", {"inputs": "x"}).status == 404
         assert [load(client, name, folders[name]) for name in ("b", "a", "b", "c")] == [200, 200, 409, 507]
         assert load(client, "x", Path("/etc")) == 400
-        for name in ("a", "b"):
-            assert generate_tokens(client, f"/models/{name}/invoke") == answers[name]
-            assert generate_tokens(client, f"/models/{name}/invoke", {"stream": True}) == answers[name]
+        generated = generate_tokens(client, "/models/a/invoke")
+        for name, tokens in (("a", generated), ("b", answers["b"])):
+            assert generate_tokens(client, f"/models/{name}/invoke", {"stream": True}) == tokens
+        assert generate_tokens(client, "/models/b/invoke") == answers["b"]
         taken = client.get("/models/a").json()["memoryBytes"]
         assert taken > 100 << 20
         with client.call("DELETE", "/models/b") as call:
