@@ -45,8 +45,6 @@ _EXPECTED_IN_RESPONSES = (
     "max_rolling_batch_size",
     "# TYPE lmi_",
 )
-
-
 _IN_PROCESS = ("lmi check ", "lmi kv-waste ", "lmi options", "lmi simulate ")
 """Commands that need neither a shell, nor torch, nor a server. In this process they run faster."""
 _LONG = (

@@ -79,6 +79,8 @@ class FakeModels:
         self.go.set()
         self.arrived = threading.Semaphore(0)
         self.servers: list[FakeServer] = []
+        self.num_up: list[int] = []
+        """Number of running servers after each start."""
         self.managers: list[ModelManager] = []
 
     def manager(self, *names: str, limit: int | None = None) -> ModelManager:
@@ -104,6 +106,7 @@ class FakeModels:
 
     def start(self, folder: Path, need: MemoryNeed) -> FakeServer:
         self.servers.append(FakeServer(folder, need, self))
+        self.num_up.append(len(self.up()))
         return self.servers[-1]
 
     def up(self) -> list[str]:

@@ -18,7 +18,7 @@ from container.multi_model.manager import ModelManager
 from container.multi_model.memory import MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from engines.errors import Unavailable
-from tests.container.multi_model.fakes import FakeModels, FakeServer, load, served_by, states
+from tests.container.multi_model.fakes import FakeModels, load, served_by, states
 from tests.support.waiting import wait_until
 
 
@@ -267,24 +267,13 @@ def test_closing_cancels_loads(lab: FakeModels) -> None:
     assert lab.up() == []
 
 
-def test_concurrent_requests_get_the_right_model_within_the_memory_limit(
-    lab: FakeModels,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_concurrent_requests_get_the_right_model_within_the_memory_limit(lab: FakeModels) -> None:
     names = "abcdef"
-    start, num_up = lab.start, []
-
-    def count(folder: Path, need: MemoryNeed) -> FakeServer:
-        server = start(folder, need)
-        num_up.append(len(lab.up()))
-        return server
-
-    monkeypatch.setattr(lab, "start", count)
     manager = lab.manager(*names, limit=30)
     with ThreadPoolExecutor(8) as pool:
         requested = random.Random(1).choices(names, k=120)
         assert list(pool.map(lambda name: served_by(manager, name), requested)) == requested
-    assert max(num_up) == 3
+    assert max(lab.num_up) == 3
     assert all(model.in_flight == 0 for model in manager.models())
     manager.close()
     assert {model.state for model in manager.models()} <= {ModelState.READY, ModelState.DOWN}
@@ -319,7 +308,6 @@ def test_no_model_is_evicted_for_one_that_fails_for_another_reason(lab: FakeMode
         manager.lease("b")
     assert [server.folder.name for server in lab.servers] == ["a", "b"]
     assert lab.up() == ["a"]
-    manager.close()
 
 
 @contextmanager

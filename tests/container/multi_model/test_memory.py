@@ -21,15 +21,12 @@ CPU = Machine(cpu_count=2, memory_available_bytes=16 << 30, cpu_kernels="avx2")
 DUMMY = REPO_ROOT / "properties_examples" / "llama-dummy"
 
 
-def write(folder: Path, *lines: str) -> Path:
-    (folder / "serving.properties").write_text("\n".join(lines))
-    return folder
-
-
 def write_dummy_model(folder: Path, *lines: str) -> Path:
     """Write a model with dummy weights."""
     (folder / "config.json").write_text((DUMMY / "config.json").read_text())
-    return write(folder, "engine=MPI", "option.load_format=dummy", *lines)
+    text = "\n".join(("engine=MPI", "option.load_format=dummy", *lines))
+    (folder / "serving.properties").write_text(text)
+    return folder
 
 
 def need_of(folder: Path, machine: Machine = CPU) -> MemoryNeed:
@@ -67,10 +64,10 @@ def test_each_copy_needs_its_own_memory(tmp_path: Path) -> None:
 
 def test_the_files_of_a_handler_count_with_their_size(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def handle(inputs):\n    return None\n")
-    folder = write(tmp_path, "engine=Python")
-    before = need_of(folder).host
-    (folder / "weights.bin").write_bytes(bytes(1 << 20))
-    assert need_of(folder).host - before == pytest.approx(1.2 * (1 << 20), abs=2)
+    (tmp_path / "serving.properties").write_text("engine=Python")
+    before = need_of(tmp_path).host
+    (tmp_path / "weights.bin").write_bytes(bytes(1 << 20))
+    assert need_of(tmp_path).host - before == pytest.approx(1.2 * (1 << 20), abs=2)
 
 
 @pytest.mark.parametrize("line", ["option.dtype=fp17", "option.data_parallel_size=64"])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from container.run import launch, mpi
-from container.run.launch import environment
 from tests.container.run.test_launch import CONFIG
 from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
@@ -57,7 +56,7 @@ comm.close()
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled loopback library, in a cache of its own."""
-    compiled = mpi.loopback_library(tmp_path_factory.mktemp("cache"), environment())
+    compiled = mpi.loopback_library(tmp_path_factory.mktemp("cache"), launch.environment())
     return compiled or pytest.skip("no C compiler")
 
 

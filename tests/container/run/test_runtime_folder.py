@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,8 @@ from container.run import serve
 from container.run.launch import RuntimePaths
 from container.run.runtime_folder import _LONGEST_BASE, remove_leftovers, runtime_folder
 
-
-def make_old(folder: Path) -> None:
-    an_hour_ago = time.time() - 3600
-    os.utime(folder, (an_hour_ago, an_hour_ago))
+OLD = (0, 0)
+"""Times of a folder that is older than any run."""
 
 
 def killed_run(base: Path) -> Path:
@@ -28,7 +25,7 @@ def killed_run(base: Path) -> Path:
     folder.mkdir()
     (folder / "lock").touch()
     (folder / "sm_segment").write_bytes(b"x")
-    make_old(folder)
+    os.utime(folder, OLD)
     return folder
 
 
@@ -41,7 +38,7 @@ def test_the_folder_is_private_and_removed_at_exit(tmp_path: Path) -> None:
 
 def test_every_socket_address_below_the_longest_base_fits() -> None:
     paths = RuntimePaths(Path("/" + "b" * (_LONGEST_BASE - 1) + "/lmi-" + "x" * 8))
-    for used in (paths, *paths.copies(20), paths.formatter):
+    for used in (*paths.copies(1), *paths.copies(20), paths.formatter):
         assert len(os.fsencode(used.engine_address.removeprefix("ipc://"))) <= 107, used.engine_address
 
 
@@ -70,10 +67,10 @@ def test_the_folder_of_a_killed_run_is_removed_before_shared_memory_is_measured(
 
 def test_folders_in_use_new_folders_and_foreign_folders_are_kept(tmp_path: Path) -> None:
     with runtime_folder(tmp_path) as in_use:
-        make_old(in_use)
+        os.utime(in_use, OLD)
         (tmp_path / "lmi-young").mkdir()
         (tmp_path / "lmi-young" / "lock").touch()
         (tmp_path / "lmi-without-lock").mkdir()
-        make_old(tmp_path / "lmi-without-lock")
+        os.utime(tmp_path / "lmi-without-lock", OLD)
         remove_leftovers(tmp_path)
         assert {path.name for path in tmp_path.iterdir()} == {in_use.name, "lmi-young", "lmi-without-lock"}
