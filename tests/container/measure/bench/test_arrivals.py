@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, RecordedArrivals, Users
-from tests.container.measure.bench.conftest import make_bench_requests
+from tests.container.measure.conftest import make_bench_requests
 from tests.support.examples import examples
 
 REQUESTS = make_bench_requests(4000)
@@ -37,13 +37,6 @@ def test_intervals_have_the_mean_and_deviation_of_a_gamma_distribution(
     # The standard deviation is the mean divided by the root of the shape. 4,000 intervals estimate both well enough.
     assert statistics.fmean(found) * rate == pytest.approx(1, abs=5 / math.sqrt(burstiness * len(found)))
     assert statistics.stdev(found) * rate == pytest.approx(1 / math.sqrt(burstiness), rel=0.15)
-
-
-def test_poisson_intervals_are_exponential() -> None:
-    found = sorted(intervals(OpenLoop(8.0)))
-    for share in (0.1, 0.5, 0.9):
-        below = sum(one <= -math.log(1 - share) / 8 for one in found) / len(found)
-        assert below == pytest.approx(share, abs=0.02)
 
 
 def test_constant_intervals_are_equal_and_the_first_request_is_due_immediately() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,49 +14,45 @@ from click.testing import CliRunner, Result
 from container.measure.bench import preflight
 from container.measure.bench.bench_command import bench
 from container.models.files.bundled import bundled_folder
-from tests.container.measure.bench.conftest import StartScripted
 from tests.container.measure.bench.scripted_server import Script, ScriptedServer
+from tests.container.measure.conftest import StartScripted
 from tests.lmi_server.fakes import build_model_folder
 
-SMALL = ("--users", "2", "--requests", "6", "--input-tokens", "16", "--output-tokens", "3")
-
+SIZES = ("--input-tokens", "16", "--output-tokens", "3")
+USERS = ("--users", "2", "--requests", "6")
 
 Invoke = Callable[..., Result]
-"""Runs `lmi bench` on a server or a URL, with more options."""
+"""Runs `lmi bench` on a server or a URL, with more options. load: options of users or rates."""
 
 
 @pytest.fixture
 def invoke(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     monkeypatch.setattr(preflight, "_PING_TIMEOUT_SECONDS", 200.0)
 
-    def run(server: ScriptedServer | str, *options: str) -> Result:
+    def run(server: ScriptedServer | str, *options: str, load: Sequence[str] = USERS) -> Result:
         url = server if isinstance(server, str) else server.url
-        return CliRunner().invoke(bench, [url, *SMALL, "--tokenizer", str(tiny_model), *options])
+        return CliRunner().invoke(bench, [url, *SIZES, *load, "--tokenizer", str(tiny_model), *options])
 
     return run
 
 
-@pytest.fixture
-def silent_address() -> Iterator[str]:
-    """A URL that refuses connections. Its port is bound, so no other process can take the port."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
 def test_a_successful_run_prints_a_table_and_exits_with_0(
-    scripted: StartScripted, invoke: Invoke, tiny_model: Path
+    scripted: StartScripted, invoke: Invoke, tiny_model: Path, tmp_path: Path
 ) -> None:
     server = scripted()
-    result = invoke(server)
+    result = invoke(server, "--json", str(tmp_path / "out.json"))
     assert (result.exit_code, result.exception) == (0, None)
-    for text in ("p50", "p90", "p99", "to the first token", "between tokens", "whole request"):
+    for text in (
+        *("mean", "p50", "p90", "p95", "p99", "TTFT", "ITL", "TPOT"),
+        *("to the first token", "between tokens", "whole request"),
+        "output tokens/s",
+        "0 of 6 requests failed",
+        f"tokenizer {tiny_model}",
+    ):
         assert text in result.stdout
-    assert "output tokens/s" in result.stdout
-    assert "0 of 6 requests failed" in result.stdout
-    assert f"tokenizer {tiny_model}" in result.stdout
     assert "6 requests by 2 users: 100 %" in result.stderr
     assert len(server.seen) == 6 + 2  # 2 to warm up
+    assert json.loads((tmp_path / "out.json").read_text())["figures"]["num_requests"] == 6
 
 
 def test_json_on_stdout_is_the_only_output_there(
@@ -76,34 +73,19 @@ def test_json_on_stdout_is_the_only_output_there(
     assert "between pieces of text" in result.stderr
 
 
-def test_json_to_a_file(scripted: StartScripted, invoke: Invoke, tmp_path: Path) -> None:
-    result = invoke(scripted(), "--json", str(tmp_path / "out.json"))
-    assert result.exit_code == 0
-    assert json.loads((tmp_path / "out.json").read_text())["figures"]["num_requests"] == 6
-    assert "whole request" in result.stdout
-
-
-def test_lengths_can_be_spread(scripted: StartScripted, invoke: Invoke) -> None:
-    server = scripted()
-    result = invoke(
-        server, "--lengths", "spread", "--output-tokens", "20", "--requests", "12", "--warm-up", "0"
-    )
-    assert result.exit_code == 0
-    assert (
-        "12 requests by 2 users, 8 to 24 tokens in (uniform), 1 to 80 out (exponential, mean 20)"
-        in result.stdout
-    )
-    assert len({seen.body["parameters"]["max_new_tokens"] for seen in server.seen}) > 3
-
-
-def test_a_failed_request_is_reported_with_exit_code_1(scripted: StartScripted, invoke: Invoke) -> None:
-    server = scripted(
-        lambda number, body: Script(status=503, body=b'{"error":"queue full"}') if number == 3 else Script()
-    )
-    result = invoke(server)
+def test_a_failed_request_is_reported_with_exit_code_1_and_leaves_empty_csv_cells(
+    scripted: StartScripted, invoke: Invoke, tmp_path: Path
+) -> None:
+    refusal = Script(status=503, body=b'{"error":"queue full"}')
+    server = scripted(lambda number, body: refusal if number == 0 else Script())
+    options = ("--warm-up", "0", "--csv", str(tmp_path / "out.csv"))
+    result = invoke(server, *options, load=("--burst", "--requests", "6"))
     assert result.exit_code == 1
     assert "1 of 6 requests failed" in result.stdout
     assert "error: 1 x HTTP 503: queue full" in result.stdout
+    rows = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    (failed,) = [row for row in rows if row["error"]]
+    assert (failed["ttft"], failed["tpot"], failed["error"]) == ("", "", "HTTP 503: queue full")
 
 
 def test_a_failed_warm_up_ends_the_benchmark(scripted: StartScripted, invoke: Invoke) -> None:
@@ -122,10 +104,13 @@ def test_warm_up_prompts_are_not_measured(scripted: StartScripted, invoke: Invok
     assert len({seen.body["inputs"] for seen in server.seen}) == 12
 
 
-def test_a_refused_connection_is_reported(invoke: Invoke, silent_address: str) -> None:
-    result = invoke(silent_address)
+def test_a_refused_connection_is_reported(invoke: Invoke) -> None:
+    with socket.socket() as bound:  # no other process can take the port
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        result = invoke(url)
     assert result.exit_code == 1
-    assert f"nothing listens at {silent_address} (Connection refused); --wait SECONDS waits" in result.stderr
+    assert f"nothing listens at {url} (Connection refused); --wait SECONDS waits" in result.stderr
 
 
 def test_a_server_that_is_not_ready_is_reported_with_its_own_reason(
@@ -150,6 +135,50 @@ def test_a_server_without_ping_counts_as_ready(scripted: StartScripted, invoke: 
     assert invoke(scripted(ping=lambda: (404, b""))).exit_code == 0
 
 
+def test_an_open_loop_with_limits_and_a_csv_row_per_request(
+    scripted: StartScripted, invoke: Invoke, tmp_path: Path
+) -> None:
+    load = ("--rate", "200", "--arrivals", "constant", "--requests", "6", "--slo", "latency=60s")
+    result = invoke(scripted(), "--csv", str(tmp_path / "out.csv"), load=load)
+    assert result.exit_code == 0, result.output
+    assert "6 requests at 200/s (constant), 16 tokens in, 3 out" in result.stdout
+    assert "100.0 % of all requests within latency 60.0 s" in result.stdout
+    assert "tokens/s, TTFT p50 " in result.stderr
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [float(row["scheduled"]) for row in rows] == pytest.approx([number / 200 for number in range(6)])
+    assert {(row["run"], row["prompt_tokens"], row["output_tokens"], row["error"]) for row in rows} == {
+        ("1", "16", "3", "")
+    }
+    assert all(0 < float(row["ttft"]) <= float(row["latency"]) for row in rows)
+
+
+def test_a_trace_is_replayed(scripted: StartScripted, tiny_model: Path, tmp_path: Path) -> None:
+    line = '{{"timestamp": {}, "input_length": {}, "output_length": 7}}\n'
+    (tmp_path / "t.jsonl").write_text(line.format(5000, 20) + line.format(5010, 30))
+    server = scripted()
+    arguments = [server.url, "--tokenizer", str(tiny_model), "--trace", str(tmp_path / "t.jsonl")]
+    result = CliRunner().invoke(bench, arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 requests over 0.01 s, as recorded, 20 to 30 tokens in (recorded, mean 25)" in result.stdout
+    assert [seen.body["parameters"]["max_new_tokens"] for seen in server.seen[-2:]] == [7, 7]
+
+
+def test_find_rate_lists_every_run(scripted: StartScripted, invoke: Invoke, tmp_path: Path) -> None:
+    server = scripted()
+    load = ("--find-rate", "--requests", "4", "--slo", "ttft=1ms", "--rate", "2000")
+    result = invoke(server, "--json", str(tmp_path / "out.json"), load=load)
+    assert "within ttft 1.00 ms" in result.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert len(document["trials"]) <= 12
+    assert document["trials"][0]["rate"] == 2000
+    best = [trial["rate"] for trial in document["trials"] if not trial["too_high"]]
+    assert document["best_rate"] == (max(best) if best else None)
+    assert result.exit_code == (0 if best else 1)
+    assert {trial["figures"]["num_requests"] for trial in document["trials"]} == {4}
+    # Each run has different prompts.
+    assert len({seen.body["inputs"] for seen in server.seen}) == len(server.seen)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -159,10 +188,22 @@ def test_a_server_without_ping_counts_as_ready(scripted: StartScripted, invoke: 
         (("http://host/?a=1",), "scheme, host, port and path only"),
         (("http://host:1/v1/completions",), "--dialect openai adds /v1/completions itself"),
         (("http://host:1", "--users", "0"), "--users"),
+        (("http://host:1", "--rate", "0"), "--rate"),
         (("http://host:1", "--dialect", "opanai"), "openai"),
         (("http://host:1", "--tokenizer", "/nowhere"), "/nowhere: no such file"),
         (("http://host:1", "--json", "/nowhere/out.json"), "there is no folder /nowhere"),
-        (("http://host:1", "--input-tokens", "1", "--requests", "9999"), "different prompts of"),
+        (("http://host:1", "--csv", "/nowhere/out.csv"), "there is no folder /nowhere"),
+        (("http://host:1", "--input-tokens", "1", "--requests", "9999"), "different prompts of 1 tokens"),
+        (("http://host:1", "--slo", "ttfx=1s"), "did you mean ttft?"),
+        (
+            ("http://host:1", "--find-rate", "--burst"),
+            "--find-rate: not supported with --burst; it sets the rate itself",
+        ),
+        (("http://host:1", "--preset", "aws-3"), "'aws-1'"),
+        (
+            ("http://host:1", "--trace", "nowhere.jsonl"),
+            "--trace: cannot read nowhere.jsonl: No such file",
+        ),
     ],
 )
 def test_wrong_arguments_exit_with_2(tiny_model: Path, arguments: tuple[str, ...], text: str) -> None:
@@ -173,13 +214,13 @@ def test_wrong_arguments_exit_with_2(tiny_model: Path, arguments: tuple[str, ...
 
 def test_the_tokenizer_defaults_to_that_of_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
     folder = build_model_folder(bundled_folder(tmp_path))
-    result = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
+    result = CliRunner().invoke(bench, [scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)})
     assert result.exit_code == 0, result.stderr
     assert f"tokenizer: {folder}, of the bundled model" in result.stderr
     assert str(folder) in result.stdout
 
 
 def test_a_tokenizer_is_required_without_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
-    result = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
+    result = CliRunner().invoke(bench, [scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)})
     assert result.exit_code == 2
     assert "--tokenizer: not given, and the bundled model is not prepared" in result.stderr

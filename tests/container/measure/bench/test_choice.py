@@ -37,8 +37,10 @@ def choose(**options: object) -> Scenario:
     return LoadChoice(**options).scenario(DEFAULT)  # type: ignore[arg-type]
 
 
-def test_presets_have_the_documented_token_counts() -> None:
+def test_presets_and_spread_lengths_have_the_documented_token_counts() -> None:
     assert {name: one.workload.describe() for name, one in PRESETS.items()} == TOKENS
+    spread = choose(lengths="spread", input_tokens=16, output_tokens=20).workload
+    assert spread.describe() == "8 to 24 tokens in (uniform), 1 to 80 out (exponential, mean 20)"
     assert PRESETS["databricks"].arrivals == Users(32, ramp=1.0)
     assert PRESETS["anyscale"].arrivals == Burst()
 

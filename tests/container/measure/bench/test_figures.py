@@ -94,11 +94,13 @@ def test_without_a_successful_request_there_are_no_latencies() -> None:
     assert found.client_limited == ""
 
 
-def test_responses_of_one_token_have_no_gaps() -> None:
+def test_responses_of_one_token_have_no_gaps_and_meet_any_tpot_limit() -> None:
     one = replace(GOOD[0], token_times=(0.5,), output_tokens=1)
-    found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)])
-    assert math.isnan(found.gap.p50)
+    found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)], Slo(tpot=0.001))
     assert found.ttft == Spread(*[0.5] * 5)
+    assert math.isnan(found.gap.p50)
+    assert math.isnan(found.tpot.p50)
+    assert found.share_within_slo == 1.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
@@ -127,13 +129,6 @@ def test_a_timeout_counts_as_an_error_and_misses_the_limits() -> None:
     late = replace(GOOD[0], error="no complete response within 1 s", timed_out=True)
     found = figures(replace(RUN, outcomes=(late, *GOOD[1:])), REQUESTS, Slo(ttft=9.0))
     assert (found.num_errors, found.num_timeouts, found.share_within_slo) == (1, 1, 0.75)
-
-
-def test_a_response_of_one_token_meets_any_tpot_limit() -> None:
-    one = replace(GOOD[0], token_times=(0.5,), output_tokens=1)
-    found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)], Slo(tpot=0.001))
-    assert found.share_within_slo == 1.0
-    assert math.isnan(found.tpot.p50)
 
 
 def limited(**change: float) -> str:

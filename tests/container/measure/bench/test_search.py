@@ -20,7 +20,7 @@ from container.measure.bench.search import (
     trials_table,
 )
 from container.measure.bench.slo import Slo
-from tests.container.measure.bench.conftest import make_bench_requests
+from tests.container.measure.conftest import make_bench_requests
 from tests.support.examples import examples
 
 REQUESTS = make_bench_requests(80, output_tokens=2)
@@ -78,32 +78,26 @@ def test_limits_are_found_below_saturation() -> None:
     assert 45 <= best.rate <= 52.5
 
 
-def test_the_search_ends_when_even_single_requests_fail() -> None:
-    def failing(rate: float) -> RateTrial:
-        run = queue(rate, 0.1)
-        broken = replace(run.outcomes[3], error="it broke")
-        run = replace(run, outcomes=(*run.outcomes[:3], broken, *run.outcomes[4:]))
-        return judge_rate(rate, run, figures(run, REQUESTS), None)
+def failing(rate: float, failed: slice, error: str) -> RateTrial:
+    """Measure a server that fails these requests."""
+    run = queue(rate, 0.1)
+    outcomes = list(run.outcomes)
+    outcomes[failed] = [replace(one, error=error) for one in outcomes[failed]]
+    run = replace(run, outcomes=tuple(outcomes))
+    return judge_rate(rate, run, figures(run, REQUESTS), None)
 
-    trials = search_rate(failing, 8.0)
+
+def test_the_search_ends_when_even_single_requests_fail() -> None:
+    trials = search_rate(lambda rate: failing(rate, slice(3, 4), "it broke"), 8.0)
     assert best_trial(trials) is None
     assert trials[0].too_high == "1 of 80 requests failed: it broke"
     assert all(later.rate < earlier.rate for earlier, later in pairwise(trials))
-    assert [round(trial.rate, 2) for trial in trials] == [
-        8.0,
-        5.33,
-        3.56,
-    ]  # the last has 0.36 requests in flight
+    # The last one has 0.36 requests in flight.
+    assert [round(trial.rate, 2) for trial in trials] == [8.0, 5.33, 3.56]
 
 
 def test_a_server_that_fails_all_requests_ends_the_search_immediately() -> None:
-    def dead(rate: float) -> RateTrial:
-        run = queue(rate, 0.1)
-        outcomes = tuple(replace(one, error="down") for one in run.outcomes)
-        run = replace(run, outcomes=outcomes)
-        return judge_rate(rate, run, figures(run, REQUESTS), None)
-
-    assert len(search_rate(dead, None)) == 1
+    assert len(search_rate(lambda rate: failing(rate, slice(None), "down"), None)) == 1
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,6 @@ def test_errors_in_a_trace_name_the_line(tmp_path: Path, text: str, message: str
         read_trace(write_trace(tmp_path, text))
 
 
-def test_a_missing_trace_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"cannot read .*nothing: No such file"):
-        read_trace(tmp_path / "nothing")
-
-
 def test_requests_without_generated_tokens_get_one_output_token(tmp_path: Path) -> None:
     path = write_trace(tmp_path, '{"timestamp": 1, "input_length": 3, "output_length": 0}\n' * 2)
     found = LoadChoice(trace=path).scenario(PRESETS["aws-1"])

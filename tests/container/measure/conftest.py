@@ -1,7 +1,8 @@
-"""Scripted servers, and requests for them."""
+"""Scripted servers and requests for them, a tokenizer, and a folder for derived configurations."""
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,23 @@ def scripted() -> Iterator[StartScripted]:
         yield lambda plan=lambda number, body: Script(), **more: stack.enter_context(
             ScriptedServer(plan, **more)
         )
+
+
+@pytest.fixture
+def unreachable_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configure a proxy that refuses connections. Requests to this machine must not use it."""
+    monkeypatch.setattr(urllib.request, "_opener", None)  # an earlier test may have read the proxies
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    """A folder for derived configurations."""
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="session")
