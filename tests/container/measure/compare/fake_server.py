@@ -13,17 +13,9 @@ from container.measure.compare.configurations import Configuration
 from container.measure.compare.server_process import ReadyServer, ServerFailed
 from tests.container.measure.bench.scripted_server import Script, ScriptedServer, SeenRequest
 
-Token = Callable[[str, int], int]
-"""(prompt, position) -> token id."""
-
-
-def plain_token(prompt: str, position: int) -> int:
-    return zlib.crc32(f"{prompt}/{position}".encode()) % 1000
-
 
 @dataclass(slots=True)
 class Behaviour:
-    token: Token = plain_token
     refuses: Callable[[dict[str, Any]], bool] = lambda body: False
     """Requests that get an error."""
     before_answer: Callable[[FakeServer, int], None] = lambda server, number: None
@@ -49,7 +41,7 @@ class FakeServer:
         self._name = config.name
         self._journal = journal
         self._server = ScriptedServer(self._answer, metrics=self._metrics)
-        self._server.__enter__()
+        self._server.start()
         self.url = self._server.url
         journal.append(f"start {config.name}")
 
@@ -73,7 +65,7 @@ class FakeServer:
             return
         self.over.set()
         self._journal.append(f"{how} {self._name}")
-        self._server.__exit__(None, None, None)
+        self._server.close()
 
     def _answer(self, number: int, body: dict[str, Any]) -> Script:
         prompt, behaviour = body["inputs"], self.behaviour
@@ -82,7 +74,7 @@ class FakeServer:
         if behaviour.refuses(body):
             return Script(status=424, body=b'{"error": "no such thing", "code": 424}')
         count = body["parameters"]["max_new_tokens"]
-        ids = tuple(behaviour.token(prompt, position) for position in range(count))
+        ids = tuple(zlib.crc32(f"{prompt}/{position}".encode()) % 1000 for position in range(count))
         return Script(prompt_tokens=behaviour.input_length, token_ids=ids)
 
     def _metrics(self) -> bytes:
@@ -91,19 +83,15 @@ class FakeServer:
         if self.behaviour.metrics_text is not None:
             return self.behaviour.metrics_text.encode()
         count = 4 * len(self.prompts)
-        lines = [
-            "# TYPE lmi_batch_size histogram",
-            f'lmi_batch_size_bucket{{le="+Inf"}} {count}',
-            f"lmi_batch_size_count {count}",
-            f"lmi_batch_size_sum {3 * count}",
-        ]
-        lines += ["# TYPE lmi_preemptions_total counter", f"lmi_preemptions_total {len(self.prompts)}"]
-        blocks = {"blocks_total": 10, "blocks_free": 8, "blocks_cached": 0}
-        for name, value in (
-            {**blocks, "slots_total": 160, "slots_unfilled": 16}.items() if self.behaviour.kv else ()
-        ):
-            lines += [f"# TYPE lmi_kv_{name} gauge", f"lmi_kv_{name} {value}"]
-        return "\n".join(lines).encode() + b"\n"
+        metrics = {
+            "batch_size_count": count,
+            "batch_size_sum": 3 * count,
+            "preemptions_total": len(self.prompts),
+        }
+        if self.behaviour.kv:
+            blocks = {"kv_blocks_total": 10, "kv_blocks_free": 8, "kv_blocks_cached": 0}
+            metrics |= {**blocks, "kv_slots_total": 160, "kv_slots_unfilled": 16}
+        return "".join(f"lmi_{name} {value}\n" for name, value in metrics.items()).encode()
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from container.machine import Machine
 from container.measure.bench.arrivals import Users
 from container.measure.bench.figures import ErrorCount, Figures, Spread
 from container.measure.bench.lengths import Fixed
@@ -17,6 +18,22 @@ from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, RoundResult, StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse
 from tests.bench.stays import stays
+from tests.container.explain.questions import SHAPE, make_model
+
+MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
+SMALL_SHAPE = {**SHAPE, "num_hidden_layers": 2, "max_position_embeddings": 512}
+
+
+def write_model(folder: Path) -> Path:
+    """Make a folder that looks like a model as long as nothing loads it."""
+    (make_model(folder, SMALL_SHAPE) / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def write_properties(folder: Path, *lines: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "serving.properties").write_text("\n".join([*lines, ""]))
+    return folder
 
 
 def make_scenario(

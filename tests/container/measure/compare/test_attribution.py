@@ -15,10 +15,9 @@ from container.measure.compare.results import Comparison
 from lmi_server.properties import loader
 from tests.container.measure.compare.made_up import (
     SCENARIO,
-    make_comparison,
+    compare_speeds,
     make_configuration,
-    make_figures,
-    make_round,
+    write_properties,
 )
 
 PARTS = (
@@ -37,28 +36,14 @@ SPEEDS = {
 
 
 def compared() -> Comparison:
-    rounds = [
-        make_round(name, number, make_figures(speed, 100 / speed))
-        for name, speeds in SPEEDS.items()
-        for number, speed in enumerate(speeds, start=1)
-    ]
     plan = Plan((SCENARIO,), 3, seed=0, parts=PARTS, further_pairs=attribution.further_pairs(PARTS))
-    return make_comparison([make_configuration(name) for name in SPEEDS], rounds, plan=plan)
+    return dataclasses.replace(compare_speeds(SPEEDS), plan=plan)
 
 
 def rolling(tmp_path: Path, *lines: str, **values: str) -> Configuration:
-    folder = tmp_path / "rolling"
-    folder.mkdir()
-    (folder / "serving.properties").write_text(
-        "\n".join(["engine=MPI", "option.model_id=org/m", *lines]) + "\n"
-    )
-    (tmp_path / "copies").mkdir()
-    effective = {
-        "max_rolling_batch_size": "32",
-        "paged_attention": "true",
-        "batch_scheduler_policy": "max_utilization",
-        **values,
-    }
+    folder = write_properties(tmp_path / "rolling", "engine=MPI", "option.model_id=org/m", *lines)
+    effective = {"max_rolling_batch_size": "32", "paged_attention": "true"}
+    effective |= {"batch_scheduler_policy": "max_utilization", **values}
     return dataclasses.replace(make_configuration("rolling", **effective), path=folder)
 
 
@@ -67,43 +52,36 @@ def dynamic(batch_size: str = "4") -> Configuration:
     return dataclasses.replace(config, values={**config.values, "batch_size": batch_size})
 
 
-def test_added_configurations_differ_in_one_change_each(tmp_path: Path) -> None:
+def test_added_configurations_differ_in_one_change_each(tmp_path: Path, copies: Path) -> None:
     lines = ("option.enable_prefix_caching=true", "option.batch_scheduler_policy=max_utilization")
     configs = (dynamic(), rolling(tmp_path, *lines))
-    added, parts = attribution.attribute_gain(configs, tmp_path / "copies")
+    added, parts = attribution.attribute_gain(configs, copies)
     assert [(part.cause, part.name, part.base) for part in parts] == [
         (attribution.PAGING, "rolling", "contiguous"),
         (attribution.SCHEDULING, "contiguous", "static-32"),
         (attribution.BATCH_SIZE, "static-32", "static-4"),
         (attribution.KERNELS, "static-4", "dynamic"),
     ]
-    options = {one.name: loader.load(one.path, {}).config.options for one in added}
-    assert [
-        (
-            one.paged_attention,
-            one.enable_prefix_caching,
-            one.batch_scheduler_policy,
-            one.max_rolling_batch_size,
-        )
-        for one in options.values()
-    ] == [
-        (False, False, "guaranteed_no_evict", 32),
-        (False, False, "static_batch", 32),
-        (False, False, "static_batch", 4),
+    options = [loader.load(one.path, {}).config.options for one in added]
+    assert [(one.paged_attention, one.enable_prefix_caching) for one in options] == [(False, False)] * 3
+    assert [(one.batch_scheduler_policy, one.max_rolling_batch_size) for one in options] == [
+        ("guaranteed_no_evict", 32),
+        ("static_batch", 32),
+        ("static_batch", 4),
     ]
-    assert attribution.attribute_gain(configs[::-1], tmp_path / "copies")[1] == parts, "in either order"
+    assert attribution.attribute_gain(configs[::-1], copies)[1] == parts, "in either order"
 
 
-def test_options_that_both_have_are_not_a_part(tmp_path: Path) -> None:
+def test_options_that_both_have_are_not_a_part(tmp_path: Path, copies: Path) -> None:
     contiguous = rolling(tmp_path, paged_attention="false", batch_scheduler_policy="static_batch")
-    added, parts = attribution.attribute_gain((dynamic("32"), contiguous), tmp_path / "copies")
+    added, parts = attribution.attribute_gain((dynamic("32"), contiguous), copies)
     assert added == ()
     assert parts == (Part(attribution.KERNELS, "rolling", "dynamic"),)
 
 
-def test_an_added_configuration_gets_an_unused_name(tmp_path: Path) -> None:
+def test_an_added_configuration_gets_an_unused_name(tmp_path: Path, copies: Path) -> None:
     named = dataclasses.replace(dynamic(), name="static-32")
-    added, _ = attribution.attribute_gain((named, rolling(tmp_path)), tmp_path / "copies")
+    added, _ = attribution.attribute_gain((named, rolling(tmp_path)), copies)
     assert [one.name for one in added] == ["contiguous", "rolling static-32", "static-4"]
 
 

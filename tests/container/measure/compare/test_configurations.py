@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
-from container.machine import Machine
 from container.measure.compare.configurations import (
     BadConfiguration,
-    Configuration,
     NamedPath,
     differing_values,
     names_for,
@@ -21,70 +18,49 @@ from container.measure.compare.configurations import (
 )
 from container.models.files import ModelNotAvailable
 from lmi_server.config import ModelSource
-from tests.container.measure.bench.scripted_server import Script, ScriptedServer
-from tests.container.measure.compare.made_up import make_configuration
-
-MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-}
+from tests.container.measure.compare.made_up import (
+    MACHINE,
+    make_configuration,
+    write_model,
+    write_properties,
+)
+from tests.container.measure.conftest import StartScripted
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that looks like a model as long as nothing loads it."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    return folder
+    return write_model(tmp_path / "model")
 
 
-def write_configuration(folder: Path, *lines: str) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "serving.properties").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def test_configurations_are_named_after_their_folders_with_a_number_if_ambiguous(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (
+            ("x/paged", "y/paged/serving.properties", "plain", "fast.properties"),
+            ("paged-1", "paged-2", "plain", "fast"),
+        ),
+        (("x/a", "y/a", "a-1"), ("a-2", "a-3", "a-1")),
+        (
+            ("http://127.0.0.1:8080", "https://models.example/prefix", "http://127.0.0.1:8080"),
+            ("127.0.0.1:8080-1", "models.example", "127.0.0.1:8080-2"),
+        ),
+    ],
+    ids=["folders and files", "a number that another folder has", "running servers"],
+)
+def test_configurations_are_named_after_their_places_with_a_number_if_ambiguous(
+    places: tuple[str, ...], names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, three = (write_configuration(tmp_path / name) for name in ("x/paged", "y/paged", "plain"))
-    file = tmp_path / "fast.properties"
-    file.write_text("engine=MPI\n")
-    assert names_for([*map(str, (one, two / "serving.properties", three, file))]) == (
-        "paged-1",
-        "paged-2",
-        "plain",
-        "fast",
-    )
+    for folder in ("x/paged", "y/paged", "plain", "x/a", "y/a", "a-1"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert names_for(places) == names
 
 
-def test_a_number_skips_the_name_of_another_folder(tmp_path: Path) -> None:
-    paths = [write_configuration(tmp_path / name) for name in ("x/a", "y/a", "a-1")]
-    assert names_for([*map(str, paths)]) == ("a-2", "a-3", "a-1")
-
-
-def test_running_servers_are_named_after_host_and_port() -> None:
-    urls = ["http://127.0.0.1:8080", "https://models.example/prefix", "http://127.0.0.1:8080"]
-    assert names_for(urls) == ("127.0.0.1:8080-1", "models.example", "127.0.0.1:8080-2")
-
-
-def test_a_running_server_is_read_from_its_metrics() -> None:
+def test_a_running_server_is_read_from_its_metrics(scripted: StartScripted) -> None:
     labels = 'model="m",engine="MPI",world_size="2",device="cpu",dtype="fp32",paged_attention="true"'
-    text = f"# TYPE lmi_engine_info gauge\nlmi_engine_info{{{labels}}} 1\n"
-    with ScriptedServer(lambda number, body: Script(), metrics=text.encode) as server:
-        found = read_running("one", server.url)
+    text = f'# TYPE lmi_engine_info gauge\nlmi_engine_info{{{labels}}} 1\nlmi_x{{engine="other"}} 1\n'
+    server = scripted(metrics=text.encode)
+    found = read_running("one", server.url)
     assert (found.engine, found.model, found.dtype, found.url) == ("MPI", "m", "fp32", server.url)
     assert found.values["option.tensor_parallel_degree"] == "2"
     assert found.batch_limit is None
@@ -92,22 +68,10 @@ def test_a_running_server_is_read_from_its_metrics() -> None:
     assert not found.has_model_of(make_configuration("a"))
 
 
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        (make_configuration("a", max_rolling_batch_size="32"), 32),
-        (make_configuration("a"), None),
-        (make_configuration("a", engine="Python", max_rolling_batch_size="32"), None),
-    ],
-)
-def test_the_batch_limit_of_a_configuration(config: Configuration, limit: int | None) -> None:
-    assert config.batch_limit == limit
-
-
 def test_differences_compare_effective_values_including_defaults(tmp_path: Path, model: Path) -> None:
     common = ("engine=MPI", f"option.model_id={model}", "option.kv_cache_gb=1")
-    one = write_configuration(tmp_path / "one", *common)
-    two = write_configuration(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
+    one = write_properties(tmp_path / "one", *common)
+    two = write_properties(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
     configs = read_configurations(
         [NamedPath("one", one), NamedPath("two", two)], {}, MACHINE, lambda source: model
     )
@@ -122,12 +86,10 @@ def test_differences_compare_effective_values_including_defaults(tmp_path: Path,
 
 
 def test_the_error_names_every_configuration_that_cannot_be_served(tmp_path: Path, model: Path) -> None:
-    good = write_configuration(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
-    typo = write_configuration(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
-    wide = write_configuration(
-        tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5"
-    )
-    gone = write_configuration(tmp_path / "gone", "option.model_id=nobody/nothing")
+    good = write_properties(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
+    typo = write_properties(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
+    wide = write_properties(tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5")
+    gone = write_properties(tmp_path / "gone", "option.model_id=nobody/nothing")
 
     def obtain(source: ModelSource) -> Path:
         if source.model_id == "nobody/nothing":

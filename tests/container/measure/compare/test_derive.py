@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from container.measure.compare.derive import derive, rewrite
 from lmi_server.properties import loader
+from tests.container.measure.compare.made_up import write_properties
 
 EFFECT = "tokens/s +23.0 % [18.0, 28.0] over the file as it was"
 LINES = (
@@ -29,53 +30,43 @@ CHANGES = {
 }
 
 
-def read_lines(path: Path) -> list[str]:
-    return (path / "serving.properties").read_text().splitlines()
-
-
-def test_deriving_changes_and_adds_values_and_keeps_the_rest(tmp_path: Path) -> None:
-    source, copies = tmp_path / "source", tmp_path / "copies"
-    source.mkdir()
-    copies.mkdir()
-    (source / "serving.properties").write_text(
-        "# batch_size\nengine=Python\n max_dynamic_batch_size : 4\noption.dtype=\\\n  fp16\n"
-    )
+def test_deriving_changes_and_adds_values_and_keeps_the_rest(tmp_path: Path, copies: Path) -> None:
+    lines = ("# batch_size", "engine=Python", " max_dynamic_batch_size : 4", "option.dtype=\\", "  fp16")
+    source = write_properties(tmp_path / "source", *lines)
     one = derive("one", source, copies, {"batch_size": "32", "option.rolling_batch": "disable"})
     two = derive("two", source / "serving.properties", copies, {"option.dtype": "fp32"})
     # An alias of the key is the same option, so it is replaced.
     head, dtype = ["# batch_size", "engine=Python"], ["option.dtype=\\", "  fp16"]
-    assert read_lines(one.path) == [*head, "batch_size=32", *dtype, "option.rolling_batch=disable"]
-    assert read_lines(two.path) == [*head, " max_dynamic_batch_size : 4", "option.dtype=fp32"]
+    first, second = ((file.path / "serving.properties").read_text().splitlines() for file in (one, two))
+    assert first == [*head, "batch_size=32", *dtype, "option.rolling_batch=disable"]
+    assert second == [*head, " max_dynamic_batch_size : 4", "option.dtype=fp32"]
     assert one.path != two.path
     assert one.origin == f"{source} with batch_size=32, option.rolling_batch=disable"
 
 
-@pytest.mark.parametrize("name", ["config.json", "m.gguf"])
-@pytest.mark.parametrize("line", ["option.model_id=../model", ""], ids=["relative", "in the folder"])
-def test_a_derived_configuration_has_the_same_model(tmp_path: Path, line: str, name: str) -> None:
-    source, model, copies = tmp_path / "source", tmp_path / "model", tmp_path / "copies"
-    for folder in (source, model, copies):
-        folder.mkdir()
-    ((model if line else source) / name).write_text("{}")
-    (source / "serving.properties").write_text(f"engine=MPI\n{line}\n")
-    before = loader.load(source, {}).config.source.local_path
-    derived_path = derive("derived", source, copies, {"option.dtype": "fp32"}).path
-    assert loader.load(derived_path, {}).config.source.local_path == before
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("", "config.json"),
+        ("", "m.gguf"),
+        ("option.model_id=./m.gguf", "m.gguf"),
+        ("option.model_id=../model", "../model/config.json"),
+    ],
+)
+def test_a_derived_configuration_has_the_same_model(
+    tmp_path: Path, copies: Path, line: str, file: str
+) -> None:
+    source = write_properties(tmp_path / "source", "engine=MPI", line)
+    (tmp_path / "model").mkdir()
+    (source / file).write_text("{}")
+    derived = derive("derived", source, copies, {"option.dtype": "fp32"}).path
+    before, after = (loader.load(path, {}).config.source.local_path for path in (source, derived))
+    assert after == before
 
 
-def test_a_relative_gguf_path_refers_to_the_same_file(tmp_path: Path) -> None:
-    copies = tmp_path / "copies"
-    copies.mkdir()
-    (tmp_path / "m.gguf").write_bytes(b"")
-    (tmp_path / "serving.properties").write_text("option.model_id=./m.gguf\n")
-    path = derive("derived", tmp_path, copies, {"option.dtype": "fp32"}).path
-    assert loader.load(path, {}).config.source.local_path == tmp_path / "m.gguf"
-
-
-def test_a_hub_model_id_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "x.properties").write_text("option.model_id=org/model\n")
-    (tmp_path / "copies").mkdir()
-    path = derive("derived", tmp_path / "x.properties", tmp_path / "copies", {"option.dtype": "fp32"}).path
+def test_a_hub_model_id_is_kept(tmp_path: Path, copies: Path) -> None:
+    source = write_properties(tmp_path / "source", "option.model_id=org/model")
+    path = derive("derived", source, copies, {"option.dtype": "fp32"}).path
     assert loader.load(path, {}).config.source.model_id == "org/model"
 
 
@@ -87,21 +78,21 @@ CODE = {
 
 @pytest.mark.parametrize("code", CODE)
 @pytest.mark.parametrize("model", ["in the folder", "in another folder"])
-def test_a_copy_runs_the_users_code_with_the_files_next_to_it(tmp_path: Path, code: str, model: str) -> None:
-    source, other, copies = tmp_path / "source", tmp_path / "other", tmp_path / "copies"
-    for folder in (source, other, copies):
-        folder.mkdir()
+def test_a_copy_runs_the_users_code_with_the_files_next_to_it(
+    tmp_path: Path, copies: Path, code: str, model: str
+) -> None:
+    line = "" if model == "in the folder" else "option.model_id=../other"
+    source = write_properties(tmp_path / "source", "engine=Python", line)
+    (tmp_path / "other").mkdir()
+    for folder in (source, tmp_path / "other"):
         (folder / "config.json").write_text("{}")
-    line = "" if model == "in the folder" else "option.model_id=../other\n"
-    (source / "serving.properties").write_text(f"engine=Python\n{line}")
     (source / "model.py").write_text(CODE[code])
     (source / "requirements.txt").write_text("numpy\n")
     (source / "labels.py").write_text("NAMES = ()\n")
     (source / "data").mkdir()
     (source / "data" / "words.txt").write_text("a b")
-    path = derive(
-        "second", derive("derived", source, copies, {"batch_size": "4"}).path, copies, {"batch_size": "8"}
-    ).path
+    first = derive("derived", source, copies, {"batch_size": "4"}).path
+    path = derive("second", first, copies, {"batch_size": "8"}).path
     before, after = loader.load(source, {}).config, loader.load(path, {}).config
     assert after.formatter_roles == before.formatter_roles
     for config in (before, after):
@@ -161,16 +152,3 @@ def test_each_changed_line_has_a_comment_with_its_old_value(tmp_path: Path) -> N
         f"# was not set; {EFFECT}",
         "max_batch_delay=20",
     ]
-
-
-def test_a_file_rewritten_for_another_folder_refers_to_the_same_model(tmp_path: Path) -> None:
-    source, model, other = (tmp_path / name for name in ("source", "model", "other"))
-    for folder in (source, model, other):
-        folder.mkdir()
-    (model / "config.json").write_text("{}")
-    file = source / "serving.properties"
-    file.write_text("option.model_id=../model\n")
-    (other / "serving.properties").write_bytes(
-        rewrite(file, {"option.block_size": "8"}, other, effect=EFFECT)
-    )
-    assert loader.load(other, {}).config.source.local_path == model

@@ -50,14 +50,8 @@ def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
 
 
 def test_unknown_values_are_a_dash() -> None:
-    unknown = [
-        format_number(math.nan),
-        seconds(math.nan),
-        percent(None),
-        gibibytes(None),
-        spread(None),
-        times(None),
-    ]
+    unknown = [format_number(math.nan), seconds(math.nan)]
+    unknown += [percent(None), gibibytes(None), spread(None), times(None)]
     assert set(unknown) == {NO_VALUE}
 
 
@@ -86,7 +80,9 @@ def test_figures_and_ratios_match_hand_calculations() -> None:
 
 
 def test_the_servers_table() -> None:
-    configs = [make_configuration("a", max_rolling_batch_size="4"), make_configuration("b", engine="Python")]
+    sizes = {"max_rolling_batch_size": "4"}  # without effect under engine=Python
+    configs = [make_configuration("a", **sizes), make_configuration("b", engine="Python", **sizes)]
+    dynamic = RoundCounters(100, 80, padding_tokens=10, ended_row_tokens=10)
     rounds = [
         make_round("a", 1, batches=BatchSizes(10, 2.0), kv=KvUse(4, 1000.0, 100.0, 200.0, 0.1)),
         make_round("a", 2, batches=BatchSizes(30, 4.0), kv=KvUse(4, 1000.0, 300.0, 400.0, 0.3)),
@@ -94,13 +90,9 @@ def test_the_servers_table() -> None:
         make_round("b", 2, batches=BatchSizes(8, 4.0)),
     ]
     counted = [
-        RoundCounters(
-            prompt_tokens=100, tokens_generated=80, prefix_hit_tokens=20, preemptions=1, recomputed_tokens=20
-        ),
-        RoundCounters(
-            prompt_tokens=100, tokens_generated=80, prefix_hit_tokens=30, preemptions=2, recomputed_tokens=10
-        ),
-        *[RoundCounters(prompt_tokens=100, tokens_generated=80, padding_tokens=10, ended_row_tokens=10)] * 2,
+        RoundCounters(100, 80, prefix_hit_tokens=20, preemptions=1, recomputed_tokens=20),
+        RoundCounters(100, 80, prefix_hit_tokens=30, preemptions=2, recomputed_tokens=10),
+        *(dynamic, dynamic),
     ]
     rounds = [replace(one, counters=counters) for one, counters in zip(rounds, counted, strict=True)]
     table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
@@ -140,19 +132,17 @@ def test_the_markdown_describes_the_run_and_the_configurations() -> None:
     assert "nan" not in text.lower()
 
 
-def test_the_report_gives_the_reason_to_stop_and_shared_or_running_servers() -> None:
+def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_running_servers() -> None:
+    running = make_configuration("b", paged_attention="false")
     configs = [
-        make_configuration("a"),
-        replace(make_configuration("b"), url="http://b:1", origin="a running server"),
+        make_configuration("a", paged_attention="true"),
+        replace(running, url="http://b:1", origin="a running server"),
     ]
     plan = Plan((SCENARIO,), 1, seed=0, stopping=StoppingRule(0.03, 50))
     comparison = replace(
         make_comparison(configs, [make_round("a", 1), make_round("b", 1)], plan=plan),
         stopped="the time limit was reached",
-        stays=(
-            StayResult(("a", "c"), (1,), 2.0, 1 << 30),
-            StayResult(("b",), (1,), None, None),
-        ),
+        stays=(StayResult(("a", "c"), (1,), 2.0, 1 << 30), StayResult(("b",), (1,), None, None)),
     )
     text = report.make_report(comparison, PROVENANCE).markdown()
     assert (
@@ -161,15 +151,6 @@ def test_the_report_gives_the_reason_to_stop_and_shared_or_running_servers() -> 
     )
     assert "| b | a running server, http://b:1 | MPI | model | - | - |" in text
     assert "b: already running" in text
-
-
-def test_differing_options_are_listed_in_a_table() -> None:
-    configs = [
-        make_configuration("a", paged_attention="true"),
-        make_configuration("b", paged_attention="false"),
-    ]
-    comparison = make_comparison(configs, [make_round("a", 1), make_round("b", 1)])
-    text = report.make_report(comparison, PROVENANCE).markdown()
     assert "| option.paged_attention | true | false |" in text
 
 
@@ -207,12 +188,8 @@ def test_the_json_has_no_nan_and_contains_every_round() -> None:
         raise AssertionError(constant)
 
     data = json.loads(json.dumps(as_json(report.json_values(comparison, PROVENANCE))), parse_constant=refuse)
-    assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
-        ("a", 1),
-        ("a", 2),
-        ("b", 1),
-        ("b", 2),
-    ]
+    rounds = [(one["configuration"], one["round"]) for one in data["rounds"]]
+    assert rounds == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
     assert data["rounds"][1]["figures"]["output_tokens_per_second"] is None
     assert data["rounds"][0]["token_ids"] == [list(ids) for ids in TOKENS]
     (summary,) = [one for one in data["summary"] if one["configuration"] == "b"]

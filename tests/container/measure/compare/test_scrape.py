@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from container.measure.compare.scrape import (
+    BatchSizes,
     MetricsSnapshot,
     NoMetrics,
     RoundCounters,
@@ -52,31 +53,24 @@ def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
         "slots_total": 160,
     }
     return MetricsSnapshot(
-        {f"lmi_kv_{name}": float(v) for name, v in {**values, "slots_unfilled": unfilled}.items()}
+        {f"lmi_kv_{name}": v for name, v in (values | {"slots_unfilled": unfilled}).items()}
     )
 
 
-def test_batches_of_a_round_are_the_difference_of_two_histograms() -> None:
-    before = MetricsSnapshot({"lmi_batch_size_count": 2.0, "lmi_batch_size_sum": 2.0})
-    batches = parse_metrics(_TEXT).batches_since(before)
-    assert batches is not None
-    assert (batches.count, batches.mean) == (4, 4.0)
-
-
 @pytest.mark.parametrize(
-    "before", [parse_metrics(_TEXT), parse_metrics("")], ids=["no batch ran", "histogram is new"]
+    ("before", "after", "batches"),
+    [
+        ("lmi_batch_size_count 2.0\nlmi_batch_size_sum 2.0\n", _TEXT, BatchSizes(4, 4.0)),
+        ("", _TEXT, BatchSizes(6, 3.0)),
+        (_TEXT, _TEXT, None),
+        (_TEXT, "", None),
+    ],
+    ids=["both", "histogram is new", "no batch ran", "no histogram"],
 )
-def test_an_unchanged_histogram_and_a_new_histogram(before: MetricsSnapshot) -> None:
-    batches = parse_metrics(_TEXT).batches_since(before)
-    if before.samples:
-        assert batches is None
-    else:
-        assert batches is not None
-        assert (batches.count, batches.mean) == (6, 3.0)
-
-
-def test_without_a_histogram_there_are_no_batches() -> None:
-    assert parse_metrics("").batches_since(parse_metrics(_TEXT)) is None
+def test_batches_of_a_round_are_the_difference_of_two_histograms(
+    before: str, after: str, batches: BatchSizes | None
+) -> None:
+    assert parse_metrics(after).batches_since(parse_metrics(before)) == batches
 
 
 def test_counters_of_a_round_are_differences_and_none_if_the_server_lacks_them() -> None:
@@ -92,11 +86,7 @@ def test_counters_of_a_round_are_differences_and_none_if_the_server_lacks_them()
     )
     found = after.counters_since(before)
     assert found == RoundCounters(
-        prompt_tokens=200,
-        tokens_generated=40,
-        preemptions=3,
-        recomputed_tokens=10,
-        prefix_hit_tokens=50,
+        prompt_tokens=200, tokens_generated=40, preemptions=3, recomputed_tokens=10, prefix_hit_tokens=50
     )
     assert found.prefix_hit_share == 0.25
     # 150 prompt tokens and 40 generated ones were computed once, 10 were recomputed.
@@ -104,25 +94,15 @@ def test_counters_of_a_round_are_differences_and_none_if_the_server_lacks_them()
     assert RoundCounters() == MetricsSnapshot({}).counters_since(before)
     assert RoundCounters().wasted_share is None
     assert RoundCounters().prefix_hit_share is None
-
-
-def test_padding_and_ended_rows_are_waste() -> None:
-    found = RoundCounters(prompt_tokens=60, tokens_generated=40, padding_tokens=20, ended_row_tokens=80)
-    assert found.wasted_share == 0.5
-
-
-def test_labels_of_the_engine_are_read() -> None:
-    found = parse_metrics('lmi_engine_info{engine="MPI",model="m"} 1.0\nlmi_x{engine="other"} 1.0\n')
-    assert found.engine_info == {"engine": "MPI", "model": "m"}
+    padded = RoundCounters(prompt_tokens=60, tokens_generated=40, padding_tokens=20, ended_row_tokens=80)
+    assert padded.wasted_share == 0.5
 
 
 def test_allocated_slots_exclude_free_and_cached_blocks() -> None:
     assert parse_metrics(_TEXT).kv_slots == (3200.0, 8 * 32.0, 64.0)
-
-
-def test_an_engine_without_a_kv_cache_has_no_slots() -> None:
-    assert parse_metrics("lmi_engine_up 1\n").kv_slots is None
-    assert kv_use([parse_metrics("lmi_engine_up 1\n")]) is None
+    without_cache = parse_metrics("lmi_engine_up 1\n")
+    assert without_cache.kv_slots is None
+    assert kv_use([without_cache]) is None
 
 
 def test_a_server_is_idle_if_no_request_runs_or_waits() -> None:
@@ -138,12 +118,9 @@ def test_kv_use_has_mean_peak_and_waste_as_a_share_of_allocated_slots() -> None:
     assert (use.mean_share, use.peak_share) == (0.2, 0.4)
     assert use.waste is not None
     assert math.isclose(use.waste, 24 / 96)
-
-
-def test_without_allocated_slots_there_is_no_waste() -> None:
-    use = kv_use([kv_snapshot(0, 0)])
-    assert use is not None
-    assert use.waste is None
+    unused = kv_use([kv_snapshot(0, 0)])
+    assert unused is not None
+    assert unused.waste is None
 
 
 def test_text_in_another_format_is_refused() -> None:

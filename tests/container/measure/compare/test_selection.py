@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -12,29 +11,24 @@ from container.measure.compare.configurations import BadConfiguration, Configura
 from container.measure.compare.plan import Plan
 from container.measure.compare.selection import Selection, grid, point_name, read_selection, tokenizers_for
 from container.progress import LogLines
-from tests.container.measure.bench.scripted_server import Script, ScriptedServer
-from tests.container.measure.compare.made_up import SCENARIO
-from tests.container.measure.compare.test_configurations import CONFIG, MACHINE
+from tests.container.measure.compare.made_up import MACHINE, SCENARIO, write_model, write_properties
+from tests.container.measure.conftest import StartScripted
 
 PLAN = Plan((SCENARIO,), 5, seed=0)
 
 
-def read(selection: Selection, tmp_path: Path) -> tuple[tuple[Configuration, ...], Plan]:
-    copies = tmp_path / "copies"
-    copies.mkdir()
-    return read_selection(selection, PLAN, copies, {}, MACHINE, LogLines(io.StringIO()))
+def read(
+    selection: Selection, tmp_path: Path, copies: str = "copies"
+) -> tuple[tuple[Configuration, ...], Plan]:
+    folder = tmp_path / copies
+    folder.mkdir()
+    return read_selection(selection, PLAN, folder, {}, MACHINE, LogLines(io.StringIO()))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A configuration with its model in the same folder."""
-    rolling = tmp_path / "rolling"
-    rolling.mkdir()
-    (rolling / "config.json").write_text(json.dumps(CONFIG))
-    (rolling / "tokenizer.json").write_text("{}")
-    (rolling / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    (rolling / "serving.properties").write_text("engine=MPI\noption.kv_cache_gb=1\n")
-    return rolling
+    return write_properties(write_model(tmp_path / "rolling"), "engine=MPI", "option.kv_cache_gb=1")
 
 
 def test_a_grid_has_all_combinations_with_the_first_values_as_the_baseline() -> None:
@@ -65,25 +59,22 @@ def test_the_points_of_a_grid_are_configurations_of_the_same_model(folder: Path,
 
 
 def test_errors_in_the_file_and_in_a_grid_value_are_reported(folder: Path, tmp_path: Path) -> None:
-    (folder / "serving.properties").write_text("engine=MPI\noption.dtipe=fp32\n")
+    write_properties(folder, "engine=MPI", "option.dtipe=fp32")
     with pytest.raises(BadConfiguration, match=rf"rolling: {folder}/serving.properties"):
         read(Selection((str(folder),), ("option.max_rolling_batch_size=8,16",)), tmp_path)
-    (folder / "serving.properties").write_text("engine=MPI\n")
-    (tmp_path / "copies").rmdir()
+    write_properties(folder, "engine=MPI")
     with pytest.raises(BadConfiguration, match="max_rolling_batch_size=none: "):
-        read(Selection((str(folder),), ("option.max_rolling_batch_size=8,none",)), tmp_path)
+        read(Selection((str(folder),), ("option.max_rolling_batch_size=8,none",)), tmp_path, "others")
 
 
 def test_an_option_without_effect_is_refused(folder: Path, tmp_path: Path) -> None:
     def refusal(*settings: str) -> str:
-        folder_of_copies = tmp_path / settings[0]
-        folder_of_copies.mkdir()
         with pytest.raises(BadConfiguration) as caught:
-            read(Selection((str(folder),), settings), folder_of_copies)
+            read(Selection((str(folder),), settings), tmp_path, settings[0])
         return str(caught.value)
 
     assert refusal("option.swap_space=1,2").startswith("--set: option.swap_space has no effect: ")
-    (folder / "serving.properties").write_text("engine=Python\n")
+    write_properties(folder, "engine=Python")
     message = (
         "--set: option.max_rolling_batch_size has no effect: it applies to engine=MPI (got engine=Python)"
     )
@@ -92,9 +83,11 @@ def test_an_option_without_effect_is_refused(folder: Path, tmp_path: Path) -> No
     assert len(read(Selection((str(folder),), both), tmp_path)[0]) == 4
 
 
-def test_files_can_be_compared_with_running_servers(folder: Path, tmp_path: Path) -> None:
-    with ScriptedServer(lambda number, body: Script(), metrics=lambda: b"x 1\n") as server:
-        configs, _ = read(Selection((server.url, str(folder))), tmp_path)
+def test_files_can_be_compared_with_running_servers(
+    folder: Path, tmp_path: Path, scripted: StartScripted
+) -> None:
+    server = scripted(metrics=lambda: b"x 1\n")
+    configs, _ = read(Selection((server.url, str(folder))), tmp_path)
     assert [(one.name, one.url) for one in configs] == [(server.url[7:], server.url), ("rolling", "")]
     assert tokenizers_for(configs, None) == dict.fromkeys([one.name for one in configs], folder)
     assert tokenizers_for(configs, tmp_path)["rolling"] == tmp_path
@@ -103,17 +96,10 @@ def test_files_can_be_compared_with_running_servers(folder: Path, tmp_path: Path
 
 
 def test_attribute_adds_configurations_between_the_two(folder: Path, tmp_path: Path) -> None:
-    dynamic = tmp_path / "dynamic"
-    dynamic.mkdir()
-    (dynamic / "serving.properties").write_text(f"engine=Python\nbatch_size=4\noption.model_id={folder}\n")
+    lines = ("engine=Python", "batch_size=4", f"option.model_id={folder}")
+    dynamic = write_properties(tmp_path / "dynamic", *lines)
     configs, plan = read(Selection((str(dynamic), str(folder)), attribute=True), tmp_path)
-    assert [one.name for one in configs] == [
-        "dynamic",
-        "rolling",
-        "contiguous",
-        "static-32",
-        "static-4",
-    ]
+    assert [one.name for one in configs] == ["dynamic", "rolling", "contiguous", "static-32", "static-4"]
     assert [(part.name, part.base) for part in plan.parts][-1] == ("static-4", "dynamic")
     # Four pairs with the first configuration, and four others: all parts except the last, and all except the kernels.
     assert plan.num_error_shares([one.name for one in configs], 1) == 4 + 4

@@ -6,12 +6,14 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from container.measure.compare.server_process import ServerFailed, ServerProcess, StopTimeouts
 from container.run.processes import Child
 from tests.container.measure.compare.made_up import make_configuration
 from tests.support.paths import child_environment
+from tests.support.processes import with_argument
 from tests.support.waiting import wait_until
 
 
@@ -33,18 +35,19 @@ def test_a_server_that_is_killed_while_loading_leaves_no_processes(tmp_path: Pat
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
     with pytest.raises(ServerFailed, match=r"slow: the server was not ready within 0 s"):
         ServerProcess.start(config, tmp_path / "server.log", child_environment())
-    wait_until(lambda: find_processes(str(tmp_path)) == [])
+    wait_until(lambda: find_processes(tmp_path) == [])
 
 
-def start_program(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProcess:
-    """Start `program` as a server, and wait until it prints "up"."""
+def start_program(tmp_path: Path, on_sigterm: str, timeouts: StopTimeouts | None = None) -> ServerProcess:
+    """Start a program as a server, and wait until it is up. on_sigterm: the Python code that SIGTERM runs."""
+    program = _SIGTERM_HANDLER.format(then=on_sigterm)
     log_path = tmp_path / "server.log"
     log = log_path.open("ab", buffering=0)
     child = Child.start(
         "made-up", [sys.executable, "-c", program, str(tmp_path)], child_environment(), log=log
     )
     wait_until(lambda: "up" in log_path.read_text())
-    return ServerProcess("made-up", child, 1, log, timeouts)
+    return ServerProcess("made-up", child, 1, log, timeouts or StopTimeouts())
 
 
 _SIGTERM_HANDLER = """
@@ -57,38 +60,28 @@ while True:
 
 
 def test_a_server_that_exits_with_code_0_stops_without_error(tmp_path: Path) -> None:
-    server = start_program(tmp_path, _SIGTERM_HANDLER.format(then="sys.exit(0)"), StopTimeouts())
+    server = start_program(tmp_path, "sys.exit(0)")
     memory = server.peak_memory()
     assert memory is not None
     assert memory > 1 << 20
     server.stop()
     server.kill()
-    wait_until(lambda: find_processes(str(tmp_path)) == [])
+    wait_until(lambda: find_processes(tmp_path) == [])
 
 
 def test_another_exit_code_is_a_failure(tmp_path: Path) -> None:
-    server = start_program(
-        tmp_path, _SIGTERM_HANDLER.format(then="sys.exit('the last word')"), StopTimeouts()
-    )
+    server = start_program(tmp_path, "sys.exit('the last word')")
     with pytest.raises(ServerFailed, match=r"made-up: the server exited with code 1\.(.|\n)*the last word"):
         server.stop()
 
 
 def test_a_server_that_ignores_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
-    server = start_program(tmp_path, _SIGTERM_HANDLER.format(then="None"), StopTimeouts(0.05, 0.05, 0.05))
+    server = start_program(tmp_path, "None", StopTimeouts(0.05, 0.05, 0.05))
     with pytest.raises(ServerFailed, match=r"did not exit within 0\.05 s of SIGTERM"):
         server.stop()
-    wait_until(lambda: find_processes(str(tmp_path)) == [])
+    wait_until(lambda: find_processes(tmp_path) == [])
 
 
-def find_processes(word: str) -> list[int]:
-    """Return the ids of running processes with `word` in their command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if word in command:
-            found.append(int(folder.name))
-    return found
+def find_processes(folder: Path) -> list[psutil.Process]:
+    """Running processes with this folder in their command line."""
+    return with_argument(psutil.process_iter(), lambda argument: str(folder) in argument)

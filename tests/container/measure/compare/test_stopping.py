@@ -92,12 +92,9 @@ def test_the_error_probability_holds_for_any_precision(num_intervals: int) -> No
         assert sum(errors) / len(errors) <= error, precision
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("rolling", 0.4), ("dynamic", 0.05)])
-def test_equal_configurations_that_stop_early_are_rarely_reported_as_different(
-    kind: str, precision: float
-) -> None:
-    """`make verify` runs 1,000 comparisons."""
-    comparisons = list(comparisons_until_precise(kind, precision, count=30))
+def test_equal_configurations_that_stop_early_are_rarely_reported_as_different() -> None:
+    """`make verify` runs 1,000 comparisons of each kind."""
+    comparisons = list(comparisons_until_precise("rolling", 0.4, count=30))
     assert len({comparison.num_rounds for comparison in comparisons}) > 1
     assert share_different(comparisons) <= 0.05
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from container.explain.target import this_machine
-from container.machine import Machine
 from container.measure.bench.arrivals import Users
+from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError
 from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
@@ -27,9 +27,14 @@ from container.measure.tune.real_runs import RealRuns, learn_times
 from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
 from container.measure.tune.tune_command import tune
 from container.progress import LogLines
+from tests.container.explain.questions import make_model
 from tests.container.measure.compare.fake_server import FakeServers
-from tests.container.measure.compare.made_up import make_scenario
-from tests.container.measure.compare.test_configurations import CONFIG, MACHINE
+from tests.container.measure.compare.made_up import (
+    MACHINE,
+    SMALL_SHAPE,
+    make_scenario,
+    write_properties,
+)
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
 from tests.lmi_server.fakes import build_model_folder
 
@@ -39,10 +44,16 @@ SHORT = make_scenario("short", 8, 4, 3, 2)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a model. Tests add serving.properties."""
-    model_folder = build_model_folder(tmp_path / "file")
-    (model_folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 400}))
-    (model_folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    return model_folder
+    return make_model(build_model_folder(tmp_path / "file"), SMALL_SHAPE, vocab_size=400)
+
+
+def rolling_space(folder: Path) -> SearchSpace:
+    write_properties(folder, "engine=MPI", "option.kv_cache_gb=1")
+    axes: dict[str, tuple[str, ...]] = {
+        MAX_SEQUENCES: ("8", "2", "32"),
+        MAX_PROMPT_TOKENS: ("256", "64", "1024"),
+    }
+    return SearchSpace(NamedPath("file", folder), "MPI", {}, axes)
 
 
 def make_runs(start: object, tmp_path: Path) -> RealRuns:
@@ -51,33 +62,29 @@ def make_runs(start: object, tmp_path: Path) -> RealRuns:
     return RealRuns(Plan((SHORT,), 9, 0), {}, MACHINE, None, start, logs, LogLines(io.StringIO()))  # type: ignore[arg-type]
 
 
-def make_output_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "copies"
-    folder.mkdir()
-    return folder
+class TracedServers(FakeServers):
+    """Fake servers that write a step trace of a simulated load."""
+
+    def __init__(self, folder: Path, load: Scenario) -> None:
+        super().__init__()
+        self._folder, self._load = folder, load
+
+    def __call__(self, config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        trace = variables["OPTION_STEP_TRACE"]
+        simulate(rolling_server(self._folder), Times(0.25), self._load, step_trace=trace)
+        return super().__call__(config, log, variables)
 
 
 def test_step_times_are_fitted_to_the_smallest_and_largest_batches(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[Mapping[str, object]] = []
     monkeypatch.setattr(
         run_module, "change_settings", lambda name, url, token, settings: changed.append(settings)
     )
-    fakes, steps = FakeServers(), 20
-
-    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
-        trace = variables["OPTION_STEP_TRACE"]
-        simulate(rolling_server(folder), Times(0.25), scenario(steps, 40, 20), step_trace=trace)
-        return fakes(config, log, variables)
-
-    (folder / "serving.properties").write_text("engine=MPI\noption.kv_cache_gb=1\n")
-    axes = {MAX_SEQUENCES: ("8", "2", "32"), MAX_PROMPT_TOKENS: ("256", "64", "1024")}
-    space = SearchSpace(NamedPath("file", folder), "MPI", {}, axes)
-    runs = make_runs(start, tmp_path)
-    times = learn_times(space, runs, make_output_folder(tmp_path))(
-        read_server(folder, None, this_machine(MACHINE))
-    )
+    fakes = TracedServers(folder, scenario(20, 40, 20))
+    runs = make_runs(fakes, tmp_path)
+    times = learn_times(rolling_space(folder), runs, copies)(read_server(folder, None, this_machine(MACHINE)))
     assert times.seconds([64] * 8, [1] * 8, 8).device == pytest.approx(0.25)
     # One server ran both: its settings were changed in between.
     assert fakes.journal == ["start file, largest batches", "stop file, largest batches"]
@@ -87,26 +94,17 @@ def test_step_times_are_fitted_to_the_smallest_and_largest_batches(
 
 
 def test_a_load_with_too_few_requests_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "change_settings", lambda *arguments: None)
-
-    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
-        simulate(
-            rolling_server(folder), Times(), scenario(1, 8, 4), step_trace=variables["OPTION_STEP_TRACE"]
-        )
-        return FakeServers()(config, log, variables)
-
-    (folder / "serving.properties").write_text("engine=MPI\noption.kv_cache_gb=1\n")
-    axes = {MAX_SEQUENCES: ("8", "2"), MAX_PROMPT_TOKENS: ("256",)}
-    space = SearchSpace(NamedPath("file", folder), "MPI", {}, axes)
+    runs = make_runs(TracedServers(folder, scenario(1, 8, 4)), tmp_path)
     with pytest.raises(BenchError, match="--requests: too few to fit step times"):
-        learn_times(space, make_runs(start, tmp_path), make_output_folder(tmp_path))
+        learn_times(rolling_space(folder), runs, copies)
 
 
 @pytest.mark.parametrize("tpot", [0.003, 0.0])
 def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
-    tpot: float, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tpot: float, folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A TPOT of 0 means that all tokens arrive at once. Then the time of whole responses is used instead."""
     real_run = RealRuns.run
@@ -119,12 +117,11 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
         return replace(comparison, rounds=(replace(measured, figures=figures),))
 
     monkeypatch.setattr(RealRuns, "run", run)
-    (folder / "serving.properties").write_text("engine=Python\nbatch_size=2\n")
+    write_properties(folder, "engine=Python", "batch_size=2")
     space = SearchSpace(NamedPath("file", folder), "Python", {}, {"batch_size": ("2", "4")})
     runs = make_runs(FakeServers(), tmp_path)
-    target = this_machine(Machine(2, 8 << 30))
-    server = read_server(folder, None, target)
-    times = learn_times(space, runs, make_output_folder(tmp_path))(server)
+    server = read_server(folder, None, this_machine(MACHINE))
+    times = learn_times(space, runs, copies)(server)
     assert "all times" in times.describe()
     assert "the measured time per token of file" in times.describe()
     (scenario,) = runs.plan.scenarios
@@ -138,7 +135,7 @@ def test_a_file_is_tuned_end_to_end(folder: Path, tmp_path: Path, monkeypatch: p
     fakes = FakeServers()
     monkeypatch.setattr(tune_command, "detect", lambda environ: MACHINE)
     monkeypatch.setattr(tune_command, "server_starter", lambda environ: fakes)
-    (folder / "serving.properties").write_text("engine=Python\nbatch_size=2\n")
+    write_properties(folder, "engine=Python", "batch_size=2")
     search = ("--search", "batch_size=8", "--search", "max_batch_delay=0,100")
     load = ("--users", "4", "--requests", "8", "--input-tokens", "8", "--output-tokens", "4", "--rounds", "2")
     options = ("--goal", "errors < 50%, max tokens/s", "--verify", "1", "--json", str(tmp_path / "all.json"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,20 @@ from container.measure.tune.goal import parse_goal
 from container.measure.tune.search import Proposal, Rank, best_alike, pareto, search, shortlist
 from container.measure.tune.space import Point
 from tests.container.measure.compare.made_up import make_figures
-from tests.container.measure.tune.made_up import make_proposal, names
 
 GOAL = parse_goal("p95 latency < 10s, max tokens/s")
 AXES = tuple(tuple(map(str, range(count))) for count in (6, 5, 2, 3))
 START = ("1", "1", "0", "0")
+
+
+def make_proposal(name: str, changes: Mapping[str, str], **values: float) -> Proposal:
+    """`values`: predicted tokens_per_second and latency, passed to `make_figures`."""
+    figures = make_figures(**values)
+    return Proposal(NamedPath(name, Path()), dict(changes), figures, GOAL.values(figures))
+
+
+def names(proposals: Sequence[Proposal]) -> list[str]:
+    return [one.name for one in proposals]
 
 
 class Surface:
@@ -42,9 +52,9 @@ class Surface:
         return 100 * math.exp((interaction - sum(one * one for one in distances)) / 2)
 
     def rank(self, point: Point) -> Rank:
-        figures = make_figures(self.true_value(point) * self._rng.uniform(0.95, 1.05))
+        speed = self.true_value(point) * self._rng.uniform(0.95, 1.05)
         changes = {str(index): value for index, value in enumerate(point) if value != START[index]}
-        proposal = Proposal(NamedPath(",".join(point), Path()), changes, figures, GOAL.values(figures))
+        proposal = make_proposal(",".join(point), changes, tokens_per_second=speed)
         self.proposals.append(proposal)
         return GOAL.rank(proposal.values)
 
@@ -74,23 +84,23 @@ def test_each_point_is_ranked_once_up_to_the_limit(max_points: int, seed: int) -
 
 def test_of_equal_predictions_the_shortlist_keeps_the_one_with_the_fewest_changes() -> None:
     proposals = [
-        make_proposal("file", GOAL, tokens_per_second=50.0),
-        make_proposal("three", GOAL, {"a": "1", "b": "2", "c": "3"}, tokens_per_second=101.0),
-        make_proposal("one", GOAL, {"a": "1"}, tokens_per_second=100.0),
-        make_proposal("next", GOAL, {"a": "2"}, tokens_per_second=80.0),
-        make_proposal("slow", GOAL, {"a": "3"}, tokens_per_second=20.0),
-        make_proposal("late", GOAL, {"a": "4"}, tokens_per_second=200.0, latency=11.0),
+        make_proposal("file", {}, tokens_per_second=50.0),
+        make_proposal("three", {"a": "1", "b": "2", "c": "3"}, tokens_per_second=101.0),
+        make_proposal("one", {"a": "1"}, tokens_per_second=100.0),
+        make_proposal("next", {"a": "2"}, tokens_per_second=80.0),
+        make_proposal("slow", {"a": "3"}, tokens_per_second=20.0),
+        make_proposal("late", {"a": "4"}, tokens_per_second=200.0, latency=11.0),
     ]
     assert names(shortlist(proposals, GOAL, 2)) == ["one", "next"]
     assert names(shortlist(proposals, GOAL, 9)) == ["one", "next", "slow", "late"]
-    failed = [make_proposal(name, GOAL, {"a": name}, tokens_per_second=math.nan) for name in "12"]
+    failed = [make_proposal(name, {"a": name}, tokens_per_second=math.nan) for name in "12"]
     assert names(shortlist(failed, GOAL, 9)) == ["1", "2"]
 
 
 def test_a_difference_below_the_simulations_accuracy_does_not_change_the_file() -> None:
     proposals = [
-        make_proposal("more", GOAL, {"a": "1"}, tokens_per_second=101.0),
-        make_proposal("file", GOAL, tokens_per_second=100.0),
+        make_proposal("more", {"a": "1"}, tokens_per_second=101.0),
+        make_proposal("file", {}, tokens_per_second=100.0),
     ]
     assert names(best_alike(proposals, GOAL)) == ["file", "more"]
     assert shortlist(proposals, GOAL, 3) == []
@@ -99,7 +109,7 @@ def test_a_difference_below_the_simulations_accuracy_does_not_change_the_file() 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=12))
 def test_no_proposal_of_the_pareto_set_is_dominated(figures: list[tuple[int, int]]) -> None:
     proposals = [
-        make_proposal(str(index), GOAL, tokens_per_second=float(speed), latency=float(latency))
+        make_proposal(str(index), {}, tokens_per_second=float(speed), latency=float(latency))
         for index, (speed, latency) in enumerate(figures)
     ]
     found = {(one.values["tokens/s"], one.values["p95 latency"]) for one in pareto(proposals, GOAL)}

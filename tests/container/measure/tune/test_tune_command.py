@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from container.machine import Machine
 from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
@@ -21,34 +20,27 @@ from container.measure.simulate.simulation import simulate
 from container.measure.tune import tune_command
 from container.measure.tune.tune_command import tune
 from lmi_server.properties import loader
-from tests.container.measure.compare.made_up import compare_speeds
-from tests.container.measure.compare.test_configurations import CONFIG
+from tests.container.measure.compare.made_up import MACHINE, compare_speeds, write_model, write_properties
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
 
 SMALL = ("--users", "8", "--requests", "16", "--input-tokens", "16", "--output-tokens", "8")
-SEARCH = ("--search", "option.max_rolling_batch_size=1,8", "--search", "option.block_size=16")
-SEARCH += (
-    "--search",
-    "option.paged_attention=true",
-    "--search",
-    "option.batch_scheduler_policy=max_utilization",
+SEARCH = (
+    "--search=option.max_rolling_batch_size=1,8",
+    "--search=option.block_size=16",
+    "--search=option.paged_attention=true",
+    "--search=option.batch_scheduler_policy=max_utilization",
+    "--search=option.enable_chunked_prefill=true",
+    "--search=option.max_rolling_batch_prefill_tokens=64",
 )
-SEARCH += ("--search", "option.enable_chunked_prefill=true")
-SEARCH += ("--search", "option.max_rolling_batch_prefill_tokens=64")
 FASTER = "max_rolling_batch_size=8"
 
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Path:
     """A folder with serving.properties (two concurrent sequences) and its model."""
-    folder = tmp_path / "file"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    text = "# mine\nengine=MPI\noption.max_rolling_batch_size=2\noption.max_rolling_batch_prefill_tokens=64\n"
-    (folder / "serving.properties").write_text(text + "option.kv_cache_gb=0.1\n")
-    return folder
+    lines = ("# mine", "engine=MPI", "option.max_rolling_batch_size=2")
+    more = ("option.max_rolling_batch_prefill_tokens=64", "option.kv_cache_gb=0.1")
+    return write_properties(write_model(tmp_path / "file"), *lines, *more)
 
 
 @dataclass
@@ -72,26 +64,33 @@ class FakeRuns:
         return replace(compare_speeds(speeds, self.plan.scenarios[0]), plan=self.plan)
 
 
+def invoke(*arguments: object, goal: str = "max tokens/s") -> Result:
+    return CliRunner().invoke(tune, [*map(str, arguments), "--goal", goal, *SEARCH, *SMALL])
+
+
+Tune = Callable[..., Result]
+"""Runs `lmi tune` on the configuration with fake runs and more options. All steps take the same time."""
+
+
 @pytest.fixture
-def trace(configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The trace of steps that all take the same time, on a machine with two cores."""
-    monkeypatch.setattr(tune_command, "detect", lambda environ: Machine(2, 8 << 30))
-    path = tmp_path / "trace.jsonl"
-    simulate(rolling_server(configuration), Times(0.25), scenario(20, 40, 20), step_trace=str(path))
-    return path
+def tune_with(configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
+    monkeypatch.setattr(tune_command, "detect", lambda environ: MACHINE)
+    trace = tmp_path / "trace.jsonl"
+    simulate(rolling_server(configuration), Times(0.25), scenario(20, 40, 20), step_trace=str(trace))
 
+    def run(runs: FakeRuns, *options: object, goal: str = "max tokens/s") -> Result:
+        monkeypatch.setattr(tune_command, "RealRuns", runs)
+        return invoke(configuration, "--calibrate", trace, *options, goal=goal)
 
-def invoke(*arguments: object, goal: str = "max tokens/s", load: Sequence[str] = SMALL) -> Result:
-    return CliRunner().invoke(tune, [*map(str, arguments), "--goal", goal, *SEARCH, *load])
+    return run
 
 
 def test_the_best_configuration_is_verified_and_written_with_its_measurements(
-    configuration: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configuration: Path, tune_with: Tune, tmp_path: Path
 ) -> None:
     fake = FakeRuns({"file": [100, 101, 99], FASTER: [150, 153, 148]})
-    monkeypatch.setattr(tune_command, "RealRuns", fake)
     files = ("--json", tmp_path / "all.json", "--report", tmp_path / "page.html")
-    result = invoke(configuration, "--calibrate", trace, *files, "--verify", "2")
+    result = tune_with(fake, *files, "--verify", "2")
     assert result.exit_code == 0, result.output
     # The unchanged file, then the best predictions.
     assert fake.run_files == ["file", FASTER, "max_rolling_batch_size=1"]
@@ -117,22 +116,16 @@ def test_the_best_configuration_is_verified_and_written_with_its_measurements(
     assert f"{FASTER} is the best of the 3 configurations that were run" in page
 
 
-def test_an_uncertain_gain_is_marked_as_uncertain(
-    configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [100, 200]}))
-    result = invoke(configuration, "--calibrate", trace, "--verify", "1")
+def test_an_uncertain_gain_is_marked_as_uncertain(configuration: Path, tune_with: Tune) -> None:
+    result = tune_with(FakeRuns({"file": [100, 100], FASTER: [100, 200]}), "--verify", "1")
     assert f"{FASTER} is the best" in result.stdout
     assert "too few rounds: 2 rounds vary too much for a verdict" in result.stdout
     text = (configuration / "serving.properties.tuned").read_text()
     assert "# was 2; tokens/s +41.4 % over the original file (2 rounds: too few to be certain)" in text
 
 
-def test_a_file_that_is_already_the_best_is_not_changed(
-    configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 101]}))
-    result = invoke(configuration, "--calibrate", trace)
+def test_a_file_that_is_already_the_best_is_not_changed(configuration: Path, tune_with: Tune) -> None:
+    result = tune_with(FakeRuns({"file": [100, 101]}))
     assert result.exit_code == 0
     assert "The file needs no change: it is the best" in result.stdout
     assert f"predicted another best configuration: {FASTER}" in result.stdout
@@ -140,27 +133,23 @@ def test_a_file_that_is_already_the_best_is_not_changed(
 
 
 def test_the_closest_configuration_is_named_when_no_configuration_meets_the_goal(
-    configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+    configuration: Path, tune_with: Tune
 ) -> None:
     # Latencies are 100 over the speed: 1 s and 0.5 s.
-    monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [200, 200]}))
-    result = invoke(configuration, "--calibrate", trace, goal="p95 latency < 400ms, max tokens/s")
+    fake = FakeRuns({"file": [100, 100], FASTER: [200, 200]})
+    result = tune_with(fake, goal="p95 latency < 400ms, max tokens/s")
     assert result.exit_code == 1
-    assert (
-        f"meets the goal. The closest is {FASTER}, which misses p95 latency < 400 ms by 25.0 %"
-        in result.stdout
-    )
+    closest = f"meets the goal. The closest is {FASTER}, which misses p95 latency < 400 ms by 25.0 %"
+    assert closest in result.stdout
     assert not (configuration / "serving.properties.tuned").exists()
 
 
 def test_a_file_that_cannot_be_served_here_is_refused_before_any_run(
-    configuration: Path, monkeypatch: pytest.MonkeyPatch
+    configuration: Path, tune_with: Tune
 ) -> None:
     fake = FakeRuns({})
-    monkeypatch.setattr(tune_command, "detect", lambda environ: Machine(2, 8 << 30))
-    monkeypatch.setattr(tune_command, "RealRuns", fake)
-    (configuration / "serving.properties").write_text("engine=MPI\noption.tensor_parallel_degree=64\n")
-    result = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *SMALL])
+    write_properties(configuration, "engine=MPI", "option.tensor_parallel_degree=64")
+    result = tune_with(fake)
     assert (result.exit_code, "option.tensor_parallel_degree" in result.stderr) == (1, True), result.output
     assert fake.run_files == []
 
@@ -178,17 +167,12 @@ def test_all_figures_are_predicted_for_another_machine(configuration: Path, tmp_
     again = invoke(*arguments)
     assert (again.exit_code, "use --force to overwrite it" in again.stderr) == (2, True)
     assert invoke(*arguments, "--force").exit_code == 0
-
-
-def test_results_are_kept_as_json_when_the_file_cannot_be_written(
-    configuration: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "tuned.properties"
+    # Results are kept as JSON when the file cannot be written.
+    output.unlink()
     output.symlink_to(tmp_path / "gone" / "tuned.properties")
-    options = ("--device", "A10G", "--output", output, "--json", tmp_path / "all.json")
-    result = invoke(configuration, "--model", configuration, *options)
-    assert result.exit_code == 1
-    assert f"Error: --output: cannot write {output}: No such file or directory" in result.stderr
+    failed = invoke(*arguments, "--json", tmp_path / "all.json")
+    assert failed.exit_code == 1
+    assert f"Error: --output: cannot write {output}: No such file or directory" in failed.stderr
     assert json.loads((tmp_path / "all.json").read_text())["configurations"]
 
 
@@ -219,7 +203,7 @@ def test_wrong_options_are_refused(options: tuple[str, ...], message: str, confi
 
 
 def test_a_wrong_file_and_a_failed_server_give_error_messages(
-    configuration: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configuration: Path, tune_with: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -227,12 +211,11 @@ def test_a_wrong_file_and_a_failed_server_give_error_messages(
         def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
             raise ServerFailed("file: the server exited with code 1")
 
-    monkeypatch.setattr(tune_command, "RealRuns", Failing({}))
-    failed = invoke(configuration, "--calibrate", trace)
+    failed = tune_with(Failing({}))
     assert failed.exit_code == 1
     assert "exited with code 1; the servers' logs are in" in failed.stderr
-    (configuration / "serving.properties").write_text("engine=MPI\noption.max_rolling_batch_sise=2\n")
-    wrong = invoke(configuration, "--calibrate", trace)
+    write_properties(configuration, "engine=MPI", "option.max_rolling_batch_sise=2")
+    wrong = tune_with(Failing({}))
     assert (wrong.exit_code, "did you mean option.max_rolling_batch_size" in wrong.stderr) == (1, True)
     # Only the logs of the failed server are kept.
     assert len(list(tmp_path.glob("lmi-tune-logs-*"))) == 1

@@ -16,17 +16,17 @@ from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.tune.goal import parse_goal
 from container.measure.tune.report import effect, sentences
+from container.measure.tune.search import Proposal
 from container.measure.tune.tuning import Explorer, Tuning
 from container.progress import LogLines
 from tests.container.measure.compare.made_up import (
+    MACHINE,
     SCENARIO,
     make_comparison,
     make_configuration,
     make_figures,
     make_round,
 )
-from tests.container.measure.compare.test_configurations import MACHINE
-from tests.container.measure.tune.made_up import make_proposal
 
 FILE = "file"
 
@@ -36,7 +36,13 @@ def make_tuning(goal_text: str, rounds: Mapping[str, Sequence[Figures]]) -> Tuni
     goal, plan = parse_goal(goal_text), Plan((SCENARIO,), 1, 0)
     file, view = NamedPath(FILE, Path(FILE)), LogLines(io.StringIO())
     explorer = Explorer(file, plan, goal, this_machine(MACHINE), None, {}, Path(), view)
-    explorer.proposals += [make_proposal(name, goal, {} if name == FILE else {"a": name}) for name in rounds]
+    predicted = make_figures()
+    explorer.proposals += [
+        Proposal(
+            NamedPath(name, Path()), {} if name == FILE else {"a": name}, predicted, goal.values(predicted)
+        )
+        for name in rounds
+    ]
     results = [
         make_round(name, number, figures)
         for name, figures_by_round in rounds.items()
