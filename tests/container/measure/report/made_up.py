@@ -17,11 +17,10 @@ from container.measure.bench.search import RateTrial
 from container.measure.bench.workload import Workload
 from container.measure.compare import attribution, report
 from container.measure.compare.plan import Part, Plan
-from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, RequestTiming, RoundResult
-from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
 from container.measure.output import as_json
 from tests.container.measure.compare.made_up import (
+    PROVENANCE,
     make_comparison,
     make_configuration,
     make_figures,
@@ -36,6 +35,7 @@ PARTS = (
     Part(attribution.SCHEDULING, "rolling-8", "static-4"),
 )
 STEP_SECONDS = 0.02
+_NUM_ROUNDS = 5
 _NOISE = (1.0, 0.96, 1.04, 0.98, 1.02)
 """Factors by round. Their order depends on the configuration, so ratios vary around the ratio of the speeds."""
 _LOAD = Workload(Fixed(32), Exponential(24, 96), 48)
@@ -83,65 +83,41 @@ def write_trace(path: Path, steps: Sequence[dict[str, Any]]) -> str:
     return str(path)
 
 
-def made_up_outputs(count: int = 48) -> list[int]:
+def made_up_outputs() -> list[int]:
     rng = random.Random("answers")
-    return [max(2, min(96, round(rng.expovariate(1 / 24)))) for _ in range(count)]
+    return [max(2, min(96, round(rng.expovariate(1 / 24)))) for _ in range(_LOAD.num_requests)]
 
 
-def compared(
-    names: Sequence[str] = tuple(SPEEDS), scenarios: Sequence[str] = (SCENARIO,), num_rounds: int = 5
-) -> Comparison:
-    """A comparison without step traces. Names that are not in `SPEEDS` get rising speeds."""
+def make_document(
+    names: Sequence[str] = tuple(SPEEDS), scenarios: Sequence[str] = (SCENARIO,)
+) -> dict[str, Any]:
+    """The output of `lmi compare --json`, without step traces. Names that are not in `SPEEDS` get rising speeds."""
     configs = [
         make_configuration(name, max_rolling_batch_size=str(4 * (position + 1)))
         for position, name in enumerate(names)
     ]
     rounds = [
         _round(name, position, scenario, number)
-        for number in range(1, num_rounds + 1)
+        for number in range(1, _NUM_ROUNDS + 1)
         for scenario in scenarios
         for position, name in enumerate(names)
     ]
     parts = PARTS if set(SPEEDS) <= set(names) else ()
     loads = tuple(Scenario(name, _LOAD, Users(8)) for name in scenarios)
-    return make_comparison(configs, rounds, plan=Plan(loads, num_rounds, seed=7, parts=parts))
+    plan = Plan(loads, _NUM_ROUNDS, seed=7, parts=parts)
+    return document_of(make_comparison(configs, rounds, plan=plan))
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
-    """The output of `lmi compare --json`."""
-    origin = Provenance(
-        "lmi compare a b c --report out.html",
-        "2030-01-02 03:04 UTC",
-        "2 cores (Abacus 9), 8.0 GiB free, no GPU",
-        {"python": "3.11.2", "lmi-server": "0.1.0", "torch": "9.9.9"},
-    )
-    document: dict[str, Any] = as_json(report.json_values(comparison, origin))
+    document: dict[str, Any] = as_json(report.json_values(comparison, PROVENANCE))
     return document
-
-
-def make_document(
-    names: Sequence[str] = tuple(SPEEDS), scenarios: Sequence[str] = (SCENARIO,), num_rounds: int = 5
-) -> dict[str, Any]:
-    return document_of(compared(names, scenarios, num_rounds))
 
 
 def _round(name: str, position: int, scenario: str, number: int) -> RoundResult:
     speed = SPEEDS.get(name, 80.0 + 50.0 * position) * _NOISE[(number + position) % len(_NOISE)]
     requests = _requests(speed, f"{name}/{scenario}/{number}")
-    tokens = [(index, 1, 2) for index in range(len(requests))]
-    if position and number <= 2:
-        tokens[3] = (3, 1, 9)
-    result = make_round(
-        name,
-        number,
-        replace(make_figures(speed, 400 / speed), num_requests=len(requests)),
-        scenario=scenario,
-        token_ids=tuple(tokens),
-        batches=BatchSizes(400, 3.0 * (position + 1)),
-        kv=KvUse(9, 4000.0, 500.0, 900.0, 0.13),
-    )
-    counters = RoundCounters(1536, 1152, preemptions=12, recomputed_tokens=40, prefix_hit_tokens=96)
-    return replace(result, counters=counters, requests=requests)
+    figures = replace(make_figures(speed, 400 / speed), num_requests=len(requests))
+    return replace(make_round(name, number, figures, scenario=scenario), requests=requests)
 
 
 def _requests(speed: float, seed: str) -> tuple[RequestTiming, ...]:
