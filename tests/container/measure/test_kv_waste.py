@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.measure.kv_waste import ALLOCATIONS, Allocation, AllocationResult, WasteLoad, measure_waste
+from container.measure.kv_waste import ALLOCATIONS, Allocation, WasteLoad, measure_waste
 from container.measure.kv_waste_command import kv_waste
 
 CONTIGUOUS, PAGED, OPTIMISTIC = ALLOCATIONS
@@ -56,23 +56,14 @@ def test_waste_of_one_request_matches_a_hand_calculation(
     assert result.promised == pytest.approx(promised / 12 / 31)
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, AllocationResult]:
-    return {allocation.name: measure_waste(allocation, LOAD) for allocation in ALLOCATIONS}
-
-
-def test_paging_wastes_less_of_the_same_memory(results: dict[str, AllocationResult]) -> None:
-    contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
+def test_paging_wastes_less_of_the_same_memory_and_only_optimistic_admission_preempts() -> None:
+    contiguous, paged, optimistic = (measure_waste(allocation, LOAD) for allocation in ALLOCATIONS)
     assert contiguous.waste > 0.3
     assert paged.waste < 0.12
     assert optimistic.waste < 0.12
     assert contiguous.max_running == paged.max_running == 1024 // 128
     assert optimistic.mean_running_loaded > 1.3 * contiguous.mean_running_loaded
     assert optimistic.steps < paged.steps == contiguous.steps
-
-
-def test_only_optimistic_admission_preempts(results: dict[str, AllocationResult]) -> None:
-    contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
     assert contiguous.preemptions == paged.preemptions == 0
     assert contiguous.recomputed_tokens == paged.recomputed_tokens == 0
     assert optimistic.preemptions > 0
@@ -86,16 +77,11 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "waste.json"
     result = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "1024", "--json", str(path)])
     assert (result.exit_code, result.exception) == (0, None)
-    for text in (
-        *(allocation.name for allocation in ALLOCATIONS),
-        "KV waste",
-        "1 - stored tokens / allocated slots",
-    ):
+    names = [allocation.name for allocation in ALLOCATIONS]
+    for text in (*names, "KV waste", "1 - stored tokens / allocated slots"):
         assert text in result.stdout
     values = json.loads(path.read_text())
-    assert [entry["allocation"] for entry in values["results"]] == [
-        allocation.name for allocation in ALLOCATIONS
-    ]
+    assert [entry["allocation"] for entry in values["results"]] == names
     assert values["load"]["prompt_tokens"] == 64
 
 

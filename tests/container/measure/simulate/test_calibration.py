@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from container.measure.bench.arrivals import OpenLoop
 from container.measure.bench.lengths import Exponential, Uniform
+from container.measure.bench.scenario import Scenario
 from container.measure.simulate import calibration
 from container.measure.simulate.calibration import calibrate, features, fit
 from container.measure.simulate.server import CannotSimulateError
@@ -47,9 +48,16 @@ class KnownTimes:
         return "known"
 
 
-def write_trace(file: Path, llama: Path, times: KnownTimes | Times, device: str = "cpu") -> Path:
-    simulate(rolling_server(llama, device=device), times, LOAD, step_trace=str(file))
-    return file
+@pytest.fixture
+def trace(llama: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Write the trace of a server with the given step times."""
+
+    def write(times: KnownTimes | Times, load: Scenario = LOAD, device: str = "cpu") -> Path:
+        file = tmp_path / "trace.jsonl"
+        simulate(rolling_server(llama, device=device), times, load, step_trace=str(file))
+        return file
+
+    return write
 
 
 def test_features_of_a_mixed_step() -> None:
@@ -59,22 +67,22 @@ def test_features_of_a_mixed_step() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_exact_times_are_recovered(device: str, llama: Path, tmp_path: Path) -> None:
+def test_exact_times_are_recovered(device: str, trace: Callable[..., Path]) -> None:
     """On GPUs too, where the device runs one step ahead of the host."""
-    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(device=device), device))
+    found = calibrate(trace(KnownTimes(device=device), device=device))
     assert found.coefficients == pytest.approx(TRUE[device], rel=0.02)
     assert found.median_error < 1e-3
     assert abs(found.total_error) < 1e-3
 
 
-def test_on_a_cpu_steps_with_prompts_have_no_constant_cost(llama: Path, tmp_path: Path) -> None:
-    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(device="cuda")))
+def test_on_a_cpu_steps_with_prompts_have_no_constant_cost(trace: Callable[..., Path]) -> None:
+    found = calibrate(trace(KnownTimes(device="cuda")))
     assert found.coefficients[1] == 0.0
 
 
-def test_noise_and_outliers_hardly_matter(llama: Path, tmp_path: Path) -> None:
+def test_noise_and_outliers_hardly_matter(trace: Callable[..., Path]) -> None:
     """Every twentieth step takes five times as long."""
-    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(0.05, 0.05)))
+    found = calibrate(trace(KnownTimes(0.05, 0.05)))
     exact = KnownTimes()
     for step in (([100] * 8, [1] * 8), ([0, 50, 60], [62, 1, 1])):
         expected = exact.seconds(*step, 1).device
@@ -91,30 +99,22 @@ def test_coefficients_are_never_negative() -> None:
     assert found[0] == pytest.approx(1.7, rel=0.1)
 
 
-def test_a_pause_does_not_count_as_time_of_the_step_before_it(llama: Path, tmp_path: Path) -> None:
+def test_a_pause_does_not_count_as_time_of_the_step_before_it(trace: Callable[..., Path]) -> None:
     """One request arrives every 100 s and takes 1 s."""
-    load = scenario(30, 8, 4, OpenLoop(0.01))
-    file = tmp_path / "trace.jsonl"
-    simulate(rolling_server(llama), Times(0.25), load, step_trace=str(file))
+    file = trace(Times(0.25), scenario(30, 8, 4, OpenLoop(0.01)))
     assert calibrate(file).seconds([8], [1], 1).device == pytest.approx(0.25, rel=1e-4)
 
 
-def test_an_unfinished_last_line_is_left_out(llama: Path, tmp_path: Path) -> None:
-    file = write_trace(tmp_path / "trace.jsonl", llama, KnownTimes())
-    whole = calibrate(file)
-    with file.open("a") as trace:
-        trace.write('{"time": 12.5, "plan": [["a", 0')
-    assert calibrate(file) == whole
-
-
-def test_a_line_that_is_too_long_is_refused(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unfinished_last_line_is_left_out_but_a_line_that_is_too_long_is_refused(
+    trace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_trace(tmp_path / "trace.jsonl", llama, KnownTimes())
-    longest = max(map(len, file.read_bytes().splitlines(keepends=True)))
+    file = trace(KnownTimes(), scenario(20, 40, 20))
+    whole, text = calibrate(file), file.read_text()
+    file.write_text(text + '{"time": 12.5, "plan": [["a", 0')
+    assert calibrate(file) == whole
+    longest = max(map(len, text.splitlines(keepends=True)))
     monkeypatch.setattr(calibration, "_MAX_LINE_BYTES", longest)
-    with file.open("a") as trace:
-        trace.write('{"time": ' + "1" * longest)
+    file.write_text(text + '{"time": ' + "1" * longest)
     with pytest.raises(CannotSimulateError, match="not a line of a step trace"):
         calibrate(file)
 
@@ -122,18 +122,17 @@ def test_a_line_that_is_too_long_is_refused(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
+        (None, "cannot read"),
         ("", "has too few usable steps"),
         ("not JSON\n", "line 1: not a line of a step trace"),
         (json.dumps({"time": 1.0}) + "\n", "line 1: not a line of a step trace"),
     ],
 )
-def test_a_file_that_is_not_a_step_trace_is_refused(content: str, problem: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_step_trace_is_refused(
+    content: str | None, problem: str, tmp_path: Path
+) -> None:
     file = tmp_path / "trace.jsonl"
-    file.write_text(content)
+    if content is not None:
+        file.write_text(content)
     with pytest.raises(CannotSimulateError, match=problem):
         calibrate(file)
-
-
-def test_a_missing_trace_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotSimulateError, match="cannot read"):
-        calibrate(tmp_path / "none.jsonl")

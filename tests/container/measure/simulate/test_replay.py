@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -96,19 +97,8 @@ def replay(model: Path, mode: Mode, real: list[dict[str, Any]], file: Path) -> l
             index = int(arrival["id"])
             request = BenchRequest(index, "", arrival["prompt_tokens"], arrival["max_new_tokens"])
             sessions.append(UserSession((before + at) / 2 if before else at, (request,)))
-    server = rolling_server(
-        model,
-        num_blocks=mode.num_blocks or 128,
-        block_size=BLOCK_SIZE,
-        policy=mode.policy,
-        paged=mode.paged,
-        prefix_caching=mode.prefix_caching,
-        max_num_seqs=mode.max_num_seqs,
-        max_prefill_tokens=mode.max_prefill_tokens,
-        max_num_batched_tokens=mode.max_num_batched_tokens,
-        chunked_prefill=mode.chunked_prefill,
-        scheduling_policy=mode.scheduling_policy,
-    )
+    options = {**dataclasses.asdict(mode), "num_blocks": mode.num_blocks or 128}
+    server = rolling_server(model, block_size=BLOCK_SIZE, **options.pop("more"), **options)
     clock = VirtualClock()
     front = VirtualFront(
         clock, sessions, lambda request: prompts[request.index], 1e9, 1e9, lambda outcome: None

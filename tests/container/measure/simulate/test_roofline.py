@@ -103,15 +103,6 @@ def test_the_kv_cache_has_the_size_that_lmi_check_predicts(llama: Path) -> None:
     assert 0.95 * free_bytes < on_gpu.info.kv_capacity_bytes < free_bytes
 
 
-def test_falcon_weights_take_half_of_an_a10g_at_degree_8(falcon: Path) -> None:
-    """AWS's post: some 10 of 24 GB at degree 8, and 20 GB at degree 4."""
-    eight = make_server(falcon, EIGHT, tensor_parallel_degree=8, dtype="fp16")
-    weights = [eight.model.weight_bytes(2, degree) / 1e9 for degree in (4, 8)]
-    assert weights == pytest.approx([20.9, 10.5], abs=0.3)
-    local = eight.info.kv_capacity_tokens * 122_880 / 8
-    assert local == pytest.approx(0.9 * 24e9 - weights[1] * 1e9, abs=1.5e9)
-
-
 def test_configurations_that_cannot_be_simulated_are_refused(falcon: Path) -> None:
     with pytest.raises(CannotServe, match=r"option\.tensor_parallel_degree=5 fits"):
         make_server(falcon, EIGHT, tensor_parallel_degree=2, dtype="fp16")

@@ -13,6 +13,7 @@ from container.machine import Machine
 from container.measure.simulate import simulate_command
 from container.measure.simulate.simulate_command import simulate
 from container.measure.simulate.simulation import simulate as run_simulation
+from tests.container.measure.compare.made_up import write_properties
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
 from tests.support.paths import REPO_ROOT
 
@@ -21,11 +22,8 @@ SMALL = ("--users", "4", "--requests", "8", "--input-tokens", "16", "--output-to
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Path:
-    folder = tmp_path / "configuration"
-    folder.mkdir()
-    text = "engine=MPI\noption.model_id=s3://bucket/llama\noption.tensor_parallel_degree=1\n"
-    (folder / "serving.properties").write_text(text + "option.max_model_len=2048\n")
-    return folder
+    lines = ("engine=MPI", "option.model_id=s3://bucket/llama", "option.tensor_parallel_degree=1")
+    return write_properties(tmp_path / "configuration", *lines, "option.max_model_len=2048")
 
 
 def invoke(*arguments: object) -> Result:

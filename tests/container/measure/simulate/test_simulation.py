@@ -66,15 +66,6 @@ def test_a_users_next_request_misses_the_step_that_follows(llama: Path) -> None:
     assert {round(one.ttft, 6) for one in later} == {2.0}
 
 
-def test_preemptions_are_counted_and_no_token_is_lost(llama: Path) -> None:
-    """Twelve blocks of 16 are too few for eight sequences of 64 tokens."""
-    server = rolling_server(llama, num_blocks=12, prefix_caching=False)
-    simulation = simulate(server, Times(), scenario(16, 16, 48))
-    assert simulation.figures.num_errors == 0
-    assert simulation.stats.counters["lmi_preemptions_total"] > 0
-    assert simulation.figures.output_tokens == 16 * 48
-
-
 def test_only_prompts_with_a_common_prefix_hit_the_prefix_cache(llama: Path) -> None:
     shared = Workload(Uniform(140, 160), Uniform(4, 8), 30, SharedPrefixes(2, 128))
     simulation = simulate(rolling_server(llama), Times(), Scenario("", shared, Users(1)))
@@ -142,11 +133,3 @@ def test_requests_of_disconnected_clients_are_computed_until_their_batch_ends(ll
     simulation = simulate(dynamic_server(llama, 1, 0.0), Times(1.0), scenario(2, 8, 10), timeout=5.5)
     assert [outcome.timed_out for outcome in simulation.run.outcomes] == [True, True]
     assert simulation.stats.counters["lmi_steps_total"] <= 7
-
-
-def test_a_running_static_batch_admits_no_requests(llama: Path) -> None:
-    load = scenario(16, 8, Uniform(2, 40))
-    static = rolling_server(llama, policy="static_batch", max_num_seqs=4)
-    rolling = rolling_server(llama, max_num_seqs=4)
-    slow, fast = (simulate(server, Times(), load).run.wall_seconds for server in (static, rolling))
-    assert slow > 1.2 * fast
