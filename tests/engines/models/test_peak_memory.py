@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_kernels.cpu import shared_team
 from tests.support.paths import REPO_ROOT, child_environment
 
-_HIDDEN, _WIDTH, _LAYERS, _VOCAB = 1024, 4096, 6, 8192
+_HIDDEN, _WIDTH = 1024, 4096
 _SLACK = 24 << 20
 """Tolerance for the memory of threads, allocator and interpreter."""
 
@@ -49,32 +49,20 @@ print(weights.owned_bytes, status("VmHWM") - before, weights.bytes_read)
 def test_peak_memory_is_at_most_the_shard_and_one_tensor(tmp_path: Path) -> None:
     if shared_team() is None:
         pytest.skip("native kernels are not built")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": _HIDDEN,
-        "intermediate_size": _WIDTH,
-        "num_hidden_layers": _LAYERS,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "vocab_size": _VOCAB,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    matrices = {f"self_attn.{part}_proj": (_HIDDEN, _HIDDEN) for part in "qkvo"}
-    matrices |= {"mlp.gate_proj": (_WIDTH, _HIDDEN), "mlp.up_proj": (_WIDTH, _HIDDEN)}
-    matrices |= {"mlp.down_proj": (_HIDDEN, _WIDTH), "input_layernorm": (_HIDDEN,)}
-    matrices |= {"post_attention_layernorm": (_HIDDEN,)}
-    shapes: dict[str, tuple[int, ...]] = {
-        f"model.layers.{layer}.{name}.weight": shape
-        for layer in range(_LAYERS)
-        for name, shape in matrices.items()
-    }
-    shapes |= {"model.embed_tokens.weight": (_VOCAB, _HIDDEN), "model.norm.weight": (_HIDDEN,)}
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        hidden_size=_HIDDEN,
+        intermediate_size=_WIDTH,
+        num_hidden_layers=6,
+        num_attention_heads=16,
+        vocab_size=8192,
+        max_position_embeddings=64,
+        dtype="bfloat16",
+        tie_word_embeddings=True,
+    )
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in LlamaForCausalLM(config).named_parameters()}
     tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     result = subprocess.run(
