@@ -108,19 +108,6 @@ def _collect(stream: ClientStream) -> list[RequestOutput]:
             return outputs
 
 
-def test_outputs_are_delivered_in_order(engine: _Engine, client: EngineClient) -> None:
-    expected = [RequestOutput("a", (i,)) for i in range(50)]
-    expected.append(RequestOutput("a", (50,), finish_reason=FinishReason.LENGTH))
-    engine.handle = _answer(*expected)
-    assert _collect(client.submit(make_request("a"))) == expected
-
-
-def test_a_request_arrives_unchanged(engine: _Engine, client: EngineClient) -> None:
-    request = make_request("a", range(100), 7, stop=[3], arrival_time=12.5)
-    client.submit(request)
-    _wait(lambda: engine.messages == [Submit(request)])
-
-
 def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineClient) -> None:
     """One message contains the outputs of many requests. Each stream receives only its own."""
     numbers = itertools.count()
@@ -146,7 +133,9 @@ def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineCli
 def test_requests_submitted_together_share_a_stream(
     engine: _Engine, client: EngineClient, board: StatusBoard
 ) -> None:
-    requests = [make_request("a"), make_request("b"), make_request("c")]
+    """The requests arrive unchanged and in order."""
+    all_fields = make_request("c", range(100), 7, stop=[3], arrival_time=12.5)
+    requests = [make_request("a"), make_request("b"), all_fields]
     stream = client.submit(*requests)
     _wait(lambda: engine.messages == [Submit(request) for request in requests])
     client.abort("b", AbortReason.CLIENT_LEFT)
@@ -192,19 +181,6 @@ def test_abort_after_the_end_sends_nothing(engine: _Engine, client: EngineClient
     assert not any(isinstance(message, Abort) for message in engine.messages)
 
 
-def test_stats_come_from_the_engine(engine: _Engine, client: EngineClient) -> None:
-    def handle(front: Front, name: bytes, message: ToEngine) -> None:
-        if isinstance(message, GetStats):
-            front.send(name, Stats(message.token, _STATS))
-
-    engine.handle = handle
-    assert client.stats(60) == _STATS
-
-
-def test_stats_return_none_when_the_engine_does_not_answer(engine: _Engine, client: EngineClient) -> None:
-    assert client.stats(0.05) is None
-
-
 def _schedule(front: Front, name: bytes, message: ToEngine) -> None:
     """Answer like rank 0: one setting can be changed, the others are refused."""
     if isinstance(message, ConfigureScheduler):
@@ -226,9 +202,10 @@ def test_scheduler_settings_can_be_changed_and_read(engine: _Engine, client: Eng
     assert [message.changes for message in sent] == [{"max_waiting": 7, "max_queued_tokens": None}, {}]
 
 
-def test_configure_scheduler_returns_none_when_the_engine_does_not_answer(
+def test_replies_are_none_when_the_engine_does_not_answer(
     engine: _Engine, client: EngineClient, board: StatusBoard
 ) -> None:
+    assert client.stats(0.05) is None
     assert client.configure_scheduler({}, 0.05) is None
     board.set_state(EngineState.FAILED, "gone")
     assert client.configure_scheduler({}, 60) is None
@@ -258,12 +235,6 @@ def test_a_late_answer_is_not_mistaken_for_the_next_one(engine: _Engine, client:
     engine.handle = handle
     assert client.stats(0.05) is None
     assert client.stats(60) == _STATS
-
-
-def test_a_refusal_is_the_first_and_only_output(engine: _Engine, client: EngineClient) -> None:
-    refusal = RequestOutput("a", error_kind="overloaded", error_message="the queue is full")
-    engine.handle = _answer(refusal)
-    assert _collect(client.submit(make_request("a"))) == [refusal]
 
 
 @pytest.mark.parametrize("state", [EngineState.FAILED, EngineState.STOPPED])

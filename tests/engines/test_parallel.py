@@ -65,25 +65,20 @@ def test_the_store_listens_on_loopback_only() -> None:
     assert store.get("key") == b"value"
 
 
-def _run_ranks(degree: int, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.mpi
+@pytest.mark.parametrize("degree", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_mpi_ranks_communicate(degree: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("communicator_ranks.py")
-    command = [sys.executable, str(script), str(degree), str(folder)]
-    environment = child_environment({"OMP_NUM_THREADS": "1"})
-    return subprocess.run(
+    command = [sys.executable, str(script), str(degree), str(tmp_path)]
+    done = subprocess.run(
         mpirun_command(find_mpirun(os.environ), degree, os.geteuid() == 0, command),
-        env=environment,
+        env=child_environment({"OMP_NUM_THREADS": "1"}),
         cwd=REPO_ROOT,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("degree", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_mpi_ranks_communicate(degree: int, tmp_path: Path) -> None:
-    done = _run_ranks(degree, tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(degree):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
