@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from lmi_kernels import ScoreRules
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import Attention, Sequence, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from tests.kernels.cpu.kv_cache import KvCache
+from tests.kernels.references.attention_reference import dense_attention
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,6 @@ class Chunk:
     sequence: int
     start: int
     stop: int
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Transformation of the scores; see `Attention` in `native.h`."""
-
-    window: int = 0
-    softcap: float = 0.0
-    slopes: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
-
-
-_PLAIN = Rule()
 
 
 class Sequences:
@@ -65,6 +54,7 @@ class Sequences:
             for length in lengths
         ]
         self.num_blocks = sum(needed) + 1
+        self.plain = ScoreRules(shape.head_dim**-0.5)
 
     def slots(self, chunk: Chunk) -> torch.Tensor:
         positions = torch.arange(chunk.stop)
@@ -86,7 +76,7 @@ class Sequences:
         team: Team,
         chunks: abc.Sequence[Chunk],
         split: bool = True,
-        rule: Rule = _PLAIN,
+        rules: ScoreRules | None = None,
     ) -> list[torch.Tensor]:
         """Compute the attention of all chunks in one step.
 
@@ -97,7 +87,7 @@ class Sequences:
 
         Returns: for each chunk [tokens, num_heads, head_dim].
         """
-        shape, gap = self.shape, 2
+        shape, rules, gap = self.shape, rules or self.plain, 2
         cache = self.cache(chunks)
         width = shape.num_heads * shape.head_dim
         num_rows = sum(chunk.stop - chunk.start + gap for chunk in chunks)
@@ -109,8 +99,8 @@ class Sequences:
             rows.append(slice(row, row + length))
             q[rows[-1], :width] = self.q[chunk.sequence][chunk.start : chunk.stop].flatten(1)
             tables.append(self.blocks[chunk.sequence].clone())
-            if rule.window:
-                tables[-1][: max(0, chunk.start - rule.window + 1) // shape.block_size] = 0
+            if rules.window:
+                tables[-1][: max(0, chunk.start - rules.window + 1) // shape.block_size] = 0
             blocks = tables[-1].data_ptr()
             sequences.append(Sequence(first_row=row, query_len=length, kv_len=chunk.stop, blocks=blocks))
             row += length + gap
@@ -127,11 +117,11 @@ class Sequences:
             y_stride=y.stride(0),
             cache=ctypes.addressof(cache.layer),
             num_heads=shape.num_heads,
-            scale=shape.head_dim**-0.5,
-            window=rule.window,
-            softcap=rule.softcap,
-            slopes=None if rule.slopes is None else rule.slopes.data_ptr(),
-            sinks=None if rule.sinks is None else rule.sinks.data_ptr(),
+            scale=rules.scale,
+            window=rules.window or 0,
+            softcap=rules.softcap or 0.0,
+            slopes=None if rules.alibi_slopes is None else rules.alibi_slopes.data_ptr(),
+            sinks=None if rules.sinks is None else rules.sinks.data_ptr(),
             scratch=scratch.data_ptr(),
             scratch_bytes=size,
         )
@@ -145,26 +135,8 @@ class Sequences:
         assert y[:, width:].isnan().all()
         return [y[part, :width].reshape(-1, shape.num_heads, shape.head_dim) for part in rows]
 
-    def expected(self, chunk: Chunk, rule: Rule = _PLAIN) -> torch.Tensor:
+    def expected(self, chunk: Chunk, rules: ScoreRules | None = None) -> torch.Tensor:
         """Compute the attention of a chunk in fp64 from the cache: [tokens, num_heads, head_dim]."""
-        shape = self.shape
-        keys, values = self.cache([chunk]).read()[:, self.slots(chunk)].permute(0, 2, 1, 3)
-        # [KV heads, group, tokens, dim]
-        q = self.q[chunk.sequence][chunk.start : chunk.stop].double()
-        q = q.view(len(q), shape.num_kv_heads, -1, shape.head_dim).permute(1, 2, 0, 3)
-        scores = torch.einsum("hgtd,hkd->hgtk", q, keys) * shape.head_dim**-0.5
-        if rule.softcap:
-            scores = rule.softcap * (scores / rule.softcap).tanh()
-        distance = torch.arange(chunk.stop) - torch.arange(chunk.start, chunk.stop)[:, None]
-        if rule.slopes is not None:
-            scores = scores + rule.slopes.double().view(shape.num_kv_heads, -1, 1, 1) * distance
-        hidden = distance > 0
-        if rule.window:
-            hidden |= distance <= -rule.window
-        scores = scores.masked_fill(hidden, -torch.inf)
-        if rule.sinks is not None:
-            sinks = rule.sinks.double().view(shape.num_kv_heads, -1, 1, 1).expand(-1, -1, len(distance), 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : chunk.stop]
-        found = torch.einsum("hgtk,hkd->thgd", weights, values)
-        return found.reshape(-1, shape.num_heads, shape.head_dim)
+        keys_values = self.cache([chunk]).read()[:, self.slots(chunk)].transpose(1, 2)
+        q = self.q[chunk.sequence][chunk.start : chunk.stop]
+        return dense_attention(q, keys_values, rules or self.plain)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
+from lmi_kernels import ScoreRules
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
-from tests.kernels.cpu.attending import Chunk, Rule, Sequences, Shape
+from tests.kernels.cpu.attending import Chunk, Sequences, Shape
 from tests.support.randomness import random_seed
 
 _STORAGES = (Storage.FP32, Storage.BF16, Storage.FP16, Storage.INT8)
@@ -45,54 +47,35 @@ def test_mixed_steps_match_fp64(library: Library, team: Team, storage: Storage, 
         torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("storage", [Storage.FP32, Storage.INT8])
-def test_long_sequences_match_fp64(library: Library, team: Team, storage: Storage) -> None:
-    sequences = Sequences(storage, Shape(6, 2, 64, 16), (_LONG, 600), random_seed(), spread=3.0)
-    chunks = [Chunk(0, _LONG - 70, _LONG), Chunk(1, 599, 600)]
-    for chunk, found in zip(chunks, sequences.attend(library, team, chunks), strict=True):
-        torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=1e-5, rtol=1e-5)
-
-
-def _rules(num_heads: int) -> dict[str, Rule]:
+def _rules(shape: Shape) -> dict[str, ScoreRules]:
     generator = torch.Generator().manual_seed(random_seed())
-    slopes = 2.0 ** -torch.linspace(0.5, 8, num_heads)
-    sinks = torch.randn(num_heads, generator=generator) * 3
+    plain = ScoreRules(shape.head_dim**-0.5)
+    slopes = 2.0 ** (-torch.linspace(0.5, 8, shape.num_heads))
+    sinks = torch.randn(shape.num_heads, generator=generator) * 3
     return {
-        "window of one": Rule(window=1),
-        "window": Rule(window=37),
-        "long window": Rule(window=540),
-        "softcap": Rule(softcap=2.5),
-        "wide softcap": Rule(softcap=50.0),
-        "slopes": Rule(slopes=slopes),
-        "sinks": Rule(sinks=sinks),
-        "all": Rule(window=100, softcap=5.0, slopes=slopes, sinks=sinks),
+        "plain": plain,
+        "window of one": replace(plain, window=1),
+        "window": replace(plain, window=37),
+        "long window": replace(plain, window=540),
+        "softcap": replace(plain, softcap=2.5),
+        "wide softcap": replace(plain, softcap=50.0),
+        "slopes": replace(plain, alibi_slopes=slopes),
+        "sinks": replace(plain, sinks=sinks),
+        "all": ScoreRules(plain.scale, 100, 5.0, slopes, sinks),
     }
 
 
-@pytest.mark.parametrize("name", _rules(1))
-@pytest.mark.parametrize("storage", [Storage.FP32, Storage.BF16, Storage.INT8])
+@pytest.mark.parametrize("name", _rules(_SHAPES[0]))
+@pytest.mark.parametrize("storage", [Storage.FP32, Storage.INT8])
 @pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(5, 1, 20, 7)], ids=str)
 def test_score_rules_match_fp64(
     library: Library, team: Team, storage: Storage, shape: Shape, name: str
 ) -> None:
-    rule = _rules(shape.num_heads)[name]
+    rules = _rules(shape)[name]
     sequences = Sequences(storage, shape, (*_LENGTHS, _LONG), random_seed(), spread=2.0)
     chunks = [*_mixed(_LENGTHS), Chunk(len(_LENGTHS), _LONG - 70, _LONG)]
-    for chunk, found in zip(chunks, sequences.attend(library, team, chunks, rule=rule), strict=True):
-        torch.testing.assert_close(found.double(), sequences.expected(chunk, rule), atol=2e-5, rtol=2e-5)
-
-
-@pytest.mark.parametrize("name", ["long window", "all"])
-def test_chunks_and_splits_with_score_rules_are_bit_identical(library: Library, name: str) -> None:
-    shape = Shape(3, 1, 32, 16)
-    rule = _rules(shape.num_heads)[name]
-    sequences = Sequences(Storage.BF16, shape, (_LONG, 5), random_seed())
-    (whole,) = sequences.attend(library, Team(library, 1), [Chunk(0, 0, _LONG)], split=False, rule=rule)
-    for num_threads in (1, 3):
-        team = Team(library, num_threads)
-        for start, stop in ((_LONG - 100, _LONG), (_LONG - 1, _LONG), (500, 650), (39, 40)):
-            found = sequences.attend(library, team, [Chunk(1, 0, 5), Chunk(0, start, stop)], rule=rule)
-            assert torch.equal(found[1], whole[start:stop]), (num_threads, start)
+    for chunk, found in zip(chunks, sequences.attend(library, team, chunks, rules=rules), strict=True):
+        torch.testing.assert_close(found.double(), sequences.expected(chunk, rules), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 30.0, 3e4])
@@ -103,21 +86,6 @@ def test_flat_and_sharp_softmaxes(library: Library, team: Team, scale: float) ->
     chunk = Chunk(0, 100, 300)
     (found,) = sequences.attend(library, team, [chunk])
     torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=3e-5, rtol=3e-5)
-
-
-def test_a_query_attends_to_its_own_key_but_not_to_the_next(library: Library, team: Team) -> None:
-    """Each query's own key has by far the largest score, so that an off-by-one bound would show."""
-    shape = Shape(3, 1, 64, 16)
-    sequences = Sequences(Storage.FP32, shape, (80,), random_seed())
-    keys = torch.nn.functional.normalize(sequences.kv[0][0], dim=-1) * 30
-    sequences.kv[0][0] = keys
-    sequences.q[0] = keys.expand(-1, 3, -1) * 2
-    (found,) = sequences.attend(library, team, [Chunk(0, 0, 80)])
-    torch.testing.assert_close(found, sequences.kv[0][1].expand(-1, 3, -1), atol=1e-4, rtol=1e-4)
-    # The next key has no effect, even with the largest score.
-    sequences.q[0][:-1] = keys[1:].expand(-1, 3, -1) * 2
-    (found,) = sequences.attend(library, team, [Chunk(0, 0, 80)])
-    torch.testing.assert_close(found.double(), sequences.expected(Chunk(0, 0, 80)), atol=1e-4, rtol=1e-4)
 
 
 def test_a_nan_query_affects_no_other_query(library: Library, team: Team) -> None:
@@ -150,14 +118,20 @@ def test_results_are_bit_identical_for_any_chunks_and_other_sequences(
         assert torch.equal(single, whole[position : position + 1]), position
 
 
-@pytest.mark.parametrize("storage", _STORAGES)
-def test_split_long_sequences_are_bit_identical(library: Library, storage: Storage) -> None:
-    sequences = Sequences(storage, Shape(3, 1, 32, 16), (_LONG, 5), random_seed())
-    whole_chunk = Chunk(0, _LONG - 100, _LONG)
-    (whole,) = sequences.attend(library, Team(library, 1), [whole_chunk], split=False)
-    torch.testing.assert_close(whole.double(), sequences.expected(whole_chunk), atol=3e-6, rtol=3e-6)
+@pytest.mark.parametrize(
+    ("storage", "name"),
+    [*((storage, "plain") for storage in _STORAGES), (Storage.BF16, "long window"), (Storage.BF16, "all")],
+)
+def test_split_long_sequences_are_bit_identical(library: Library, storage: Storage, name: str) -> None:
+    shape = Shape(3, 1, 32, 16)
+    rules = _rules(shape)[name]
+    sequences = Sequences(storage, shape, (_LONG, 5), random_seed())
+    (whole,) = sequences.attend(library, Team(library, 1), [Chunk(0, 0, _LONG)], split=False, rules=rules)
+    expected = sequences.expected(Chunk(0, 0, _LONG), rules)
+    torch.testing.assert_close(whole.double(), expected, atol=3e-6, rtol=3e-6)
     for num_threads in (1, 2, 5):
         team = Team(library, num_threads)
-        for start in (_LONG - 100, _LONG - 40, _LONG - 7, _LONG - 1):
-            found = sequences.attend(library, team, [Chunk(1, 0, 5), Chunk(0, start, _LONG)])
-            assert torch.equal(found[1], whole[start - _LONG :]), (num_threads, start)
+        for queries, stop in ((100, _LONG), (40, _LONG), (7, _LONG), (1, _LONG), (150, 650), (1, 40)):
+            chunks = [Chunk(1, 0, 5), Chunk(0, stop - queries, stop)]
+            found = sequences.attend(library, team, chunks, rules=rules)
+            assert torch.equal(found[1], whole[stop - queries : stop]), (num_threads, queries, stop)

@@ -9,7 +9,7 @@ import torch
 from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 from tests.kernels.references.activate import TORCH_ACTIVATIONS
-from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.check import Inputs, OpCheck, Results
 
 
 def activate_and_mul_reference(gate_up: torch.Tensor, kind: Activation) -> Results:
@@ -29,8 +29,4 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         yield {"gate_up": torch.empty(32, 2 * 14336, dtype=dtype, device="meta"), "kind": kind}
 
 
-CHECKS = (
-    OpCheck(
-        "activate_and_mul", activate_and_mul, activate_and_mul_reference, _examples, _production, ROUNDING
-    ),
-)
+CHECKS = (OpCheck("activate_and_mul", activate_and_mul, activate_and_mul_reference, _examples, _production),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ import torch
 Inputs = dict[str, Any]
 """Keyword arguments of an operation and of its reference."""
 Results = tuple[torch.Tensor, ...]
+
+ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Tolerances for a few roundings in each dtype, with sums in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +30,21 @@ class OpCheck:
     examples: Callable[[torch.Generator, torch.dtype], Iterator[Inputs]]
     """Yields new random inputs on the CPU: odd shapes, tails, padding rows, shuffled pages. They are small enough for
     the interpreter (seconds for all of them)."""
-    production: Callable[[torch.dtype], Iterator[Inputs]]
+    production: Callable[[torch.dtype], Iterator[Inputs]] = lambda dtype: iter(())
     """Yields inputs with the shapes of real models for ahead-of-time compilation, all tensors on the `meta` device.
-    Each variant (constexpr) that serving can launch appears once."""
-    tolerance: dict[torch.dtype, float]
+    Each variant (constexpr) that serving can launch appears once. Default: none, since the kernel is compiled with the
+    operation that launches it."""
+    tolerance: dict[torch.dtype, float] = field(default_factory=ROUNDING.copy)
     """Largest absolute and relative error, by the inputs' dtype."""
     exact: bool = False
     """True: results are compared for equality."""
 
 
-ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Tolerances for a few roundings in each dtype, with sums in fp32."""
+def with_residual(calls: Iterator[Inputs], generator: torch.Generator | None = None) -> Iterator[Inputs]:
+    """Add a residual like x to each call."""
+    for inputs in calls:
+        yield inputs | {"residual": torch.empty_like(inputs["x"]).normal_(generator=generator)}
+
 
 MODULES = tuple(
     f"tests.kernels.references.{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,29 +13,24 @@ from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from tests.kernels.references.check import Inputs, OpCheck, Results
 
 
+def only_lens(seq_lens: torch.Tensor) -> PagedSequences:
+    """Return sequences without block tables and table rows, which `plan_decode` does not read."""
+    return PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
+
+
 def _launch(
     seq_lens: torch.Tensor,
-    num_kv_heads: int,
     head_dim: int,
     window: int | None,
     num_programs: int | None,
     tuned: tuning.Parameters | None,
 ) -> Results:
-    """Run `plan_decode` without block tables and table rows, which it does not read."""
-    sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
-    plan = plan_decode(sequences, num_kv_heads, head_dim, ScoreRules(1.0, window), num_programs, tuned)
+    plan = plan_decode(only_lens(seq_lens), 8, head_dim, ScoreRules(1.0, window), num_programs, tuned)
     return plan.tile_starts, plan.program_starts, plan.tiles_per_program
 
 
-def _reference(
-    seq_lens: torch.Tensor,
-    num_kv_heads: int,
-    head_dim: int,
-    window: int | None,
-    num_programs: int,
-    tuned: tuning.Parameters,
-) -> Results:
-    return plan_reference(seq_lens.tolist(), window, num_programs, tuned)
+def _reference(seq_lens: torch.Tensor, head_dim: int, **settings: Any) -> Results:
+    return plan_reference(seq_lens.tolist(), **settings)
 
 
 def plan_reference(
@@ -59,8 +55,8 @@ EXAMPLE_TILES: tuning.Parameters = {"block_n": 64, "min_tiles": 2}
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     def example(lengths: torch.Tensor, window: int | None = None, num_programs: int = 5) -> Inputs:
-        settings = {"num_kv_heads": 2, "head_dim": 128, "window": window, "num_programs": num_programs}
-        return {"seq_lens": lengths.to(torch.int32), **settings, "tuned": EXAMPLE_TILES}
+        settings = {"window": window, "num_programs": num_programs, "tuned": EXAMPLE_TILES}
+        return {"seq_lens": lengths.to(torch.int32), "head_dim": 128, **settings}
 
     def random(low: int, high: int, count: int) -> torch.Tensor:
         return torch.randint(low, high, (count,), generator=generator)
@@ -79,14 +75,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     for head_dim, window in ((128, None), (128, 4096), (64, None), (256, None)):
         seq_lens = torch.empty(32, dtype=torch.int32, device="meta")
-        yield {
-            "seq_lens": seq_lens,
-            "num_kv_heads": 8,
-            "head_dim": head_dim,
-            "window": window,
-            "num_programs": None,
-            "tuned": None,
-        }
+        settings = {"window": window, "num_programs": None, "tuned": None}
+        yield {"seq_lens": seq_lens, "head_dim": head_dim, **settings}
 
 
-CHECKS = (OpCheck("plan_decode", _launch, _reference, _examples, _production, tolerance={}, exact=True),)
+CHECKS = (OpCheck("plan_decode", _launch, _reference, _examples, _production, exact=True),)

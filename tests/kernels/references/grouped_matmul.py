@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -11,18 +12,18 @@ from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
 from lmi_kernels.linear.route import Routing
 from tests.kernels.references.activate import TORCH_ACTIVATIONS
-from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.check import Inputs, OpCheck
 from tests.kernels.references.route import example_logits, route_reference
 
 
 def gate_up_reference(
-    x: torch.Tensor, weight: torch.Tensor, routing: Routing, gate: Activation
+    a: torch.Tensor, weight: torch.Tensor, routing: Routing, gate: Activation
 ) -> torch.Tensor:
     """Compute in fp64, expert by expert."""
     out = torch.zeros(routing.num_choices, weight.shape[1] // 2, dtype=torch.float64)
     for expert, choices in _choices_by_expert(routing):
         gates, ups = (
-            x[choices // (routing.num_choices // len(x))].double() @ weight[expert].double().T
+            a[choices // (routing.num_choices // len(a))].double() @ weight[expert].double().T
         ).chunk(2, -1)
         out[choices] = TORCH_ACTIVATIONS[gate](gates) * ups
     return out
@@ -68,33 +69,21 @@ def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> It
         yield {
             "a": a.to(dtype),
             "weight": weight.to(dtype),
-            "choice_weights": routing.choice_weights.float(),
-            "sorted_choices": routing.sorted_choices,
-            "block_ends": routing.block_ends,
-            "block_m": block_m,
+            "routing": replace(routing, choice_weights=routing.choice_weights.float()),
         } | ({"gate": "gelu_tanh" if top_k == 1 else "silu"} if gated else {})
 
 
-def _make_check(gated: bool) -> OpCheck:
-    def launch(a: torch.Tensor, weight: torch.Tensor, gate: Activation = "silu", **routing: Any) -> Results:
-        if gated:
-            return (gate_up_matmul(a, weight, Routing(**routing), _TILES, gate),)
-        return (down_matmul(a, weight, Routing(**routing), _TILES),)
-
-    def expected(a: torch.Tensor, weight: torch.Tensor, gate: Activation = "silu", **routing: Any) -> Results:
-        if gated:
-            return (gate_up_reference(a, weight, Routing(**routing), gate),)
-        return (down_reference(a, weight, Routing(**routing)),)
-
-    def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-        return _examples(generator, dtype, gated)
-
-    def production(dtype: torch.dtype) -> Iterator[Inputs]:
-        """Yield nothing: the kernel is compiled with `experts`, its only caller."""
-        return iter(())
-
-    name = "gate_up_matmul" if gated else "down_matmul"
-    return OpCheck(name, launch, expected, examples, production, ROUNDING)
-
-
-CHECKS = (_make_check(gated=True), _make_check(gated=False))
+CHECKS = (
+    OpCheck(
+        "gate_up_matmul",
+        lambda a, weight, routing, gate: gate_up_matmul(a, weight, routing, _TILES, gate),
+        lambda **inputs: (gate_up_reference(**inputs),),
+        partial(_examples, gated=True),
+    ),
+    OpCheck(
+        "down_matmul",
+        lambda a, weight, routing: down_matmul(a, weight, routing, _TILES),
+        lambda **inputs: (down_reference(**inputs),),
+        partial(_examples, gated=False),
+    ),
+)

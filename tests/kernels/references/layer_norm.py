@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from lmi_kernels.elementwise.layer_norm import Affine, add_layer_norms, layer_norms
-from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.check import Inputs, OpCheck, Results, with_residual
 
 
 def layer_norms_reference(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
-    x64 = x.double()
-    x64 = x64 - x64.mean(-1, keepdim=True)
-    normed = x64 * (x64.square().mean(-1, keepdim=True) + eps).rsqrt()
     return tuple(
-        normed * weight.double() + (0 if bias is None else bias.double()) for weight, bias in affines
+        F.layer_norm(x.double(), x.shape[-1:], weight.double(), None if bias is None else bias.double(), eps)
+        for weight, bias in affines
     )
 
 
@@ -44,11 +43,6 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         yield {"x": normal(rows, hidden) + 3, "affines": affines, "eps": 1e-5}
 
 
-def _add_examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for inputs in _examples(generator, dtype):
-        yield {**inputs, "residual": torch.randn(inputs["x"].shape, generator=generator).to(dtype)}
-
-
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     # Falcon 11B, Falcon 7B, Falcon 40B's last norm, Falcon 40B's layers.
     for hidden, num_norms in ((4096, 1), (4544, 1), (8192, 1), (8192, 2)):
@@ -59,19 +53,13 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     yield {"x": x, "affines": [(x[0], None)], "eps": 1e-5}
 
 
-def _add_production(dtype: torch.dtype) -> Iterator[Inputs]:
-    for inputs in _production(dtype):
-        yield {**inputs, "residual": torch.empty_like(inputs["x"])}
-
-
 CHECKS = (
-    OpCheck("layer_norms", layer_norms, layer_norms_reference, _examples, _production, ROUNDING),
+    OpCheck("layer_norms", layer_norms, layer_norms_reference, _examples, _production),
     OpCheck(
         "add_layer_norms",
         _add_layer_norms,
         add_layer_norms_reference,
-        _add_examples,
-        _add_production,
-        ROUNDING,
+        lambda generator, dtype: with_residual(_examples(generator, dtype), generator),
+        lambda dtype: with_residual(_production(dtype)),
     ),
 )

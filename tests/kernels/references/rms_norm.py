@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from lmi_kernels.elementwise.rms_norm import add_rms_norm, rms_norm
-from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.check import Inputs, OpCheck, Results, with_residual
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Results:
@@ -30,24 +30,19 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         yield {"x": x, "weight": weight, "eps": 1e-5}
 
 
-def _add_examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for inputs in _examples(generator, dtype):
-        residual = torch.randn(inputs["x"].shape, generator=generator).to(dtype)
-        yield {**inputs, "residual": residual}
-
-
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     for hidden in (576, 1024, 4096, 8192):
         x = torch.empty(32, hidden, dtype=dtype, device="meta")
         yield {"x": x, "weight": x[0], "eps": 1e-5}
 
 
-def _add_production(dtype: torch.dtype) -> Iterator[Inputs]:
-    for inputs in _production(dtype):
-        yield {**inputs, "residual": torch.empty_like(inputs["x"])}
-
-
 CHECKS = (
-    OpCheck("rms_norm", rms_norm, rms_norm_reference, _examples, _production, ROUNDING),
-    OpCheck("add_rms_norm", add_rms_norm, add_rms_norm_reference, _add_examples, _add_production, ROUNDING),
+    OpCheck("rms_norm", rms_norm, rms_norm_reference, _examples, _production),
+    OpCheck(
+        "add_rms_norm",
+        add_rms_norm,
+        add_rms_norm_reference,
+        lambda generator, dtype: with_residual(_examples(generator, dtype), generator),
+        lambda dtype: with_residual(_production(dtype)),
+    ),
 )

@@ -94,4 +94,4 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         }
 
 
-CHECKS = (OpCheck("step_inputs", step_inputs, step_inputs_reference, _examples, _production, {}, exact=True),)
+CHECKS = (OpCheck("step_inputs", step_inputs, step_inputs_reference, _examples, _production, exact=True),)

@@ -24,19 +24,10 @@ def logit_thresholds_reference(
     penalties: Penalties | None = None,
 ) -> Results:
     """Find the same thresholds as `logit_thresholds`."""
-    rows = zip(
-        penalize(logits, penalties).double(),
-        temperature.tolist(),
-        top_k.tolist(),
-        top_p.tolist(),
-        min_p.tolist(),
-        strict=True,
-    )
-    found = [_threshold(*row) for row in rows]
-    return (
-        torch.tensor([threshold for threshold, _ in found], dtype=torch.float32),
-        torch.tensor([last_id for _, last_id in found], dtype=torch.int32),
-    )
+    parameters = (column.tolist() for column in (temperature, top_k, top_p, min_p))
+    rows = zip(penalize(logits, penalties).double(), *parameters, strict=True)
+    thresholds, last_ids = zip(*(_threshold(*row) for row in rows), strict=True)
+    return torch.tensor(thresholds, dtype=torch.float32), torch.tensor(last_ids, dtype=torch.int32)
 
 
 def _threshold(

@@ -49,12 +49,6 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
 
 CHECKS = (
     OpCheck(
-        "update_block_tables",
-        _launch,
-        update_block_tables_reference,
-        _examples,
-        _production,
-        {},
-        exact=True,
+        "update_block_tables", _launch, update_block_tables_reference, _examples, _production, exact=True
     ),
 )

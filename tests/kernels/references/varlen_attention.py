@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.paged_sequences import PagedSequences
 from lmi_kernels.attention.varlen import varlen_attention
-from tests.kernels.references.attention_reference import attention_reference
-from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.attention_reference import attention_reference, example_cache, example_rules
+from tests.kernels.references.check import Inputs, OpCheck, Results
 
 _UNTOUCHED = 7.0
 """Value of output rows without a sequence, before and after."""
@@ -33,46 +34,16 @@ _GEMMA2_9B = _Shape(16, 8, 256)
 _GPT_OSS_20B = _Shape(64, 8, 64)
 
 
-def _launch(
-    qkv: torch.Tensor,
-    pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    table_rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    max_query_len: int,
-    num_heads: int,
-    rules: ScoreRules,
-) -> Results:
+def _launch(qkv: torch.Tensor, num_heads: int, **batch: Any) -> Results:
     # The output has one head more than the queries. Queries are part of wider rows, as in a fused projection.
     wide = qkv.new_full((qkv.shape[0], num_heads + 1, qkv.shape[2]), _UNTOUCHED)
-    sequences = PagedSequences(block_tables, table_rows, seq_lens)
-    rules = replace(rules, alibi_slopes=alibi_slopes, sinks=sinks)
-    q, out = qkv[:, :num_heads], wide[:, :num_heads]
-    varlen_attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out)
+    varlen_attention(qkv[:, :num_heads], out=wide[:, :num_heads], **batch)
     return (wide,)
 
 
-def _reference(
-    qkv: torch.Tensor,
-    pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    table_rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    max_query_len: int,
-    num_heads: int,
-    rules: ScoreRules,
-) -> Results:
-    rules = replace(rules, alibi_slopes=alibi_slopes, sinks=sinks)
-    out = attention_reference(
-        qkv[:, :num_heads], pool, block_tables, table_rows, seq_lens, cu_seqlens_q, rules
-    )
-    out[int(cu_seqlens_q[-1]) :] = _UNTOUCHED
+def _reference(qkv: torch.Tensor, num_heads: int, max_query_len: int, **batch: Any) -> Results:
+    out = attention_reference(qkv[:, :num_heads], **batch)
+    out[int(batch["cu_seqlens_q"][-1]) :] = _UNTOUCHED
     return (torch.cat((out, torch.full_like(out[:, :1], _UNTOUCHED)), dim=1),)
 
 
@@ -80,13 +51,23 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     """Yield batches of sequences, written as (keys, queries). (0, 0) is padding."""
 
     def example(
-        sequences: list[tuple[int, int]],
-        shape: _Shape,
-        alibi: bool = False,
-        sinks: bool = False,
-        **rules: float,
+        lens: list[tuple[int, int]], shape: _Shape, window: int | None = None, **rules: Any
     ) -> Inputs:
-        return _example(sequences, shape, alibi, sinks, rules, generator, dtype)
+        heads, kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        pool, sequences = example_cache(generator, dtype, lens, kv_heads, head_dim, shape.block_size, window)
+        query_lens = torch.tensor([0, *(queries for _, queries in lens)])
+        # The last two rows belong to no sequence.
+        qkv = torch.randn(int(query_lens.sum()) + 2, heads + 2 * kv_heads, head_dim, generator=generator)
+        return {
+            "qkv": qkv.to(dtype),
+            "num_heads": heads,
+            "pool": pool,
+            "sequences": sequences,
+            "cu_seqlens_q": query_lens.cumsum(0).int(),
+            "max_query_len": int(query_lens.max()) + int(torch.randint(2, (), generator=generator)),
+            # A larger scale than usual, so that scores differ and few keys dominate.
+            "rules": example_rules(2.0 * head_dim**-0.5, heads, generator, window=window, **rules),
+        }
 
     mixed = [(70, 1), (3, 1), (0, 0), (80, 12), (21, 21), (0, 0), (5, 3)]
     # Single tokens, first chunks, later chunks, and all of these in one batch.
@@ -115,54 +96,6 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     yield example([(0, 0)] * 300 + [(9, 9)] + [(0, 0)] * 230 + [(40, 7), (3, 1)], _Shape(2, 1, 16))
 
 
-def _example(
-    lens: list[tuple[int, int]],
-    shape: _Shape,
-    alibi: bool,
-    sinks: bool,
-    rules: dict[str, float],
-    generator: torch.Generator,
-    dtype: torch.dtype,
-) -> Inputs:
-    """Make a batch with shuffled pages, NaN where nothing may be read, and two rows without a sequence."""
-    num_heads, head_dim, block_size = shape.num_heads, shape.head_dim, shape.block_size
-    pages = [-(-keys // block_size) for keys, _ in lens]
-    num_blocks, num_poisoned = sum(pages) + 3, 3
-    order = torch.randperm(num_blocks, generator=generator).tolist()
-    poisoned = order[:num_poisoned]
-    pool = torch.full((2, shape.num_kv_heads, num_blocks, block_size, head_dim), torch.nan)
-    # Table entries after a sequence's keys, and unused rows, point to a poisoned page.
-    table_rows = torch.randperm(len(lens) + 2, generator=generator)[: len(lens)]
-    block_tables = torch.full((len(lens) + 2, max(pages) + 2), poisoned[0])
-    next_page = num_poisoned
-    for row, (keys, queries), used in zip(table_rows.tolist(), lens, pages, strict=True):
-        own = torch.tensor(order[next_page : next_page + used], dtype=torch.int64)
-        block_tables[row, :used] = own
-        first = max(0, keys - queries + 1 - int(rules["window"])) if "window" in rules else 0
-        content = torch.full((2, shape.num_kv_heads, used * block_size, head_dim), torch.nan)
-        content[:, :, first:keys] = torch.randn(content[:, :, first:keys].shape, generator=generator)
-        pool[:, :, own] = content.view(2, shape.num_kv_heads, used, block_size, head_dim)
-        next_page += used
-    query_lens = torch.tensor([0, *(queries for _, queries in lens)])
-    num_rows = int(query_lens.sum()) + 2
-    qkv = torch.randn(num_rows, num_heads + 2 * shape.num_kv_heads, head_dim, generator=generator)
-    slopes = torch.rand(num_heads, generator=generator) if alibi else None
-    return {
-        "qkv": qkv.to(dtype),
-        "pool": pool.to(dtype),
-        "block_tables": block_tables.int(),
-        "table_rows": torch.where(torch.tensor(pages) > 0, table_rows, 1 << 30).int(),
-        "seq_lens": torch.tensor([keys for keys, _ in lens]).int(),
-        "cu_seqlens_q": query_lens.cumsum(0).int(),
-        "alibi_slopes": slopes,
-        "sinks": 2 + torch.randn(num_heads, generator=generator) if sinks else None,
-        "max_query_len": int(query_lens.max()) + int(torch.randint(2, (), generator=generator)),
-        "num_heads": num_heads,
-        # A larger scale than usual, so that scores differ and few keys dominate.
-        "rules": ScoreRules(2.0 * head_dim**-0.5, **rules),  # type: ignore[arg-type]
-    }
-
-
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     """Yield few and many packed rows of two sequences. One variant is enough for fp16: only type names differ."""
     yield _production_call(dtype, 1, _LLAMA_8B)
@@ -180,31 +113,18 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         yield _production_call(dtype, 2048, shape)
 
 
-def _production_call(
-    dtype: torch.dtype,
-    query_len: int,
-    shape: _Shape,
-    alibi: bool = False,
-    sinks: bool = False,
-    **rules: float,
-) -> Inputs:
-    rows = shape.num_heads + 2 * shape.num_kv_heads
-    qkv = torch.empty(query_len, rows, shape.head_dim, dtype=dtype, device="meta")
-    pool = (2, shape.num_kv_heads, 4096, shape.block_size, shape.head_dim)
+def _production_call(dtype: torch.dtype, query_len: int, shape: _Shape, **rules: Any) -> Inputs:
+    heads, kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     numbers = torch.empty(2, 512, dtype=torch.int32, device="meta")
     return {
-        "qkv": qkv,
-        "pool": torch.empty(pool, dtype=dtype, device="meta"),
-        "block_tables": numbers,
-        "table_rows": numbers[0, :2],
-        "seq_lens": numbers[0, :2],
+        "qkv": torch.empty(query_len, heads + 2 * kv_heads, head_dim, dtype=dtype, device="meta"),
+        "num_heads": heads,
+        "pool": torch.empty(2, kv_heads, 4096, shape.block_size, head_dim, dtype=dtype, device="meta"),
+        "sequences": PagedSequences(numbers, numbers[0, :2], numbers[0, :2]),
         "cu_seqlens_q": numbers[0, :3],
-        "alibi_slopes": torch.empty(shape.num_heads, device="meta") if alibi else None,
-        "sinks": torch.empty(shape.num_heads, device="meta") if sinks else None,
         "max_query_len": query_len,
-        "num_heads": shape.num_heads,
-        "rules": ScoreRules(shape.head_dim**-0.5, **rules),  # type: ignore[arg-type]
+        "rules": example_rules(head_dim**-0.5, heads, None, **rules),
     }
 
 
-CHECKS = (OpCheck("varlen_attention", _launch, _reference, _examples, _production, ROUNDING),)
+CHECKS = (OpCheck("varlen_attention", _launch, _reference, _examples, _production),)

@@ -17,10 +17,7 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "missing tail": ("inside = columns < HIDDEN", "inside = columns < HIDDEN - 1"),
     },
     ("elementwise.norm_rows", "add_rms_norm", "elementwise.rms_norm"): {
-        "the sum is not kept": (
-            "tl.store(residual_ptr + first + columns, x",
-            "tl.store(residual_ptr + first + columns, 0 * x",
-        ),
+        "the sum is not kept": ("residual_ptr + first + columns, x", "residual_ptr + first + columns, 0 * x"),
     },
     ("attention.rope_and_store", "rope_and_store"): {
         "missing tail of a head": ("in_half = columns < half\n", "in_half = columns < half - 1\n"),
@@ -28,32 +25,17 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "rotated in the other direction": ("low32 * cos - high32 * sin", "low32 * cos + high32 * sin"),
         "cosine read as sine": ("tl.load(angle + turned,", "tl.load(angle,"),
         "angle of the row number": ("tl.load(positions_ptr + row) * ROTARY_DIM", "row * ROTARY_DIM"),
-        "pairs from the halves of the whole head": (
-            "columns + turned, columns + half)",
-            "columns + half, columns + half)",
-        ),
-        "first half of the rest used twice": (
-            "columns + turned, columns + half)",
-            "columns + turned, columns + turned)",
-        ),
-        "too many columns rotated": (
-            "sin = tl.load(angle + turned, mask=columns < turned",
-            "sin = tl.load(angle + turned, mask=in_half",
-        ),
+        "pairs from the halves of the whole head": ("+ turned, columns + half)", "+ half, columns + half)"),
+        "first half of the rest used twice": ("+ turned, columns + half)", "+ turned, columns + turned)"),
+        "too many columns rotated": ("angle + turned, mask=columns < turned", "angle + turned, mask=in_half"),
         "values are rotated": ("low = tl.where(is_value, low32,", "low = tl.where(False, low32,"),
         "values are normalised": ("low = tl.where(is_value, low,", "low = tl.where(False, low,"),
-        "keys normalised by the queries' norm": (
-            "tl.where(is_query, q_low, k_low)",
-            "tl.where(True, q_low, k_low)",
-        ),
+        "keys normalised by the queries' norm": ("(is_query, q_low, k_low)", "(True, q_low, k_low)"),
         "norm of half a head": ("low32 * low32 + high32 * high32", "2 * low32 * low32"),
         "norm without its eps": ("tl.rsqrt(mean + eps)", "tl.rsqrt(mean + 0.01)"),
         "another head's plane": ("(heads - NUM_HEADS).to", "(all_heads - 1 - heads).to"),
         "the neighbour's slot": ("(plane * num_slots + slot)", "(plane * num_slots + (slot ^ 1))"),
-        "padding is stored": (
-            "slot = tl.load(slot_mapping_ptr + row)",
-            "slot = tl.maximum(tl.load(slot_mapping_ptr + row), 0)",
-        ),
+        "padding is stored": ("load(slot_mapping_ptr + row)", "maximum(tl.load(slot_mapping_ptr + row), 0)"),
     },
     ("elementwise.layer_norm", "layer_norms"): {
         "missing tail": ("inside = columns < HIDDEN", "inside = columns < HIDDEN - 1"),
@@ -67,10 +49,7 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "residual not added": ("ADDS=residual is not None", "ADDS=False"),
     },
     ("elementwise.norm_rows", "add_layer_norms", "elementwise.layer_norm"): {
-        "the sum is not kept": (
-            "tl.store(residual_ptr + first + columns, x",
-            "tl.store(residual_ptr + first + columns, 0 * x",
-        ),
+        "the sum is not kept": ("residual_ptr + first + columns, x", "residual_ptr + first + columns, 0 * x"),
     },
     ("elementwise.activate_and_mul", "activate_and_mul"): {
         "missing tail": ("inside = columns < width", "inside = columns < width - 1"),
@@ -93,10 +72,7 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
     ("step_inputs", "step_inputs"): {
         "wrong page": ("position // BLOCK_SIZE", "position // BLOCK_SIZE + 1"),
         "slot in 32 bits": ("mask=real, other=0).to(tl.int64)\n    slot", "mask=real, other=0)\n    slot"),
-        "sequence number as table row": (
-            "block_tables_ptr + places",
-            "block_tables_ptr + places - table_row + seq",
-        ),
+        "sequence number as table row": ("_ptr + places", "_ptr + places - table_row + seq"),
         "position from the step's start": ("start + i - first_row, 0)", "start + i, 0)"),
         "padding has a token": ("token_ids_ptr + i, mask=real,", "token_ids_ptr + i, mask=is_row,"),
         "padding has a position": ("tl.where(real, start + i - first_row, 0)", "start + i - first_row"),
@@ -121,45 +97,24 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "row number as column": ("row * max_blocks + column,", "row * max_blocks + row,"),
     },
     ("attention.tiles", "varlen_attention", "attention.varlen"): {
-        "one key too many is visible": (
-            "keys_at[None, :] <= positions[:, None]",
-            "keys_at[None, :] <= positions[:, None] + 1",
-        ),
-        "next tile read from the pages of this one": (
-            "pages = _pages(table_ptr, tile + BLOCK_N,",
-            "pages = _pages(table_ptr, tile,",
-        ),
+        "one key too many is visible": ("<= positions[:, None]", "<= positions[:, None] + 1"),
+        "next tile read from the pages of this one": ("(table_ptr, tile + BLOCK_N,", "(table_ptr, tile,"),
         "last key missing": ("(keys_at < num_keys)", "(keys_at < num_keys - 1)"),
         "unwritten slots are read": ("(keys_at >= first_key) & (keys_at < num_keys)", "keys_at >= first_key"),
-        "window one too long": (
-            "keys_at[None, :] > positions[:, None] - WINDOW",
-            "keys_at[None, :] >= positions[:, None] - WINDOW",
-        ),
+        "window one too long": ("> positions[:, None] - WINDOW", ">= positions[:, None] - WINDOW"),
         "softmax of base 2": ("factor = scale * log2_e if plain", "factor = scale if plain"),
         "sinks not converted to base 2": ("sinks * 1.4426950408889634", "sinks"),
         "old sums not rescaled": ("weighted = weighted * shrink[:, None]", "weighted = weighted * 1.0"),
-        "tiles within a page all start at its first slot": (
-            "places = tile % BLOCK_SIZE + slots",
-            "places = slots",
-        ),
+        "tiles within a page all start at its first slot": ("tile % BLOCK_SIZE + slots", "slots"),
         "search ignores partial blocks": (
             "block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)",
             "block = index - tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M",
         ),
     },
     ("attention.varlen", "varlen_attention"): {
-        "no mask on the diagonal tile": (
-            "closed = (low + 1) // BLOCK_N * BLOCK_N",
-            "closed = (low + BLOCK_N) // BLOCK_N * BLOCK_N",
-        ),
-        "no mask at the edge of the window": (
-            "tl.maximum(high - WINDOW + BLOCK_N, 0)",
-            "tl.maximum(low - WINDOW + 1, 0)",
-        ),
-        "every head reads the first KV head": (
-            "keys_ptr = pool_ptr + kv_head * head_size",
-            "keys_ptr = pool_ptr + 0 * head_size",
-        ),
+        "no mask on the diagonal tile": ("(low + 1) // BLOCK_N", "(low + BLOCK_N) // BLOCK_N"),
+        "no mask at the edge of the window": ("(high - WINDOW + BLOCK_N, 0)", "(low - WINDOW + 1, 0)"),
+        "every head reads the first KV head": ("pool_ptr + kv_head * head_size", "pool_ptr + 0 * head_size"),
     },
     ("attention.decode_plan", "plan_decode"): {
         "the last tile is missing": ("(seq_len + (BLOCK_N - 1)) // BLOCK_N", "seq_len // BLOCK_N"),
@@ -168,20 +123,14 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "a sequence that ends before the tile is selected": ("+ middle) > tile", "+ middle) >= tile"),
     },
     ("attention.tiles", "decode_attention", "attention.decode"): {
-        "values are not masked": (
-            "tile = tl.load(pointers, mask=inside[:, None], other=0.0)",
-            "tile = tl.load(pointers)",
-        ),
+        "values are not masked": ("tl.load(pointers, mask=inside[:, None], other=0.0)", "tl.load(pointers)"),
     },
     ("attention.decode", "decode_attention"): {
         "pages of another sequence": ("tl.load(table_rows_ptr + seq)", "tl.load(table_rows_ptr + first_seq)"),
         "missing tail": ("stop = start + (end - begin) * BLOCK_N", "stop = seq_len // BLOCK_N * BLOCK_N"),
         "wrong split bound": ("tl.minimum(seq_end, (program + 1)", "tl.minimum(seq_end, program"),
         "a part is treated as a whole sequence": ("(begin == seq_begin) & (end", "(begin == begin) & (end"),
-        "tiles before the window are read": (
-            "(first_key // BLOCK_N + begin - seq_begin)",
-            "(begin - seq_begin)",
-        ),
+        "tiles before the window are read": ("first_key // BLOCK_N + begin - seq_begin", "begin - seq_begin"),
         "a sink in every part": ("& (begin == seq_begin)\n", "& (begin >= seq_begin)\n"),
         "a sink of another head": ("tl.load(sinks_ptr + head,", "tl.load(sinks_ptr + row,"),
         "one key too many is visible": ("position, slopes, keys_ptr", "position + 1, slopes, keys_ptr"),
@@ -190,10 +139,7 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
     ("attention.combine_parts", "combine_parts"): {
         "no rescaling of parts": ("weight = tl.exp2(maxima - new_max)", "weight = tl.exp2(maxima - maxima)"),
         "no rescaling between rounds": ("acc = acc * rescale +", "acc = acc +"),
-        "the last part is missing": (
-            "last_slot = (end - 1) // per_program + seq",
-            "last_slot = (end - 1) // per_program + seq - 1",
-        ),
+        "the last part is missing": ("(end - 1) // per_program + seq", "(end - 1) // per_program + seq - 1"),
         "padding is not zeroed": ("(tiles == 0)[:, None]", "(tiles < 0)[:, None]"),
     },
     ("linear.grouped_matmul", "gate_up_matmul"): {
@@ -205,22 +151,13 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
     ("linear.grouped_matmul", "down_matmul"): {
         "missing tail": ("tl.range(0, K, BLOCK_K", "tl.range(0, K // BLOCK_K * BLOCK_K, BLOCK_K"),
         "share of another choice": ("tl.load(shares_ptr + choices,", "tl.load(shares_ptr + choices // 2,"),
-        "tiles skipped": (
-            "column = program % a_group // group_size",
-            "column = program % a_group // GROUP_M",
-        ),
+        "tiles skipped": ("program % a_group // group_size", "program % a_group // GROUP_M"),
     },
     ("linear.route", "route"): {
         "always renormalised": ("RENORMALISE=renormalise", "RENORMALISE=True"),
         "shares not renormalised": ("RENORMALISE=renormalise", "RENORMALISE=False"),
-        "padding is a real row": (
-            "tl.zeros([BLOCK_M], tl.int32) + num_rows * TOP_K",
-            "tl.zeros([BLOCK_M], tl.int32)",
-        ),
-        "equal logits are both selected": (
-            "experts == tl.argmax(left, axis=1)[:, None]",
-            "left == tl.max(left, axis=1)[:, None]",
-        ),
+        "padding is a real row": ("([BLOCK_M], tl.int32) + num_rows * TOP_K", "([BLOCK_M], tl.int32)"),
+        "equal logits are both selected": ("experts == tl.argmax(left, axis=", "left == tl.max(left, axis="),
         "no block for the tail": ("(counts + BLOCK_M - 1) // BLOCK_M", "counts // BLOCK_M"),
         "later rows overwrite": ("place += tl.sum(chosen)", "place += 0"),
         "padding is routed to experts": ("other=-1) >= 0)", "other=-1) >= -1)"),
@@ -235,23 +172,17 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
             "return x + rest + whole * 0.693359375",
             "return (x.to(tl.float64) + rest + whole * 0.693359375).to(tl.float32)",
         ),
-        "the upper half of positions is lost": (
-            "(position >> 32).to(tl.uint32)",
-            "(position >> 63).to(tl.uint32)",
-        ),
-        "no series near 0": ("tl.where(v < 0.03125, series, ", "tl.where(v < 0.0, series, "),
+        "the upper half of positions is lost": ("position >> 32", "position >> 63"),
+        "no series near 0": ("tl.where(v < 0.03125, series,", "tl.where(v < 0.0, series,"),
     },
     ("sampling.choose_tokens", "choose_tokens"): {
         "last of equal scores wins": ("better = score > best", "better = score >= best"),
         "all logits equal to the threshold are kept": (
-            "(x == threshold) & (tokens <= last_id)",
-            "(x == threshold)",
+            "== threshold) & (tokens <= last_id)",
+            "== threshold)",
         ),
         "NaN not detected": ('tl.where(x != x, float("inf"), x)', 'tl.where(x != x, float("-inf"), x)'),
-        "last split skipped": (
-            "inside = splits < num_splits",
-            "inside = splits < tl.maximum(num_splits - 1, 1)",
-        ),
+        "last split skipped": ("splits < num_splits", "splits < tl.maximum(num_splits - 1, 1)"),
         "penalties ignored": ("tl.load(enabled_ptr + row) != 0", "tl.load(enabled_ptr + row) > 1"),
     },
     ("sampling.penalties", "choose_tokens", "sampling.choose_tokens"): {
@@ -263,31 +194,16 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
             "target = top_p * _amount(row_ptr, penalties, kept_ptr, few, vocab, edge,",
             'target = top_p * _amount(row_ptr, penalties, kept_ptr, False, vocab, float("-inf"),',
         ),
-        "row ends too early": (
-            "tl.where(x >= edge, tl.exp(below * rate), 0.0)",
-            "tl.where((x >= edge) & (start + lanes < vocab - 1), tl.exp(below * rate), 0.0)",
-        ),
-        "logits equal to the bound are lost": (
-            "start + lanes, vocab) >= edge).to(tl.int32)",
-            "start + lanes, vocab) > edge).to(tl.int32)",
-        ),
-        "one equal logit too many": (
-            "tl.ceil(missing / weight), 1.0)",
-            "tl.ceil(missing / weight) + 1.0, 1.0)",
-        ),
+        "row ends too early": ("(x >= edge, tl.exp(", "((x >= edge) & (start + lanes < vocab - 1), tl.exp("),
+        "logits equal to the bound are lost": ("vocab) >= edge).to(tl.int32)", "vocab) > edge).to(tl.int32)"),
+        "one equal logit too many": ("ceil(missing / weight)", "ceil(missing / weight) + 1.0"),
         "no temperature in min_p": ("tl.fma(temperature, tl.log", "tl.fma(1.0, tl.log"),
         "penalties ignored": ("tl.load(enabled_ptr + row) != 0", "tl.load(enabled_ptr + row) > 1"),
     },
     ("sampling.penalties", "truncate_logits", "sampling.logit_order", "sampling.truncate_logits"): {
-        "presence penalty for prompt tokens": (
-            "tl.where(count > 0, presence, 0.0)",
-            "tl.where(entry > 0, presence, 0.0)",
-        ),
-        "negative logits divided": (
-            "tl.where(x < 0.0, x * repetition, ",
-            "tl.where(x < 0.0, x / repetition, ",
-        ),
-        "half the frequency penalty": ("count = entry >> 1\n    ", "count = (entry >> 1) // 2\n    "),
+        "presence penalty for prompt tokens": ("(count > 0, presence, 0.0)", "(entry > 0, presence, 0.0)"),
+        "negative logits divided": ("tl.where(x < 0.0, x * repetition,", "tl.where(x < 0.0, x / repetition,"),
+        "half the frequency penalty": ("count = entry >> 1\n", "count = (entry >> 1) // 2\n"),
         "wrong table row": ("tl.load(table_rows_ptr + row) * vocab", "row * vocab"),
         "repetition read as presence": ("tl.load(values_ptr + num_rows)", "tl.load(values_ptr)"),
     },
@@ -300,10 +216,7 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "reads past the vocabulary": ("mask=places < vocab", "mask=places <= vocab"),
         "sum lost at a new maximum": ("total * shrunk + 1.0", "1.0"),
         "lanes added without rescaling": ("total * tl.exp(largest - top)", "total"),
-        "infinite logits treated as finite": (
-            'tl.where(x < float("inf"), x, float("nan"))',
-            'tl.where(x < float("inf"), x, -1.0)',
-        ),
+        "infinite logits treated as finite": ('< float("inf"), x, float("nan"))', '< float("inf"), x, -1.0)'),
     },
 }
 """By module, check, and modules between them: what is wrong, and the source before and after."""
