@@ -28,6 +28,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.driver import driver
 
 from lmi_kernels import tuning
+from tests.gpu.one_kernel import operations
 from tests.kernels.references.check import all_checks
 from tests.support.absent_gpu import AbsentGpu
 from tests.support.compile_only import compile_only
@@ -35,8 +36,6 @@ from tests.support.compile_only import compile_only
 _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
 _SM_90 = "sm_90"
-_SLOW_TO_COMPILE = ("varlen_attention", "decode_attention", "experts")
-"""Operations to compile first, so that no process is still busy with one of them at the end."""
 _ASSEMBLED_FOR = {80: (80, 86), 86: (86,), 90: (90,)}
 """Compute capabilities that the PTX for each capability is assembled for."""
 
@@ -166,9 +165,9 @@ def _number(pattern: str, report: str) -> int:
     return int(match[1])
 
 
-def jobs(operations: list[str]) -> Iterator[Job]:
-    names = [check.name for check in all_checks() if not operations or check.name in operations]
-    for name in sorted(names, key=lambda name: name not in _SLOW_TO_COMPILE):
+def jobs(wanted: list[str]) -> Iterator[Job]:
+    # The slowest are first, so that no process is still busy with one of them at the end.
+    for name in [name for name in operations() if not wanted or name in wanted]:
         yield from (Job(name, capability, tuning.DEFAULT) for capability in _SHARED_LIMITS)
         yield Job(name, 90, _SM_90)
 

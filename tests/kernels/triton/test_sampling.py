@@ -11,9 +11,7 @@ import torch
 from lmi_kernels import Penalties
 from lmi_kernels._triton import INTERPRETED, jit, tl
 from lmi_kernels.sampling.choose_tokens import choose_tokens
-from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
-from lmi_kernels.sampling.random_numbers import gumbel_of, row_keys_of
-from lmi_kernels.sampling.token_logprobs import token_logprobs
+from lmi_kernels.sampling.random_numbers import gumbel_of
 from lmi_kernels.sampling.truncate_logits import logit_thresholds
 from tests.kernels.references.penalties import example_penalties
 from tests.support.seeds import fresh_generator
@@ -28,22 +26,6 @@ def _noise_of(words_ptr: Any, noise_ptr: Any, BLOCK: tl.constexpr) -> None:  # n
     tl.store(noise_ptr + places, gumbel_of(words, words * 0 + 1))
 
 
-@jit
-def _keys(words_ptr: Any) -> None:
-    a, b, c, d = row_keys_of(tl.load(words_ptr), tl.load(words_ptr))
-    tl.store(words_ptr, a.to(tl.int64))
-    tl.store(words_ptr + 1, b.to(tl.int64))
-    tl.store(words_ptr + 2, c.to(tl.int64))
-    tl.store(words_ptr + 3, d.to(tl.int64))
-
-
-def test_keys_equal_philox() -> None:
-    words = torch.zeros(4, dtype=torch.int64)
-    _keys[(1,)](words)
-    # Random123's known answers for key 0 and counter 0.
-    assert (words & 0xFFFFFFFF).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-
-
 def test_noise_is_accurate_and_finite_at_both_ends() -> None:
     fronts = [0, 1, 2, 1000, 2**26 - 1, 2**26, 2**30, 2**31 - 2**8, 2**31 - 1]
     words = torch.tensor(fronts + [0] * (16 - len(fronts)))
@@ -56,9 +38,6 @@ def test_noise_is_accurate_and_finite_at_both_ends() -> None:
         assert found == pytest.approx(-math.log(-math.log1p(-v)), abs=tolerance)
 
 
-BACKWARDS = torch.arange(17).flip(0)
-
-
 def _rows(inputs: dict[str, Any], rows: torch.Tensor | slice) -> dict[str, Any]:
     penalties = inputs["penalties"]
     _, table_rows, enabled, values = penalties
@@ -68,7 +47,7 @@ def _rows(inputs: dict[str, Any], rows: torch.Tensor | slice) -> dict[str, Any]:
 
 def test_tokens_are_the_same_alone_and_in_any_batch() -> None:
     generator = fresh_generator()
-    rows, vocab = 17, 9000
+    rows, vocab = 17, 5000
     logits = torch.randn(rows, vocab, generator=generator)
     inputs = {
         "logits": logits,
@@ -85,8 +64,6 @@ def test_tokens_are_the_same_alone_and_in_any_batch() -> None:
     for i in (0, 8, 16):
         alone, _ = choose_tokens(**_rows(inputs, slice(i, i + 1)))
         assert alone.item() == together[i].item()
-    backwards, _ = choose_tokens(**_rows(inputs, BACKWARDS[-rows:]))
-    assert torch.equal(backwards.flip(0), together)
 
 
 def test_thresholds_are_the_same_in_any_batch() -> None:
@@ -101,29 +78,6 @@ def test_thresholds_are_the_same_in_any_batch() -> None:
         "penalties": example_penalties(generator, rows, 5000),
     }
     together = logit_thresholds(**inputs)
-    backwards = logit_thresholds(**_rows(inputs, BACKWARDS[-rows:]))
+    backwards = logit_thresholds(**_rows(inputs, torch.arange(rows).flip(0)))
     for one, other in zip(together, backwards, strict=True):
         assert torch.equal(one, other.flip(0))
-
-
-def test_logprobs_of_logits_far_from_zero_are_accurate() -> None:
-    """At this size only differences of logits can be exponentiated. Most of the tokens contribute little."""
-    generator = fresh_generator()
-    logits = torch.randn(1, 20_000, generator=generator)
-    tokens = torch.tensor([123])
-    for shift in (-(2.0**14), 0.0, 2.0**14):
-        moved = logits + shift
-        found = token_logprobs(moved, tokens, torch.ones(1, dtype=torch.int64))
-        expected = moved.double().log_softmax(-1)[:, 123]
-        # The tolerance allows for the precision of fp32 at these logits.
-        torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=2e-5 + abs(shift) * 2e-7)
-
-
-def test_token_counts_are_bounded() -> None:
-    counts = torch.zeros(2, 5, dtype=torch.int16)
-    counts[1, 3] = 2 * (MOST_COUNTED - 2) + 1
-    for _ in range(5):
-        count_tokens_(counts, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([1, 0]))
-    expected = torch.zeros_like(counts)
-    expected[1, 3] = 2 * MOST_COUNTED + 1
-    assert torch.equal(counts, expected)
