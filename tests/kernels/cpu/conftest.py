@@ -55,25 +55,20 @@ def team(request: pytest.FixtureRequest, library: Library) -> Team:
 
 
 @pytest.fixture
-def everywhere() -> Iterator[Callable[[Callable[[Team], Tensors]], Tensors]]:
+def everywhere(
+    open_library: Callable[[str], Library | None],
+) -> Callable[[Callable[[Team], Tensors]], Tensors]:
     """A function that calls its argument with each instruction set and 1, 2 and 3 threads. The results must be
     bit-identical."""
-    path = library_path()
-    if path is None:
-        pytest.skip("native kernels are not built here")
 
     def run(call: Callable[[Team], Tensors]) -> Tensors:
         results = []
         for name in SETS:
-            try:
-                library = Library(path, name)
-            except ValueError:
-                continue
-            results += [call(Team(library, count)) for count in (1, 2, 3)]
+            if (library := open_library(name)) is not None:
+                results += [call(Team(library, count)) for count in (1, 2, 3)]
         for result in results[1:]:
             for found, first in zip(result, results[0], strict=True):
                 torch.testing.assert_close(found, first, rtol=0.0, atol=0.0, equal_nan=True)
         return results[0]
 
-    yield run
-    Library(path)
+    return run

@@ -13,15 +13,16 @@ from tests.kernels.cpu.kv_cache import KvCache
 from tests.support.randomness import random_seed
 
 _STORAGES = (Storage.FP32, Storage.BF16, Storage.FP16, Storage.INT8)
-# num_heads, num_kv_heads, head_dim, rotary_dim, block_size
-_SHAPES = ((9, 3, 64, 64, 16), (4, 4, 20, 12, 5), (2, 1, 33, 8, 7), (8, 1, 80, 32, 32))
+Shape = tuple[int, int, int, int, int]
+"""num_heads, num_kv_heads, head_dim, rotary_dim, block_size."""
+_SHAPES: tuple[Shape, ...] = ((9, 3, 64, 64, 16), (4, 4, 20, 12, 5), (2, 1, 33, 8, 7), (8, 1, 80, 32, 32))
 _POSITIONS = 50
 
 
 class _Inputs:
     """Random rows, two of them without a slot."""
 
-    def __init__(self, storage: Storage, shape: tuple[int, int, int, int, int], rows: int = 21) -> None:
+    def __init__(self, storage: Storage, shape: Shape, rows: int = 21) -> None:
         self.num_heads, self.num_kv_heads, head_dim, self.rotary_dim, block_size = shape
         generator = torch.Generator().manual_seed(random_seed())
         self.cache = KvCache(storage, 40 // block_size + 2, block_size, self.num_kv_heads, head_dim)
@@ -72,7 +73,7 @@ class _Inputs:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_rotates_queries_and_keys_and_rounds_each_product(
-    team: Team, shape: tuple[int, int, int, int, int], interleaved: bool
+    team: Team, shape: Shape, interleaved: bool
 ) -> None:
     inputs = _Inputs(Storage.FP32, shape)
     found = inputs.run(team, interleaved=interleaved)
@@ -82,7 +83,7 @@ def test_rotates_queries_and_keys_and_rounds_each_product(
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_norms_are_applied_before_the_rotation(team: Team, shape: tuple[int, int, int, int, int]) -> None:
+def test_norms_are_applied_before_the_rotation(team: Team, shape: Shape) -> None:
     inputs = _Inputs(Storage.FP32, shape)
     found = inputs.run(team, norms=True)
     split = (inputs.num_heads, inputs.num_kv_heads, inputs.num_kv_heads)
@@ -98,7 +99,7 @@ def test_norms_are_applied_before_the_rotation(team: Team, shape: tuple[int, int
 @pytest.mark.parametrize("storage", _STORAGES)
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_stores_keys_and_values_at_their_slots_and_nothing_else(
-    team: Team, storage: Storage, shape: tuple[int, int, int, int, int]
+    team: Team, storage: Storage, shape: Shape
 ) -> None:
     inputs = _Inputs(storage, shape)
     found = inputs.run(team)
