@@ -50,43 +50,31 @@ def test_linears_and_embeddings(out_features: int, in_features: int, dtype: torc
     _assert_batch_invariant(lambda rows: embedding(rows, whole), generator)
 
 
+@pytest.mark.parametrize(("hidden", "intermediate", "top_k"), [(36, 50, 3), (576, 192, 2)])
 @torch.inference_mode()
-def test_experts() -> None:
+def test_experts(hidden: int, intermediate: int, top_k: int) -> None:
     generator = fresh_generator()
-    for hidden, intermediate, top_k in ((36, 50, 3), (576, 192, 2)):
-        gate_up = torch.randn(6, 2 * intermediate, hidden, generator=generator) / hidden**0.5
-        down = torch.randn(6, hidden, intermediate, generator=generator) / intermediate**0.5
-        weights = pack_experts(gate_up, down)
-        x, logits = (
-            torch.randn(_COUNT, hidden, generator=generator),
-            torch.randn(_COUNT, 6, generator=generator),
-        )
-
-        def compute(
-            rows: torch.Tensor,
-            x: torch.Tensor = x,
-            logits: torch.Tensor = logits,
-            weights: object = weights,
-            top_k: int = top_k,
-        ) -> torch.Tensor:
-            return experts(x[rows], logits[rows], weights, top_k)
-
-        _assert_batch_invariant(compute, generator)
+    gate_up = torch.randn(6, 2 * intermediate, hidden, generator=generator) / hidden**0.5
+    down = torch.randn(6, hidden, intermediate, generator=generator) / intermediate**0.5
+    weights = pack_experts(gate_up, down)
+    x = torch.randn(_COUNT, hidden, generator=generator)
+    logits = torch.randn(_COUNT, 6, generator=generator)
+    _assert_batch_invariant(lambda rows: experts(x[rows], logits[rows], weights, top_k), generator)
 
 
+@pytest.mark.parametrize("hidden", [36, 576])
 @torch.inference_mode()
-def test_elementwise_operations() -> None:
+def test_elementwise_operations(hidden: int) -> None:
     generator = fresh_generator()
-    for hidden in (36, 576):
-        x = torch.randn(_COUNT, 2 * hidden, generator=generator)
-        weight = torch.randn(2 * hidden, generator=generator)
-        angles = torch.randn(_COUNT, 1, hidden // 9, generator=generator)
+    x = torch.randn(_COUNT, 2 * hidden, generator=generator)
+    weight = torch.randn(2 * hidden, generator=generator)
+    angles = torch.randn(_COUNT, 1, hidden // 9, generator=generator)
 
-        def rotated(rows: torch.Tensor, x: torch.Tensor = x, angles: torch.Tensor = angles) -> torch.Tensor:
-            heads = x[rows].view(len(rows), 18, -1).clone()
-            rotary_(heads, angles[rows].cos(), angles[rows].sin())
-            return heads
+    def rotated(rows: torch.Tensor) -> torch.Tensor:
+        heads = x[rows].view(len(rows), 18, -1).clone()
+        rotary_(heads, angles[rows].cos(), angles[rows].sin())
+        return heads
 
-        _assert_batch_invariant(rotated, generator)
-        _assert_batch_invariant(lambda rows, x=x, weight=weight: rms_norm(x[rows], weight, 1e-5), generator)
-        _assert_batch_invariant(lambda rows, x=x: activate_and_mul(x[rows], "silu"), generator)
+    _assert_batch_invariant(rotated, generator)
+    _assert_batch_invariant(lambda rows: rms_norm(x[rows], weight, 1e-5), generator)
+    _assert_batch_invariant(lambda rows: activate_and_mul(x[rows], "silu"), generator)

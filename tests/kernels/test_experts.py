@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -53,42 +55,29 @@ def test_experts_equal_the_reference(
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("block_type", "config_type", "top_k", "renormalise"),
+    [
+        (MixtralSparseMoeBlock, MixtralConfig, 1, True),
+        (MixtralSparseMoeBlock, MixtralConfig, 2, True),
+        (MixtralSparseMoeBlock, MixtralConfig, 3, True),
+        (Qwen3MoeSparseMoeBlock, Qwen3MoeConfig, 2, True),
+        (Qwen3MoeSparseMoeBlock, Qwen3MoeConfig, 2, False),
+    ],
+)
 @torch.inference_mode()
-def test_experts_equal_mixtral(top_k: int) -> None:
+def test_experts_equal_transformers(block_type: Any, config_type: Any, top_k: int, renormalise: bool) -> None:
     generator = fresh_generator()
-    config = MixtralConfig(
-        hidden_size=36, intermediate_size=52, num_local_experts=5, num_experts_per_tok=top_k
-    )
+    sizes = {"intermediate_size": 52, "moe_intermediate_size": 52, "num_local_experts": 5, "num_experts": 5}
+    config = config_type(hidden_size=36, **sizes, num_experts_per_tok=top_k, norm_topk_prob=renormalise)
     config._experts_implementation = "grouped_mm"  # the default of its models
-    block = MixtralSparseMoeBlock(config)
-    gate_up, down = _layer(generator, 5, 36, 52, False)
-    block.experts.gate_up_proj.data, block.experts.down_proj.data = gate_up, down
-    block.gate.weight.data = torch.randn(5, 36, generator=generator)
-    x = torch.randn(23, 36, generator=generator)
-    found = experts(x, torch.nn.functional.linear(x, block.gate.weight), pack_experts(gate_up, down), top_k)
-    torch.testing.assert_close(found, block(x[None])[0], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("renormalise", [True, False])
-@torch.inference_mode()
-def test_experts_equal_qwen3(renormalise: bool) -> None:
-    generator = fresh_generator()
-    config = Qwen3MoeConfig(
-        hidden_size=36,
-        moe_intermediate_size=52,
-        num_experts=5,
-        num_experts_per_tok=2,
-        norm_topk_prob=renormalise,
-    )
-    config._experts_implementation = "grouped_mm"
-    block = Qwen3MoeSparseMoeBlock(config)
+    block = block_type(config)
     gate_up, down = _layer(generator, 5, 36, 52, False)
     block.experts.gate_up_proj.data, block.experts.down_proj.data = gate_up, down
     block.gate.weight.data = torch.randn(5, 36, generator=generator)
     x = torch.randn(23, 36, generator=generator)
     logits = torch.nn.functional.linear(x, block.gate.weight)
-    found = experts(x, logits, pack_experts(gate_up, down), 2, renormalise=renormalise)
+    found = experts(x, logits, pack_experts(gate_up, down), top_k, renormalise=renormalise)
     torch.testing.assert_close(found, block(x[None])[0], rtol=1e-5, atol=1e-5)
 
 

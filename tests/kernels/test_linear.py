@@ -9,8 +9,6 @@ from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.usefixtures("torch_kernels")
 
-SHAPES = [(1, 1), (37, 5), (48, 64), (100, 33), (192, 576), (576, 1536)]
-
 
 def _exact_weight(generator: torch.Generator, out_features: int, in_features: int) -> torch.Tensor:
     return (torch.randn(out_features, in_features, generator=generator) * 0.05).half().float()
@@ -22,7 +20,7 @@ def _bound(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return depth * torch.finfo(torch.float32).eps * (x.double().abs() @ w.double().abs().T) + 1e-30
 
 
-@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (37, 5), (192, 576)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("exact", [True, False])
 def test_linear_is_accurate_to_fp32(

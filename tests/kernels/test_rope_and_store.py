@@ -25,16 +25,8 @@ def test_reference_equals_the_cpu_operations(
     positions = torch.randint(0, 20, (num_rows,), generator=generator)
     slots = torch.randperm(12, generator=generator)[:num_rows]
     slots[3] = -1
-    q, written = rope_and_store_reference(
-        qkv,
-        torch.cat((angles.cos(), angles.sin()), dim=-1),
-        positions,
-        slots,
-        pool,
-        num_heads,
-        norms,
-        1e-6,
-    )
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    q, written = rope_and_store_reference(qkv, cos_sin, positions, slots, pool, num_heads, norms, 1e-6)
 
     heads = qkv.view(num_rows, -1, head_dim).clone()
     rotated = heads[:, : num_heads + num_kv_heads]

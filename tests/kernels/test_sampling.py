@@ -3,8 +3,6 @@ expected distributions."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -18,8 +16,9 @@ from lmi_kernels.sampling.random_numbers_cpu import Keys, noise, philox, row_key
 from lmi_kernels.sampling.truncate_logits_cpu import logit_thresholds_cpu
 from tests.kernels.references.choose_tokens import choose_tokens_reference
 from tests.kernels.references.count_tokens import count_tokens_reference
-from tests.kernels.references.truncate_logits import logit_thresholds_reference as thresholds_reference
-from tests.support.sampling_oracle import CLOSE, apply
+from tests.kernels.references.truncate_logits import CHECKS as THRESHOLDS
+from tests.kernels.references.truncate_logits import logit_thresholds_reference
+from tests.support.sampling_oracle import apply
 from tests.support.seeds import fresh_generator, integers
 
 
@@ -113,41 +112,17 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(temperature: floa
     assert float(p) > 1e-6
 
 
-@pytest.mark.parametrize("grid", [0.0, 0.25], ids=["distinct logits", "many equal logits"])
-def test_partial_sorting_keeps_the_same_tokens_as_full_sorting(grid: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_partial_sorting_finds_the_thresholds_of_full_sorting(dtype: torch.dtype) -> None:
     generator = fresh_generator()
-    rows, compared = 8, 0
-    for _ in range(20):
-        vocab = integers(generator, 2, 300, 1)[0]
-        logits = torch.randn(rows, vocab, generator=generator).mul_(3.0)
-        if grid:
-            logits = logits.div_(grid).round_().mul_(grid)
-        logits[:, 1::7] = -torch.inf
-        temperature, mass, share = (torch.rand(3, rows, generator=generator).double() + 1e-3).clamp(max=0.999)
-        kinds = torch.randint(2, (3, rows), generator=generator)
-        ranks = torch.randint(1, vocab + 2, (rows,), generator=generator) * kinds[0]
-        masses = mass.where(kinds[1] == 1, 1.0)
-        inputs = (logits, 0.3 + temperature, ranks, masses, share**3 * kinds[2])
-        expected, found = (
-            _kept(logits, *call(*inputs)) for call in (thresholds_reference, logit_thresholds_cpu)
+    for inputs in (each for _ in range(5) for each in THRESHOLDS[0].examples(generator, dtype)):
+        logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
+        finite = logits.amax(dim=-1).isfinite()
+        found, expected = (
+            call(logits, **inputs) for call in (logit_thresholds_cpu, logit_thresholds_reference)
         )
-        for i in range(rows):
-            own = logits[i].double()
-            edge = own.topk(int(ranks[i])).values[-1] if 0 < ranks[i] < vocab else -torch.inf
-            sums = (
-                (own.where(own >= edge, -torch.inf) / (0.3 + temperature[i]))
-                .softmax(-1)
-                .sort(descending=True)
-            )
-            if masses[i] == 1.0 or not bool(((sums.values.cumsum(-1) - masses[i]).abs() < CLOSE).any()):
-                assert torch.equal(found[i], expected[i])
-                compared += 1
-    assert compared > 80
-
-
-def _kept(logits: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor) -> torch.Tensor:
-    edges, ids = thresholds[:, None], torch.arange(logits.shape[1])
-    return ((logits > edges) | ((logits == edges) & (ids <= last_ids[:, None]))) & (logits > -math.inf)
+        torch.testing.assert_close(found[0][finite], expected[0][finite], rtol=1e-6, atol=1e-6)
+        assert torch.equal(found[1][finite], expected[1][finite])
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
@@ -187,16 +162,13 @@ def test_penalties_equal_those_of_the_sampling_steps() -> None:
     generator = fresh_generator()
     vocab, num_rows = 50, 3
     logits = torch.randn(num_rows, vocab, generator=generator).mul_(4.0)
+    values = torch.rand(3, num_rows, generator=generator).add_(0.5)
+    values[2] *= -1
     rows, counts = [], torch.zeros(num_rows, vocab, dtype=torch.int16)
     for i in range(num_rows):
         prompt, output = integers(generator, 0, vocab, 10), integers(generator, 0, vocab, 30)
-        numbers = torch.rand(3, generator=generator).add_(0.5).tolist()
-        params = SamplingParams(
-            max_new_tokens=1,
-            repetition_penalty=numbers[0],
-            presence_penalty=numbers[1],
-            frequency_penalty=-numbers[2],
-        )
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        params = SamplingParams(1, **dict(zip(names, values[:, i].tolist(), strict=True)))
         rows.append(SamplingRow(str(i), params, (*prompt, *output), len(prompt)))
         counts[i, prompt] = 1
         for token in output:
@@ -204,10 +176,6 @@ def test_penalties_equal_those_of_the_sampling_steps() -> None:
                 counts, torch.tensor([i]), torch.tensor([token]), torch.ones(1)
             )
     expected = apply([penalties], logits, rows)
-    parameters = [
-        [row.params.repetition_penalty, row.params.presence_penalty, row.params.frequency_penalty]
-        for row in rows
-    ]
     ones = torch.ones(num_rows, dtype=torch.int64)
-    found = penalize(logits, Penalties(counts, torch.arange(num_rows), ones, torch.tensor(parameters).T))
+    found = penalize(logits, Penalties(counts, torch.arange(num_rows), ones, values))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
