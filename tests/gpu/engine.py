@@ -28,6 +28,7 @@ from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from tests.gpu.timing import Deadline, synchronize
+from tests.gpu.traces import Trace
 
 BLOCK_SIZE = 16
 
@@ -84,7 +85,6 @@ class Engine:
         self.limits = limits
         self.paged = paged
         self.stopwatch = TotalStopwatch()
-        self._starts = 0
         element = torch.float32.itemsize if device.type == "cpu" else DTYPES[dtype].itemsize
         per_token = read_config(folder).kv_elements_per_token * element
         cache_bytes = None
@@ -129,7 +129,6 @@ class Engine:
         executor = StepExecutor(self.runner.steps, self.comm, self._board, self.stopwatch)
         sampler = Sampler(vocab_size, self.device)
         core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
-        self._starts += 1
         return Running(core, scheduler, blocks)
 
     def fill_cache(self) -> None:
@@ -229,6 +228,11 @@ def run_requests(
 def greedy(name: str, prompt: Sequence[int], max_new_tokens: int) -> Request:
     """Return a greedy request that ends only at `max_new_tokens`."""
     return Request(name, tuple(prompt), SamplingParams(max_new_tokens), time.monotonic())
+
+
+def trace_requests(name: str, trace: Trace) -> list[Request]:
+    pairs = zip(trace.prompts, trace.outputs, strict=True)
+    return [greedy(f"{name} {i}", prompt, count) for i, (prompt, count) in enumerate(pairs)]
 
 
 def random_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:

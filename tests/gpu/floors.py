@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from engines.models.config import ModelConfig
 
+_ELEMENT_BYTES = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
@@ -50,35 +52,31 @@ class Work:
         return self.attention.floor(ceilings) + self.products.floor(ceilings)
 
 
-def decode_work(config: ModelConfig, num_seqs: int, context: int, element: int = 2) -> Work:
+def decode_work(config: ModelConfig, num_seqs: int, context: int) -> Work:
     """Return the work of a step with one token per sequence. context: number of keys of all sequences."""
-    return mixed_work(config, num_seqs, context, 0, element)
+    return mixed_work(config, num_seqs, context, 0)
 
 
-def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int, element: int = 2) -> Work:
+def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int) -> Work:
     """Return the work of a step with one token per sequence, and the first chunk of another prompt, without logits."""
     tokens = num_seqs + chunk
     weights = _layers(config, _touched_experts(config, tokens)) + _head(config)
     computed = 2 * _layers(config, _chosen_experts(config)) * tokens + 2 * _head(config) * num_seqs
-    keys, pairs = element * config.kv_elements_per_token * context, chunk * (chunk + 1) / 2
-    return Work(
-        Phase(keys, _attention(config, context + pairs)),
-        Phase(element * weights, computed),
-    )
+    keys, pairs = _ELEMENT_BYTES * config.kv_elements_per_token * context, chunk * (chunk + 1) / 2
+    return Work(Phase(keys, _attention(config, context + pairs)), Phase(_ELEMENT_BYTES * weights, computed))
 
 
-def prefill_work(config: ModelConfig, num_tokens: int, element: int = 2) -> Work:
+def prefill_work(config: ModelConfig, num_tokens: int) -> Work:
     """Return the work of a whole prompt in one step, with logits of its last token."""
-    weights = _layers(config, _touched_experts(config, num_tokens)) + _head(config)
-    computed = 2 * _layers(config, _chosen_experts(config)) * num_tokens + 2 * _head(config)
-    pairs = num_tokens * (num_tokens + 1) / 2
-    return Work(Phase(0.0, _attention(config, pairs)), Phase(element * weights, computed))
+    work = mixed_work(config, 0, 0, num_tokens)
+    logits = 2 * _head(config)
+    return Work(work.attention, Phase(work.products.bytes, work.products.operations + logits))
 
 
-def product_work(num_rows: int, outputs: int, inputs: int, element: int = 2) -> Phase:
+def product_work(num_rows: int, outputs: int, inputs: int) -> Phase:
     """Return the work of a matrix product. Weights, inputs and outputs are each moved once."""
     moved = outputs * inputs + num_rows * (outputs + inputs)
-    return Phase(element * moved, 2.0 * num_rows * outputs * inputs)
+    return Phase(_ELEMENT_BYTES * moved, 2.0 * num_rows * outputs * inputs)
 
 
 def trace_floor(

@@ -11,7 +11,7 @@ busy machine the smallest repeat is the most reliable, and only trees measured i
 
     python -m tests.gpu.host_step                      # 256, 64 and 1 sequences, and 256 with arrivals
     python -m tests.gpu.host_step --against ../before  # compare with another copy of the repository, in turn
-    python -m tests.gpu.host_step --profile arrivals   # profile the Python functions
+    python -m cProfile -s tottime -m tests.gpu.host_step --json arrivals  # profile the Python functions
 
 To compare, copy the repository (`cp -r`, without .venv) before you change it. This file measures both copies: it
 imports `engines` and `lmi_kernels` from each, and requires only the names that it uses.
@@ -20,11 +20,9 @@ imports `engines` and `lmi_kernels` from each, and requires only the names that 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import gc
 import json
 import os
-import pstats
 import random
 import statistics
 import subprocess
@@ -348,13 +346,6 @@ def _print(name: str, columns: Sequence[Sequence[Step]]) -> None:
         print(f"  {phase:10}", *cells)
 
 
-def _profile(name: str) -> None:
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, cProfile.Profile() as profiler:
-        measure(LOADS[name], Path(folder))
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
@@ -362,14 +353,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--against", type=Path, help="another copy of the repository, shown in the first column"
     )
-    parser.add_argument("--profile", choices=list(LOADS), help="profile the Python functions under one load")
     parser.add_argument(
         "--json", choices=list(LOADS), help="measure one repeat in this process and print JSON"
     )
     arguments = parser.parse_args(argv)
-    if arguments.profile:
-        _profile(arguments.profile)
-        return 0
     if arguments.json:
         print(json.dumps(_measure_in_process(arguments.json)))
         return 0

@@ -3,7 +3,7 @@ Mixtral's experts, vocabularies. Each comparison returns the relative error and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.utils._pytree import tree_map
@@ -26,25 +26,18 @@ def decode(context: Context) -> tuple[float, float]:
     heads = context.size(LLAMA, Heads(4, 1, 32))
     kv = make_kv(context, heads, lens, 16)
     q = context.random(len(lens), heads.queries, heads.dim)
-    out = decode_once(q, kv)
-    return max(
-        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i)))
-        for i in range(len(lens))
-    ), _ALLOWED
+    return decode_error(q, kv, range(len(lens))), _ALLOWED
 
 
 def prefill(context: Context) -> tuple[float, float]:
     """Prefill attention of a first chunk and of a later chunk."""
-    past, chunk = context.size((5000, 3001), (20, 21))
-    return _chunks(context, context.size(LLAMA, Heads(4, 1, 32)), (chunk, past + chunk), (chunk, chunk))
+    return _chunks(context, context.size(LLAMA, Heads(4, 1, 32)), *context.size((5000, 3001), (20, 21)))
 
 
 def prefill_narrow(context: Context) -> tuple[float, float]:
     """Prefill attention with Falcon-40B's heads: 16 query heads per KV head."""
-    past, chunk = context.size((1000, 1025), (9, 7))
-    return _chunks(
-        context, context.size(Heads(32, 2, 64), Heads(16, 1, 64)), (chunk, past + chunk), (chunk, chunk)
-    )
+    heads = context.size(Heads(32, 2, 64), Heads(16, 1, 64))
+    return _chunks(context, heads, *context.size((1000, 1025), (9, 7)))
 
 
 def huge_pool(context: Context) -> tuple[float, float]:
@@ -121,25 +114,25 @@ def decode_once(q: torch.Tensor, kv: PagedKv) -> torch.Tensor:
     return out
 
 
-def _chunks(
-    context: Context, heads: Heads, seq_lens: tuple[int, ...], query_lens: tuple[int, ...]
-) -> tuple[float, float]:
-    kv = make_kv(context, heads, seq_lens, 16)
-    bounds = torch.tensor([0, *query_lens]).cumsum(0)
-    q = context.random(int(bounds[-1]), heads.queries, heads.dim)
-    out = torch.full_like(q, torch.nan)
-    lmi_kernels.varlen_attention(
-        q,
-        kv.pool,
-        kv.sequences,
-        bounds.int().to(context.device),
-        max(query_lens),
-        ScoreRules(heads.dim**-0.5),
-        out,
+def decode_error(q: torch.Tensor, kv: PagedKv, sequences: Iterable[int]) -> float:
+    """Return the largest relative error of decode attention in these sequences."""
+    out = decode_once(q, kv)
+    return max(
+        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in sequences
     )
-    errors = []
-    for i, (begin, end) in enumerate(zip(bounds.tolist(), bounds[1:].tolist(), strict=False)):
-        errors.append(relative_error(out[begin:end], dense_attention(q[begin:end], keys_values(kv, i))))
+
+
+def _chunks(context: Context, heads: Heads, past: int, chunk: int) -> tuple[float, float]:
+    kv = make_kv(context, heads, (chunk, past + chunk), 16)
+    bounds = torch.tensor([0, chunk, 2 * chunk], dtype=torch.int32, device=context.device)
+    q = context.random(2 * chunk, heads.queries, heads.dim)
+    out = torch.full_like(q, torch.nan)
+    rules = ScoreRules(heads.dim**-0.5)
+    lmi_kernels.varlen_attention(q, kv.pool, kv.sequences, bounds, chunk, rules, out)
+    errors = [
+        relative_error(found, dense_attention(queries, keys_values(kv, i)))
+        for i, (found, queries) in enumerate(zip(out.split(chunk), q.split(chunk), strict=True))
+    ]
     return max(errors), _ALLOWED
 
 

@@ -82,21 +82,8 @@ class Results:
         note: str = "",
     ) -> None:
         """Add a time in milliseconds, and its share of a ceiling or floor."""
-        scale = 1e3
-        self._add(
-            Entry(
-                name,
-                self._passed(share, target),
-                timing.median * scale,
-                "ms",
-                timing.low * scale,
-                timing.high * scale,
-                share,
-                of,
-                target,
-                note,
-            )
-        )
+        median, low, high = (1e3 * seconds for seconds in (timing.median, timing.low, timing.high))
+        self._add(Entry(name, self._passed(share, target), median, "ms", low, high, share, of, target, note))
 
     def share(
         self, name: str, value: float, unit: str, share: float, of: str, target: str = "", note: str = ""

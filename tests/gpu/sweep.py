@@ -32,6 +32,9 @@ class Search:
     supports: Callable[[tuning.Parameters], bool] = lambda parameters: True
     """Whether the kernel supports the parameters."""
 
+    def log(self, text: str) -> None:
+        print(f"    {self.operation}, {self.key}: {text}", flush=True)
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
@@ -76,10 +79,7 @@ def climb(search: Search, device: torch.device, deadline: Deadline, repeats: int
                     incorrect.append(str(tried))
                 if seconds < _FASTER * after:
                     best, after, improved = tried, seconds, True
-                    print(
-                        f"    {search.operation}, {search.key}: {seconds * 1e6:.1f} us with {best}",
-                        flush=True,
-                    )
+                    search.log(f"{seconds * 1e6:.1f} us with {best}")
     return SearchResult(best, before, after, len(seen), tuple(incorrect))
 
 
@@ -115,15 +115,12 @@ def _try(
                 raise TypeError("calls must return a tensor")
             error = relative_error(result, expected.double())
             if error > _TOLERANCE:
-                print(
-                    f"    {search.operation}, {search.key}: {parameters}: wrong result, relative error {error:.1e}",
-                    flush=True,
-                )
+                search.log(f"{parameters}: wrong result, relative error {error:.1e}")
                 return math.nan
             return _seconds(groups, device, repeats)
         except Exception as error:
             # Too much shared memory, or parameters that the compiler rejects: the search continues.
-            print(f"    {search.operation}, {search.key}: {parameters}: {type(error).__name__}", flush=True)
+            search.log(f"{parameters}: {type(error).__name__}")
             return math.inf
 
 

@@ -90,7 +90,7 @@ def test_a_part_that_times_out_is_killed_with_its_children(
     _replace_parts(monkeypatch, _HANGS)
     monkeypatch.setattr(chapters, "_MIN_SECONDS", 0.0)
     monkeypatch.setattr(chapters, "_GRACE_SECONDS", 1.0)
-    child, seconds = check.out / "child", 4.0
+    child, seconds = check.out / "child", 2.0
     child.touch()
     while not child.read_text():  # On a busy machine the child may start later.
         assert run_stage(check, ["steps"], time.monotonic() + seconds) == {"steps": None}

@@ -4,6 +4,7 @@ rate and compared with torch's own kernels."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,8 @@ from lmi_kernels import ScoreRules
 from tests.gpu import ceilings
 from tests.gpu.context import Context
 from tests.gpu.floors import Ceilings, causal_attention_operations
-from tests.gpu.kv import FALCON_40B, LLAMA, Heads, dense_attention, keys_values, make_kv, relative_error
-from tests.gpu.large_kernels import decode_once
+from tests.gpu.kv import FALCON_40B, LLAMA, Heads, make_kv
+from tests.gpu.large_kernels import decode_error
 from tests.gpu.timing import Call, time_graph
 
 _MIN_TARGET_BYTES = 0.5e9
@@ -71,7 +72,7 @@ def _decode(
         kv = make_kv(context, heads, lens, block_size, seed=i)
         q = context.random(len(lens), heads.queries, heads.dim)
         if i == 0:
-            error = _decode_error(q, kv, len(lens))
+            error = decode_error(q, kv, {0, len(lens) // 2, len(lens) - 1})
             if error > 1e-2:
                 context.results.check(title, False, f"relative error {error:.1e}: not timed")
                 return
@@ -79,11 +80,7 @@ def _decode(
         # Planned once per step for all layers, so it is not part of a layer's time.
         plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
         out = torch.empty_like(q)
-
-        def attend(kv=kv, q=q, plan=plan, out=out, rules=rules):  # type: ignore[no-untyped-def]
-            lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
-
-        calls.append(attend)
+        calls.append(partial(lmi_kernels.decode_attention, q, kv.pool, kv.sequences, plan, rules, out))
     timing = time_graph(calls, context.device, repeats=context.size(20, 1))
     share = moved / timing.median / limits.copy
     target = "decode-attention" if moved >= _MIN_TARGET_BYTES or context.smoke else ""
@@ -97,14 +94,6 @@ def _decode(
     )
 
 
-def _decode_error(q: torch.Tensor, kv, num_seqs: int) -> float:  # type: ignore[no-untyped-def]
-    out = decode_once(q, kv)
-    sequences = sorted({0, num_seqs // 2, num_seqs - 1})
-    return max(
-        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in sequences
-    )
-
-
 def _prefill(
     context: Context, limits: Ceilings, heads: Heads, count: int, length: int, target: bool = False
 ) -> float:
@@ -115,12 +104,8 @@ def _prefill(
     calls: list[Call] = []
     for _ in range(2):
         q = context.random(count * length, heads.queries, heads.dim)
-        out = torch.empty_like(q)
-
-        def attend(q=q, out=out):  # type: ignore[no-untyped-def]
-            lmi_kernels.varlen_attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
-
-        calls.append(attend)
+        batch = q, kv.pool, kv.sequences, bounds, length, rules, torch.empty_like(q)
+        calls.append(partial(lmi_kernels.varlen_attention, *batch))
     timing = time_graph(calls, context.device, repeats=context.size(20, 1))
     rate = count * causal_attention_operations(heads.queries, heads.dim, length) / timing.median
     context.results.time(

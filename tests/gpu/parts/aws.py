@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.gpu import ceilings
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, run_requests
+from tests.gpu.engine import Engine, Limits, Outcome, free, run_requests, trace_requests
 from tests.gpu.shapes import real, write
 from tests.gpu.traces import uniform
 
@@ -76,10 +76,7 @@ def _measure(
 ) -> None:
     for scenario, (input_tokens, output_tokens) in enumerate(_scenarios(context)):
         trace = uniform(context.size(128, 2), input_tokens, output_tokens, engine.config.vocab_size)
-        requests = [
-            greedy(f"{configuration.name} {scenario} {i}", prompt, output_tokens)
-            for i, prompt in enumerate(trace.prompts)
-        ]
+        requests = trace_requests(f"{configuration.name} {scenario}", trace)
         running = engine.start(configuration.policy, max_num_seqs=context.size(configuration.max_num_seqs, 2))
         outcome = run_requests(running, requests, context.device, users=USERS)
         assert outcome.num_tokens == trace.num_output_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.gpu import ceilings
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, free, greedy, run_requests
+from tests.gpu.engine import Engine, free, run_requests, trace_requests
 from tests.gpu.parts.workload import engine_limits
 from tests.gpu.shapes import real, write
 from tests.gpu.timing import Deadline
@@ -43,9 +43,6 @@ def run(context: Context) -> None:
 
 def _speed(context: Context, engine: Engine, trace: Trace, policy: str, size: int) -> float:
     """Return tokens/s until all requests have finished or the time limit has passed."""
-    requests = [
-        greedy(f"{policy} {size} {len(trace.outputs)} {i}", prompt, count)
-        for i, (prompt, count) in enumerate(zip(trace.prompts, trace.outputs, strict=True))
-    ]
+    requests = trace_requests(f"{policy} {size} {len(trace.outputs)}", trace)
     running = engine.start(policy, max_num_seqs=size)
     return run_requests(running, requests, context.device, deadline=Deadline(_SECONDS)).tokens_per_second

@@ -61,28 +61,21 @@ def _check_fp32(
     folder: Path,
     limits: Limits,
     prompts: Sequence[Sequence[int]],
-    expected: Sequence[Sequence[int]],
+    expected: Sequence[list[int]],
     model: Any,
 ) -> None:
     device, results = context.device, context.results
     requests = [greedy(f"{kind} {i}", prompt, len(expected[i])) for i, prompt in enumerate(prompts)]
-    expected_tokens = {request.id: list(tokens) for request, tokens in zip(requests, expected, strict=True)}
 
     def compare(name: str, outcome: Outcome) -> None:
-        differing = [
-            request_id
-            for request_id, tokens in expected_tokens.items()
-            if outcome.tokens[request_id] != tokens
-        ]
+        found = [outcome.tokens[request.id] for request in requests]
+        differing = [i for i, tokens in enumerate(found) if tokens != expected[i]]
         note = f"{outcome.num_tokens} tokens in {outcome.steps} steps"
         if differing:
             note += f"; {len(differing)} requests differ"
         results.check(f"{kind}, fp32: {name}", not differing, note)
-        for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
-            if request.id in differing:
-                report_gap(
-                    context, f"{request.id}, {name}", model, prompt, outcome.tokens[request.id], expected[i]
-                )
+        for i in differing:
+            report_gap(context, f"{requests[i].id}, {name}", model, prompts[i], found[i], expected[i])
 
     engine = Engine(folder, device, limits, dtype="fp32", load_format="auto")
     compare("paged, all requests at once", run_requests(engine.start(), requests, device))

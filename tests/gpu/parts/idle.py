@@ -20,7 +20,7 @@ def run(context: Context) -> None:
 
 
 def _measure(context: Context, name: str) -> None:
-    batch, longest = context.size(256, 2), context.size(2048, 64)
+    batch, longest = context.size(256, 2), context.size(2048, 32)
     engine = load(context, name, batch, longest)
     with decoding_batch(engine, batch, longest // 2) as decodes:
         for _ in range(context.size(4, 1)):

@@ -3,8 +3,6 @@ that share of the device under load."""
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
 from tests.gpu.context import Context
@@ -23,7 +21,6 @@ def run(context: Context) -> None:
         if context.has_time_for(30.0, title):
             with context.results.guard(title):
                 _measure(context, title, share)
-            gc.collect()
             free(context.device)
 
 

@@ -33,23 +33,22 @@ class Model:
     """Target for the GPU's idle time with the largest batch."""
 
 
-_SMALL = (
-    Model("llama-3-8b", {1: "llama-1", 32: "llama-32", 256: "llama-256"}, "idle-llama"),
-    Model("qwen3-0.6b", {1: "", 32: "", 256: ""}, "idle-qwen"),
-)
-_LARGE = (
-    Model("falcon-40b", {1: "", 32: "falcon-32"}),
-    Model("mixtral-8x7b", {1: "", 32: "mixtral-32"}),
-)
-
-
-MODELS = {"small": _SMALL, "large": _LARGE}
+MODELS = {
+    "small": (
+        Model("llama-3-8b", {1: "llama-1", 32: "llama-32", 256: "llama-256"}, "idle-llama"),
+        Model("qwen3-0.6b", {1: "", 32: "", 256: ""}, "idle-qwen"),
+    ),
+    "large": (
+        Model("falcon-40b", {1: "", 32: "falcon-32"}),
+        Model("mixtral-8x7b", {1: "", 32: "mixtral-32"}),
+    ),
+}
 
 
 def run(context: Context, models: str) -> None:
     limits = ceilings.measure(context)
     free(context.device)
-    for model in context.size(MODELS[models], _SMALL[:1]):
+    for model in context.size(MODELS[models], MODELS["small"][:1]):
         with context.results.guard(model.name):
             _measure(context, limits, model)
         free(context.device)

@@ -5,7 +5,7 @@ their parameters."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -53,40 +53,29 @@ _EXPERT_ROWS = {"8": 32, "more": 2048, "1": 1, "48": 192, "24": 96}
 """Rows by tuning key: with so many rows, the mean of Mixtral's rows per expert (2 of 8 are chosen) selects the key."""
 
 
-def searches(context: Context) -> list[Search]:
-    """Return the searches in order of importance. Each makes its inputs when it starts."""
-    result = []
+def searches(context: Context) -> Iterator[Search]:
+    """Yield the searches in order of importance. Each makes its inputs when it starts."""
     if context.smoke:
         heads = Heads(2, 1, 16)
         key = tuning_key(heads.dim)
-        return [
-            Search("decode_attention", key, {"block_n": (32, 64)}, lambda: _decode(context, heads, [(40,)]))
-        ]
+        yield Search("decode_attention", key, {"block_n": (32, 64)}, lambda: _decode(context, heads, [(40,)]))
+        return
     for heads in (LLAMA, FALCON_40B):
-        result.append(
-            Search(
-                "decode_attention",
-                tuning_key(heads.dim),
-                _DECODE,
-                lambda heads=heads: _decodes(context, heads),
-            )
-        )
+        key = tuning_key(heads.dim)
+        yield Search("decode_attention", key, _DECODE, lambda heads=heads: _decodes(context, heads))
     for key, rows in _EXPERT_ROWS.items():
         for operation in ("experts_gate_up", "experts_down"):
-            result.append(Search(operation, key, _MATMUL, lambda rows=rows: _experts(context, rows)))
+            yield Search(operation, key, _MATMUL, lambda rows=rows: _experts(context, rows))
     for length, space in ((4096, _PREFILL), (1, _FEW_ROWS)):
         for heads in (LLAMA, FALCON_40B):
-            result.append(
-                Search(
-                    "varlen_attention",
-                    _tile_key(context, heads, length),
-                    space,
-                    lambda heads=heads, length=length: _chunks(context, heads, length),
-                    # Tiles with masks begin where tiles without masks end.
-                    lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
-                )
+            yield Search(
+                "varlen_attention",
+                _tile_key(context, heads, length),
+                space,
+                lambda heads=heads, length=length: _chunks(context, heads, length),
+                # Tiles with masks begin where tiles without masks end.
+                lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
             )
-    return result
 
 
 @torch.inference_mode()

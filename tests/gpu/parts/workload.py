@@ -9,15 +9,13 @@ from pathlib import Path
 
 from tests.gpu import ceilings
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, run_requests
+from tests.gpu.engine import Engine, Limits, Outcome, free, run_requests, trace_requests
 from tests.gpu.floors import Ceilings, trace_floor
-from tests.gpu.peer_findings import Findings
+from tests.gpu.peer_findings import REQUEST_COUNTS, Findings
 from tests.gpu.shapes import real, write
 from tests.gpu.traces import Trace, tiny, w6
 
 MODELS = {"qwen3-0.6b": ("w6-qwen", "peer-qwen"), "llama-3-8b": ("w6-llama", "peer-llama")}
-_REQUEST_COUNTS = (256, 128, 64, 32)
-"""Numbers of requests to run. The comparison uses as many requests as the peer finished in its time limit."""
 _PEER_SECONDS = 45.0
 """Minimum time for the peer. With less time left it is not run."""
 
@@ -61,7 +59,7 @@ def _ours(
         target,
         f"{trace.num_output_tokens} tokens in {whole.seconds:.2f} s, {whole.steps} steps; limit {limit:.0f} tokens/s",
     )
-    for count in _REQUEST_COUNTS if not context.smoke else ():
+    for count in REQUEST_COUNTS if not context.smoke else ():
         if count not in outcomes and context.has_time_for(
             _PEER_SECONDS + 10.0, f"W6, {name}: first {count} requests"
         ):
@@ -81,11 +79,7 @@ def engine_limits(context: Context, trace: Trace) -> Limits:
 
 
 def _run(context: Context, engine: Engine, name: str, trace: Trace, label: str) -> Outcome:
-    requests = [
-        greedy(f"{name} {label} {i}", prompt, count)
-        for i, (prompt, count) in enumerate(zip(trace.prompts, trace.outputs, strict=True))
-    ]
-    outcome = run_requests(engine.start(), requests, context.device)
+    outcome = run_requests(engine.start(), trace_requests(f"{name} {label}", trace), context.device)
     assert outcome.num_tokens == trace.num_output_tokens, (
         f"{outcome.num_tokens} of {trace.num_output_tokens} tokens"
     )
