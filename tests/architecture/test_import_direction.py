@@ -62,7 +62,7 @@ def _part(name: str) -> str:
 
 
 def _require_no_import(wrong: Callable[[str, str], bool]) -> None:
-    """Fail for imports for which `wrong` holds. Its arguments are the importing module and the imported name."""
+    """Fail for imports for which `wrong(importing module, imported name)` holds."""
     found = [
         f"{module.at(node)}: {module.name} imports {name}"
         for module in modules()

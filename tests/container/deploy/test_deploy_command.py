@@ -27,7 +27,8 @@ def test_a_dry_run_prints_a_program_and_needs_no_boto3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    result = run(str(write_model(tmp_path)), "--dry-run", "--env", "HF_TOKEN", HF_TOKEN="hf_abc")  # noqa: S106
+    folder = str(write_model(tmp_path))
+    result = run(folder, "--dry-run", "--env", "HF_TOKEN", HF_TOKEN="hf_abc")  # noqa: S106
     assert result.exit_code == 0, result.output
     compile(result.output, "deploy.py", "exec")
     assert "sagemaker.create_endpoint(" in result.output

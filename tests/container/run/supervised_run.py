@@ -1,8 +1,8 @@
 """A program for test_supervise: the real supervisor with a fake engine and a fake web server.
 
-Usage: `python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`. It starts itself again as the fake
-engine. The environment variable COPIES is the number of engines. Prints a line `pids WEB ENGINE ...`, then `ready` and
-the messages of the supervisor. Exits with the supervisor's exit code.
+Usage: `python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`. It starts itself again as the
+fake engine. The environment variable COPIES is the number of engines. Prints a line `pids WEB ENGINE ...`, then
+`ready` and the messages of the supervisor. Exits with the supervisor's exit code.
 """
 
 from __future__ import annotations

@@ -44,6 +44,6 @@ def test_a_chat_template_is_found_in_either_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("copies", "ranks"), [(1, "2 ranks"), (3, "3 copies, each of 2 ranks")])
 def test_the_ready_line(copies: int, ranks: str) -> None:
     assert announce.ready_line(INFO, "http://0.0.0.0:8080", copies) == (
-        f"ready: model=m engine=MPI {ranks} device=cpu dtype=fp32 KV cache 1000 tokens in 2097152 bytes (2 MiB)"
-        " at http://0.0.0.0:8080"
+        f"ready: model=m engine=MPI {ranks} device=cpu dtype=fp32 "
+        "KV cache 1000 tokens in 2097152 bytes (2 MiB) at http://0.0.0.0:8080"
     )

@@ -15,9 +15,9 @@ from tests.container.run.test_launch import CONFIG
 from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
 
-# Rank 0 prints the listening sockets of its parent mpirun (open inodes mpirun in /proc/net) and the sizes of the
-# shared memory segments of all ranks. Then the ranks start a process group as NcclCommunicator does, with a backend
-# that needs no GPU.
+# Rank 0 prints the listening sockets of its parent mpirun (its open inodes in /proc/net) and the sizes of the
+# shared memory segments of all ranks. Then the ranks start a process group as NcclCommunicator does, with a
+# backend that needs no GPU.
 RANKS = """
 import datetime, os, re, sys
 from pathlib import Path
