@@ -137,9 +137,10 @@ def _check_real(lab: Lab, report: Report) -> None:
         for answer in answers
         if len(answer.prompt_ids) <= 150
     ]
-    core = CoreLab(lab.model, lab.folder, block_size=_BLOCK_SIZE, num_blocks=400, max_step_tokens=64)
-    tally = Tally()
     longest = max(len(subject.prompt) for subject in subjects) + _REAL_TOKENS
+    # Where decodes pause for prompts, a whole prompt is one step.
+    core = CoreLab(lab.model, lab.folder, block_size=_BLOCK_SIZE, num_blocks=400, max_step_tokens=longest)
+    tally = Tally()
     for seed in range(NUM_REAL):
         rng = random.Random(10_000 + seed)
         mode = draw_mode(rng, longest, _BLOCK_SIZE, (16, 37, 64))
