@@ -40,6 +40,13 @@ def test_tenants_do_not_share_prefixes() -> None:
     assert known.matched_tokens(known.block_hashes("b", range(8))) == [0]
 
 
+def test_a_block_matches_only_after_the_same_prefix() -> None:
+    known = KnownPrefixes(1, block_tokens=2)
+    known.add(known.block_hashes("", [1, 2, 3, 4]), 0)
+    assert known.matched_tokens(known.block_hashes("", [3, 4])) == [0]
+    assert known.matched_tokens(known.block_hashes("", [1, 2, 9, 9, 3, 4])) == [2]
+
+
 def test_memory_is_bounded_and_first_blocks_are_evicted_last() -> None:
     known = KnownPrefixes(1, block_tokens=1, max_blocks=10)
     known.add(known.block_hashes("", range(100, 108)), 0)

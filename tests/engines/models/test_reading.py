@@ -42,17 +42,19 @@ def tensor_offset(file: Path, name: str) -> int:
 
 
 class _WatchedRanges(FolderRanges):
-    """Records the offsets of reads. Reads from `held_from` on block until `free` is set."""
+    """Records the offsets of reads, and counts bytes. Reads from `held_from` on block until `free` is set."""
 
     def __init__(self, folder: Path, held_from: int = 1 << 60) -> None:
         super().__init__(folder)
         self.offsets: list[int] = []
+        self.num_bytes = 0
         self.reached = threading.Event()
         self.free = threading.Event()
         self._held_from = held_from
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
         self.offsets.append(offset)
+        self.num_bytes += len(out)
         if offset >= self._held_from:
             self.reached.set()
             assert self.free.wait(200)
@@ -90,6 +92,17 @@ def test_the_next_tensor_is_read_while_the_previous_one_is_packed(
     assert all(torch.equal(rows, tensors[name][2:8]) for name, rows in zip(NAMES[1:], others, strict=True))
     assert len(ranges.offsets) == len(NAMES)
     assert weights.bytes_read == weights.owned_bytes == len(NAMES) * 6 * ROW_BYTES
+
+
+def test_only_the_requested_rows_and_columns_are_read(
+    tensors: dict[str, torch.Tensor], tmp_path: Path, make_reader: MakeReader
+) -> None:
+    ranges = _WatchedRanges(tmp_path)
+    weights = make_reader(ranges)
+    columns = weights.columns("t0", Shard(2, 5), (10, 8))
+    assert torch.equal(columns, tensors["t0"][:, 2:5])
+    (rows,) = read_rows(["t1"], weights)
+    assert ranges.num_bytes == weights.bytes_read == columns.nbytes + rows.nbytes
 
 
 def test_read_ahead_is_limited_in_bytes(
