@@ -115,7 +115,11 @@ def test_unfinished_requests_get_an_error_when_the_drain_times_out(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("how", "cause"), [("cannot_load", "out of memory"), ("end", "worker 0 ended while loading the handler")]
+    ("how", "cause"),
+    [
+        ("cannot_load", r"^\S+model\.py: RuntimeError: out of memory"),
+        ("end", "worker 0 ended while loading the handler"),
+    ],
 )
 def test_a_handler_that_cannot_load_at_the_start_stops_the_engine(
     how: str, cause: str, tmp_path: Path
