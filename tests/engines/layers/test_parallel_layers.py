@@ -1,4 +1,4 @@
-"""Embeddings and heads that are sharded by vocabulary give the same result as the whole weight on one rank."""
+"""Embeddings and heads sharded by vocabulary give the same result as the whole weight on one rank."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def write_and_read(folder: Path, data: Any) -> ModelConfig:
 def store_head(folder: Path, head: str, embedding: str, stored: str) -> None:
     """Store a head in a checkpoint with tied weights.
 
-    stored: `both` (the last row differs from that of the embedding), `both equal`, or `head` without the embedding.
+    stored: `both` (their last rows differ), `both equal`, or `head` without the embedding.
     """
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -51,7 +51,7 @@ def store_head(folder: Path, head: str, embedding: str, stored: str) -> None:
 def assert_logits_match(
     found: Mapping[tuple[int, int], torch.Tensor], oracle: Any, prompts: Sequence[Sequence[int]]
 ) -> None:
-    """Assert that logits and argmax equal the oracle's. found: by prompt and position; must include all last ones."""
+    """Assert that logits and argmax equal the oracle's. found: by (prompt, position), with all last ones."""
     expected = [oracle_logits(oracle, prompt) for prompt in prompts]
     assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(found)
     for (i, position), logits in found.items():

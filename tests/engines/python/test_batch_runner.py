@@ -194,7 +194,7 @@ def _check_greedy(heard: RecordedOutputs, llama: Any, request: Request) -> None:
 
 
 def test_tokens_sent_before_a_failure_are_not_sent_twice(runner: Runner, llama: Any) -> None:
-    """The batch fails in its fifth step. The rerun gives the same tokens, also for sampled rows, and `a` has ended."""
+    """The batch fails in its fifth step, when `a` has ended. The rerun gives the same tokens to all rows."""
     _break_in_step(runner, 5)
     requests = [request("a", [10, 11], 3), request("b", [12], 9), *_different_requests()[2:5]]
     heard = runner.run(requests)

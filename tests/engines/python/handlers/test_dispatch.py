@@ -1,4 +1,4 @@
-"""Dispatch to workers that run one call at a time: queue, retries, number of workers, and failures to load."""
+"""Dispatch to workers that run one call at a time: retries, number of workers, and failures to load."""
 
 from __future__ import annotations
 
