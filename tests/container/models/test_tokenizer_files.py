@@ -88,9 +88,9 @@ def test_a_tokenizer_is_converted_once_and_again_when_a_file_changes(
 
     monkeypatch.setattr(tokenizer_files, "_convert", convert)
     converted: list[Path] = []
-    files, log = {"vocab": "{}", "tokenizer_config": "{}"}, io.StringIO()
+    files, log = {"vocab": "{}", "tokenizer_config": '{"a": 1}'}, io.StringIO()
     models = [write(tmp_path / name, **files) for name in ("first", "copy")]
-    models.append(write(tmp_path / "other", **files | {"tokenizer_config": '{"add_prefix_space": true}'}))
+    models.append(write(tmp_path / "other", **files | {"tokenizer_config": '{"a": 2}'}))
     for model in models:
         (model / "merges.txt").write_text("")
     first, copy, other = (obtain(model, tmp_path / "cache", log) for model in models)
