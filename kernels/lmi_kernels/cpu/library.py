@@ -44,18 +44,12 @@ class Library:
         self.weight_free = functions.lmi_weight_free
         self.weight_free.argtypes, self.weight_free.restype = [c_void_p], None
         self.weight_fill = functions.lmi_weight_fill
-        self.weight_fill.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
+        self.weight_fill.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_bool]
         self.weight_fill.restype = None
-        self.weight_fill_bias = functions.lmi_weight_fill_bias
-        self.weight_fill_bias.argtypes = self.weight_fill.argtypes
-        self.weight_fill_bias.restype = None
         self.attention_scratch_bytes = functions.lmi_attention_scratch_bytes
         """(number of threads, query heads, KV heads, head_dim) -> bytes of `Attention.scratch`."""
         self.attention_scratch_bytes.argtypes = [c_int32] * 4
         self.attention_scratch_bytes.restype = c_int64
-        self.weight_fill_scales = functions.lmi_weight_fill_scales
-        self.weight_fill_scales.argtypes = self.weight_fill.argtypes
-        self.weight_fill_scales.restype = None
         self.instructions = use_instructions(functions, wanted)
 
 

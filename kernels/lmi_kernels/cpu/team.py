@@ -51,6 +51,28 @@ class Team:
         with self._lock:
             self.library.run(self._handle, one, 1, Step(num_rows=num_rows), self._seconds)
 
+    def fill_weight(
+        self,
+        handle: int,
+        rows: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        gated: bool,
+    ) -> None:
+        """Fill a native weight.
+
+        Args:
+            handle: the weight.
+            rows: [num_rows, in_features], in the weight's storage.
+            bias: [num_rows], fp32; None: no bias.
+            scales: [num_rows], fp32, for int8; else None.
+            gated: the first half of the rows are the gates of the second half.
+        """
+        tensors = [None if each is None else each.contiguous() for each in (rows, bias, scales)]
+        pointers = [None if each is None else each.data_ptr() for each in tensors]
+        with self._lock:
+            self.library.weight_fill(self._handle, handle, *pointers, len(rows), gated)
+
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the size of `Attention.scratch` in bytes."""
         sizes = self.num_threads, num_heads, num_kv_heads, head_dim

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
 
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Storage
+from lmi_kernels.cpu.team import Team
 
 _LANES = 16
 """Alignment of rows in numbers: 64 bytes."""
@@ -43,7 +45,7 @@ def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
     return (rows.view(-1, _ROTATED) @ _hadamard()).view(rows.shape)
 
 
-def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_rows(weight: torch.Tensor, num_threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate each row, then quantise it to integers from -127 to 127 with the scale max|row| / 127.
 
     Args:
@@ -54,12 +56,17 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     integers = torch.empty(len(weight), -(-weight.shape[1] // _ROTATED) * _ROTATED, dtype=torch.int8)
     scales = torch.empty(len(weight))
-    for start in range(0, len(weight), _BLOCK):
+
+    def quantise(start: int) -> None:
         block = rotate_rows(weight[start : start + _BLOCK])
         scale = block.abs().amax(dim=1) / 127
         factor = torch.where(scale > 0, 1 / scale, 0)
         integers[start : start + _BLOCK] = block.mul_(factor[:, None]).round_().clamp_(-127, 127)
         scales[start : start + _BLOCK] = scale
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in pool.map(quantise, range(0, len(weight), _BLOCK)):
+            pass
     return integers, scales
 
 
@@ -74,7 +81,7 @@ class NativeWeight:
 
     def __init__(
         self,
-        library: Library,
+        team: Team,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         gate: Function | None = None,
@@ -82,6 +89,7 @@ class NativeWeight:
     ) -> None:
         """
         Args:
+            team: fills the weight, with all its threads.
             weight: [out_features, in_features]; bf16, fp16 or fp32.
             bias: [out_features] or None.
             gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
@@ -93,6 +101,7 @@ class NativeWeight:
             ValueError: unsupported dtype, or a storage that does not support the dtype.
             MemoryError: not enough memory.
         """
+        library = team.library
         if weight.dtype not in STORAGES:
             raise ValueError(f"a weight of {weight.dtype}: bf16, fp16 and fp32 are stored")
         storage = STORAGES[weight.dtype] if storage is None else storage
@@ -109,16 +118,9 @@ class NativeWeight:
         weakref.finalize(self, library.weight_free, handle)
         scales = None
         if self.storage == Storage.INT8:
-            weight, scales = quantise_rows(weight)
-        weight = weight.contiguous()
-        bias = None if bias is None else bias.float().contiguous()
-        for first, rows, width in self._runs():
-            part = weight[rows : rows + width]
-            library.weight_fill(handle, first, part.data_ptr(), width)
-            if scales is not None:
-                library.weight_fill_scales(handle, first, scales[rows:].data_ptr(), width)
-            if bias is not None:
-                library.weight_fill_bias(handle, first, bias[rows:].data_ptr(), width)
+            weight, scales = quantise_rows(weight, team.num_threads)
+        bias = None if bias is None else bias.float()
+        team.fill_weight(handle, weight, bias, scales, self.gated)
 
     @property
     def gated(self) -> bool:
@@ -152,14 +154,3 @@ class NativeWeight:
     def _padded_columns(self) -> int:
         """Number of columns of a gated weight, in whole panels of 16 gates and 16 ups."""
         return -(-self.out_features // 2 // 16) * 32
-
-    def _runs(self) -> list[tuple[int, int, int]]:
-        """Return runs of consecutive rows in the panels: (first column in the panels, first row, number of rows)."""
-        if not self.gated:
-            return [(0, 0, self.out_features)]
-        middle = self.out_features // 2
-        runs = []
-        for start in range(0, middle, 16):
-            width = min(16, middle - start)
-            runs += [(2 * start, start, width), (2 * start + 16, middle + start, width)]
-        return runs

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 
 from lmi_kernels._triton import runs_triton
 from lmi_kernels.cpu.eager import multiply
-from lmi_kernels.cpu.library import load
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.elementwise.activate import Activation, native_activation
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
@@ -57,11 +57,11 @@ def pack(
     gate = None if gated is None else native_activation(gated)
     if weight.device.type != "cpu":
         return LinearWeight(None, weight, bias, None, gated)
-    library = None if runs_triton(weight.device) else load()
-    if library is not None:
-        if storage is None and weight.dtype is torch.bfloat16 and library.instructions == "amx":
+    team = None if runs_triton(weight.device) else shared_team()
+    if team is not None:
+        if storage is None and weight.dtype is torch.bfloat16 and team.library.instructions == "amx":
             storage = Storage.BF16_PAIRS
-        return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gate, storage), gated)
+        return LinearWeight(None, None, None, NativeWeight(team, weight, bias, gate, storage), gated)
     if storage is not None:
         raise ValueError("only native kernels have storages of their own")
     dense = weight.float()

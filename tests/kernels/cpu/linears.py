@@ -81,18 +81,17 @@ def check_threads(library: Library, weight: NativeWeight, x: torch.Tensor) -> No
 
 
 def check_accumulation(
-    library: Library, team: Team, storage: Storage, dtype: torch.dtype = torch.float32, rows: int = 21
+    team: Team, storage: Storage, dtype: torch.dtype = torch.float32, rows: int = 21
 ) -> None:
     """Check that ACCUMULATE adds exactly the result of STORE to the output."""
     generator = fresh_generator()
-    native = NativeWeight(library, torch.randn(70, 48, generator=generator).to(dtype), storage=storage)
+    native = NativeWeight(team, torch.randn(70, 48, generator=generator).to(dtype), storage=storage)
     x, before = torch.randn(rows, 48, generator=generator), torch.randn(rows, 70, generator=generator)
     found = multiply(team, native, x, before.clone(), Epilogue.ACCUMULATE)
     assert torch.equal(found, before + multiply(team, native, x))
 
 
 def check_gates(
-    library: Library,
     team: Team,
     middle: int,
     storage: Storage,
@@ -106,7 +105,7 @@ def check_gates(
     gate, up = product(x, weight, bias).chunk(2, dim=-1)
     for kind, activation in TORCH_ACTIVATIONS.items():
         y = torch.full((17, -(-middle // 16) * 16), torch.nan)
-        multiply(team, NativeWeight(library, weight, bias, Function[kind.upper()], storage), x, y)
+        multiply(team, NativeWeight(team, weight, bias, Function[kind.upper()], storage), x, y)
         torch.testing.assert_close(y[:, :middle].double(), activation(gate) * up, atol=1e-4, rtol=1e-5)
         assert (y[:, middle:] == 0).all()
 

@@ -7,7 +7,6 @@ import torch
 
 from lmi_kernels import ExpertWeights, LinearWeight, experts
 from lmi_kernels.cpu.binding import bind
-from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.recorder import Recorder, Rows
 from lmi_kernels.cpu.structs import Function, Step
 from lmi_kernels.cpu.team import Team
@@ -21,9 +20,7 @@ _ROWS, _HIDDEN, _MIDDLE, _EXPERTS = 23, 36, 50, 6
 
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("gated", list(TORCH_ACTIVATIONS))
-def test_experts_equal_the_reference(
-    library: Library, team: Team, gated: Activation, renormalise: bool
-) -> None:
+def test_experts_equal_the_reference(team: Team, gated: Activation, renormalise: bool) -> None:
     generator = fresh_generator()
     x = torch.randn(_ROWS, _HIDDEN, generator=generator)
     logits = torch.randn(_ROWS, _EXPERTS, generator=generator).round(decimals=1)  # with ties
@@ -32,8 +29,8 @@ def test_experts_equal_the_reference(
     down = torch.randn(_EXPERTS, _HIDDEN, _MIDDLE, generator=generator) / _MIDDLE**0.5
     pairs = tuple(
         (
-            LinearWeight(None, None, None, NativeWeight(library, first, None, Function[gated.upper()])),
-            LinearWeight(None, None, None, NativeWeight(library, second)),
+            LinearWeight(None, None, None, NativeWeight(team, first, None, Function[gated.upper()])),
+            LinearWeight(None, None, None, NativeWeight(team, second)),
         )
         for first, second in zip(gate_up, down, strict=True)
     )

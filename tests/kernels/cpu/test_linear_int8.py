@@ -43,12 +43,12 @@ def _equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", linears.SHAPES)
 def test_products_are_exact_and_bit_identical_for_any_number_of_rows(
-    library: Library, team: Team, dtype: torch.dtype, shape: tuple[int, int]
+    team: Team, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     generator = fresh_generator()
     weight = torch.randn(*shape, generator=generator).to(dtype)
     bias = torch.randn(shape[0], generator=generator)
-    native = NativeWeight(library, weight, bias, storage=Storage.INT8)
+    native = NativeWeight(team, weight, bias, storage=Storage.INT8)
     x = torch.randn(linears.MAX_ROWS, shape[1], generator=generator)
     assert _equal(linears.multiply_any_rows(team, native, x), _product(x, weight, bias))
 
@@ -61,12 +61,12 @@ def _integers(rows: int, columns: int, generator: torch.Generator) -> torch.Tens
 
 
 @pytest.mark.parametrize("in_features", [64, 128, 1536])
-def test_integer_sums_are_exact(library: Library, team: Team, in_features: int) -> None:
+def test_integer_sums_are_exact(team: Team, in_features: int) -> None:
     generator = fresh_generator()
     weight, x = _integers(70, in_features, generator), _integers(37, in_features, generator)
     weight[1:3], x[1:3] = 127, 127
     weight[2:4, 1:], x[2:4, 1:] = -127, -127
-    y = multiply(team, NativeWeight(library, rotate_rows(weight), storage=Storage.INT8), rotate_rows(x))
+    y = multiply(team, NativeWeight(team, rotate_rows(weight), storage=Storage.INT8), rotate_rows(x))
     assert torch.equal(y.long(), x.long() @ weight.long().T)
 
 
@@ -80,41 +80,41 @@ def test_products_are_bit_identical_for_any_instruction_set_and_number_of_thread
     for name in INSTRUCTIONS:
         if (library := open_library(name)) is None:
             continue
-        native = NativeWeight(library, weight, bias, storage=Storage.INT8)
+        native = NativeWeight(Team(library, 2), weight, bias, storage=Storage.INT8)
         for count in (1, 2, 5):
             y = torch.zeros(41, 300)
             found.append(multiply(Team(library, count), native, x, y, Epilogue.ACCUMULATE))
     assert all(torch.equal(found[0], each) for each in found[1:])
 
 
-def test_accumulate_adds_to_the_output(library: Library, team: Team) -> None:
-    linears.check_accumulation(library, team, Storage.INT8)
+def test_accumulate_adds_to_the_output(team: Team) -> None:
+    linears.check_accumulation(team, Storage.INT8)
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
-def test_gated_weights(library: Library, team: Team, middle: int) -> None:
-    linears.check_gates(library, team, middle, Storage.INT8, _product)
+def test_gated_weights(team: Team, middle: int) -> None:
+    linears.check_gates(team, middle, Storage.INT8, _product)
 
 
-def test_strided_inputs_and_outputs(library: Library, team: Team) -> None:
+def test_strided_inputs_and_outputs(team: Team) -> None:
     generator = fresh_generator()
     weight = torch.randn(40, 30, generator=generator)
     x = torch.randn(9, 50, generator=generator)[:, 7:37]
     y = torch.full((9, 60), 5.0)
-    multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y[:, 3:43])
+    multiply(team, NativeWeight(team, weight, storage=Storage.INT8), x, y[:, 3:43])
     assert _equal(y[:, 3:43], _product(x, weight))
     assert (y[:, :3] == 5).all()
     assert (y[:, 43:] == 5).all()
 
 
-def test_zero_rows_and_non_finite_rows(library: Library, team: Team) -> None:
+def test_zero_rows_and_non_finite_rows(team: Team) -> None:
     generator = fresh_generator()
     weight = torch.randn(33, 20, generator=generator)
     weight[5] = 0
     bias = torch.randn(33, generator=generator)
     x = torch.randn(6, 20, generator=generator)
     x[0], x[1], x[2, 3], x[3, 19] = 0, 1e-42, torch.inf, torch.nan
-    y = multiply(team, NativeWeight(library, weight, bias, storage=Storage.INT8), x)
+    y = multiply(team, NativeWeight(team, weight, bias, storage=Storage.INT8), x)
     assert torch.equal(y[:2], bias.expand(2, -1))
     assert y[2:4].isnan().all()
     assert y[4:].isfinite().all()
@@ -130,19 +130,19 @@ def test_rotation_preserves_products_and_is_its_own_inverse() -> None:
     torch.testing.assert_close(rotate_rows(x), linears.rotate_by_butterflies(x))
 
 
-def test_an_outlier_costs_other_numbers_little_precision(library: Library, team: Team) -> None:
+def test_an_outlier_costs_other_numbers_little_precision(team: Team) -> None:
     """Rotation spreads an outlier over 64 numbers. Without it, the error would be about 20 %."""
     generator = fresh_generator()
     weight = torch.randn(200, 576, generator=generator)
     x = torch.randn(40, 576, generator=generator)
     x[:, 100] = 100
     weight[:, 100] = 0
-    y = multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x)
+    y = multiply(team, NativeWeight(team, weight, storage=Storage.INT8), x)
     exact = x.double() @ weight.double().T
     assert (y - exact).norm() <= 0.06 * exact.norm()
 
 
-def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
+def test_experts_multiply_their_own_rows(team: Team) -> None:
     generator = fresh_generator()
     rows, hidden, middle, num_experts, top_k = 45, 40, 70, 5, 2
     x = torch.randn(rows, hidden, generator=generator)
@@ -152,7 +152,7 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
     gate_up = torch.randn(num_experts, 2 * middle, hidden, generator=generator).bfloat16()
     down = torch.randn(num_experts, hidden, middle, generator=generator).bfloat16()
     weights = [
-        [NativeWeight(library, each, None, gate, Storage.INT8) for each in stack]
+        [NativeWeight(team, each, None, gate, Storage.INT8) for each in stack]
         for stack, gate in ((gate_up, Function.SILU), (down, None))
     ]
     handles = [torch.tensor([each.handle for each in stack]) for stack in weights]
@@ -195,11 +195,11 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
     assert (y.double() - expected).norm() <= 1e-3 * expected.norm()
 
 
-def test_embedding_from_an_int8_table(library: Library, team: Team) -> None:
+def test_embedding_from_an_int8_table(team: Team) -> None:
     table = torch.randn(50, 70, generator=fresh_generator())
     integers, scales = quantise_rows(table)
     expected = linears.rotate_by_butterflies(integers * scales[:, None])[:, :70]
-    linears.check_embedding(team, NativeWeight(library, table, storage=Storage.INT8), expected)
+    linears.check_embedding(team, NativeWeight(team, table, storage=Storage.INT8), expected)
 
 
 def test_quantised_numbers_are_within_half_a_step_and_zero_rows_have_scale_zero() -> None:
@@ -214,6 +214,6 @@ def test_quantised_numbers_are_within_half_a_step_and_zero_rows_have_scale_zero(
     assert (error <= rotated.abs().amax(dim=1, keepdim=True) / 127 * 0.50002).all()
 
 
-def test_a_storage_that_cannot_hold_the_dtype_is_rejected(library: Library) -> None:
+def test_a_storage_that_cannot_hold_the_dtype_is_rejected(team: Team) -> None:
     with pytest.raises(ValueError, match="cannot be stored as FP16"):
-        NativeWeight(library, torch.zeros(1, 1), storage=Storage.FP16)
+        NativeWeight(team, torch.zeros(1, 1), storage=Storage.FP16)

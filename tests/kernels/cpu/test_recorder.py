@@ -19,7 +19,6 @@ from lmi_kernels import (
 )
 from lmi_kernels.cpu import shared_team
 from lmi_kernels.cpu.binding import Recording, bind
-from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
 from lmi_kernels.cpu.structs import OpKind, Step
 from lmi_kernels.cpu.team import Program, Team
@@ -34,9 +33,9 @@ _EPS = 1e-5
 class _Model:
     """Weights of a small model, and a recorder of its operations."""
 
-    def __init__(self, library: Library, team: Team) -> None:
+    def __init__(self, team: Team) -> None:
         self._generator = fresh_generator()
-        self._library = library
+        self.team = team
         self.recorder = Recorder(team, _MAX_ROWS)
         self.table = self.normal(_VOCABULARY, _WIDTH)
         self.ids = torch.randint(0, _VOCABULARY, (_MAX_ROWS,), generator=self._generator, dtype=torch.int32)
@@ -45,7 +44,7 @@ class _Model:
         return torch.randn(*shape, generator=self._generator)
 
     def native(self, weight: torch.Tensor) -> LinearWeight:
-        return LinearWeight(None, None, None, NativeWeight(self._library, weight))
+        return LinearWeight(None, None, None, NativeWeight(self.team, weight))
 
     def embedded(self) -> Rows:
         rows = embedding(self.recorder.ids(), self.native(self.table))
@@ -60,8 +59,8 @@ class _Model:
 
 
 @pytest.fixture
-def model(library: Library, team: Team) -> _Model:
-    return _Model(library, team)
+def model(team: Team) -> _Model:
+    return _Model(team)
 
 
 def _kinds(recording: Recording) -> list[OpKind]:
@@ -87,7 +86,7 @@ def test_recorded_operations_equal_those_on_tensors(model: _Model) -> None:
 
 def test_ids_of_other_ranks_give_zeros(model: _Model) -> None:
     rows = model.recorder.embedding(
-        model.recorder.ids(), NativeWeight(model._library, model.table[30:60]), first_id=30
+        model.recorder.ids(), NativeWeight(model.team, model.table[30:60]), first_id=30
     )
     found = model.run(rows, _MAX_ROWS)
     own = (model.ids >= 30) & (model.ids < 60)

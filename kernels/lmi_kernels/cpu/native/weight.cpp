@@ -1,4 +1,5 @@
-// Weights in panels. Memory is in huge pages if the system has them, and is filled piecewise as a checkpoint is read.
+// Weights in panels. Memory is in huge pages if the system has them. A team fills it, because the first touch of memory
+// takes as long as the copy.
 //
 // A floating-point panel is [in_features][32]. With bf16, columns j and j + 16 are adjacent, so that one load and a
 // shift or a mask give two vectors. An int8 panel is [depth / 4][32][4], with four integers of each column adjacent,
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "native.h"
+#include "team.h"
 
 namespace lmi {
 namespace {
@@ -35,10 +37,6 @@ int64_t memory_bytes(const Weight& weight) { return panel_count(weight) * panel_
 template <class T>
 T* new_column_values(const Weight& weight) {
   return static_cast<T*>(std::calloc(panel_count(weight) * kPanel, sizeof(T)));
-}
-
-char* panel_of(const Weight& weight, int64_t column) {
-  return static_cast<char*>(weight.panels) + column / kPanel * panel_bytes(weight);
 }
 
 // Offset of column `lane` in the 32 values of a floating-point panel's row.
@@ -123,44 +121,92 @@ AVX2 int64_t fill_eight(int32_t storage, uint16_t* panel, int64_t lane, const ch
   return left;
 }
 
-// Copy rows to columns first_column, first_column + 1, ... of the panels. A unit is contiguous both in a row and in a
-// panel. Rows are copied in tiles that stay in the L1 cache, because neighbours in a panel come from different rows.
+// A matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already rotated.
+struct Matrix {
+  const char* rows;
+  int64_t row_bytes;
+  int64_t num_rows;
+  bool gated;
+
+  // The rows in a half of a panel. The first half of a gated matrix holds the gates, which are in the first half of
+  // each panel.
+  Range rows_of(int64_t panel, int64_t half) const {
+    const int64_t first = gated ? half * num_rows / 2 + panel * 16 : panel * kPanel + half * 16;
+    const int64_t end = gated && half == 0 ? num_rows / 2 : num_rows;
+    return {first, std::max(first, std::min(first + 16, end))};
+  }
+};
+
+// Copy rows to a panel. A unit is contiguous both in a row and in a panel. Rows are copied in tiles that stay in the L1
+// cache, because neighbours in a panel come from different rows.
 template <class Unit>
-void fill(const Weight& weight, int64_t first_column, const char* rows, int64_t row_bytes, int64_t num_rows) {
+void fill_panel(const Weight& weight, const Matrix& matrix, int64_t index) {
   constexpr int64_t kTileUnits = 64;
-  const int64_t units = row_bytes / sizeof(Unit), tail_bytes = row_bytes % sizeof(Unit);
-  const auto copy = [&](int64_t row, int64_t unit, int64_t right) {
-    const int64_t column = first_column + row;
-    Unit* at = reinterpret_cast<Unit*>(panel_of(weight, column)) + lane_offset(weight.storage, column % kPanel);
-    const char* from = rows + row * row_bytes;
+  Unit* panel = reinterpret_cast<Unit*>(static_cast<char*>(weight.panels) + index * panel_bytes(weight));
+  const int64_t units = matrix.row_bytes / sizeof(Unit), tail_bytes = matrix.row_bytes % sizeof(Unit);
+  const auto copy = [&](const char* from, int64_t lane, int64_t unit, int64_t right) {
+    Unit* at = panel + lane_offset(weight.storage, lane);
     for (; unit < right; ++unit) std::memcpy(at + unit * kPanel, from + unit * sizeof(Unit), sizeof(Unit));
     if (tail_bytes && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), tail_bytes);
   };
-  for (int64_t top = 0; top < num_rows; top += kPanel) {
-    const int64_t bottom = std::min(top + kPanel, num_rows);
-    for (int64_t left = 0; left == 0 || left < units; left += kTileUnits) {
-      const int64_t right = std::min(left + kTileUnits, units);
-      for (int64_t row = top; row < bottom;) {
-        const int64_t lane = (first_column + row) % kPanel;
-        const int64_t count = lane % kRows == 0 && row + kRows <= bottom ? kRows : 1;
+  for (int64_t left = 0; left == 0 || left < units; left += kTileUnits) {
+    const int64_t right = std::min(left + kTileUnits, units);
+    for (int64_t half = 0; half < 2; ++half) {
+      const Range rows = matrix.rows_of(index, half);
+      for (int64_t row = rows.start; row < rows.stop;) {
+        const int64_t lane = half * 16 + row - rows.start, count = row + kRows <= rows.stop ? kRows : 1;
+        const char* from = matrix.rows + row * matrix.row_bytes;
         int64_t unit = left;
-        if (count == kRows) {
-          Unit* panel = reinterpret_cast<Unit*>(panel_of(weight, first_column + row));
-          unit = fill_eight(weight.storage, panel, lane, rows + row * row_bytes, row_bytes, left, right);
-        }
-        for (const int64_t end = row + count; row < end; ++row) copy(row, unit, right);
+        if (count == kRows)
+          unit = fill_eight(weight.storage, panel, lane, from, matrix.row_bytes, left, right);
+        for (int64_t i = 0; i < count; ++i) copy(from + i * matrix.row_bytes, lane + i, unit, right);
+        row += count;
       }
     }
   }
 }
 
-void fill_sums(const Weight& weight, int64_t first_column, const int8_t* rows, int64_t num_rows) {
-  const int64_t depth = depth_of(weight.in_features);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    int32_t sum = 0;
-    for (int64_t k = 0; k < depth; ++k) sum += rows[row * depth + k];
-    const_cast<int32_t*>(weight.sums)[first_column + row] = sum;
+// Call `each(row, column)` for the rows in a panel.
+template <class Each>
+void for_columns(const Matrix& matrix, int64_t panel, Each each) {
+  for (int64_t half = 0; half < 2; ++half) {
+    const Range rows = matrix.rows_of(panel, half);
+    for (int64_t row = rows.start; row < rows.stop; ++row) each(row, panel * kPanel + half * 16 + row - rows.start);
   }
+}
+
+void fill_sums(const Weight& weight, const Matrix& matrix, int64_t panel) {
+  for_columns(matrix, panel, [&](int64_t row, int64_t column) {
+    const char* numbers = matrix.rows + row * matrix.row_bytes;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < matrix.row_bytes; ++k) sum += static_cast<int8_t>(numbers[k]);
+    const_cast<int32_t*>(weight.sums)[column] = sum;
+  });
+}
+
+void fill_values(const Weight& weight, const Matrix& matrix, const float* values, const float* out) {
+  if (!values) return;
+  for (int64_t panel = 0; panel < panel_count(weight); ++panel)
+    for_columns(matrix, panel, [&](int64_t row, int64_t column) { const_cast<float*>(out)[column] = values[row]; });
+}
+
+int64_t row_bytes(const Weight& weight) {
+  return weight.storage == kInt8 ? depth_of(weight.in_features) : weight.in_features * (weight.storage == kFp32 ? 4 : 2);
+}
+
+struct Fill {
+  const Weight& weight;
+  Matrix matrix;
+};
+
+void fill(void* argument, Worker& worker) {
+  const auto& [weight, matrix] = *static_cast<const Fill*>(argument);
+  const bool small = weight.storage == kBf16 || weight.storage == kFp16;
+  for (Range panels; (panels = worker.claim(panel_count(weight))).start < panels.stop;)
+    for (int64_t panel = panels.start; panel < panels.stop; ++panel) {
+      small ? fill_panel<uint16_t>(weight, matrix, panel) : fill_panel<uint32_t>(weight, matrix, panel);
+      if (weight.storage == kInt8) fill_sums(weight, matrix, panel);
+    }
 }
 
 // Weights share huge pages, because most are smaller than one. Memory is allocated in zeroed blocks of whole huge
@@ -247,26 +293,12 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   return weight;
 }
 
-// Fill the columns from first_column on with the rows of a matrix [num_rows, in_features] in the weight's storage.
-// Integers are [num_rows, depth], already rotated.
-EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, const void* rows, int64_t num_rows) {
-  const char* from = static_cast<const char*>(rows);
-  if (weight->storage == kInt8) {
-    fill<uint32_t>(*weight, first_column, from, depth_of(weight->in_features), num_rows);
-    fill_sums(*weight, first_column, static_cast<const int8_t*>(rows), num_rows);
-  } else if (weight->storage == kBf16Pairs) {
-    fill<uint32_t>(*weight, first_column, from, weight->in_features * 2, num_rows);
-  } else if (weight->storage == kFp32) {
-    fill<uint32_t>(*weight, first_column, from, weight->in_features * 4, num_rows);
-  } else {
-    fill<uint16_t>(*weight, first_column, from, weight->in_features * 2, num_rows);
-  }
-}
-
-EXPORT void lmi_weight_fill_bias(Weight* weight, int64_t first_column, const float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) const_cast<float*>(weight->bias)[first_column + i] = values[i];
-}
-
-EXPORT void lmi_weight_fill_scales(Weight* weight, int64_t first_column, const float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) const_cast<float*>(weight->scales)[first_column + i] = values[i];
+// Fill a weight with a matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already
+// rotated. bias, scales: [num_rows], or null. gated: the first half of the rows are the gates of the second half.
+EXPORT void lmi_weight_fill(Team* team, Weight* weight, const void* rows, const float* bias, const float* scales,
+                            int64_t num_rows, bool gated) {
+  Fill argument{*weight, {static_cast<const char*>(rows), row_bytes(*weight), num_rows, gated}};
+  fill_values(*weight, argument.matrix, bias, weight->bias);
+  fill_values(*weight, argument.matrix, scales, weight->scales);
+  team->run(fill, &argument);
 }
