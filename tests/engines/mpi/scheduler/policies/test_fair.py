@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from engines.mpi.scheduler.policies.fair import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, PROMPT_WEIGHT, Fair
 from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.scheduler.policies.builders import admit_head, compute, make_sequence, preempt
-from tests.support.examples import examples
 
 
 class _NaiveFair:
@@ -67,7 +66,6 @@ _CALLS = st.lists(
 )
 
 
-@examples(400)
 @given(calls=_CALLS, num_tenants=st.integers(1, 5))
 def test_random_calls_match_the_naive_implementation(calls: list[tuple[str, int]], num_tenants: int) -> None:
     policy, naive = Fair(), _NaiveFair()
@@ -111,6 +109,32 @@ def test_random_calls_match_the_naive_implementation(calls: list[tuple[str, int]
             assert policy.head() is naive.head()
 
 
+def test_past_service_is_remembered_while_other_tenants_wait() -> None:
+    policy = Fair()
+    policy.add(make_sequence(0, "large", num_prompt_tokens=1000))
+    policy.add(make_sequence(1, "small"))
+    admit_head(policy)  # the large request; its tenant now has none waiting
+    policy.add(make_sequence(2, "large"))
+    for number in range(3, 10):
+        policy.add(make_sequence(number, "small", num_prompt_tokens=100))
+    tenants = [admit_head(policy).request.tenant for _ in range(9)]
+    assert tenants == ["small"] * 8 + ["large"]
+
+
+def test_a_preempted_sequence_is_not_charged_again() -> None:
+    policy = Fair()
+    sequence = make_sequence(0, "a", num_prompt_tokens=5)
+    policy.add(sequence)
+    admit_head(policy)
+    compute(policy, sequence, 5)
+    compute(policy, sequence, 1)
+    assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + OUTPUT_WEIGHT
+    preempt(policy, sequence)
+    admit_head(policy)
+    compute(policy, sequence, 7)
+    assert policy.weighted_tokens("a") == 5 * PROMPT_WEIGHT + 2 * OUTPUT_WEIGHT
+
+
 def test_cached_and_shared_prompt_tokens_are_not_charged() -> None:
     policy = Fair()
     first = make_sequence(0, "a", num_prompt_tokens=10)
@@ -125,6 +149,21 @@ def test_cached_and_shared_prompt_tokens_are_not_charged() -> None:
     policy.add(second)
     admit_head(policy)
     assert policy.weighted_tokens("a") == 2 * PROMPT_WEIGHT
+
+
+def test_the_latest_sequence_of_the_most_served_tenant_is_preempted() -> None:
+    policy = Fair()
+    costs = {"a": 5, "b": 50, "c": 10}
+    running = []
+    for number, tenant in enumerate("abcbca"):
+        policy.add(make_sequence(number, tenant, num_prompt_tokens=costs[tenant]))
+    while len(policy):
+        running.append(admit_head(policy))
+    victims = []
+    while running:
+        victims.append(policy.victim(running))
+        running.remove(victims[-1])
+    assert [victim.number for victim in victims] == [3, 1, 4, 2, 5, 0]
 
 
 @pytest.mark.parametrize("at_once", [1, 50])
