@@ -304,6 +304,8 @@ def files(hub: HubServer) -> dict[str, bytes]:
 def test_concurrent_processes_download_once_and_write_only_into_the_cache(
     hub: HubServer, files: dict[str, bytes], cache: Path
 ) -> None:
+    # The first one downloads the weights when the second one has the listing.
+    hub.break_next(Fault(STORE, before=lambda: wait_until(lambda: len(hub.paths("/api/")) == 2)))
     running = [start_prepare(ID, cache, hub.url, patient=True) for _ in range(2)]
     outputs = [process.communicate(timeout=600) for process in running]
     assert [process.returncode for process in running] == [0, 0], outputs
