@@ -114,11 +114,23 @@ class Checks:
         if self._steps_without_progress > self.patience:
             raise Violation(f"nothing new was computed in {self._steps_without_progress} steps")
 
-    def accounting(self, written: set[int]) -> None:
+    def _tables(self) -> list[list[int]]:
+        """Return the blocks that each running sequence holds."""
+        running = [s.sequence for s in self.live.values() if s.runs and s.sequence is not None]
+        return [sequence.block_table[sequence.num_freed_blocks :] for sequence in running]
+
+    def written(self, blocks: set[int]) -> None:
+        """Check that no written block belongs to two sequences. Called before the outputs are processed, since a
+        sequence that ends with its first token then hands its pages to siblings."""
+        holders = Counter(chain.from_iterable(self._tables()))
+        shared = [block for block in blocks if holders[block] > 1]
+        if shared:
+            raise Violation(f"blocks {shared} were written by one sequence but also belong to another")
+
+    def accounting(self) -> None:
         """Check that block counts and token counts agree, after a step and its outputs."""
         blocks = self.blocks
-        running = [s.sequence for s in self.live.values() if s.runs and s.sequence is not None]
-        tables = [sequence.block_table[sequence.num_freed_blocks :] for sequence in running]
+        tables = self._tables()
         holders = Counter(chain.from_iterable(tables))
         if blocks.num_used != len(holders):
             raise Violation(f"num_used is {blocks.num_used}, but {len(holders)} blocks are in use")
@@ -127,9 +139,6 @@ class Checks:
                 f"free {blocks.num_free} + cached {blocks.num_cached} + used {blocks.num_used}, "
                 f"but there are {blocks.num_blocks} blocks"
             )
-        shared = [block for block in written if holders[block] > 1]
-        if shared:
-            raise Violation(f"blocks {shared} were written by one sequence but also belong to another")
         if not self.combination.paged:
             for table in tables:
                 if table != list(range(table[0], table[0] + len(table))):

@@ -202,7 +202,7 @@ class Episode:
         self._cache.apply(step.plan)
         for output in self._compute(step):
             self._check_output(output)
-        self._checks.accounting(self._cache.written)
+        self._checks.accounting()
 
     def _expire(self) -> None:
         due = {name for name, s in self._live.items() if (s.request.deadline or self._now + 1) <= self._now}
@@ -226,6 +226,7 @@ class Episode:
             for half in step.halves():
                 outputs += self._compute(half)
             return outputs
+        self._checks.written(self._cache.written)
         self._checks.computed(step, subjects)
         return self._scheduler.update(step, sampled, self._now, self._cache.scores(step))
 
