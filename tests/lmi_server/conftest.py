@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_model_folder(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Path:
+    """A model folder that the test may change."""
+    return build_model_folder(tmp_path / "model")
+
+
 @pytest.fixture(scope="session")
 def text_model(model_folder: Path) -> TextModel:
     return TextModel.from_folder(model_folder)
 
 
 @pytest.fixture
-def engine(text_model: TextModel) -> FakeEngine:
-    return FakeEngine(says(text_model, ANSWER))
+def engine() -> FakeEngine:
+    return FakeEngine(says(ANSWER))
 
 
 @pytest.fixture
@@ -54,3 +61,14 @@ def make_client(model_folder: Path, text_model: TextModel, engine: FakeEngine) -
 @pytest.fixture
 def client(make_client: MakeClient) -> FlaskClient:
     return make_client()
+
+
+Connection = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    """The two ends of a connection: the server's and the client's."""
+    server, client = socket.socketpair()
+    with server, client:
+        yield server, client

@@ -6,10 +6,13 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gevent
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from werkzeug.test import TestResponse
 
@@ -23,13 +26,13 @@ from engines.core import (
     PromptLogprob,
     Request,
     RequestOutput,
+    SamplingParams,
     SchedulerSettings,
 )
 from engines.errors import EngineError
 from engines.health import EngineState, Health
 from lmi_server.admin_token import token_digest
 from lmi_server.config import ServerConfig, WebConfig
-from lmi_server.text.tokenizer import TextModel
 
 Script = Callable[[Request], Iterable[RequestOutput | threading.Event]]
 """Returns the outputs of a request. The stream waits for an event before it continues with the next output."""
@@ -59,8 +62,8 @@ _SENTENCES = [
 ]
 
 
-def build_model_folder(folder: Path) -> Path:
-    """Write a model folder with a byte-level BPE tokenizer, special tokens, a chat template and EOS ids."""
+@cache
+def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -72,8 +75,18 @@ def build_model_folder(folder: Path) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_SENTENCES, trainer)
+    return tokenizer
+
+
+def encode(text: str) -> tuple[int, ...]:
+    """Return the tokens of a text, for the tokenizer of `build_model_folder`."""
+    return tuple(_tokenizer().encode(text).ids)
+
+
+def build_model_folder(folder: Path) -> Path:
+    """Write a model folder with a byte-level BPE tokenizer, special tokens, a chat template and EOS ids."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    _tokenizer().save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|endoftext|>",
@@ -162,6 +175,11 @@ class FakeEngine:
         """Whether `configure_scheduler` answers."""
         self.ahead = False
         """Whether all outputs are available before the first one is read."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters of the last request."""
+        return self.requests[-1].sampling
 
     def submit(self, *requests: Request) -> FakeStream:
         self.requests += requests
@@ -264,14 +282,12 @@ def prompt_logprobs(request: Request) -> tuple[PromptLogprob, ...]:
 
 
 def says(
-    text_model: TextModel,
     answer: str,
     end: FinishReason | EngineError | None = FinishReason.LENGTH,
     per_step: int = 1,
 ) -> Script:
     """Return a script that answers every prompt with the same text."""
-    ids = text_model.encode(answer)
-    return lambda request: tokens(request, ids, end, per_step)
+    return lambda request: tokens(request, encode(answer), end, per_step)
 
 
 def chunks(reply: TestResponse) -> list[dict[str, Any]]:
@@ -281,3 +297,20 @@ def chunks(reply: TestResponse) -> list[dict[str, Any]]:
     assert all(block.startswith("data: ") for block in blocks)
     assert blocks.pop() == "data: [DONE]"
     return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+@contextmanager
+def turns_of_another_greenlet() -> Iterator[list[None]]:
+    """Count, as the length of a list, how often another greenlet runs in the `with` block."""
+    turns: list[None] = []
+
+    def run() -> None:
+        while True:
+            turns.append(None)
+            gevent.sleep(0)
+
+    greenlet = gevent.spawn(run)
+    try:
+        yield turns
+    finally:
+        greenlet.kill()

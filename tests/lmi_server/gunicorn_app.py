@@ -25,7 +25,7 @@ from tests.lmi_server.fakes import FakeEngine, tokens, web_config
 
 ANSWER = "The capital of France is Paris."
 LONG_LIMITS = ConnectionLimits(head_seconds=100.0, stall_seconds=100.0)
-SHORT_LIMITS = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
+SHORT_LIMITS = ConnectionLimits(head_seconds=0.5, stall_seconds=0.5)
 
 
 class AdjustableWorker(Worker):
@@ -68,7 +68,7 @@ def make_app(folder: str) -> Flask:
 
     @app.post("/test/hurry")
     def hurry() -> str:
-        """Set the time limits of new connections to one second."""
+        """Set the time limits of new connections to half a second."""
         AdjustableWorker.limits = SHORT_LIMITS
         return ""
 
@@ -81,8 +81,7 @@ def make_app(folder: str) -> Flask:
 
     @app.get("/test/wait_submitted")
     def wait_submitted() -> dict[str, bool]:
-        seen = engine.submit_seen.wait(60)
-        return {"seen": seen}
+        return {"seen": engine.submit_seen.wait(60)}
 
     @app.post("/test/wait_abort")
     def wait_abort() -> dict[str, bool]:

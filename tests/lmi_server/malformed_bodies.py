@@ -1,12 +1,11 @@
 """Malformed requests as plain data, each with the words that its error message must contain.
 
 Nothing is imported from the server, so the requests can be sent to any running server with a context of at most 100,000
-tokens and the default `max_request_size`. `python malformed_bodies.py` prints them as JSON lines, with base64 bodies.
+tokens and the default `max_request_size`.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +29,19 @@ class Malformed:
     content_type: str | None = JSON_TYPE
 
 
-def _lmi(
-    name: str, body: Any, *mentions: str, status: int = 424, content_type: str | None = JSON_TYPE
-) -> Malformed:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Malformed(name, INVOCATIONS, data, mentions, status, content_type)
+def _case(name: str, path: str, body: Any, mentions: tuple[str, ...], status: int) -> Malformed:
+    return Malformed(
+        name, path, body if isinstance(body, bytes) else json.dumps(body).encode(), mentions, status
+    )
+
+
+def _lmi(name: str, body: Any, *mentions: str) -> Malformed:
+    return _case(name, INVOCATIONS, body, mentions, 424)
+
+
+def _content_type(name: str, content_type: str, *mentions: str) -> Malformed:
+    mentions = ("Content-Type", *mentions)
+    return Malformed(name, INVOCATIONS, b'{"inputs": "Hello"}', mentions, 415, content_type)
 
 
 def _parameter(parameter: str, value: Any, *mentions: str) -> Malformed:
@@ -48,18 +55,19 @@ def _combination(parameters: dict[str, Any], *mentions: str) -> Malformed:
 
 
 def _chat(name: str, body: Any, *mentions: str) -> Malformed:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Malformed(f"chat {name}", CHAT, data, mentions, 400)
+    return _case(f"chat {name}", CHAT, body, mentions, 400)
+
+
+def _fields(fields: dict[str, Any], *mentions: str) -> Malformed:
+    return _chat(f"fields {json.dumps(fields)[:60]}", {"messages": _user("Hello"), **fields}, *mentions)
 
 
 def _field(field: str, value: Any, *mentions: str) -> Malformed:
-    body = {"messages": [{"role": "user", "content": "Hello"}], field: value}
-    return _chat(f"{field}={json.dumps(value)[:40]}", body, field, *mentions)
+    return _fields({field: value}, field, *mentions)
 
 
 def _completions(name: str, body: Any, *mentions: str) -> Malformed:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Malformed(f"completions {name}", COMPLETIONS, data, mentions, 400)
+    return _case(f"completions {name}", COMPLETIONS, body, mentions, 400)
 
 
 def _prompt(name: str, prompt: Any, *mentions: str) -> Malformed:
@@ -80,9 +88,6 @@ def _user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-_GOOD_JSON = b'{"inputs": "Hello"}'
-
-
 def body_with_duplicate_name(num_names: int) -> bytes:
     """Return a JSON object with `num_names` names, the last of which repeats the first."""
     names = [f'"n{number}": 0' for number in range(num_names - 1)]
@@ -95,18 +100,14 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("blank body", b" \n ", "body", "empty", "JSON object"),
     _lmi("not JSON", b"inputs=Hello", "body", "not valid JSON", "JSON object"),
     _lmi("truncated", b'{"inputs": "Hel', "body", "not valid JSON", "column"),
-    _lmi("trailing comma", b'{"inputs": "Hello",}', "body", "not valid JSON"),
     _lmi("two objects", b"{}{}", "body", "not valid JSON"),
-    _lmi("single quotes", b"{'inputs': 'Hello'}", "body", "not valid JSON"),
     _lmi("a list", b'["Hello"]', "body", "a list", "JSON object"),
     _lmi("a string", b'"Hello"', "body", "a string", "JSON object"),
     _lmi("a number", b"12", "body", "a number", "JSON object"),
     _lmi("null", b"null", "body", "null", "JSON object"),
     _lmi("not UTF-8", b'{"inputs": "caf\xe9"}', "body", "0xe9", "UTF-8"),
-    _lmi("UTF-16", '{"inputs": "Hello"}'.encode("utf-16"), "body", "UTF-8"),
     _lmi("unpaired surrogate", b'{"inputs": "\\ud83d"}', "body", "\\ud83d", "valid Unicode"),
     _lmi("NaN", b'{"inputs": "Hello", "parameters": {"temperature": NaN}}', "NaN", "finite"),
-    _lmi("Infinity", b'{"inputs": "Hello", "parameters": {"top_p": -Infinity}}', "-Infinity", "finite"),
     _lmi(
         "number that overflows to infinity",
         b'{"inputs": "Hello", "parameters": {"temperature": 1e999}}',
@@ -124,48 +125,25 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("long unknown name", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
     _lmi("a million values", b'{"inputs": [' + b"0," * 1_000_000 + b"0]}", "more than 500000 values"),
     # Headers
-    _lmi(
-        "plain text",
-        _GOOD_JSON,
-        "Content-Type",
-        "text/plain",
-        JSON_TYPE,
-        status=415,
-        content_type="text/plain",
-    ),
-    _lmi(
-        "form data",
-        _GOOD_JSON,
-        "Content-Type",
-        "form-urlencoded",
-        JSON_TYPE,
-        status=415,
-        content_type="application/x-www-form-urlencoded",
-    ),
-    _lmi(
-        "two content types",
-        _GOOD_JSON,
-        "Content-Type",
-        "application/json, text/plain",
-        status=415,
-        content_type="application/json, text/plain",
-    ),
-    _lmi(
-        "other character set",
-        _GOOD_JSON,
-        "Content-Type",
-        "utf-16",
-        "UTF-8",
-        status=415,
-        content_type="application/json; charset=utf-16",
-    ),
+    _content_type("plain text", "text/plain", "text/plain", JSON_TYPE),
+    _content_type("form data", "application/x-www-form-urlencoded", "form-urlencoded", JSON_TYPE),
+    _content_type("two content types", "application/json, text/plain", "application/json, text/plain"),
+    _content_type("other character set", "application/json; charset=utf-16", "utf-16", "UTF-8"),
     # Fields of /invocations
     _lmi("no inputs", {}, "inputs", "string"),
     _lmi("empty inputs", {"inputs": ""}, "inputs", '""', "not empty"),
     _lmi("inputs is null", {"inputs": None}, "inputs", "null", "string"),
     _lmi("inputs is a number", {"inputs": 5}, "inputs", "5", "string"),
-    _lmi("inputs is a list", {"inputs": ["a", "b"]}, "inputs", '["a", "b"]', "string", "engine=Python"),
-    _lmi("two prompts", {"inputs": "a", "prompt": "b"}, "prompt", "inputs", "one of"),
+    _lmi(
+        "inputs is a list",
+        {"inputs": ["a", "b"]},
+        "inputs",
+        '["a", "b"]',
+        "accepted: a string",
+        "engine=Python takes lists",
+    ),
+    _lmi("two prompts", {"inputs": "a", "prompt": "b"}, "prompt", "one of messages, prompt, inputs"),
+    _lmi("messages and a prompt", {"messages": [], "prompt": "a"}, "one of messages, prompt, inputs"),
     _lmi("prompt is a number", {"prompt": 5}, "prompt", "5", "a string"),
     _lmi("inputs too long", {"inputs": "word " * 120_000}, "inputs", "option.max_model_len", "at most"),
     _lmi(
@@ -187,21 +165,17 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("adapters", {"inputs": "Hello", "adapters": ["a1"]}, "adapters", "a1", "LoRA"),
     # Parameters
     _parameter("max_new_tokens", 0, "0", "at least 1"),
-    _parameter("max_new_tokens", -5, "-5", "at least 1"),
     _parameter("max_new_tokens", 10.0, "10.0", "an integer"),
     _parameter("max_new_tokens", "10", '"10"', "an integer"),
-    _parameter("max_new_tokens", True, "true", "an integer"),
-    _parameter("max_new_token", 10, "10", "'max_new_tokens'"),
-    _parameter("temprature", 0.5, "0.5", "'temperature'"),
+    _parameter("max_new_token", 10, "10", "did you mean 'max_new_tokens'"),
+    _parameter("temprature", 0.5, "0.5", "did you mean 'temperature'"),
+    _parameter("topk", 1, "1", "did you mean 'top_k'"),
+    _parameter("detail", 1, "1", "did you mean 'details'"),
     _parameter("temperature", -0.1, "-0.1", "from 0 to 100"),
-    _parameter("temperature", 100.5, "100.5", "from 0 to 100"),
     _parameter("temperature", "hot", "hot", "a number"),
     _parameter("top_p", -0.1, "-0.1", "from 0 to 1"),
-    _parameter("top_p", 1.01, "1.01", "from 0 to 1"),
     _parameter("top_k", -2, "-2", "from -1"),
-    _parameter("top_k", 1.5, "1.5", "an integer"),
     _parameter("repetition_penalty", 0, "0", "from 0.01 to 10"),
-    _parameter("repetition_penalty", 11, "11", "from 0.01 to 10"),
     _parameter("seed", -2, "-2", "from 0 to", "or -1"),
     _parameter("seed", 2**64, str(2**64), str(2**64 - 1)),
     _parameter("do_sample", "yes", "yes", "true or false"),
@@ -218,7 +192,6 @@ BODIES: tuple[Malformed, ...] = (
     _parameter("typical_p", 0, "0", "above 0", "at most 1"),
     _parameter("min_p", 1.1, "1.1", "from 0 to 1"),
     _parameter("n", 9, "9", "from 1 to 8"),
-    _parameter("n", 1.0, "1.0", "an integer"),
     _parameter("best_of", 0, "0", "from 1 to 8"),
     _parameter("presence_penalty", 2.1, "2.1", "from -2 to 2"),
     _parameter("frequency_penalty", -2.1, "-2.1", "from -2 to 2"),
@@ -227,14 +200,11 @@ BODIES: tuple[Malformed, ...] = (
     _parameter("truncate", 0, "0", "at least 1"),
     _parameter("min_new_tokens", -1, "-1", "at least 0"),
     _parameter("min_length", 31, "31", "at most 30", "max_new_tokens"),
-    _parameter("bad_sequences", [""], '""', "1 to 256 bytes"),
-    _parameter("bad_words", ["x"] * 17, "17", "at most 16"),
     _parameter("stop_token_ids", ["x"], "x", "a token id"),
     _parameter("stop_token_ids", [1, -1], "[1]", "-1", "from 0 to"),
     _parameter("stop_token_ids", [2**31], str(2**31), "from 0 to"),
     _parameter("stop_token_ids", list(range(17)), "17", "at most 16"),
     _parameter("stop_token_ids", 1.5, "1.5", "a token id or a list of"),
-    _parameter("eos_token_id", [2, 2**31], str(2**31), "[1]", "from 0 to"),
     _parameter("eos_token_id", "2", '"2"', "a token id"),
     _parameter("max_length", 0, "0", "at least 1"),
     _parameter("bad_words_ids", [[]], "[0]", "1 to 32 token ids"),
@@ -268,12 +238,8 @@ BODIES: tuple[Malformed, ...] = (
     _combination(
         {"decoder_input_details": True, "output_formatter": "sse"}, "decoder_input_details", "stream"
     ),
-    _lmi(
-        "two names of one parameter",
-        {"inputs": "Hello", "parameters": {"stop": ["a"], "stop_sequences": ["b"]}},
-        "parameters.stop_sequences",
-        "parameters.stop",
-        "one of the two",
+    _combination(
+        {"stop": ["a"], "stop_sequences": ["b"]}, "parameters.stop_sequences", "parameters.stop", "one of"
     ),
     # Chat
     _chat("no messages", {}, "messages", "at least 1"),
@@ -305,10 +271,7 @@ BODIES: tuple[Malformed, ...] = (
     _field("max_tokens", 0, "0", "at least 1"),
     _field("max_completion_tokens", 1_000_000_000, "1000000000", "option.max_model_len"),
     _field("temperature", 2.1, "2.1", "from 0 to 2"),
-    _field("top_p", -1, "-1", "from 0 to 1"),
-    _field("seed", -5, "-5", "or -1"),
     _field("no_repeat_ngram_size", 2, "2", "engine=Python"),
-    _field("n", 9, "9", "from 1 to 8"),
     _field("logprobs", 1, "1", "true or false"),
     _field("top_logprobs", 5, "5", "'logprobs'"),
     _field("logit_bias", {"5": 101}, "101", "from -100 to 100"),
@@ -318,26 +281,14 @@ BODIES: tuple[Malformed, ...] = (
     _field("logit_bias", {"4000000000": 1}, "4000000000", "from 0 to"),
     _field("logit_bias", {str(i): 1 for i in range(301)}, "301", "at most 300"),
     _field("logit_bias", [5], "[5]", "an object"),
-    _chat(
-        "prompt_logprobs in a stream",
-        {"messages": [{"role": "user", "content": "Hello"}], "prompt_logprobs": 0, "stream": True},
-        "prompt_logprobs",
-        "stream",
-    ),
-    _chat(
-        "best_of in a stream",
-        {"messages": [{"role": "user", "content": "Hello"}], "n": 2, "best_of": 3, "stream": True},
-        "best_of",
-        "stream",
-    ),
+    _fields({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "stream"),
+    _fields({"n": 2, "best_of": 3, "stream": True}, "best_of", "stream"),
     _field("tools", [{"type": "function"}], "function", "[]"),
     _field("tool_choice", "required", "required", "auto"),
     _field("response_format", {"type": "json_object"}, "json_object", "text"),
-    _field("stop", ["x"] * 17, "17", "at most 16"),
     _field("stream", "yes", "yes", "true or false"),
     _field("stream_options", {"include_usage": True}, "include_usage", "stream"),
     _field("model", 7, "7", "256"),
-    _field("frequency_penalty", -2.5, "-2.5", "from -2 to 2"),
     _field("chat_template", "{{ 1 }}", "{{ 1 }}", "leave it out"),
     # Completions
     _completions("not JSON", b"[", "body", "not valid JSON"),
@@ -356,44 +307,13 @@ BODIES: tuple[Malformed, ...] = (
     _prompt("boolean id", [[1, True]], "prompt[0][1]", "true", "a token id from 0 to"),
     _prompt("too many ids", [1] * 200_000, "prompt", "200000", "option.max_model_len"),
     _prompt("too long", ["Hello", "word " * 120_000], "prompt[1]", "option.max_model_len", "at most"),
-    _completions_field("max_tokens", 0, "0", "at least 1"),
     _completions_field("max_tokens", 1_000_000_000, "1000000000", "option.max_model_len"),
-    _completions_field("temperature", 2.1, "2.1", "from 0 to 2"),
-    _completions_field("n", 0, "0", "from 1 to 8"),
-    _completions_field("best_of", 9, "9", "from 1 to 8"),
     _completions("too many choices", {"prompt": ["Hello"] * 100, "n": 8}, "n", "8", "100 prompts", "256"),
     _completions_field("suffix", "the end", "the end", '""'),
     _completions_field("logprobs", 6, "6", "from 0 to 5"),
     _completions_field("logprobs", True, "true", "an integer"),
     _completions_field("echo", "yes", "yes", "true or false"),
-    _completions_field("stop", [""], '""', "1 to 256 bytes"),
     _completions_field("stream", 1, "1", "true or false"),
     _completions_field("stream_options", {"include_usage": True}, "stream"),
-    _completions_field("logit_bias", {"5": -101}, "-101", "from -100 to 100"),
-    _completions_field("min_p", -0.5, "-0.5", "from 0 to 1"),
     _completions_field("guided_json", {"type": "object"}, "object", "leave it out"),
 )
-
-GOOD: tuple[tuple[str, bytes], ...] = (
-    (INVOCATIONS, json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 2}}).encode()),
-    (CHAT, json.dumps({"messages": _user("Hello"), "max_tokens": 2}).encode()),
-    (COMPLETIONS, json.dumps({"prompt": ["Hello", "Hi"], "max_tokens": 2}).encode()),
-)
-"""Paths and bodies of valid requests, which must succeed after each malformed one."""
-
-
-def main() -> None:
-    for case in BODIES:
-        record = {
-            "name": case.name,
-            "path": case.path,
-            "body_base64": base64.b64encode(case.body).decode(),
-            "content_type": case.content_type,
-            "status": case.status,
-            "mentions": case.mentions,
-        }
-        print(json.dumps(record))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ from engines.core import SchedulerSettings
 from engines.health import EngineState, Health
 from lmi_server.apis.admin import FIELDS
 from lmi_server.properties.options import by_name
+from tests.lmi_server.bodies import error_of
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import ADMIN_TOKEN, FakeEngine
 
@@ -31,11 +32,8 @@ CURRENT_SETTINGS = {
 }
 
 
-AUTHORIZATION = f"Bearer {ADMIN_TOKEN}"
-
-
 def with_token(client: FlaskClient) -> FlaskClient:
-    client.environ_base["HTTP_AUTHORIZATION"] = AUTHORIZATION
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {ADMIN_TOKEN}"
     return client
 
 
@@ -47,19 +45,13 @@ def client(client: FlaskClient) -> FlaskClient:
 
 def error(reply: TestResponse, status: int) -> str:
     assert reply.status_code == status
-    body = reply.get_json()
-    assert set(body) == {"error", "code"}
-    assert body["code"] == status
-    return str(body["error"])
+    assert set(reply.get_json()) == {"error", "code"}
+    return error_of(reply)
 
 
 def test_fields_are_options_and_cover_every_setting() -> None:
     assert set(FIELDS) <= set(by_name())
     assert set(FIELDS.values()) == set(SchedulerSettings.__slots__)
-
-
-def test_get_returns_the_current_settings(client: FlaskClient) -> None:
-    assert client.get(PATH).get_json() == CURRENT_SETTINGS
 
 
 def test_patch_changes_settings_and_returns_the_result(client: FlaskClient, engine: FakeEngine) -> None:
@@ -85,8 +77,6 @@ def test_patch_changes_settings_and_returns_the_result(client: FlaskClient, engi
     [
         ({"max_rolling_batch_size": 0}, ["max_rolling_batch_size", "0", "from 1 to 4096"]),
         ({"max_rolling_batch_size": "8"}, ["max_rolling_batch_size", '"8"', "an integer"]),
-        ({"max_rolling_batch_size": 8.0}, ["max_rolling_batch_size", "8.0", "an integer"]),
-        ({"max_rolling_batch_size": True}, ["max_rolling_batch_size", "true", "an integer"]),
         ({"max_rolling_batch_size": None}, ["max_rolling_batch_size", "null", "an integer"]),
         ({"max_rolling_batch_size": 10**400}, ["max_rolling_batch_size", "from 1 to 4096"]),
         ({"max_num_batched_tokens": -1}, ["max_num_batched_tokens", "-1"]),
@@ -101,9 +91,7 @@ def test_patch_changes_settings_and_returns_the_result(client: FlaskClient, engi
         ([1], ["body", "a JSON object"]),
     ],
 )
-def test_a_refused_patch_changes_nothing(
-    changes: Any, mentions: list[str], client: FlaskClient, engine: FakeEngine
-) -> None:
+def test_a_refused_patch_changes_nothing(changes: Any, mentions: list[str], client: FlaskClient) -> None:
     if isinstance(changes, dict):
         changes = {"job_queue_size": 7, **changes}
     text = error(client.patch(PATH, json=changes), 400)
@@ -121,7 +109,6 @@ def test_refusals_of_the_engine_use_option_names(client: FlaskClient, engine: Fa
     assert client.get(PATH).get_json() == CURRENT_SETTINGS
 
 
-@pytest.mark.parametrize("method", ["GET", "PATCH", "HEAD", "OPTIONS"])
 @pytest.mark.parametrize(
     "authorization",
     [
@@ -139,18 +126,20 @@ def test_refusals_of_the_engine_use_option_names(client: FlaskClient, engine: Fa
     ],
 )
 def test_requests_without_the_token_are_rejected(
-    method: str, authorization: str | None, make_client: MakeClient, engine: FakeEngine
+    authorization: str | None, make_client: MakeClient, engine: FakeEngine
 ) -> None:
+    client = make_client()
     headers = {} if authorization is None else {"Authorization": authorization}
     local = {"REMOTE_ADDR": "127.0.0.1"}
-    reply = make_client().open(
-        PATH, method=method, json={"job_queue_size": 7}, headers=headers, environ_overrides=local
-    )
-    assert reply.status_code == 401
-    assert reply.headers["WWW-Authenticate"] == "Bearer"
-    if method != "HEAD":
-        assert "LMI_ADMIN_TOKEN" in error(reply, 401)
-        assert ADMIN_TOKEN not in reply.text
+    for method in ("GET", "PATCH", "HEAD", "OPTIONS"):
+        reply = client.open(
+            PATH, method=method, json={"job_queue_size": 7}, headers=headers, environ_overrides=local
+        )
+        assert reply.status_code == 401
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+        if method != "HEAD":
+            assert "LMI_ADMIN_TOKEN" in error(reply, 401)
+            assert ADMIN_TOKEN not in reply.text
     assert engine.settings == SchedulerSettings(32, 256, 256, 1000)
 
 
@@ -167,8 +156,8 @@ def test_the_token_is_accepted_from_any_address(scheme: str, make_client: MakeCl
 
 
 def test_admin_routes_do_not_exist_if_no_token_is_configured(make_client: MakeClient) -> None:
-    for authorization in (AUTHORIZATION, "Bearer ", "Bearer"):
-        client = make_client(admin_token="")
+    client = make_client(admin_token="")
+    for authorization in (f"Bearer {ADMIN_TOKEN}", "Bearer ", "Bearer"):
         client.environ_base["HTTP_AUTHORIZATION"] = authorization
         for reply in (client.get(PATH), client.patch(PATH, json={"job_queue_size": 7})):
             assert error(reply, 404) == "no such path"
@@ -195,10 +184,6 @@ def test_changes_are_rejected_unless_the_engine_is_ready(
     reply = client.patch(PATH, json={"job_queue_size": 7})
     assert engine.state.summary() in error(reply, 503)
     assert "Retry-After" in reply.headers
-
-
-def test_other_methods_are_not_allowed(client: FlaskClient) -> None:
-    assert "GET" in error(client.post(PATH, json={}), 405)
 
 
 def test_copies_are_listed_with_their_state(client: FlaskClient, engine: FakeEngine) -> None:

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import RequestFailed
 from lmi_server.generation.candidates import choice_seed
-from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import BODIES, PROMPT, post
 from tests.lmi_server.conftest import MakeClient
-from tests.lmi_server.fakes import FakeEngine, chunks, tokens
+from tests.lmi_server.fakes import FakeEngine, chunks, encode, tokens
+from tests.lmi_server.malformed_bodies import CHAT, INVOCATIONS
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 LOGPROBS = {"one": -3.0, "two": -1.0, "three": -2.0, "four": -0.5}
-CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def counting(engine: FakeEngine, text_model: TextModel) -> FakeEngine:
+def engine() -> FakeEngine:
     """An engine that answers the k-th request of a submission with the k-th word and its log-probability."""
 
     def script(request: Request) -> list[RequestOutput]:
         word = WORDS[int(request.id.rpartition("-")[2]) if "-" in request.id else 0]
-        return tokens(request, text_model.encode(word), logprob=LOGPROBS.get(word, -9.0), num_cached_tokens=7)
+        return tokens(request, encode(word), logprob=LOGPROBS.get(word, -9.0), num_cached_tokens=7)
 
-    engine.script = script
-    return engine
-
-
-def lmi(client: FlaskClient, **parameters: Any) -> TestResponse:
-    return client.post("/invocations", json={"inputs": "Hello", "parameters": parameters})
+    return FakeEngine(script)
 
 
 def test_each_choice_is_a_request_that_can_share_the_prompts_blocks(
-    client: FlaskClient, counting: FakeEngine, text_model: TextModel
+    client: FlaskClient, engine: FakeEngine
 ) -> None:
     body = {"prompt": ["Hello", "Hi"], "n": 3, "temperature": 0.5, "seed": 11, "priority": -4}
-    reply = client.post("/v1/completions", json=body)
-    choices = reply.get_json()["choices"]
-    assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(WORDS[:6]))
-    assert counting.submissions == [6]
-    requests = counting.requests
-    assert [r.prompt_token_ids for r in requests] == [
-        text_model.encode(p) for p in ("Hello", "Hi") for _ in "123"
-    ]
+    reply = client.post("/v1/completions", json=body).get_json()
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == list(enumerate(WORDS[:6]))
+    usage = reply["usage"]
+    assert usage["prompt_tokens"] == len(encode("Hello")) + len(encode("Hi")), "each prompt counts once"
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 14}
+    assert engine.submissions == [6]
+    requests = engine.requests
+    assert [r.prompt_token_ids for r in requests] == [encode(p) for p in ("Hello", "Hi") for _ in "123"]
     first, second = requests[0].id, requests[3].id
     assert [r.same_prompt_as for r in requests] == ["", first, first, "", second, second]
     seeds = [choice_seed(11, choice) for choice in range(3)]
@@ -63,24 +55,9 @@ def test_seeds_of_choices_are_stable() -> None:
     assert choice_seed(2**64 - 1, 7) < 2**64
 
 
-def test_usage_counts_each_prompt_once_and_all_generated_tokens(
-    client: FlaskClient, counting: FakeEngine, text_model: TextModel
-) -> None:
-    body = {"prompt": ["Hello", "Hi"], "n": 1, "best_of": 2}
-    usage = client.post("/v1/completions", json=body).get_json()["usage"]
-    prompts = sum(len(text_model.encode(prompt)) for prompt in body["prompt"])
-    generated = sum(len(text_model.encode(word)) for word in WORDS[:4])
-    assert usage == {
-        "prompt_tokens": prompts,
-        "completion_tokens": generated,
-        "total_tokens": prompts + generated,
-        "prompt_tokens_details": {"cached_tokens": 14},
-    }
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
-def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient, counting: FakeEngine) -> None:
-    whole = client.post(path, json={**CHAT, "n": 3}).get_json()
+def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient) -> None:
+    whole = client.post(path, json={**BODIES[CHAT], "n": 3}).get_json()
     expected = [
         {
             "index": index,
@@ -91,7 +68,7 @@ def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient, countin
         for index, word in enumerate(WORDS[:3])
     ]
     assert whole["choices"] == expected
-    records = chunks(client.post(path, json={**CHAT, "n": 3, "stream": True}))
+    records = chunks(client.post(path, json={**BODIES[CHAT], "n": 3, "stream": True}))
     deltas = [record["choices"][0] for record in records]
     assert [delta["index"] for delta in deltas[:3]] == [0, 1, 2]
     assert all(delta["delta"] == {"role": "assistant", "content": ""} for delta in deltas[:3])
@@ -101,9 +78,7 @@ def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient, countin
         assert [delta["finish_reason"] for delta in own][-1] == "length"
 
 
-def test_streamed_completion_chunks_have_the_index_of_their_choice(
-    client: FlaskClient, counting: FakeEngine
-) -> None:
+def test_streamed_completion_chunks_have_the_index_of_their_choice(client: FlaskClient) -> None:
     body = {"prompt": ["Hello", "Hi"], "n": 2, "stream": True, "echo": True}
     texts: dict[int, str] = {}
     for record in chunks(client.post("/v1/completions", json=body)):
@@ -112,69 +87,66 @@ def test_streamed_completion_chunks_have_the_index_of_their_choice(
     assert texts == {0: "Helloone", 1: "Hellotwo", 2: "Hithree", 3: "Hifour"}
 
 
-def test_best_of_returns_the_most_likely_choices_first(client: FlaskClient, counting: FakeEngine) -> None:
+def test_best_of_returns_the_most_likely_choices_first(client: FlaskClient, engine: FakeEngine) -> None:
     body = {"prompt": "Hello", "n": 2, "best_of": 4}
-    choices = client.post("/v1/completions", json=body).get_json()["choices"]
+    reply = client.post("/v1/completions", json=body).get_json()
+    choices = reply["choices"]
     assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "four"), (1, "two")]
     assert all(choice["logprobs"] is None for choice in choices)
-    assert all(request.sampling.logprobs for request in counting.requests)
-    assert len(counting.requests) == 4
+    assert all(request.sampling.logprobs for request in engine.requests)
+    assert len(engine.requests) == 4
+    generated = reply["usage"]["completion_tokens"]
+    assert generated == sum(len(encode(word)) for word in WORDS[:4]), "discarded tokens count too"
 
 
-def test_best_of_compares_mean_log_probabilities(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
+def test_best_of_compares_mean_log_probabilities(client: FlaskClient, engine: FakeEngine) -> None:
     def script(request: Request) -> list[RequestOutput]:
         if request.id.endswith("-0"):
-            return tokens(request, text_model.encode("seven eight nine ten"), logprob=-0.4)
-        return tokens(request, text_model.encode("a"), logprob=-0.5)
+            return tokens(request, encode("seven eight nine ten"), logprob=-0.4)
+        return tokens(request, encode("a"), logprob=-0.5)
 
     engine.script = script
     reply = client.post("/v1/completions", json={"prompt": "Hello", "best_of": 2})
     assert reply.get_json()["choices"][0]["text"] == "seven eight nine ten"
 
 
-def test_lmi_returns_the_other_choices_in_details(client: FlaskClient, counting: FakeEngine) -> None:
-    body = lmi(client, n=3, return_full_text=True).get_json()
-    assert body["generated_text"] == "Helloone"
+def test_lmi_returns_the_other_choices_in_details(client: FlaskClient) -> None:
+    body = post(client, INVOCATIONS, n=3, return_full_text=True).get_json()
+    assert body["generated_text"] == PROMPT + "one"
     details = body["details"]
     assert details["finish_reason"] == "length"
     assert [token["log_prob"] for token in details["tokens"]] == [-3.0] * details["generated_tokens"]
     others = details["best_of_sequences"]
-    assert [other["generated_text"] for other in others] == ["Hellotwo", "Hellothree"]
+    assert [other["generated_text"] for other in others] == [PROMPT + "two", PROMPT + "three"]
     assert {tuple(other) for other in others} == {
         ("generated_text", "finish_reason", "generated_tokens", "inputs", "tokens")
     }
 
 
-def test_lmi_best_of_returns_all_choices_without_n_and_the_best_n_with_it(
-    client: FlaskClient, counting: FakeEngine
-) -> None:
-    details = lmi(client, best_of=3).get_json()["details"]
+def test_lmi_best_of_returns_all_choices_without_n_and_the_best_n_with_it(client: FlaskClient) -> None:
+    details = post(client, INVOCATIONS, best_of=3).get_json()["details"]
     assert len(details["best_of_sequences"]) == 2
-    body = lmi(client, best_of=4, n=2).get_json()
+    body = post(client, INVOCATIONS, best_of=4, n=2).get_json()
     assert body["generated_text"] == "four"
     assert [other["generated_text"] for other in body["details"]["best_of_sequences"]] == ["two"]
-    assert "best_of_sequences" not in lmi(client, best_of=4, n=1).get_json()["details"]
-    assert lmi(client, best_of=1, n=1).get_json() == {"generated_text": "one"}
+    assert "best_of_sequences" not in post(client, INVOCATIONS, best_of=4, n=1).get_json()["details"]
+    assert post(client, INVOCATIONS, best_of=1, n=1).get_json() == {"generated_text": "one"}
 
 
-def test_engine_python_accepts_lists_with_n(make_client: MakeClient, counting: FakeEngine) -> None:
+def test_engine_python_accepts_lists_with_n(make_client: MakeClient) -> None:
     body = {"inputs": ["Hello", "Hi"], "parameters": {"n": 2}}
     first, second = make_client(engine_kind="Python").post("/invocations", json=body).get_json()
     assert (first["generated_text"], second["generated_text"]) == ("one", "three")
     assert [other["generated_text"] for other in second["details"]["best_of_sequences"]] == ["four"]
 
 
-def test_a_failed_choice_fails_the_request(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
+def test_a_failed_choice_fails_the_request(client: FlaskClient, engine: FakeEngine) -> None:
     def script(request: Request) -> list[RequestOutput]:
         error = RequestFailed("not a number") if request.id.endswith("-1") else FinishReason.LENGTH
-        return tokens(request, text_model.encode("one two three four"), error, per_step=2)
+        return tokens(request, encode("one two three four"), error, per_step=2)
 
     engine.script = script
-    reply = lmi(client, n=3)
+    reply = post(client, INVOCATIONS, n=3)
     assert reply.status_code == 424
     assert reply.get_json()["error"] == "not a number"
     assert engine.requests[1].id not in engine.aborted
@@ -182,10 +154,10 @@ def test_a_failed_choice_fails_the_request(
 
 
 def test_choices_with_prompt_log_probabilities_share_no_blocks(
-    client: FlaskClient, counting: FakeEngine
+    client: FlaskClient, engine: FakeEngine
 ) -> None:
     body = {"prompt": "Hello", "n": 2, "echo": True, "logprobs": 1}
     choices = client.post("/v1/completions", json=body).get_json()["choices"]
-    assert [request.same_prompt_as for request in counting.requests] == ["", ""]
+    assert [request.same_prompt_as for request in engine.requests] == ["", ""]
     assert choices[0]["logprobs"]["token_logprobs"][0] is None
     assert choices[1]["logprobs"]["token_logprobs"][0] is None

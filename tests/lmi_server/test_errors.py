@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from engines.core import AbortReason, Request, RequestOutput
 from engines.errors import (
@@ -30,27 +29,11 @@ from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
 from lmi_server.generation.generation import TextGeneration
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import BODIES, error_of, post
 from tests.lmi_server.conftest import MakeClient
-from tests.lmi_server.fakes import FakeEngine, says, tokens, web_config
-
-LMI = "/invocations"
-CHAT = "/v1/chat/completions"
-BODIES: dict[str, dict[str, Any]] = {
-    LMI: {"inputs": "Hello"},
-    CHAT: {"messages": [{"role": "user", "content": "Hello"}]},
-}
-
-
-def post(client: FlaskClient, path: str, **fields: Any) -> TestResponse:
-    return client.post(path, json={**BODIES[path], **fields})
-
-
-def message(reply: TestResponse, path: str) -> str:
-    body = reply.get_json()
-    if path == LMI:
-        assert body["code"] == reply.status_code
-        return str(body["error"])
-    return str(body["error"]["message"])
+from tests.lmi_server.fakes import FakeEngine, encode, says, tokens, web_config
+from tests.lmi_server.malformed_bodies import CHAT
+from tests.lmi_server.malformed_bodies import INVOCATIONS as LMI
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -78,50 +61,22 @@ def test_an_error_before_the_first_byte_sets_the_status(
     for path, status in ((LMI, lmi_status), (CHAT, openai_status)):
         reply = post(client, path, stream=stream)
         assert reply.status_code == status
-        assert message(reply, path) == str(error)
+        assert error_of(reply) == str(error)
         assert ("Retry-After" in reply.headers) is retry
     assert engine.aborted == []
 
 
-def test_the_status_of_a_full_queue_is_configurable(make_client: MakeClient, engine: FakeEngine) -> None:
-    engine.script = lambda request: tokens(request, [], Overloaded("the queue is full"))
-    client = make_client(ServerConfig(throttle_error_http_code=429))
-    assert post(client, LMI).status_code == 429
-    assert post(client, LMI).get_json()["code"] == 429
-
-
-def test_a_failed_lmi_stream_ends_with_an_error_record(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, "one two", RequestFailed("the step failed"))
+def test_a_failed_lmi_stream_ends_with_an_error_record(client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = says("one two", RequestFailed("the step failed"))
     reply = post(client, LMI, stream=True)
     assert reply.status_code == 200
     lines = reply.text.split("\n")
     assert lines[-1] == ""
     assert json.loads(lines[-2]) == {"error": "the step failed", "code": 424}
     assert "generated_text" not in reply.text
+    assert post(client, LMI).status_code == 424
     sse = client.post(LMI, json=BODIES[LMI], headers={"Accept": "text/event-stream"})
     assert sse.text.endswith('data: {"error":"the step failed","code":424}\n\n')
-
-
-def test_a_failed_openai_stream_does_not_end_with_done(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, "one two", EngineDied("rank 1 is gone"))
-    reply = post(client, CHAT, stream=True)
-    last = json.loads(reply.text.rstrip().rsplit("data: ", 1)[1])
-    assert last["error"]["message"] == "rank 1 is gone"
-    assert "[DONE]" not in reply.text
-    on_invocations = client.post(LMI, json={**BODIES[CHAT], "stream": True})
-    assert on_invocations.text.endswith('data: {"error":"rank 1 is gone","code":424}\n\n')
-
-
-def test_a_late_failure_sets_the_status_of_a_whole_answer(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, "one two", RequestFailed("the step failed"))
-    assert post(client, LMI).status_code == 424
-    assert post(client, CHAT).status_code == 500
 
 
 @pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
@@ -132,8 +87,8 @@ def test_requests_are_rejected_unless_the_engine_is_ready(
     for path in (LMI, CHAT):
         reply = post(client, path)
         assert reply.status_code == 503
-        assert engine.state.summary() in message(reply, path)
-        assert "because" not in message(reply, path)  # requests do not show the cause
+        assert engine.state.summary() in error_of(reply)
+        assert "because" not in error_of(reply)  # requests do not show the cause
         assert int(reply.headers["Retry-After"]) > 0
     assert engine.requests == []
 
@@ -146,20 +101,20 @@ def test_a_request_that_times_out_is_aborted(
     engine.script = lambda request: [never]
     reply = post(make_client(ServerConfig(predict_timeout=0.05)), LMI, stream=stream)
     assert reply.status_code == 504
-    assert "0.05 s (option.predict_timeout)" in message(reply, LMI)
+    assert "0.05 s (option.predict_timeout)" in error_of(reply)
     assert engine.aborted == [engine.requests[0].id]
     assert engine.abort_reasons == [AbortReason.TIMEOUT]
 
 
 def test_a_stream_that_times_out_is_aborted(
-    make_client: MakeClient, engine: FakeEngine, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+    make_client: MakeClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elapsed = [0.0]
     clock = partial(TextGeneration, clock=lambda: time.monotonic() + elapsed[0])
     monkeypatch.setattr("lmi_server.apis.serve.TextGeneration", clock)
 
     def script(request: Request) -> Iterator[RequestOutput | threading.Event]:
-        yield from tokens(request, text_model.encode("one"), None)
+        yield from tokens(request, encode("one"), None)
         elapsed[0] = 600.0
         yield threading.Event()
 
@@ -172,36 +127,25 @@ def test_a_stream_that_times_out_is_aborted(
     assert engine.aborted == [engine.requests[0].id]
 
 
+@pytest.mark.parametrize("num_read", [0, 1])
 def test_a_stream_that_is_closed_early_is_aborted(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+    num_read: int, client: FlaskClient, engine: FakeEngine
 ) -> None:
-    ids = text_model.encode("one two three")
+    ids = encode("one two three")
     engine.script = lambda request: [*tokens(request, ids, None), threading.Event()]
     reply = post(client, LMI, stream=True)
-    next(iter(reply.iter_encoded()))
+    assert len(list(islice(reply.iter_encoded(), num_read))) == num_read
     reply.close()
     assert engine.aborted == [engine.requests[0].id]
     assert engine.abort_reasons == [AbortReason.CLIENT_LEFT]
 
 
-def test_a_stream_that_is_never_read_is_aborted(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = lambda request: [*tokens(request, text_model.encode("one"), None), threading.Event()]
-    post(client, LMI, stream=True).close()
-    assert engine.aborted == [engine.requests[0].id]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unexpected_error_reveals_no_internals(
-    stream: bool,
-    client: FlaskClient,
-    engine: FakeEngine,
-    text_model: TextModel,
-    caplog: pytest.LogCaptureFixture,
+    stream: bool, client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script(request: Request) -> Iterator[RequestOutput]:
-        yield from tokens(request, text_model.encode("one"), None)
+        yield from tokens(request, encode("one"), None)
         raise ZeroDivisionError("secret detail")
 
     engine.script = script
@@ -222,6 +166,7 @@ def test_an_unexpected_error_reveals_no_internals(
         ("GET", LMI, 405),
         ("DELETE", CHAT, 405),
         ("POST", "/ping", 405),
+        ("GET", "/predictions/test", 405),
     ],
 )
 def test_unknown_paths_and_methods_return_json(
@@ -242,4 +187,4 @@ def test_chat_without_a_chat_template_is_refused(
     plain = replace(text_model, chat_template=None)
     reply = post(create_app(web_config(model_folder), engine, plain).test_client(), CHAT)
     assert reply.status_code == 400
-    assert "no chat template" in message(reply, CHAT)
+    assert "no chat template" in error_of(reply)

@@ -16,10 +16,10 @@ from lmi_server.generation.formatter import Formatter, Rewritten
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_reply import dump
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import BODIES, PROMPT, post
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, says, tokens, web_config
-
-CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+from tests.lmi_server.fakes import FakeEngine, encode, says, tokens, web_config
+from tests.lmi_server.malformed_bodies import CHAT
 
 
 class TokenFormatter(Formatter):
@@ -68,7 +68,7 @@ def ask(request: pytest.FixtureRequest, client: FlaskClient) -> Ask:
     """Return the formatted answer of `/invocations`."""
 
     def post(**parameters: Any) -> str:
-        body = {"inputs": "Hello", "parameters": parameters, "stream": request.param}
+        body = {**BODIES["/invocations"], "parameters": parameters, "stream": request.param}
         reply = client.post("/invocations", json=body)
         assert reply.status_code == 200, reply.text
         return reply.text.removesuffix("\n")
@@ -85,16 +85,16 @@ def test_held_back_text_is_part_of_the_last_token(ask: Ask) -> None:
     assert ask(stop=["Paris. And"]) == ANSWER
 
 
-def test_the_text_of_a_stop_token_is_left_out(ask: Ask, engine: FakeEngine, text_model: TextModel) -> None:
-    (dot,) = text_model.encode(".")
-    engine.script = lambda request: tokens(request, text_model.encode("one two."), FinishReason.EOS_TOKEN)
+def test_the_text_of_a_stop_token_is_left_out(ask: Ask, engine: FakeEngine) -> None:
+    (dot,) = encode(".")
+    engine.script = lambda request: tokens(request, encode("one two."), FinishReason.EOS_TOKEN)
     assert ask(stop_token_ids=[dot]) == "one two"
 
 
 def test_a_finish_reason_without_a_token_is_formatted(
-    ask: Ask, engine: FakeEngine, text_model: TextModel, formatter: TokenFormatter
+    ask: Ask, engine: FakeEngine, formatter: TokenFormatter
 ) -> None:
-    ids = text_model.encode("one tw")
+    ids = encode("one tw")
     engine.script = lambda request: [
         *tokens(request, ids, end=None),
         RequestOutput(request.id, finish_reason=FinishReason.LENGTH),
@@ -104,39 +104,27 @@ def test_a_finish_reason_without_a_token_is_formatted(
 
 
 def test_chat_tokens_without_visible_text_are_formatted(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel, formatter: TokenFormatter
+    client: FlaskClient, engine: FakeEngine, formatter: TokenFormatter
 ) -> None:
-    engine.script = says(text_model, "a\nb 😀")
-    shown = client.post("/v1/chat/completions", json={**CHAT, "stop": ["\n\n"], "stream": True}).text
+    engine.script = says("a\nb 😀")
+    shown = post(client, CHAT, stop=["\n\n"], stream=True).text
     sent = [token for content in formatter.contents for token in new_tokens(content)]
     text = "".join(token["text"] for token in sent)
     assert text == "a\nb 😀"
     assert text in shown
     ids = [token["id"] for token in sent]
-    assert tuple(ids) == text_model.encode("a\nb 😀")
+    assert tuple(ids) == encode("a\nb 😀")
     assert [content["num_before"] for content in formatter.contents] == list(range(len(ids)))
 
 
-def test_tokens_are_counted_separately_for_each_choice(
-    client: FlaskClient, formatter: TokenFormatter
-) -> None:
-    assert client.post("/v1/chat/completions", json={**CHAT, "n": 2, "stream": True}).text
+def test_every_call_gets_all_tokens_so_far(client: FlaskClient, formatter: TokenFormatter) -> None:
+    assert post(client, CHAT, n=2, stream=True).text
+    ids = list(encode(ANSWER))
     for index in range(2):
-        own = [content["num_before"] for content in formatter.contents if content["id"] == index]
-        assert own == list(range(len(own)))
-        assert own
-
-
-def test_every_call_gets_all_tokens_so_far(
-    client: FlaskClient, formatter: TokenFormatter, text_model: TextModel
-) -> None:
-    assert client.post("/v1/chat/completions", json={**CHAT, "n": 2, "stream": True}).text
-    ids = list(text_model.encode(ANSWER))
-    for index in range(2):
-        own = [content["sequences"][0]["tokens"] for content in formatter.contents if content["id"] == index]
-        assert [[token["id"] for token in tokens] for tokens in own] == [
-            ids[:end] for end in range(1, len(ids) + 1)
-        ]
+        own = [content for content in formatter.contents if content["id"] == index]
+        assert [content["num_before"] for content in own] == list(range(len(ids)))
+        for end, content in enumerate(own, 1):
+            assert [token["id"] for token in content["sequences"][0]["tokens"]] == ids[:end]
 
 
 def test_a_formatter_of_records_gets_no_tokens_after_its_first_response(
@@ -144,16 +132,16 @@ def test_a_formatter_of_records_gets_no_tokens_after_its_first_response(
 ) -> None:
     """All tokens so far, with the prompt, in every message would cost more with each token."""
     formatter.reads_tokens = False
-    assert client.post("/invocations", json={"inputs": "Hello", "stream": True}).text
+    assert post(client, "/invocations", stream=True).text
     assert len(formatter.contents) > 2
     assert ["sequences" in content for content in formatter.contents[:3]] == [True, False, False]
 
 
-def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter, text_model: TextModel) -> None:
+def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter) -> None:
     ask(details=False, max_new_tokens=4)
     for content in formatter.contents:
-        assert content["input"]["input_text"] == "Hello"
-        assert content["input"]["input_ids"] == list(text_model.encode("Hello"))
+        assert content["input"]["input_text"] == PROMPT
+        assert content["input"]["input_ids"] == list(encode(PROMPT))
         parameters = content["input"]["parameters"]
         assert parameters.pop("stream") is (len(formatter.contents) > 1)
         assert parameters == {"details": False, "max_new_tokens": 4}
@@ -168,27 +156,20 @@ def test_each_streamed_choice_has_its_own_prompt(client: FlaskClient, formatter:
 
 
 def test_a_whole_answer_has_a_sequence_for_each_choice(
-    client: FlaskClient, formatter: TokenFormatter, text_model: TextModel
+    client: FlaskClient, formatter: TokenFormatter
 ) -> None:
-    assert client.post("/v1/chat/completions", json={**CHAT, "n": 3}).text == ANSWER + "\n"
+    assert post(client, CHAT, n=3).text == ANSWER + "\n"
     (content,) = formatter.contents
     ids = [[token["id"] for token in sequence["tokens"]] for sequence in content["sequences"]]
-    assert ids == [list(text_model.encode(ANSWER))] * 3
+    assert ids == [list(encode(ANSWER))] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/invocations", {"inputs": "Hello"}),
-        ("/v1/chat/completions", CHAT),
-        ("/v1/completions", {"prompt": "Hello"}),
-    ],
-)
+@pytest.mark.parametrize("path", BODIES)
 def test_tokens_have_log_probabilities_that_the_answer_does_not_show(
-    path: str, body: dict[str, Any], stream: bool, client: FlaskClient, formatter: TokenFormatter
+    path: str, stream: bool, client: FlaskClient, formatter: TokenFormatter
 ) -> None:
-    assert client.post(path, json={**body, "stream": stream}).status_code == 200
+    assert post(client, path, stream=stream).status_code == 200
     assert {token["log_prob"] for content in formatter.contents for token in new_tokens(content)} == {-0.5}
     for record in (record for content in formatter.contents for record in content["records"]):
         assert "details" not in record
@@ -198,6 +179,5 @@ def test_tokens_have_log_probabilities_that_the_answer_does_not_show(
 def test_beam_search_is_formatted_without_log_probabilities(
     client: FlaskClient, formatter: TokenFormatter
 ) -> None:
-    reply = client.post("/invocations", json={"inputs": "Hello", "parameters": {"num_beams": 2}})
-    assert reply.text == ANSWER + "\n"
+    assert post(client, "/invocations", num_beams=2).text == ANSWER + "\n"
     assert {token["log_prob"] for token in new_tokens(formatter.contents[0])} == {None}

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engines.base import HandlerEngine
 from engines.core import AbortReason
 from engines.errors import DeadlineExceeded
-from engines.invocations import Invocation, InvocationOutput
+from engines.invocations import Invocation
 from lmi_server.app import create_app
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import Connection
 from tests.lmi_server.fakes import FakeEngine, web_config
-
-
-class SilentStream:
-    def next(self, timeout: float) -> InvocationOutput | None:
-        return None
 
 
 class SilentEngine(HandlerEngine):
@@ -32,20 +29,13 @@ class SilentEngine(HandlerEngine):
         self.aborted: list[str] = []
         self._on_call = on_call
 
-    def invoke(self, invocation: Invocation) -> SilentStream:
+    def invoke(self, invocation: Invocation) -> Any:
         self.calls.append(invocation.id)
         self._on_call()
-        return SilentStream()
+        return SimpleNamespace(next=lambda timeout: None)
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         self.aborted.append(request_id)
-
-
-@pytest.fixture
-def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    server, client = socket.socketpair()
-    with server, client:
-        yield server, client
 
 
 def test_a_call_that_times_out_is_aborted() -> None:
@@ -60,11 +50,7 @@ def test_a_call_that_times_out_is_aborted() -> None:
 @pytest.mark.parametrize("role", ["input_formatter", "output_formatter"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_is_aborted_when_the_client_disconnects(
-    role: str,
-    stream: bool,
-    connection: tuple[socket.socket, socket.socket],
-    engine: FakeEngine,
-    text_model: TextModel,
+    role: str, stream: bool, connection: Connection, engine: FakeEngine, text_model: TextModel
 ) -> None:
     server, peer = connection
     formatter_engine = SilentEngine(on_call=peer.close)

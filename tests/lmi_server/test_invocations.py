@@ -12,11 +12,9 @@ from werkzeug.test import TestResponse
 from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.errors import RequestFailed
 from lmi_server.config import ServerConfig
-from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import BODIES, PROMPT, refusal_of
 from tests.lmi_server.conftest import ANSWER, MakeClient
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
-
-PROMPT = "What is the capital of France?"
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, encode, says, tokens
 
 
 def post(client: FlaskClient, parameters: dict[str, Any] | None = None, **fields: Any) -> TestResponse:
@@ -29,21 +27,21 @@ def records(reply: TestResponse) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-def test_a_whole_answer_is_one_object(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+def test_a_whole_answer_is_one_object(client: FlaskClient, engine: FakeEngine) -> None:
     reply = post(client)
     assert reply.status_code == 200
     assert reply.content_type == "application/json"
     assert json.loads(reply.data) == {"generated_text": ANSWER}
     request = engine.requests[0]
-    assert request.prompt_token_ids == text_model.encode(PROMPT)
+    assert request.prompt_token_ids == encode(PROMPT)
     assert request.sampling.max_new_tokens == 30
     assert request.sampling.greedy
     assert request.sampling.stop_token_ids == (2, 0)
     assert not request.sampling.logprobs
 
 
-def test_details(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
-    ids = text_model.encode(ANSWER)
+def test_details(client: FlaskClient, engine: FakeEngine) -> None:
+    ids = encode(ANSWER)
     engine.script = lambda request: tokens(request, [*ids, 2], FinishReason.EOS_TOKEN)
     body = post(client, {"details": True}).get_json()
     details = body["details"]
@@ -57,20 +55,14 @@ def test_details(client: FlaskClient, engine: FakeEngine, text_model: TextModel)
     assert details["tokens"][-1] == {"id": 2, "text": "", "log_prob": -0.5, "special_token": True}
 
 
-def test_return_full_text(client: FlaskClient) -> None:
-    assert post(client, {"return_full_text": True}).get_json() == {"generated_text": PROMPT + ANSWER}
-
-
 @pytest.mark.parametrize("per_step", [1, 3])
-def test_stream_of_json_lines(
-    per_step: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, ANSWER, per_step=per_step)
+def test_stream_of_json_lines(per_step: int, client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = says(ANSWER, per_step=per_step)
     reply = post(client, {"details": True}, stream=True)
     assert reply.status_code == 200
     assert reply.content_type == "application/jsonlines"
     lines = records(reply)
-    assert [line["token"]["id"] for line in lines] == list(text_model.encode(ANSWER))
+    assert [line["token"]["id"] for line in lines] == list(encode(ANSWER))
     assert "".join(line["token"]["text"] for line in lines) == ANSWER
     assert all(line["token"]["log_prob"] == -0.5 for line in lines)
     assert all(set(line) == {"token"} for line in lines[:-1])
@@ -83,12 +75,10 @@ def test_stream_of_json_lines(
     assert engine.requests[0].sampling.logprobs
 
 
-def test_each_step_is_a_separate_chunk(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, ANSWER, per_step=2)
+def test_each_step_is_a_separate_chunk(client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = says(ANSWER, per_step=2)
     chunks = list(post(client, stream=True).iter_encoded())
-    assert len(chunks) == -(-len(text_model.encode(ANSWER)) // 2)
+    assert len(chunks) == -(-len(encode(ANSWER)) // 2)
     assert all(chunk.endswith(b"\n") for chunk in chunks)
 
 
@@ -100,21 +90,17 @@ def test_steps_that_are_already_available_share_a_chunk(client: FlaskClient, eng
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == ANSWER
 
 
-def test_available_tokens_are_sent_before_an_error(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
+def test_available_tokens_are_sent_before_an_error(client: FlaskClient, engine: FakeEngine) -> None:
     engine.ahead = True
-    ids = text_model.encode(ANSWER)
+    ids = encode(ANSWER)
     engine.script = lambda request: tokens(request, ids, RequestFailed("it broke"))
     *lines, last = records(post(client, stream=True))
     assert [line["token"]["id"] for line in lines] == list(ids)
     assert last == {"error": "it broke", "code": 424}
 
 
-def test_a_stream_can_finish_without_a_token(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    ids = text_model.encode(ANSWER)
+def test_a_stream_can_finish_without_a_token(client: FlaskClient, engine: FakeEngine) -> None:
+    ids = encode(ANSWER)
     engine.script = lambda request: [
         *tokens(request, ids, None),
         RequestOutput(request.id, finish_reason=FinishReason.EOS_TOKEN),
@@ -165,22 +151,20 @@ def test_content_type_of_the_answer(
     assert ANSWER in reply.text
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("accept", ["application/jsonlines", "text/event-stream"])
 def test_line_separators_in_an_answer_do_not_split_the_lines_of_its_stream(
-    path: str, accept: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+    path: str, accept: str, client: FlaskClient, engine: FakeEngine
 ) -> None:
     answer = "".join(f"one{chr(code)}two " for code in (0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x85, 0x2028, 0x2029))
-    engine.script = says(text_model, answer)
-    prompts = {"/invocations": {"inputs": "Hi"}, "/v1/completions": {"prompt": "Hi"}}
-    body = prompts.get(path, {"messages": [{"role": "user", "content": "Hi"}]})
-    reply = client.post(path, json={**body, "stream": True}, headers={"Accept": accept})
+    engine.script = says(answer)
+    reply = client.post(path, json={**BODIES[path], "stream": True}, headers={"Accept": accept})
     data = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
     assert data == [line.removeprefix("data: ") for line in reply.text.split("\n") if line]
     found = [json.loads(line) for line in data if line != "[DONE]"]
     if path == "/invocations":
         assert "".join(record["token"]["text"] for record in found) == answer
-        assert json.loads(client.post(path, json=body).text.splitlines()[0]) == {"generated_text": answer}
+        assert json.loads(post(client).text.splitlines()[0]) == {"generated_text": answer}
     else:
         choices = [record["choices"][0] for record in found]
         texts = [
@@ -191,16 +175,13 @@ def test_line_separators_in_an_answer_do_not_split_the_lines_of_its_stream(
 
 def test_sagemakers_streaming_call_streams(client: FlaskClient) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
-    assert (
-        client.post("/invocations", json={"inputs": PROMPT}, headers=headers).mimetype
-        == "application/jsonlines"
-    )
-    whole = client.post("/invocations", json={"inputs": PROMPT, "stream": False}, headers=headers)
-    assert whole.mimetype == "application/json"
-    whole = client.post(
-        "/invocations", json={"inputs": PROMPT, "parameters": {"stream": False}}, headers=headers
-    )
-    assert whole.mimetype == "application/json"
+    for fields, mimetype in (
+        ({}, "application/jsonlines"),
+        ({"stream": False}, "application/json"),
+        ({"parameters": {"stream": False}}, "application/json"),
+    ):
+        reply = client.post("/invocations", json={"inputs": PROMPT, **fields}, headers=headers)
+        assert reply.mimetype == mimetype
 
 
 @pytest.mark.parametrize("unknown_parameters", ["error", "warn"])
@@ -215,16 +196,12 @@ def test_the_parameters_may_contain_stream(make_client: MakeClient, unknown_para
         ({"stream": False}, True),
         ({"stream": "yes"}, None),
     ):
-        refused = post(client, parameters, stream=stream)
-        assert refused.status_code == 424
-        assert "parameters.stream: given" in refused.get_json()["error"]
+        assert "parameters.stream: given" in refusal_of(post(client, parameters, stream=stream))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_text_ends_before_the_stop_string(
-    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, ANSWER + " And more of it, on and on.")
+def test_the_text_ends_before_the_stop_string(stream: bool, client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = says(ANSWER + " And more of it, on and on.")
     reply = post(client, {"stop_sequences": ["France is", "nowhere"], "details": True}, stream=stream)
     last = records(reply)[-1]
     assert last["generated_text"] == "The capital of "
@@ -238,9 +215,7 @@ def test_the_text_ends_before_the_stop_string(
 @pytest.mark.parametrize(
     ("parameters", "temperature"),
     [
-        ({}, 0.0),
         ({"top_k": 5, "top_p": 0.5}, 0.0),
-        ({"do_sample": True}, 1.0),
         ({"do_sample": True, "temperature": 0.3}, 0.3),
         ({"temperature": 0.7}, 0.7),
         ({"temperature": 0}, 0.0),
@@ -258,62 +233,30 @@ def test_temperature_of_a_request(
     assert engine.requests[0].sampling.temperature == temperature
 
 
-def test_requests_without_a_seed_get_different_seeds(client: FlaskClient, engine: FakeEngine) -> None:
-    for seed in (None, None, -1, -1):
-        assert post(client, {"do_sample": True, "seed": seed}).status_code == 200
-    assert len({request.sampling.seed for request in engine.requests}) == 4
-
-
-def test_neutral_values_are_accepted(client: FlaskClient) -> None:
-    parameters: dict[str, Any] = {
-        "typical_p": 1,
-        "n": 1,
-        "best_of": None,
-        "num_beams": 1,
-        "min_p": 0,
-        "presence_penalty": 0.0,
-        "watermark": False,
-        "decoder_input_details": False,
-        "skip_special_tokens": True,
-        "top_n_tokens": 0,
-        "stop_token_ids": [],
-        "truncate": None,
-    }
-    assert post(client, parameters, adapters="").status_code == 200
-
-
-def test_any_model_name_is_accepted(make_client: MakeClient) -> None:
+def test_names_of_models_and_neutral_fields_are_accepted(client: FlaskClient) -> None:
     """A gateway may route by the name of the model. The server accepts any name, as on `/v1`."""
-    assert post(make_client(), {}, model="chat").status_code == 200
+    assert post(client, {}, model="chat", adapters="").status_code == 200
+    assert client.post("/invocations", json={"prompt": "a", "inputs": None}).status_code == 200
 
 
-def test_unknown_names_are_ignored_if_configured(make_client: MakeClient) -> None:
-    client = make_client(ServerConfig(unknown_parameters="warn"))
-    assert post(client, {"temprature": 0.5}, colour="red").status_code == 200
-
-
-def test_prompt_and_output_can_fill_the_context_exactly(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    rest = MAX_MODEL_LEN - len(text_model.encode(PROMPT))
+def test_prompt_and_output_can_fill_the_context_exactly(client: FlaskClient, engine: FakeEngine) -> None:
+    rest = MAX_MODEL_LEN - len(encode(PROMPT))
     for limit in (rest, rest + 1, 10**9):
         assert post(client, {"max_new_tokens": limit}).status_code == 200
-        assert engine.requests[-1].sampling.max_new_tokens == rest
+        assert engine.sampling.max_new_tokens == rest
     chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 10**9}
     for body in (chat, {"prompt": PROMPT, "max_tokens": 10**9}):
         assert client.post("/invocations", json=body).status_code == 200
         last = engine.requests[-1]
         assert last.sampling.max_new_tokens == MAX_MODEL_LEN - len(last.prompt_token_ids)
-    refused = post(client, {"max_new_tokens": rest + 9, "min_new_tokens": rest + 1})
-    assert refused.status_code == 424
-    assert f"given {rest + 1}; accepted: at most {rest}" in refused.get_json()["error"]
+    refusal = refusal_of(post(client, {"max_new_tokens": rest + 9, "min_new_tokens": rest + 1}))
+    assert f"given {rest + 1}; accepted: at most {rest}" in refusal
 
 
 def test_sagemakers_adapter_header_is_refused(client: FlaskClient) -> None:
     headers = {"X-Amzn-SageMaker-Adapter-Identifier": "my-lora"}
     reply = client.post("/invocations", json={"inputs": PROMPT}, headers=headers)
-    assert reply.status_code == 424
-    assert "my-lora" in reply.get_json()["error"]
+    assert "my-lora" in refusal_of(reply)
 
 
 @pytest.mark.parametrize(
@@ -341,9 +284,4 @@ def test_custom_attributes_are_returned(client: FlaskClient) -> None:
     reply = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "a=b;c=d"})
     assert reply.headers[name] == "a=b;c=d"
     refused = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "x" * 1025})
-    assert refused.status_code == 424
-    assert "1024" in refused.get_json()["error"]
-
-
-def test_a_body_without_a_content_type_is_json(client: FlaskClient) -> None:
-    assert client.post("/invocations", data=b'{"inputs": "Hello"}').status_code == 200
+    assert "1024" in refusal_of(refused)

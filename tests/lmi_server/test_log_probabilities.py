@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from engines.core import FinishReason, RequestOutput, SamplingParams
 from lmi_server.generation.answer_text import Completion, GenerationRequest, TextRules
@@ -18,23 +16,16 @@ from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.generation import TextGeneration
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import PROMPT, post
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, chunks, says, tokens, top
-
-PROMPT = "What is the capital of France?"
-MESSAGES = [{"role": "user", "content": PROMPT}]
+from tests.lmi_server.fakes import FakeEngine, chunks, encode, says, tokens, top, turns_of_another_greenlet
+from tests.lmi_server.malformed_bodies import CHAT, COMPLETIONS, INVOCATIONS
 
 
-def completions(client: FlaskClient, **fields: Any) -> TestResponse:
-    return client.post("/v1/completions", json={"prompt": PROMPT, **fields})
-
-
-def chat(client: FlaskClient, **fields: Any) -> TestResponse:
-    return client.post("/v1/chat/completions", json={"messages": MESSAGES, **fields})
-
-
-def lmi(client: FlaskClient, stream: bool = False, **parameters: Any) -> TestResponse:
-    return client.post("/invocations", json={"inputs": PROMPT, "parameters": parameters, "stream": stream})
+def choice_of(client: FlaskClient, path: str, **parameters: Any) -> dict[str, Any]:
+    """Return the only choice of a whole answer."""
+    (choice,) = post(client, path, **parameters).get_json()["choices"]
+    return dict(choice)
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -60,11 +51,11 @@ def expected_top(text_model: TextModel, token_id: int, text: str, number: int) -
 def test_log_probabilities_of_completions(
     number: int, stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    reply = completions(client, logprobs=number, stream=stream, temperature=0.5)
+    reply = post(client, COMPLETIONS, logprobs=number, stream=stream, temperature=0.5)
     lists = joined(chunks(reply)) if stream else reply.get_json()["choices"][0]["logprobs"]
     sampling = engine.requests[0].sampling
     assert (sampling.logprobs, sampling.top_logprobs) == (True, number)
-    ids = text_model.encode(ANSWER)
+    ids = encode(ANSWER)
     assert lists["token_logprobs"] == [-0.5] * len(ids)
     assert "".join(lists["tokens"]) == ANSWER
     for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
@@ -77,26 +68,26 @@ def test_log_probabilities_of_completions(
 
 
 def test_completions_list_the_token_even_if_it_is_not_a_top_token(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+    client: FlaskClient, engine: FakeEngine
 ) -> None:
-    (token_id,) = text_model.encode("a")
-    others = ((text_model.encode("b")[0], -0.1), (text_model.encode("c")[0], -0.2))
+    (token_id,) = encode("a")
+    others = ((encode("b")[0], -0.1), (encode("c")[0], -0.2))
     engine.script = lambda request: [
         RequestOutput(
             request.id, (token_id,), (-3.0,), (others,), finish_reason=FinishReason.LENGTH
         )
     ]  # fmt: skip
-    lists = completions(client, logprobs=2, temperature=1).get_json()["choices"][0]["logprobs"]
+    lists = choice_of(client, COMPLETIONS, logprobs=2, temperature=1)["logprobs"]
     assert lists["top_logprobs"] == [{"b": -0.1, "c": -0.2, "a": -3.0}]
-    content = chat(client, logprobs=True, top_logprobs=2).get_json()["choices"][0]["logprobs"]["content"]
+    content = choice_of(client, CHAT, logprobs=True, top_logprobs=2)["logprobs"]["content"]
     assert [entry["token"] for entry in content[0]["top_logprobs"]] == ["b", "c"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs_lists_the_prompt_first(
-    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+    stream: bool, client: FlaskClient, engine: FakeEngine
 ) -> None:
-    reply = completions(client, logprobs=2, echo=True, stream=stream)
+    reply = post(client, COMPLETIONS, logprobs=2, echo=True, stream=stream)
     if stream:
         records = chunks(reply)
         lists = joined(records)
@@ -105,9 +96,9 @@ def test_echo_with_logprobs_lists_the_prompt_first(
         choice = reply.get_json()["choices"][0]
         lists, text = choice["logprobs"], choice["text"]
     assert text == PROMPT + ANSWER == "".join(lists["tokens"])
-    num_prompt = len(text_model.encode(PROMPT))
+    num_prompt = len(encode(PROMPT))
     prompt_logprobs = [None, *(float(-position) for position in range(1, num_prompt))]
-    assert lists["token_logprobs"] == prompt_logprobs + [-0.5] * len(text_model.encode(ANSWER))
+    assert lists["token_logprobs"] == prompt_logprobs + [-0.5] * len(encode(ANSWER))
     assert lists["top_logprobs"][0] is None
     assert all(len(row) >= 1 for row in lists["top_logprobs"][1:])
     for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
@@ -115,11 +106,9 @@ def test_echo_with_logprobs_lists_the_prompt_first(
     assert engine.requests[0].sampling.prompt_logprobs == 2
 
 
-def test_echo_of_a_truncated_prompt_is_the_rest_of_it(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    choice = completions(client, logprobs=0, echo=True, truncate_prompt_tokens=3).get_json()["choices"][0]
-    rest = text_model.decode(text_model.encode(PROMPT)[-3:])
+def test_echo_of_a_truncated_prompt_is_the_rest_of_it(client: FlaskClient, text_model: TextModel) -> None:
+    choice = choice_of(client, COMPLETIONS, logprobs=0, echo=True, truncate_prompt_tokens=3)
+    rest = text_model.decode(encode(PROMPT)[-3:])
     assert choice["text"] == rest + ANSWER == "".join(choice["logprobs"]["tokens"])
 
 
@@ -128,15 +117,15 @@ def test_echo_of_a_truncated_prompt_is_the_rest_of_it(
 def test_log_probabilities_of_chat(
     number: int, stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
-    engine.script = says(text_model, "café 😀 one")
-    reply = chat(client, logprobs=True, top_logprobs=number, stream=stream)
+    engine.script = says("café 😀 one")
+    reply = post(client, CHAT, logprobs=True, top_logprobs=number, stream=stream)
     content = (
         joined(chunks(reply))["content"] if stream else reply.get_json()["choices"][0]["logprobs"]["content"]
     )
     assert "".join(entry["token"] for entry in content) == "café 😀 one"
     assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "café 😀 one"
     assert {entry["logprob"] for entry in content} == {-0.5}
-    ids = text_model.encode("café 😀 one")
+    ids = encode("café 😀 one")
     for token_id, entry in zip(ids, content, strict=True):
         assert len(entry["top_logprobs"]) == number
         for (other, logprob), found in zip(top(token_id, number), entry["top_logprobs"], strict=True):
@@ -145,56 +134,51 @@ def test_log_probabilities_of_chat(
             assert found == {"token": text, "logprob": logprob, "bytes": data}
 
 
-def test_chat_without_logprobs_has_none(client: FlaskClient, engine: FakeEngine) -> None:
-    assert chat(client, logprobs=False).get_json()["choices"][0]["logprobs"] is None
-    assert all(record["choices"][0]["logprobs"] is None for record in chunks(chat(client, stream=True)))
-    assert not engine.requests[0].sampling.logprobs
-
-
-@pytest.mark.parametrize("path", ["completions", "chat", "lmi"])
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        (COMPLETIONS, {"logprobs": 1}),
+        (CHAT, {"logprobs": True, "top_logprobs": 1}),
+        (INVOCATIONS, {"top_n_tokens": 1}),
+    ],
+)
 def test_log_probabilities_do_not_reveal_a_stop_string(
-    path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+    path: str, parameters: dict[str, Any], client: FlaskClient
 ) -> None:
     """The tokens 'F', 'r', 'an', 'ce' are held back until it is clear whether the stop string follows."""
-    engine.script = says(text_model, ANSWER)
-    if path == "completions":
-        reply = completions(client, logprobs=1, stream=True, stop="France is")
-    elif path == "chat":
-        reply = chat(client, logprobs=True, top_logprobs=1, stream=True, stop="France is")
-    else:
-        reply = lmi(client, stream=True, top_n_tokens=1, stop="France is")
+    reply = post(client, path, stream=True, stop="France is", **parameters)
     records = [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n") if line[-1:] == "}"]
     texts: list[str] = []
     for record in records:
-        if path == "lmi":
+        if path == INVOCATIONS:
             texts += [record["token"]["text"], *(entry["text"] for entry in record["top_tokens"])]
         elif logprobs := record["choices"][0]["logprobs"]:
-            texts += (
-                logprobs["tokens"] if path == "completions" else [e["token"] for e in logprobs["content"]]
-            )
+            content = logprobs.get("content", ())
+            texts += [*logprobs.get("tokens", ()), *(entry["token"] for entry in content)]
     assert "The" in texts
     assert not any(set("Fr") & set(text) for text in texts)
 
 
-def test_lmi_top_tokens(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
-    ids = text_model.encode(ANSWER)
+def test_lmi_top_tokens(client: FlaskClient, engine: FakeEngine) -> None:
+    ids = encode(ANSWER)
     for name in ("top_n_tokens", "logprobs"):
-        details = lmi(client, **{name: 2}).get_json()["details"]
-        assert engine.requests[-1].sampling.top_logprobs == 2
+        details = post(client, INVOCATIONS, **{name: 2}).get_json()["details"]
+        assert engine.sampling.top_logprobs == 2
         for token, entries, token_id in zip(details["tokens"], details["top_tokens"], ids, strict=True):
             assert [entry["id"] for entry in entries] == [other for other, _ in top(token_id, 2)]
             assert entries[0] == token
             assert entries[1]["log_prob"] == -1.5
-    lines = [json.loads(line) for line in lmi(client, stream=True, top_n_tokens=2).text.splitlines()]
+    streamed = post(client, INVOCATIONS, stream=True, top_n_tokens=2)
+    lines = [json.loads(line) for line in streamed.text.splitlines()]
     assert [len(line["top_tokens"]) for line in lines] == [2] * len(ids)
     assert "details" in lines[-1]
-    assert lmi(client, logprobs=False).get_json() == {"generated_text": ANSWER}
+    assert post(client, INVOCATIONS, logprobs=False).get_json() == {"generated_text": ANSWER}
 
 
-def test_lmi_prefill(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
-    details = lmi(client, decoder_input_details=True).get_json()["details"]
+def test_lmi_prefill(client: FlaskClient, engine: FakeEngine) -> None:
+    details = post(client, INVOCATIONS, decoder_input_details=True).get_json()["details"]
     prefill = details["prefill"]
-    assert [token["id"] for token in prefill] == list(text_model.encode(PROMPT))
+    assert [token["id"] for token in prefill] == list(encode(PROMPT))
     assert "".join(token["text"] for token in prefill) == PROMPT
     assert [token["log_prob"] for token in prefill] == [None, *(float(-i) for i in range(1, len(prefill)))]
     assert "prompt_logprobs" not in details
@@ -208,9 +192,9 @@ def test_prompt_logprobs_use_the_format_of_vllm(
     number: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     bodies = {
-        "completions": completions(client, prompt_logprobs=number).get_json()["choices"][0],
-        "chat": chat(client, prompt_logprobs=number).get_json(),
-        "lmi": lmi(client, prompt_logprobs=number).get_json()["details"],
+        "completions": choice_of(client, COMPLETIONS, prompt_logprobs=number),
+        "chat": post(client, CHAT, prompt_logprobs=number).get_json(),
+        "lmi": post(client, INVOCATIONS, prompt_logprobs=number).get_json()["details"],
     }
     for (path, body), request in zip(bodies.items(), engine.requests, strict=True):
         rows = body["prompt_logprobs"]
@@ -221,14 +205,12 @@ def test_prompt_logprobs_use_the_format_of_vllm(
         assert own["rank"] == (1 if number else None)
         assert path == "chat" or own["decoded_token"] == text_model.token_text(request.prompt_token_ids[1])
         assert all(len(row) == max(1, number) for row in rows[1:])
-    assert "prompt_logprobs" not in completions(client).get_json()["choices"][0]
+    assert "prompt_logprobs" not in choice_of(client, COMPLETIONS)
 
 
-def test_minus_infinity_is_returned_as_a_finite_number(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = lambda request: tokens(request, text_model.encode("a"), logprob=float("-inf"))
-    lists = completions(client, logprobs=1).get_json()["choices"][0]["logprobs"]
+def test_minus_infinity_is_returned_as_a_finite_number(client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = lambda request: tokens(request, encode("a"), logprob=float("-inf"))
+    lists = choice_of(client, COMPLETIONS, logprobs=1)["logprobs"]
     assert lists["token_logprobs"] == [-9999.0]
     assert lists["top_logprobs"] == [{"a": -9999.0}]
 
@@ -265,18 +247,9 @@ def test_log_probabilities_of_a_long_prompt_decode_each_token_once(
 def test_other_greenlets_run_while_a_long_prompt_is_completed(
     engine: FakeEngine, text_model: TextModel
 ) -> None:
-    num_turns = 0
-
-    def count_turns() -> None:
-        nonlocal num_turns
-        while True:
-            num_turns += 1
-            gevent.sleep(0)
-
-    other = gevent.spawn(count_turns)
-    complete_long_prompt(engine, text_model)
-    other.kill()
-    assert num_turns > 5
+    with turns_of_another_greenlet() as turns:
+        complete_long_prompt(engine, text_model)
+    assert len(turns) > 5
 
 
 def test_choices_of_a_prompt_share_its_log_probabilities(engine: FakeEngine, text_model: TextModel) -> None:

@@ -4,91 +4,80 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from werkzeug.test import TestResponse
 
 from engines.core import FinishReason, GenerateParams
 from lmi_server.app import create_app
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import BODIES, post, refusal_of
 from tests.lmi_server.conftest import ANSWER, MakeClient
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, build_model_folder, says, tokens, web_config
-
-PROMPT = "What is the capital of France?"
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}]},
-    "/v1/completions": {"prompt": PROMPT},
-    "/invocations": {"inputs": PROMPT},
-}
-
-
-def post(client: FlaskClient, path: str, **parameters: Any) -> TestResponse:
-    own = {"parameters": parameters} if path == "/invocations" else parameters
-    return client.post(path, json={**BODIES[path], **own})
-
-
-def error(reply: TestResponse) -> str:
-    assert reply.status_code in (400, 424)
-    text = reply.get_json()["error"]
-    return str(text["message"] if isinstance(text, dict) else text)
+from tests.lmi_server.fakes import (
+    MAX_MODEL_LEN,
+    FakeEngine,
+    encode,
+    says,
+    tokens,
+    web_config,
+)
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_names_of_length_limits(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
         assert post(client, path, **{name: 7}).status_code == 200
-        assert engine.requests[-1].sampling.max_new_tokens == 7
+        assert engine.sampling.max_new_tokens == 7
     num_prompt = len(engine.requests[-1].prompt_token_ids)
     assert post(client, path, max_length=num_prompt + 5).status_code == 200
-    assert engine.requests[-1].sampling.max_new_tokens == 5
+    assert engine.sampling.max_new_tokens == 5
     assert post(client, path, max_length=num_prompt + 5, max_new_tokens=9).status_code == 200
-    assert engine.requests[-1].sampling.max_new_tokens == 9, "as in transformers"
-    refused = error(post(client, path, max_length=num_prompt))
+    assert engine.sampling.max_new_tokens == 9, "as in transformers"
+    for name in ("min_new_tokens", "min_length", "min_tokens"):
+        assert post(client, path, **{name: 5}).status_code == 200
+        assert engine.sampling.min_new_tokens == 5
+    refused = refusal_of(post(client, path, max_new_tokens=4, min_tokens=5))
+    assert "given 5; accepted: at most 4" in refused
+    refused = refusal_of(post(client, path, max_length=num_prompt))
     assert f"max_length: given {num_prompt}; accepted: at least {num_prompt + 1}" in refused
     beyond = post(client, path, max_length=MAX_MODEL_LEN + 1)
     if path == "/invocations":
         assert beyond.status_code == 200
-        assert engine.requests[-1].sampling.max_new_tokens == MAX_MODEL_LEN - num_prompt
+        assert engine.sampling.max_new_tokens == MAX_MODEL_LEN - num_prompt
     else:
         limits = f"given {MAX_MODEL_LEN + 1}; accepted: at most {MAX_MODEL_LEN},"
-        assert limits in error(beyond)
+        assert limits in refusal_of(beyond)
 
 
-def test_max_length_of_an_encoder_decoder_excludes_the_prompt(tmp_path: Path) -> None:
-    folder = build_model_folder(tmp_path)
-    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
-    text = TextModel.from_folder(folder)
-    engine = FakeEngine(says(text, ANSWER))
-    client = create_app(web_config(folder, engine="Python"), engine, text).test_client()
+def test_max_length_of_an_encoder_decoder_excludes_the_prompt(own_folder: Path) -> None:
+    (own_folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+    text = TextModel.from_folder(own_folder)
+    engine = FakeEngine(says(ANSWER))
+    client = create_app(web_config(own_folder, engine="Python"), engine, text).test_client()
     assert post(client, "/invocations", max_length=3).status_code == 200
-    assert engine.requests[-1].sampling.max_new_tokens == 3
+    assert engine.sampling.max_new_tokens == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_text_of_an_encoder_decoder_does_not_continue_the_prompt(stream: bool, tmp_path: Path) -> None:
-    folder = build_model_folder(tmp_path)
+def test_the_text_of_an_encoder_decoder_does_not_continue_the_prompt(stream: bool, own_folder: Path) -> None:
     vocabulary = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "▁Wie": 3, "▁alt": 4}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(own_folder / "tokenizer.json"))
     for is_encoder_decoder, expected in ((True, "Wie alt"), (False, " Wie alt")):
-        (folder / "config.json").write_text(json.dumps({"is_encoder_decoder": is_encoder_decoder}))
-        text = TextModel.from_folder(folder)
+        (own_folder / "config.json").write_text(json.dumps({"is_encoder_decoder": is_encoder_decoder}))
+        text = TextModel.from_folder(own_folder)
         engine = FakeEngine(lambda request: tokens(request, (3, 4)))
-        client = create_app(web_config(folder), engine, text).test_client()
+        client = create_app(web_config(own_folder), engine, text).test_client()
         reply = client.post("/invocations", json={"inputs": "Wie alt", "stream": stream}).text
         assert json.loads(reply.splitlines()[-1])["generated_text"] == expected
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_names_of_stop_conditions(
-    path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
+def test_names_of_stop_conditions(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     def stop_token_ids() -> tuple[int, ...]:
-        return engine.requests[-1].sampling.stop_token_ids
+        return engine.sampling.stop_token_ids
 
     for value, expected in ((5, (5,)), ([7, 8, 7], (7, 8)), ([], ()), (None, (2, 0))):
         assert post(client, path, eos_token_id=value).status_code == 200
@@ -106,10 +95,10 @@ def test_names_of_stop_conditions(
 
 
 def test_an_eos_token_in_the_request_acts_like_that_of_the_model(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+    client: FlaskClient, engine: FakeEngine
 ) -> None:
-    (dot,) = text_model.encode(".")
-    engine.script = lambda request: tokens(request, text_model.encode("one two."), FinishReason.EOS_TOKEN)
+    (dot,) = encode(".")
+    engine.script = lambda request: tokens(request, encode("one two."), FinishReason.EOS_TOKEN)
     body = post(client, "/invocations", eos_token_id=dot, details=True).get_json()
     assert body["generated_text"] == "one two"
     assert body["details"]["finish_reason"] == "eos_token"
@@ -120,23 +109,23 @@ def test_names_of_choices_and_seeds(path: str, client: FlaskClient, engine: Fake
     assert post(client, path, num_return_sequences=3).status_code == 200
     assert engine.submissions == [3]
     assert post(client, path, random_seed=5, temperature=1).status_code == 200
-    assert engine.requests[-1].sampling.seed == 5
+    assert engine.sampling.seed == 5
     seeds = set()
-    for _ in range(3):
-        assert post(client, path, seed=-1, temperature=1).status_code == 200
-        seeds.add(engine.requests[-1].sampling.seed)
-    assert len(seeds) == 3
+    for seed in (None, None, -1, -1):
+        assert post(client, path, seed=seed, temperature=1).status_code == 200
+        seeds.add(engine.sampling.seed)
+    assert len(seeds) == 4
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_names_of_banned_tokens(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     assert post(client, path, bad_words_ids=[[5], [6, 7]], suppress_tokens=[9, 8]).status_code == 200
-    assert engine.requests[-1].sampling.bad_words == ((9,), (8,), (5,), (6, 7))
-    assert engine.requests[-1].sampling.stop_token_ids == (2, 0)
+    assert engine.sampling.bad_words == ((9,), (8,), (5,), (6, 7))
+    assert engine.sampling.stop_token_ids == (2, 0)
     assert post(client, path, suppress_tokens=[2]).status_code == 200
-    assert engine.requests[-1].sampling.stop_token_ids == (0,), "a suppressed token is no stop token"
+    assert engine.sampling.stop_token_ids == (0,), "a suppressed token is no stop token"
     assert post(client, path, bad_sequences=["."], suppress_tokens=3).status_code == 200
-    assert (3,) in engine.requests[-1].sampling.bad_words
+    assert (3,) in engine.sampling.bad_words
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -154,25 +143,24 @@ def test_generate_parameters_reach_engine_python(
         "sequence_bias": [[[5, 6], 1.5], [[7], -2]],
     }
     assert post(client, path, **generate_parameters).status_code == 200
-    assert engine.requests[-1].sampling.generate == GenerateParams(
+    assert engine.sampling.generate == GenerateParams(
         3, 2, 1.5, (5, 6), (7,), (2, 3), (((5, 6), 1.5), ((7,), -2.0))
     )
-    assert not engine.requests[-1].sampling.plain
+    assert not engine.sampling.plain
     assert post(client, path, no_repeat_ngram_size=0, temperature=0).status_code == 200
-    assert engine.requests[-1].sampling.plain
+    assert engine.sampling.plain
     for name, value in (("begin_suppress_tokens", [400]), ("sequence_bias", [[[5, 400], 1]])):
-        assert "from 0 to 399" in error(post(client, path, **{name: value}))
+        assert "from 0 to 399" in refusal_of(post(client, path, **{name: value}))
 
 
 @pytest.mark.parametrize(("path", "default"), list(zip(BODIES, (False, True, True), strict=True)))
-def test_special_tokens_can_be_added_or_omitted(path: str, default: bool, tmp_path: Path) -> None:
-    folder = build_model_folder(tmp_path)
-    text = TextModel.from_folder(folder)
+def test_special_tokens_can_be_added_or_omitted(path: str, default: bool, own_folder: Path) -> None:
+    text = TextModel.from_folder(own_folder)
     text.tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
     )
-    engine = FakeEngine(says(text, ANSWER))
-    client = create_app(web_config(folder), engine, text).test_client()
+    engine = FakeEngine(says(ANSWER))
+    client = create_app(web_config(own_folder), engine, text).test_client()
     for value, added in ((None, default), (True, True), (False, False)):
         assert post(client, path, add_special_tokens=value).status_code == 200
         assert (engine.requests[-1].prompt_token_ids[0] == 0) == added

@@ -46,9 +46,3 @@ def test_invalid_names_are_not_found(
     assert reply.get_json()["code"] == 404
     assert mention in reply.get_json()["error"]
     assert engine.requests == []
-
-
-def test_other_methods_get_an_allow_header(client: FlaskClient) -> None:
-    reply = client.get("/predictions/test")
-    assert reply.status_code == 405
-    assert "POST" in reply.headers["Allow"]

@@ -122,11 +122,3 @@ def test_a_special_token_does_not_stop_before_min_new_tokens(text_model: TextMod
     _, _, completion = run(text_model, [number, a, number, b], rules, "a", 1, min_new_tokens=1)
     assert completion.text == "a"
     assert completion.finish_reason is FinishReason.STOP_SEQUENCE
-
-
-def test_held_back_text_is_shown_if_no_stop_string_follows(text_model: TextModel) -> None:
-    rules = TextRules(True, stop_strings=("bbbb",))
-    ids = [token for letter in "abbba" for token in text_model.encode(letter)]
-    shown, released_texts, _ = run(text_model, ids, rules, "b", 1)
-    assert shown == ["a", "", "", "", "bbba"]
-    assert released_texts == ["a", "", "", "", "bbba"]

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.capabilities import CAPABILITIES
 from lmi_server.properties.loader import Loaded, load
-from lmi_server.properties.problems import PropertiesError
-
-
-def load_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> Loaded:
-    (folder / "serving.properties").write_text(text)
-    return load(folder, environ or {})
+from tests.lmi_server.properties.loading import load_text, single_problem
 
 
 def engine_source(loaded: Loaded) -> str:
@@ -75,15 +69,17 @@ def test_engine_mpi_uses_rolling_batching_without_a_note(tmp_path: Path, lines: 
     assert loaded.notes == ()
 
 
-def test_an_unavailable_rolling_backend_is_noted_with_engine_mpi(tmp_path: Path) -> None:
-    [note] = load_text(tmp_path, "engine=MPI\noption.rolling_batch=vllm\n").notes
-    assert "engine=MPI with option.rolling_batch=vllm selects rolling batching" in note
-
-
-def test_engine_rolling_alone_selects_rolling_batching(tmp_path: Path) -> None:
-    loaded = load_text(tmp_path, "engine=Rolling\n")
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("engine=MPI\noption.rolling_batch=vllm\n", "engine=MPI with option.rolling_batch=vllm"),
+        ("engine=Rolling\n", ":1: engine=Rolling"),
+    ],
+)
+def test_other_names_of_rolling_batching_are_noted(tmp_path: Path, text: str, note: str) -> None:
+    loaded = load_text(tmp_path, text)
     assert loaded.config.engine == "MPI"
-    assert ":1: engine=Rolling selects rolling batching" in loaded.notes[0]
+    assert f"{note} selects rolling batching" in loaded.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +119,7 @@ def test_combining_dynamic_and_rolling_keys_raises_an_error_naming_both(
     tmp_path: Path, dynamic: str, rolling: str, with_engine: bool
 ) -> None:
     engine = "engine=Python\n" if with_engine and "engine" not in rolling else "\n"
-    with pytest.raises(PropertiesError) as caught:
-        load_text(tmp_path, f"{engine}{dynamic}\n{rolling}\n")
-    [problem] = caught.value.problems
+    problem = single_problem(tmp_path, f"{engine}{dynamic}\n{rolling}\n")
     file = tmp_path / "serving.properties"
     assert str(problem).startswith(f"{file}:2: {dynamic}: ")
     assert f"{rolling} ({file}:3)" in problem.reason
@@ -149,11 +143,5 @@ def test_the_engine_can_be_set_by_the_environment_alone(
 
 
 def test_rolling_batch_in_the_environment_conflicts_with_batch_size_in_the_file(tmp_path: Path) -> None:
-    with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which selects rolling batching"):
-        load_text(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})
-
-
-@pytest.mark.parametrize("engine", ["MPI", "Python", "Rolling"])
-def test_every_engine_has_capabilities(tmp_path: Path, engine: str) -> None:
-    (tmp_path / "serving.properties").write_text(f"engine={engine}\n")
-    assert load(tmp_path, {}).config.engine in CAPABILITIES
+    problem = single_problem(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})
+    assert "OPTION_ROLLING_BATCH), which selects rolling batching" in problem.reason

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.environment import variables_of
-from lmi_server.properties.loader import Loaded, load
-from lmi_server.properties.problems import Problem, PropertiesError
+from lmi_server.properties.loader import load
+from lmi_server.properties.problems import PropertiesError
+from tests.lmi_server.properties.loading import load_text, refusal, single_problem
 
 # Sources of each option, highest precedence first. "" stands for the file.
 SOURCES = {
@@ -44,9 +45,7 @@ def test_the_source_with_the_highest_precedence_wins(
     key, numbers = case
     folder = tmp_path_factory.mktemp("sources")
     text = f"{key}={numbers['']}\n" if "" in numbers else "engine=MPI\n"
-    (folder / "serving.properties").write_text(text)
-    environ = {source: str(number) for source, number in numbers.items() if source}
-    loaded = load(folder, environ)
+    loaded = load_text(folder, text, {source: str(number) for source, number in numbers.items() if source})
     winner = next(source for source in SOURCES[key] if source in numbers)
     value = next(value for value in loaded.values if value.key == key)
     assert value.value == str(numbers[winner])
@@ -55,54 +54,34 @@ def test_the_source_with_the_highest_precedence_wins(
     assert all(any(source in note for note in loaded.notes) for source in overridden)
 
 
-def load_with(folder: Path, environ: dict[str, str], text: str = "engine=MPI\n") -> Loaded:
-    (folder / "serving.properties").write_text(text)
-    return load(folder, environ)
-
-
-def config_with(folder: Path, environ: dict[str, str]) -> LmiConfig:
-    return load_with(folder, environ, "").config
-
-
-def single_problem(folder: Path, environ: dict[str, str]) -> Problem:
-    with pytest.raises(PropertiesError) as caught:
-        load_with(folder, environ, "")
-    [problem] = caught.value.problems
-    return problem
-
-
 def test_option_variables_map_to_option_names(tmp_path: Path) -> None:
-    config = config_with(
-        tmp_path, {"OPTION_MODEL_ID": "a/b", "OPTION_DTYPE": "bf16", "OPTION_ENGINE": "Python"}
-    )
+    environ = {"OPTION_MODEL_ID": "a/b", "OPTION_DTYPE": "bf16", "OPTION_ENGINE": "Python"}
+    config = load_text(tmp_path, "", environ).config
     assert (config.engine, config.source.model_id, config.options.dtype) == ("Python", "a/b", "bf16")
-    [note] = load_with(tmp_path, {"OPTION_ENTRYPOINT": "djl_python.huggingface"}).notes
+    [note] = load_text(tmp_path, "engine=MPI\n", {"OPTION_ENTRYPOINT": "djl_python.huggingface"}).notes
     assert "option.entryPoint=djl_python.huggingface" in note
 
 
 def test_hugging_face_and_tgi_variables_are_supported(tmp_path: Path) -> None:
     environ = {"HF_MODEL_ID": "a/b", "HF_REVISION": "v1", "HF_MODEL_TRUST_REMOTE_CODE": "true"}
     environ |= {"MAX_BATCH_PREFILL_TOKENS": "77", "CUDA_MEMORY_FRACTION": "0.5", "ENABLE_CUDA_GRAPHS": "true"}
-    config = config_with(tmp_path, environ)
-    assert (config.source.model_id, config.source.revision, config.source.trust_remote_code) == (
-        "a/b",
-        "v1",
-        True,
-    )
+    config = load_text(tmp_path, "", environ).config
+    source = config.source
+    assert (source.model_id, source.revision, source.trust_remote_code) == ("a/b", "v1", True)
     assert config.options.max_rolling_batch_prefill_tokens == 77
     assert config.options.gpu_memory_utilization == 0.5
 
 
 def test_sagemaker_max_request_size_overrides_the_payload_limit_in_megabytes(tmp_path: Path) -> None:
     environ = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
-    assert config_with(tmp_path, environ).server.max_request_size == 6 * 1024 * 1024
+    assert load_text(tmp_path, "", environ).config.server.max_request_size == 6 * 1024 * 1024
     environ["SAGEMAKER_MAX_REQUEST_SIZE"] = "1000"
-    assert config_with(tmp_path, environ).server.max_request_size == 1000
+    assert load_text(tmp_path, "", environ).config.server.max_request_size == 1000
 
 
 def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
     environ = {"OPTION_DTYPE": "", "OPTION_NONSENSE": " ", "SM_NUM_GPUS": "0", "HF_MODEL_ID": ""}
-    assert config_with(tmp_path, environ) == config_with(tmp_path, {})
+    assert load_text(tmp_path, "", environ).config == load_text(tmp_path, "", {}).config
 
 
 @pytest.mark.parametrize(
@@ -116,7 +95,7 @@ def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
 def test_an_unknown_variable_is_refused_with_the_nearest_name(
     tmp_path: Path, variable: str, nearest: str
 ) -> None:
-    problem = single_problem(tmp_path, {variable: "1"})
+    problem = single_problem(tmp_path, "", {variable: "1"})
     assert problem.source.variable == variable
     assert problem.nearest == nearest
     assert f"environment variable {variable}" in str(problem)
@@ -124,19 +103,14 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(
 
 @pytest.mark.parametrize("variable", ["OPTION_BLOCK_SIZE", "PREDICT_TIMEOUT", "SAGEMAKER_MAX_PAYLOAD_IN_MB"])
 def test_an_invalid_value_is_reported_with_its_variable(tmp_path: Path, variable: str) -> None:
-    problem = single_problem(tmp_path, {variable: "many"})
+    problem = single_problem(tmp_path, "", {variable: "many"})
     assert (problem.source.variable, problem.value) == (variable, "many")
 
 
 def test_an_invalid_line_is_refused_even_if_sagemaker_overrides_it(tmp_path: Path) -> None:
-    with pytest.raises(PropertiesError, match=r"serving\.properties:1: option\.predict_timeout=soon"):
-        load_with(tmp_path, {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "60"}, "option.predict_timeout=soon\n")
-
-
-def test_sagemaker_num_model_workers_sets_min_and_max_workers(tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text("")
-    options = load(tmp_path, {"SAGEMAKER_NUM_MODEL_WORKERS": "2"}).config.options
-    assert (options.min_workers, options.max_workers) == (2, 2)
+    environ = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "60"}
+    error = refusal(tmp_path, "option.predict_timeout=soon\n", environ)
+    assert "serving.properties:1: option.predict_timeout=soon" in str(error)
 
 
 class TestLoadModels:
@@ -150,14 +124,13 @@ class TestLoadModels:
         assert (config.engine, config.source.model_id) == ("MPI", None)
 
     def test_the_file_takes_precedence(self, tmp_path: Path) -> None:
-        loaded = load_with(
-            tmp_path, {"SERVING_LOAD_MODELS": "test::Python=/x"}, "engine=MPI\noption.model_id=/y\n"
-        )
+        text = "engine=MPI\noption.model_id=/y\n"
+        loaded = load_text(tmp_path, text, {"SERVING_LOAD_MODELS": "test::Python=/x"})
         assert (loaded.config.engine, loaded.config.source.model_id) == ("MPI", "/y")
 
     @pytest.mark.parametrize("text", ["NONE", "a::MPI=/x,b::MPI=/y"])
     def test_anything_but_one_model_is_refused(self, tmp_path: Path, text: str) -> None:
-        assert "exactly one" in single_problem(tmp_path, {"SERVING_LOAD_MODELS": text}).reason
+        assert "exactly one" in single_problem(tmp_path, "", {"SERVING_LOAD_MODELS": text}).reason
 
 
 def test_variables_of_other_programs_are_ignored(tmp_path: Path) -> None:
@@ -172,7 +145,7 @@ def test_variables_of_other_programs_are_ignored(tmp_path: Path) -> None:
         "SERVING_LLAMA_7B_PORT_80_TCP_PROTO": "tcp",
     }
     environ = {**kubernetes, "SAGEMAKER_REGION": "x", "PATH": "/bin", "OPTIONS": "x", "HF_TOKEN": "hf_secret"}
-    loaded = load_with(tmp_path, environ, "")
+    loaded = load_text(tmp_path, "", environ)
     assert (loaded.notes, loaded.warnings) == ((), ())
 
 
@@ -188,7 +161,7 @@ def test_djl_variables_are_known(tmp_path: Path) -> None:
 
 
 def test_serving_port_is_refused_with_its_replacement(tmp_path: Path) -> None:
-    assert "SAGEMAKER_BIND_TO_PORT" in single_problem(tmp_path, {"SERVING_PORT": "9000"}).reason
+    assert "SAGEMAKER_BIND_TO_PORT" in single_problem(tmp_path, "", {"SERVING_PORT": "9000"}).reason
 
 
 def test_variables_of_a_key_are_listed_by_precedence() -> None:

@@ -41,39 +41,24 @@ def test_the_readme_has_a_row_for_each_folder_and_calls_no_architecture_unknown(
     assert "not know" not in text
 
 
-def read(name: str) -> bytes:
-    return (EXAMPLES / name / "serving.properties").read_bytes()
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_loads_without_a_warning(folder: Path) -> None:
     assert load(folder, {}).warnings == ()
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("aws-post-dynamic", DYNAMIC), ("aws-post-rolling", ROLLING), ("aws-post-rolling-paged", PAGED)],
+    ("published", "variant", "content"),
+    [
+        ("aws-post-dynamic", "smollm2-dynamic", DYNAMIC),
+        ("aws-post-rolling", "smollm2-rolling", ROLLING),
+        ("aws-post-rolling-paged", "smollm2-rolling-paged", PAGED),
+    ],
 )
-def test_the_aws_files_are_byte_for_byte_as_published(name: str, content: bytes) -> None:
-    assert read(name) == content
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("smollm2-dynamic", DYNAMIC), ("smollm2-rolling", ROLLING), ("smollm2-rolling-paged", PAGED)],
-)
-def test_the_smollm2_variants_differ_only_in_model_degree_and_dtype(name: str, content: bytes) -> None:
-    lines = zip(read(name).splitlines(), content.splitlines(), strict=True)
-    differing = {ours.split(b"=")[0].strip() for ours, theirs in lines if ours != theirs}
+def test_the_aws_files_are_as_published_and_the_variants_differ_only_in_model_degree_and_dtype(
+    published: str, variant: str, content: bytes
+) -> None:
+    assert (EXAMPLES / published / "serving.properties").read_bytes() == content
+    ours = (EXAMPLES / variant / "serving.properties").read_bytes().splitlines()
+    lines = zip(ours, content.splitlines(), strict=True)
+    differing = {mine.split(b"=")[0].strip() for mine, theirs in lines if mine != theirs}
     assert differing == {b"option.model_id", b"option.tensor_parallel_degree", b"option.dtype"}
-
-
-def test_values_of_a_rolling_file_reach_the_configuration() -> None:
-    config = load(EXAMPLES / "aws-post-rolling", {}).config
-    assert config.engine == "MPI"
-    assert config.source.model_id == "s3://my-bucket/falcon-40b/"
-    assert config.source.trust_remote_code is True
-    assert config.options.tensor_parallel_degree == 8
-    assert config.options.dtype == "fp16"
-    assert config.options.max_rolling_batch_prefill_tokens == 1024
-    assert config.options.paged_attention is False

@@ -73,7 +73,8 @@ def test_workers_and_function_are_configurable(folder: Path) -> None:
     found = handler(folder, "minWorkers=2", "maxWorkers=3", "max_idle_time=9", "option.handler=predict")
     assert (found.min_workers, found.max_workers, found.max_idle_seconds) == (2, 3, 9)
     assert found.function == "predict"
-    assert handler(folder, "option.handler=predict", SAGEMAKER_NUM_MODEL_WORKERS="4").max_workers == 4
+    found = handler(folder, "option.handler=predict", SAGEMAKER_NUM_MODEL_WORKERS="4")
+    assert (found.min_workers, found.max_workers) == (4, 4)
 
 
 @pytest.mark.parametrize("entry", ["src/serve.py", "src.serve", "./src/serve.py"])

@@ -6,31 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_server.properties.loader import Loaded, load
-from lmi_server.properties.problems import Problem, PropertiesError
-
-
-def write(folder: Path, text: str) -> Path:
-    (folder / "serving.properties").write_bytes(text.encode("iso-8859-1"))
-    return folder
-
-
-def load_text(
-    folder: Path, text: str, environ: dict[str, str] | None = None, lenient: bool = False
-) -> Loaded:
-    return load(write(folder, text), environ or {}, lenient)
-
-
-def problems_of(folder: Path, text: str, environ: dict[str, str] | None = None) -> tuple[Problem, ...]:
-    with pytest.raises(PropertiesError) as caught:
-        load_text(folder, text, environ)
-    assert str(caught.value).count("\n") == len(caught.value.problems) - 1
-    return caught.value.problems
-
-
-def single_problem(folder: Path, text: str, environ: dict[str, str] | None = None) -> Problem:
-    [problem] = problems_of(folder, text, environ)
-    return problem
+from lmi_server.properties.loader import load
+from lmi_server.properties.problems import PropertiesError
+from tests.lmi_server.properties.loading import load_text, refusal, single_problem
 
 
 @pytest.mark.parametrize(
@@ -110,41 +88,6 @@ def test_an_invalid_value_is_refused_with_line_value_and_accepted_values(
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "gpu.maxWorkers=2",
-        "option.pipeline_parallel_degree=2",
-        "option.speculative_draft_model=x",
-        "translator=com.example.X",
-    ],
-)
-def test_an_unsupported_key_is_refused_with_the_reason(tmp_path: Path, line: str) -> None:
-    problem = single_problem(tmp_path, f"{line}\n")
-    assert problem.reason.startswith("known to LMI but not supported: ")
-    assert problem.nearest == ""
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "option.mpi_mode=true",
-        "option.low_cpu_mem_usage=true",
-        "option.task=text2text-generation",
-        "option.pipeline_parallel_degree=1",
-        "option.max_num_seqs=32",
-        "option.swap_space=0",
-        "option.cpu_offload_gb=0",
-    ],
-)
-def test_a_key_without_effect_is_accepted_with_a_note(tmp_path: Path, line: str) -> None:
-    loaded = load_text(tmp_path, f"{line}\n")
-    [note] = loaded.notes
-    assert line in note
-    assert "accepted without effect" in note
-    assert loaded.config == load_text(tmp_path, "engine=MPI\n").config
-
-
-@pytest.mark.parametrize(
     ("value", "reason"),
     [
         ("a\\u0000b", "contains a control character"),
@@ -165,7 +108,7 @@ def test_all_problems_are_reported_in_order(tmp_path: Path) -> None:
     text = (
         "nonsense=1\noption.dtype=x\noption.model_id={{s3_url}}\njob_queue_size=\\u1\noption.quantize=awq\n"
     )
-    problems = problems_of(tmp_path, text, {"OPTION_NONSENSE": "1"})
+    problems = refusal(tmp_path, text, {"OPTION_NONSENSE": "1"}).problems
     assert [problem.line for problem in problems] == [1, 2, 3, 4, 5, None]
     assert problems[-1].source.variable == "OPTION_NONSENSE"
 
@@ -188,11 +131,9 @@ def test_trailing_blanks_are_removed_from_typed_values_and_kept_in_text(tmp_path
 
 
 def test_an_inline_comment_makes_the_value_invalid_and_is_warned_about(tmp_path: Path) -> None:
-    write(tmp_path, "job_queue_size=7 # few\n")
-    with pytest.raises(PropertiesError) as caught:
-        load(tmp_path, {})
-    assert caught.value.problems[0].value == "7 # few"
-    assert "comments must be on separate lines" in caught.value.warnings[0]
+    error = refusal(tmp_path, "job_queue_size=7 # few\n")
+    assert error.problems[0].value == "7 # few"
+    assert "comments must be on separate lines" in error.warnings[0]
 
 
 def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
@@ -274,13 +215,11 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "nowhere", {})
 
 
-@pytest.mark.parametrize("line", ["keystore_pass=hunter2", "option.env=KEY=hunter2", "hf_token=hunter2"])
-def test_possible_secrets_are_not_printed(tmp_path: Path, line: str) -> None:
-    write(tmp_path, f"{line}\n")
-    with pytest.raises(PropertiesError) as caught:
-        load(tmp_path, {})
-    assert "hunter2" not in str(caught.value)
-    assert "***" in str(caught.value)
+@pytest.mark.parametrize("key", ["keystore_pass", "option.env=KEY", "hf_token", "option.hf_token"])
+def test_possible_secrets_are_not_printed(tmp_path: Path, key: str) -> None:
+    text = str(refusal(tmp_path, f"{key}=hunter2\n"))
+    assert "hunter2" not in text
+    assert "***" in text
 
 
 def test_load_formats_safetensors_and_gguf_mean_auto(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lmi_server.config import LmiConfig
-from lmi_server.properties.loader import load
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.reference import markdown, rows
+from tests.lmi_server.properties.loading import load_text
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,36 +35,30 @@ def test_option_names_are_unique() -> None:
 @pytest.mark.parametrize(
     "option", [option for option in OPTIONS if option.example], ids=lambda option: option.name
 )
-@pytest.mark.parametrize("used_name", ["name", "alias"])
-def test_every_example_is_valid_and_reaches_its_field(option: Option, used_name: str, tmp_path: Path) -> None:
-    for name in [option.name] if used_name == "name" else option.aliases:
+def test_every_example_is_valid_and_reaches_its_field(option: Option, tmp_path: Path) -> None:
+    for name in (option.name, *option.aliases):
         engine = "" if option.name == "engine" or option.engine == "any" else f"engine={option.engine}\n"
-        file = tmp_path / "serving.properties"
-        file.write_text(f"{engine}{name}={option.example}\n")
-        loaded = load(tmp_path, {})
+        loaded = load_text(tmp_path, f"{engine}{name}={option.example}\n")
         if option.target:
             part, _, field = option.target.rpartition(".")
             owner = getattr(loaded.config, part) if part else loaded.config
             assert getattr(owner, field) == option.type.from_text(option.example)
         value = next(value for value in loaded.values if value.key == option.name)
-        assert value.source.startswith(str(file))
+        assert value.source.startswith(str(tmp_path / "serving.properties"))
 
 
 def test_every_supported_option_has_an_example() -> None:
     assert [option.name for option in OPTIONS if option.status is Status.WORKS and not option.example] == []
 
 
-@pytest.mark.parametrize(
-    "option",
-    [option for option in OPTIONS if option.status in (Status.REFUSED, Status.NO_EFFECT)],
-    ids=lambda o: o.name,
-)
-def test_an_unsupported_option_has_a_reason_and_valid_neutral_values(option: Option) -> None:
-    assert option.reason
-    assert not option.target
-    for value in option.neutral:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        assert option.is_neutral(option.type.from_text(text))
+def test_unsupported_options_have_a_reason_and_valid_neutral_values() -> None:
+    for option in OPTIONS:
+        if option.status is not Status.WORKS:
+            assert option.reason, option.name
+            assert not option.target, option.name
+        for value in option.neutral:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            assert option.is_neutral(option.type.from_text(text)), option.name
 
 
 def test_defaults_come_from_the_configuration_classes() -> None:
