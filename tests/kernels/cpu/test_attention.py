@@ -127,8 +127,8 @@ def test_split_long_sequences_are_bit_identical(library: Library, storage: Stora
     rules = _rules(shape)[name]
     sequences = Sequences(storage, shape, (_LONG, 5), random_seed())
     (whole,) = sequences.attend(library, Team(library, 1), [Chunk(0, 0, _LONG)], split=False, rules=rules)
-    expected = sequences.expected(Chunk(0, 0, _LONG), rules)
-    torch.testing.assert_close(whole.double(), expected, atol=3e-6, rtol=3e-6)
+    expected = sequences.expected(Chunk(0, _LONG - 100, _LONG), rules)
+    torch.testing.assert_close(whole[-100:].double(), expected, atol=3e-6, rtol=3e-6)
     for num_threads in (1, 2, 5):
         team = Team(library, num_threads)
         for queries, stop in ((100, _LONG), (40, _LONG), (7, _LONG), (1, _LONG), (150, 650), (1, 40)):
