@@ -17,30 +17,18 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
-_NAMES = [f"{source} max_rolling_batch_size={size}" for source in ("paged", "contiguous") for size in (1, 2)]
+_LOAD = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "200", "--rounds", "1")
+_NAMES = [
+    f"paged_attention={paged} max_rolling_batch_size={size}" for paged in ("true", "false") for size in (1, 2)
+]
 
 
 def start(folder: Path, tiny_model: Path, *options: str) -> subprocess.Popen[str]:
     """Compare paged and contiguous attention, each with two batch sizes. The report is written to `folder`."""
-    for name, paged in (("paged", True), ("contiguous", False)):
-        (folder / name).mkdir()
-        text = properties_text(tiny_model, paged_attention=paged, kv_cache_gb=0.05)
-        (folder / name / "serving.properties").write_text(text)
-    load = (
-        "--requests",
-        "2",
-        "--users",
-        "2",
-        "--lengths",
-        "fixed",
-        "--output-tokens",
-        "200",
-        "--rounds",
-        "1",
-    )
-    grid = ("--set", "option.max_rolling_batch_size=1,2")
+    (folder / "serving.properties").write_text(properties_text(tiny_model, kv_cache_gb=0.05))
+    grid = ("--set", "option.paged_attention=true,false", "--set", "option.max_rolling_batch_size=1,2")
     return subprocess.Popen(
-        [sys.executable, "-m", "container", "compare", "paged", "contiguous", *grid, *load, *options],
+        [sys.executable, "-m", "container", "compare", "serving.properties", *grid, *_LOAD, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -50,7 +50,7 @@ def test_two_variants_of_a_model_are_served(tmp_path: Path) -> None:
     file.write_text(
         model_tables("from-1000", folder, OPTION_FIRST_ID="1000")
         + model_tables("from-2000", folder, OPTION_FIRST_ID="2000")
-        + model_tables("bad", folder, OPTION_DTYPE="fp17")
+        + model_tables("bad", folder)
         + config_tables("ab", A="from-1000", B="from-2000")
         + config_tables("bad", A="bad")
         + '[[endpoints]]\nEndpointName = "my-endpoint"\nEndpointConfigName = "ab"\n'
@@ -80,5 +80,5 @@ def check_variants_and_update(url: str) -> None:
         while described["EndpointStatus"] != "InService":
             described = sagemaker.describe_endpoint(EndpointName="my-endpoint")
         assert described["EndpointConfigName"] == "ab"
-        assert "fp17" in described["FailureReason"]
+        assert "first_id" in described["FailureReason"]
         assert runtime.invoke_endpoint(**fields)["ResponseMetadata"]["HTTPStatusCode"] == 200

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig
 
 from engines.core import Request, RequestOutput, SampledToken, SamplingParams
-from engines.mpi.runner import gpu_steps
+from engines.mpi.runner import gpu_steps, loading
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, WANT_NOTHING
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
@@ -119,6 +119,7 @@ def test_graphs_do_not_count_tokens_of_recomputed_sequences(
     oracle = load_oracle(tmp_path, "fp32")
     graphs = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
+    monkeypatch.setattr(loading, "batch_sizes", lambda largest: [1])
     runner = make_runner(tmp_path)
     params = SamplingParams(max_new_tokens=3, presence_penalty=5.0, frequency_penalty=5.0)
     prompt = [77, 85, 89, 20]  # its next tokens are among those that the graph selects

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import lmi_kernels
 from engines.core import SamplingParams
-from engines.mpi.runner import gpu_steps
+from engines.mpi.runner import gpu_steps, loading
 from engines.mpi.runner.loading import LoadedModel
 from engines.sampling.batch import SamplingRow
 from lmi_kernels._triton import INTERPRETED
@@ -36,6 +36,7 @@ _SHAPE: dict[str, Any] = {
 def graphs(monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
     found = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: found)
+    monkeypatch.setattr(loading, "batch_sizes", lambda largest: [4])
     return found
 
 
