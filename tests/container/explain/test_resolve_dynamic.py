@@ -54,21 +54,22 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 @pytest.mark.parametrize(
-    ("changes", "longest"),
+    ("shape", "longest"),
     [
-        ({}, 8192),
-        ({"rope_scaling": YARN}, 32768),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 16384),
-        ({"max_position_embeddings": None, "text_config": SHAPE | {"rope_scaling": YARN}}, 32768),
-        ({"rope_scaling": {"type": "unknown", "factor": 2.0}}, 8192),
-        ({"rope_scaling": {"type": "linear"}}, 8192),
+        (GPT2, 1024),
+        (SHAPE, 8192),
+        (SHAPE | {"rope_scaling": YARN}, 32768),
+        (SHAPE | {"rope_scaling": {"type": "linear", "factor": 2.0}}, 16384),
+        (SHAPE | {"max_position_embeddings": None, "text_config": SHAPE | {"rope_scaling": YARN}}, 32768),
+        (SHAPE | {"rope_scaling": {"type": "unknown", "factor": 2.0}}, 8192),
+        (SHAPE | {"rope_scaling": {"type": "linear"}}, 8192),
     ],
 )
 def test_only_rotary_scaling_allows_lengths_above_the_context(
-    tmp_path: Path, changes: dict[str, Any], longest: int
+    tmp_path: Path, shape: dict[str, Any], longest: int
 ) -> None:
-    folder = make_model(tmp_path, **changes)
-    assert resolve_engine(folder).model.max_model_len == 8192
+    folder = make_model(tmp_path, shape)
+    assert resolve_engine(folder).model.max_model_len == min(8192, longest)
     assert resolve_engine(folder, max_model_len=longest).model.max_model_len == longest
     with pytest.raises(CannotServe, match=f"{longest + 1} exceeds the model's context length of {longest}"):
         resolve_engine(folder, max_model_len=longest + 1)
