@@ -151,7 +151,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
 def torch_kernels() -> Iterator[None]:
     """Pack weights for torch, as if native kernels were not built."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("lmi_kernels.linear.linear"), "load", lambda: None)
+        patch.setattr(import_module("lmi_kernels.linear.linear"), "shared_team", lambda: None)
         yield
 
 
