@@ -17,41 +17,45 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
-_LOAD = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "200", "--rounds", "1")
-_NAMES = [
-    f"paged_attention={paged} max_rolling_batch_size={size}" for paged in ("true", "false") for size in (1, 2)
-]
+_MARK = "compare-test"
+_SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "200", "--rounds", "1")
 
 
-def start(folder: Path, tiny_model: Path, *options: str) -> subprocess.Popen[str]:
-    """Compare paged and contiguous attention, each with two batch sizes. The report is written to `folder`."""
-    (folder / "serving.properties").write_text(properties_text(tiny_model, kv_cache_gb=0.05))
-    grid = ("--set", "option.paged_attention=true,false", "--set", "option.max_rolling_batch_size=1,2")
+def start(
+    folder: Path, tiny_model: Path, mark: str, *arguments: str, load: tuple[str, ...] = _SMALL
+) -> subprocess.Popen[str]:
+    """Compare `paged` and `contiguous`, or what `arguments` name. The report is written to `folder`."""
+    for name, paged in (("paged", True), ("contiguous", False)):
+        (folder / name).mkdir()
+        text = properties_text(tiny_model, paged_attention=paged, kv_cache_gb=0.05)
+        (folder / name / "serving.properties").write_text(text)
+    command = [sys.executable, "-m", "container", "compare"]
+    command += [*(arguments or ("paged", "contiguous")), *load]
     return subprocess.Popen(
-        [sys.executable, "-m", "container", "compare", "serving.properties", *grid, *_LOAD, *options],
+        [*command, "--json", "all.json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        env=child_environment({processes.MARK: folder.name, "TMPDIR": str(folder)}),
+        env=child_environment({processes.MARK: mark, "TMPDIR": str(folder)}),
     )
 
 
-def test_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_path: Path) -> None:
-    """Batch sizes are live settings, so there are only two servers."""
-    run = start(tmp_path, tiny_model, "--step-traces", "steps", "--json", "all.json")
+def test_two_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+    names = ("paged", "contiguous", "--step-traces", "steps")
+    run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}", *names)
     output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output
     data = json.loads((tmp_path / "all.json").read_text())
-    assert [stay["configurations"] for stay in data["stays"]] == [_NAMES[:2], _NAMES[2:]]
-    assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [(name, 1) for name in _NAMES]
+    assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
+        ("paged", 1),
+        ("contiguous", 1),
+    ]
     for one in data["rounds"]:
         assert one["figures"]["num_errors"] == 0
         assert one["figures"]["output_tokens"] == 400
-        size = one["batches"]["mean"]
-        assert size == 1.0 if one["configuration"].endswith("=1") else 1.0 < size <= 2.0
+        assert one["batches"]["mean"] > 1
         assert one["counters"]["tokens_generated"] == 400
-        assert one["counters"]["prefix_hit_tokens"] == 0
         assert all(timing["due"] < timing["first_token"] < timing["ended"] for timing in one["requests"])
         steps = [json.loads(line) for line in Path(one["step_trace"]).read_text().splitlines()]
         own = [step for step in steps if one["began"] <= step["time"] <= one["ended"]]
@@ -59,22 +63,44 @@ def test_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_path:
             arrival["id"] for step in own for arrival in step["arrivals"]
         }
         assert len({arrival["id"] for step in own for arrival in step["arrivals"]}) == 2
-    first, *others = (one["token_ids"] for one in data["rounds"])
+    first, second = (one["token_ids"] for one in data["rounds"])
     assert [len(ids) for ids in first] == [200, 200]
-    assert others == [first] * 3
-    assert data["summary"][1]["tokens_of_first"]["num_identical"] == 2
+    assert first == second
     assert all(stay["peak_memory_bytes"] > 100 << 20 for stay in data["stays"])
     report = (tmp_path / "lmi-compare.md").read_text()
-    assert "| option.paged_attention | true | true | false | false |" in report
+    assert "| option.paged_attention | true | false |" in report
     assert "2 of 2" in report
     assert "output tokens/s" in output
-    wait_until(lambda: not processes.marked(tmp_path.name))
+    wait_until(lambda: not processes.marked(f"{_MARK}-{tmp_path.name}"))
+
+
+def test_live_settings_are_compared_on_one_server_within_the_time_budget(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    grid = ("--set", "option.max_rolling_batch_size=1,2", "--time", "1s", "--max-rounds", "2")
+    load = ("--requests", "4", "--users", "2", "--lengths", "fixed", "--output-tokens", "100")
+    run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}", "paged", *grid, load=load)
+    output, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, output
+    data = json.loads((tmp_path / "all.json").read_text())
+    one, two = names = [config["name"] for config in data["configurations"]]
+    assert names == ["max_rolling_batch_size=1", "max_rolling_batch_size=2"]
+    (stay,) = data["stays"]
+    assert stay["configurations"] == names
+    assert data["stopped"]
+    largest = {
+        name: max(result["batches"]["mean"] for result in data["rounds"] if result["configuration"] == name)
+        for name in names
+    }
+    assert largest[one] == 1.0 < largest[two] <= 2.0
+    assert all(result["counters"]["prefix_hit_tokens"] == 0 for result in data["rounds"])
+    assert data["summary"][1]["tokens_of_first"]["num_identical"] == 4 * data["rounds"][-1]["round"]
 
 
 def test_no_process_survives_a_killed_comparison(tiny_model: Path, tmp_path: Path) -> None:
     """`tests/container/measure/compare/test_run.py` covers the other signals."""
-    mark = tmp_path.name
-    run = start(tmp_path, tiny_model)
+    mark = f"{_MARK}-{tmp_path.name}"
+    run = start(tmp_path, tiny_model, mark)
     # The comparison itself, `lmi serve` and its child processes.
     wait_until(lambda: len(processes.marked(mark)) >= 4 or run.poll() is not None)
     seen = processes.marked(mark)
