@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.examples import examples
 from tests.support.paths import prepare_bundled_model
 from tests.support.randomness import FULL
 from tests.support.seaweed import Seaweed, running, weed
-from tests.support.server import Server, StartServer, properties_text
+from tests.support.server import Server, properties_text
 from tests.support.skips import unexpected
 
 # Objects created during collection live until the end, so the garbage collector need not scan them.
@@ -62,7 +62,6 @@ _OWN_SERVERS = (
     "test_copies",
     "test_dummy_weights",
     "test_hub",
-    "test_limits",
     "test_peer_benchmark",
     "test_several_models",
 )
@@ -153,24 +152,3 @@ def torch_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("lmi_kernels.linear.linear"), "shared_team", lambda: None)
         yield
-
-
-@pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Start servers and wait until they are ready: `start_server(properties, environment=...)`.
-
-    Servers that the test does not stop are killed at its end.
-    """
-    servers: list[Server] = []
-
-    def start(properties: str, *, environment: Mapping[str, str] | None = None) -> Server:
-        server = Server(tmp_path / f"server{len(servers)}", properties, environment=environment)
-        servers.append(server)
-        server.wait_ready()
-        return server
-
-    yield start
-    for server in servers:
-        server.destroy()
-    leftover = [line for server in servers for line in server.leftover_processes()]
-    assert not leftover, leftover

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import psutil
 
@@ -27,12 +27,6 @@ _RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
 """Gives access to `/admin` of every server started here."""
 ADMIN_HEADERS = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-
-
-class StartServer(Protocol):
-    """The fixture `start_server`: starts a server and waits until it is ready."""
-
-    def __call__(self, properties: str, *, environment: Mapping[str, str] | None = None) -> Server: ...
 
 
 def properties_text(model: Path | str, engine: str = "MPI", **options: object) -> str:
