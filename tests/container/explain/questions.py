@@ -1,4 +1,4 @@
-"""Machines, models and configurations for tests of `resolve` and `check`, and predictions from config.json alone."""
+"""Machines, models and configurations for tests of `resolve` and `check`; predictions from config.json alone."""
 
 from __future__ import annotations
 
