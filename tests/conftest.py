@@ -48,9 +48,7 @@ _ONE_WORKER = {
     "S3": (
         "tests/e2e/test_s3.py",
         "tests/container/models/files/test_s3_",
-        "tests/container/models/files/test_verify.py",
         "tests/container/models/files/test_gguf_fetched.py",
-        "tests/container/models/files/test_no_weights.py",
     ),
     "syntax trees": ("tests/architecture/",),
     "bundled model": ("tests/e2e/", "tests/docs/test_commands.py"),
