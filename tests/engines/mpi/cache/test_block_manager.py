@@ -44,6 +44,7 @@ def test_admitting_a_sequence_twice_raises(paged: bool) -> None:
     blocks = make_block_manager(4, 2, paged)
     sequence = _sequence("a", 1, 1)
     assert blocks.admit(sequence, reserve=True)
+    assert blocks.num_promised == (1 if paged else 0)
     with pytest.raises(ValueError, match="'a' is already admitted"):
         blocks.admit(sequence, reserve=True)
 
