@@ -66,16 +66,10 @@ def sentencepiece_model(texts: list[str], kind: str, **settings: Any) -> bytes:
     return model.getvalue()
 
 
-def save_sentencepiece(folder: Path, kind: str) -> None:
-    """Save a sentencepiece model. `bpe`: tokenizer.model like early Llama models; `unigram`: spiece.model like T5."""
+def save_sentencepiece(folder: Path) -> None:
+    """Save a tokenizer.model as early Llama models have it."""
     folder.mkdir(parents=True, exist_ok=True)
-    if kind == "bpe":
-        name, token_class = "tokenizer.model", "LlamaTokenizer"
-        settings = {"vocab_size": 340, **LLAMA_PIECES}
-        named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
-    else:
-        name, token_class = "spiece.model", "T5Tokenizer"
-        settings = {"vocab_size": 90, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-        named = {"extra_ids": 5}
-    (folder / name).write_bytes(sentencepiece_model(SENTENCES * 20, kind, **settings))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": token_class, **named}))
+    model = sentencepiece_model(SENTENCES * 20, "bpe", vocab_size=340, **LLAMA_PIECES)
+    (folder / "tokenizer.model").write_bytes(model)
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", **named}))
