@@ -7,6 +7,7 @@ files that stay in S3 (`container/models/files/s3/ranges.py`). The class is call
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -33,22 +34,24 @@ class ByteRanges(ABC):
 
 
 class FolderRanges(ByteRanges):
-    """The files of a folder. Each file is opened on first use and stays open until `close`."""
+    """The files of a folder. A thread opens a file on first use, and it stays open until `close`.
+
+    Threads do not share descriptors: the system reads ahead for each, and reads of several threads in turn look random.
+    """
 
     num_threads = 4
     """The blocks are small because a disk is fastest when concurrent reads are close to each other."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._descriptors: dict[str, int] = {}
+        self._opened: dict[tuple[str, int], int] = {}
+        """Descriptor by file and thread."""
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
-        descriptor = self._descriptors.get(file)
+        key = file, threading.get_ident()
+        descriptor = self._opened.get(key)
         if descriptor is None:
-            opened = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
-            descriptor = self._descriptors.setdefault(file, opened)
-            if descriptor != opened:
-                os.close(opened)  # another thread opened the file first
+            descriptor = self._opened[key] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
         done = 0
         while done < len(out):
             count = os.preadv(descriptor, [out[done:]], offset + done)
@@ -59,6 +62,6 @@ class FolderRanges(ByteRanges):
             done += count
 
     def close(self) -> None:
-        for descriptor in self._descriptors.values():
+        for descriptor in self._opened.values():
             os.close(descriptor)
-        self._descriptors.clear()
+        self._opened.clear()

@@ -39,17 +39,13 @@ T* new_column_values(const Weight& weight) {
   return static_cast<T*>(std::calloc(panel_count(weight) * kPanel, sizeof(T)));
 }
 
-// Offset of column `lane` in the 32 values of a floating-point panel's row.
-int64_t lane_offset(int32_t storage, int64_t lane) {
-  return storage != kBf16 ? lane : lane < 16 ? 2 * lane : 2 * (lane - 16) + 1;
-}
-
 #define AVX2 __attribute__((target("avx2")))
 constexpr int64_t kRows = 8;  // rows transposed together
 
-// Transpose eight rows of eight 4-byte units.
-AVX2 void transpose(__m256i (&v)[kRows]) {
-  __m256i pairs[kRows], quads[kRows];
+// Transpose eight units of eight rows; the results are `stride` units apart, and aligned.
+AVX2 void transpose(const char* const* rows, int64_t unit, uint32_t* out, int64_t stride) {
+  __m256i v[kRows], pairs[kRows], quads[kRows];
+  for (int i = 0; i < kRows; ++i) v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i] + unit * 4));
   for (int i = 0; i < kRows; i += 2) {
     pairs[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
     pairs[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
@@ -63,11 +59,12 @@ AVX2 void transpose(__m256i (&v)[kRows]) {
     v[i] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x20);
     v[i + 4] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x31);
   }
+  for (int i = 0; i < kRows; ++i) _mm256_store_si256(reinterpret_cast<__m256i*>(out + i * stride), v[i]);
 }
 
-// The same for 2-byte units.
-AVX2 void transpose(__m128i (&v)[kRows]) {
-  __m128i pairs[kRows], quads[kRows];
+AVX2 void transpose(const char* const* rows, int64_t unit, uint16_t* out, int64_t stride) {
+  __m128i v[kRows], pairs[kRows], quads[kRows];
+  for (int i = 0; i < kRows; ++i) v[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + unit * 2));
   for (int i = 0; i < kRows; i += 2) {
     pairs[i] = _mm_unpacklo_epi16(v[i], v[i + 1]);
     pairs[i + 1] = _mm_unpackhi_epi16(v[i], v[i + 1]);
@@ -81,44 +78,7 @@ AVX2 void transpose(__m128i (&v)[kRows]) {
     v[2 * i] = _mm_unpacklo_epi64(quads[i], quads[i + 4]);
     v[2 * i + 1] = _mm_unpackhi_epi64(quads[i], quads[i + 4]);
   }
-}
-
-// Copy units [left, right) of eight rows to lanes lane, lane + 1, ... of a panel, eight units at a time. Returns the
-// first unit that was not copied.
-AVX2 int64_t fill_eight(int32_t, uint32_t* panel, int64_t lane, const char* rows, int64_t row_bytes, int64_t left,
-                        int64_t right) {
-  for (; left + 8 <= right; left += 8) {
-    __m256i v[kRows];
-    for (int i = 0; i < kRows; ++i)
-      v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * row_bytes + left * 4));
-    transpose(v);
-    for (int i = 0; i < 8; ++i)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (left + i) * kPanel + lane), v[i]);
-  }
-  return left;
-}
-
-AVX2 int64_t fill_eight(int32_t storage, uint16_t* panel, int64_t lane, const char* rows, int64_t row_bytes,
-                        int64_t left, int64_t right) {
-  for (; left + 8 <= right; left += 8) {
-    __m128i v[kRows];
-    for (int i = 0; i < kRows; ++i)
-      v[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * row_bytes + left * 2));
-    transpose(v);
-    for (int i = 0; i < 8; ++i) {
-      uint16_t* at = panel + (left + i) * kPanel + lane_offset(storage, lane) / 2 * 2;
-      if (storage != kBf16) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), v[i]);
-        continue;
-      }
-      // Keep the values of the panel's other half, which are in between.
-      auto* both = reinterpret_cast<__m256i*>(at);
-      const __m256i wide = _mm256_cvtepu16_epi32(v[i]), other = _mm256_loadu_si256(both);
-      _mm256_storeu_si256(both, lane < 16 ? _mm256_blend_epi16(other, wide, 0x55)
-                                          : _mm256_blend_epi16(other, _mm256_slli_epi32(wide, 16), 0xAA));
-    }
-  }
-  return left;
+  for (int i = 0; i < kRows; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(out + i * stride), v[i]);
 }
 
 // A matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already rotated.
@@ -135,33 +95,74 @@ struct Matrix {
     const int64_t end = gated && half == 0 ? num_rows / 2 : num_rows;
     return {first, std::max(first, std::min(first + 16, end))};
   }
+
+  // The row in a column of a panel; null beyond the last one.
+  const char* row_at(int64_t panel, int64_t column) const {
+    const Range found = rows_of(panel, column / 16);
+    const int64_t row = found.start + column % 16;
+    return row < found.stop ? rows + row * row_bytes : nullptr;
+  }
 };
 
-// Copy rows to a panel. A unit is contiguous both in a row and in a panel. Rows are copied in tiles that stay in the L1
-// cache, because neighbours in a panel come from different rows.
-template <class Unit>
+constexpr int64_t kTileBytes = 8192;  // part of a panel that is filled in the L1 cache
+constexpr int64_t kTileRowBytes = kTileBytes / kPanel;
+
+// Interleave the numbers of two bf16 rows.
+AVX2 void interleave(const char* even, const char* odd, int64_t bytes, char* out) {
+  int64_t k = 0;
+  for (; k + 16 <= bytes; k += 16) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + k));
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + k));
+    _mm_store_si128(reinterpret_cast<__m128i*>(out + 2 * k), _mm_unpacklo_epi16(a, b));
+    _mm_store_si128(reinterpret_cast<__m128i*>(out + 2 * k + 16), _mm_unpackhi_epi16(a, b));
+  }
+  for (; k < bytes; k += 2) {
+    std::memcpy(out + 2 * k, even + k, 2);
+    std::memcpy(out + 2 * k + 2, odd + k, 2);
+  }
+}
+
+// Write `bytes` of every lane to a panel [units][kLanes]. A unit is contiguous both in a lane and in a panel. The panel
+// is not needed in a cache, so it is written past the caches, in whole cache lines.
+template <class Unit, int64_t kLanes>
+AVX2 void transpose_tile(const char* const (&lanes)[kLanes], int64_t bytes, char* panel) {
+  alignas(64) Unit tile[kTileBytes / sizeof(Unit)];
+  const int64_t size = sizeof(Unit);
+  int64_t unit = 0;
+  for (; (unit + kRows) * size <= bytes; unit += kRows)
+    for (int64_t lane = 0; lane < kLanes; lane += kRows)
+      transpose(&lanes[lane], unit, tile + unit * kLanes + lane, kLanes);
+  for (; unit * size < bytes; ++unit)
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      Unit& value = tile[unit * kLanes + lane];
+      value = 0;
+      std::memcpy(&value, lanes[lane] + unit * size, std::min(size, bytes - unit * size));
+    }
+  const auto* from = reinterpret_cast<const __m256i*>(tile);
+  auto* to = reinterpret_cast<__m256i*>(panel);
+  for (int64_t k = 0; k < unit * kLanes * size / 32; ++k) _mm256_stream_si256(to + k, from[k]);
+}
+
+// Copy rows to a panel, a tile at a time.
+template <int32_t kStorage>
 void fill_panel(const Weight& weight, const Matrix& matrix, int64_t index) {
-  constexpr int64_t kTileUnits = 64;
-  Unit* panel = reinterpret_cast<Unit*>(static_cast<char*>(weight.panels) + index * panel_bytes(weight));
-  const int64_t units = matrix.row_bytes / sizeof(Unit), tail_bytes = matrix.row_bytes % sizeof(Unit);
-  const auto copy = [&](const char* from, int64_t lane, int64_t unit, int64_t right) {
-    Unit* at = panel + lane_offset(weight.storage, lane);
-    for (; unit < right; ++unit) std::memcpy(at + unit * kPanel, from + unit * sizeof(Unit), sizeof(Unit));
-    if (tail_bytes && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), tail_bytes);
-  };
-  for (int64_t left = 0; left == 0 || left < units; left += kTileUnits) {
-    const int64_t right = std::min(left + kTileUnits, units);
-    for (int64_t half = 0; half < 2; ++half) {
-      const Range rows = matrix.rows_of(index, half);
-      for (int64_t row = rows.start; row < rows.stop;) {
-        const int64_t lane = half * 16 + row - rows.start, count = row + kRows <= rows.stop ? kRows : 1;
-        const char* from = matrix.rows + row * matrix.row_bytes;
-        int64_t unit = left;
-        if (count == kRows)
-          unit = fill_eight(weight.storage, panel, lane, from, matrix.row_bytes, left, right);
-        for (int64_t i = 0; i < count; ++i) copy(from + i * matrix.row_bytes, lane + i, unit, right);
-        row += count;
+  static constexpr char kZeros[kTileRowBytes] = {};
+  char* panel = static_cast<char*>(weight.panels) + index * panel_bytes(weight);
+  const char *rows[kPanel], *lanes[kPanel];
+  for (int64_t column = 0; column < kPanel; ++column) rows[column] = matrix.row_at(index, column);
+  for (int64_t left = 0; left < matrix.row_bytes; left += kTileRowBytes, panel += kTileBytes) {
+    const int64_t bytes = std::min(kTileRowBytes, matrix.row_bytes - left);
+    for (int64_t column = 0; column < kPanel; ++column) lanes[column] = rows[column] ? rows[column] + left : kZeros;
+    if constexpr (kStorage == kBf16) {
+      alignas(64) char pairs[kPanel / 2][2 * kTileRowBytes];
+      const char* pair_lanes[kPanel / 2];
+      for (int64_t lane = 0; lane < kPanel / 2; ++lane) {
+        interleave(lanes[lane], lanes[lane + kPanel / 2], bytes, pairs[lane]);
+        pair_lanes[lane] = pairs[lane];
       }
+      transpose_tile<uint32_t, kPanel / 2>(pair_lanes, 2 * bytes, panel);
+    } else {
+      transpose_tile<std::conditional_t<kStorage == kFp16, uint16_t, uint32_t>, kPanel>(lanes, bytes, panel);
     }
   }
 }
@@ -201,12 +202,15 @@ struct Fill {
 
 void fill(void* argument, Worker& worker) {
   const auto& [weight, matrix] = *static_cast<const Fill*>(argument);
-  const bool small = weight.storage == kBf16 || weight.storage == kFp16;
+  const auto fill_one = weight.storage == kBf16   ? fill_panel<kBf16>
+                        : weight.storage == kFp16 ? fill_panel<kFp16>
+                                                  : fill_panel<kFp32>;
   for (Range panels; (panels = worker.claim(panel_count(weight))).start < panels.stop;)
     for (int64_t panel = panels.start; panel < panels.stop; ++panel) {
-      small ? fill_panel<uint16_t>(weight, matrix, panel) : fill_panel<uint32_t>(weight, matrix, panel);
+      fill_one(weight, matrix, panel);
       if (weight.storage == kInt8) fill_sums(weight, matrix, panel);
     }
+  _mm_sfence();  // other threads see what was written past the caches
 }
 
 // Weights share huge pages, because most are smaller than one. Memory is allocated in zeroed blocks of whole huge
