@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton  # noqa: F401  before lmi_kernels, which would not import it on a CPU
 from hypothesis import settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 

@@ -152,7 +152,7 @@ _ENGINE_MODULES = {
 def engine_command(engine: str, paths: RuntimePaths) -> list[str]:
     """Return the command of one rank (engine=MPI), or of a dispatcher, which starts the processes that compute."""
     return [
-        *(sys.executable, "-P", "-m", _ENGINE_MODULES[engine]),
+        *(sys.executable, "-P", "-m", "engines.start", _ENGINE_MODULES[engine]),
         *("--config", str(paths.engine_config)),
         *("--status", str(paths.status)),
         *("--address", paths.engine_address),

@@ -1,4 +1,4 @@
-"""`python -m engines.mpi.worker`: one rank of engine=MPI. Rank 0 leads, the others follow.
+"""One rank of engine=MPI, run by `engines.start`. Rank 0 leads, the others follow.
 
 Started by the supervisor, under mpirun when there are several ranks. Exits with 0 after a drain, otherwise with the
 cause on stderr and on the status board.
@@ -171,7 +171,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--address", required=True, help="ZeroMQ address to listen on (rank 0)")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m engines.python.dispatcher`: the process of engine=Python that batches requests and forwards outputs.
+"""The process of engine=Python that batches requests and forwards outputs, run by `engines.start`.
 
 Started by the supervisor. Starts and restarts the generating process. Does not import torch. Exits with 0 after a
 drain, otherwise with 1 and the cause on stderr and on the status board.
@@ -110,7 +110,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--status", type=Path, required=True, help="status board, created by the supervisor")
     parser.add_argument("--address", required=True, help="address to listen on for web processes")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

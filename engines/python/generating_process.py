@@ -20,7 +20,7 @@ class GeneratingProcess(WorkerProcess[FromGenerator]):
     def __init__(self, config: Path, status: Path) -> None:
         """Start the process. config: file with the `PythonEngineConfig` as JSON; status: file of the status board."""
         arguments = ["--config", str(config), "--status", str(status)]
-        command = [sys.executable, "-P", "-m", _MODULE, *arguments]
+        command = [sys.executable, "-P", "-m", "engines.start", _MODULE, *arguments]
         super().__init__("the generating process", command, msgspec.msgpack.Decoder(FromGenerator))
 
     def run(self, requests: list[Request], deadline: float) -> None:

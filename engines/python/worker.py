@@ -1,4 +1,4 @@
-"""`python -m engines.python.worker`: the generating process of engine=Python. Loads the model and runs batches.
+"""The generating process of engine=Python, run by `engines.start`. Loads the model and runs batches.
 
 The process keeps no state between batches.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import time
 from collections.abc import Collection
 
@@ -70,7 +69,3 @@ def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> 
         if isinstance(message, Run):
             waste = runner.run(message.requests, message.deadline, deliver)
             link.send(BatchDone(waste.prompt_padding, waste.ended_row_tokens))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,22 @@
-"""The only import of Triton. Without Triton, kernels can be defined but not launched."""
+"""The only import of Triton. Without it, kernels can be defined but not launched.
+
+Triton takes a third of a second to import, so it is not imported where nothing can launch a kernel: with a CPU build of
+torch, unless Triton interprets kernels (TRITON_INTERPRET), or is imported already, to compile for GPUs elsewhere.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import torch
 
 try:
+    if not (
+        torch.version.cuda or torch.version.hip or "triton" in sys.modules or "TRITON_INTERPRET" in os.environ
+    ):
+        raise ImportError("no kernel can be launched")
     import triton
     import triton.language as tl
 
@@ -22,7 +32,7 @@ except ImportError:
             return self
 
         def __getitem__(self, grid: Any) -> Any:
-            raise RuntimeError("Triton is not installed: pip install triton")
+            raise RuntimeError("Triton is not installed, or torch is a build for CPUs")
 
     triton = tl = _Missing()
 

@@ -85,6 +85,7 @@ def test_no_module_contains(rule: Callable[[ast.AST], str]) -> None:
 _READ_THE_ENVIRONMENT = (
     "container",
     "lmi_server.properties",
+    "lmi_kernels._triton",
     "lmi_kernels.cpu.library",
     "engines.mpi.worker",
 )

@@ -24,6 +24,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.partition": 0,
     "engines.process": 0,
     "engines.registry": 0,
+    "engines.start": 0,
     "engines.stopwatch": 0,
     "engines.vocabulary": 0,
     "engines.base": 1,

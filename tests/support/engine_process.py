@@ -95,7 +95,7 @@ class EngineProcess:
         self.client = EngineClient(self._address, self.folder / "status")
 
     def _command(self, ranks: int) -> list[str]:
-        command = [sys.executable, "-m", self.module]
+        command = [sys.executable, "-m", "engines.start", self.module]
         command += ["--config", str(self.folder / "engine.json"), "--status", str(self.folder / "status")]
         command += ["--address", self._address]
         if ranks == 1:

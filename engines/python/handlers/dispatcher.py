@@ -1,4 +1,4 @@
-"""`python -m engines.python.handlers.dispatcher`: the process that batches requests for a user's handler.
+"""The process that batches requests for a user's handler, run by `engines.start`.
 
 Started by the supervisor. Starts and restarts the workers. Runs no user code.
 """
@@ -6,7 +6,6 @@ Started by the supervisor. Starts and restarts the workers. Runs no user code.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from engines.config import HandlerEngineConfig
@@ -46,7 +45,3 @@ def _info(config: HandlerEngineConfig) -> EngineInfo:
         dtype="",
         max_num_seqs=config.batching.batch_size,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

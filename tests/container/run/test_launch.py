@@ -30,8 +30,8 @@ CONFIG = MpiEngineConfig(
 )
 def test_an_engine_gets_its_files_and_its_address(engine: str, module: str) -> None:
     command = launch.engine_command(engine, PATHS)
-    assert command[1:4] == ["-P", "-m", module]
-    assert dict(zip(command[4::2], command[5::2], strict=True)) == {
+    assert command[1:5] == ["-P", "-m", "engines.start", module]
+    assert dict(zip(command[5::2], command[6::2], strict=True)) == {
         "--config": "/run/lmi-x/engine.json",
         "--status": "/run/lmi-x/status",
         "--address": "ipc:///run/lmi-x/engine.sock",
