@@ -9,8 +9,6 @@ from engines.models.architectures import llama
 from engines.models.config.description import ExpertsConfig, ModelConfig
 from engines.models.config.fields import Fields, UnsupportedModel
 
-_QWEN3_HEAD_DIM = 128
-
 
 def read_qwen2(fields: Fields) -> ModelConfig:
     """Read a Qwen2 or Qwen2.5 config: Llama with qkv biases."""
@@ -19,9 +17,7 @@ def read_qwen2(fields: Fields) -> ModelConfig:
 
 def read_qwen3(fields: Fields) -> ModelConfig:
     """Read a Qwen3 config: Llama with RMSNorms of query and key heads."""
-    config = _read(fields, head_dim=_QWEN3_HEAD_DIM)
-    specs = tuple(replace(spec, query_key_norms=True) for spec in config.attention)
-    return replace(config, attention=specs)
+    return _with_norms(_read(fields, head_dim=128))
 
 
 def read_qwen3_moe(fields: Fields) -> ModelConfig:
@@ -29,7 +25,7 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
 
     `use_sliding_window` applies to all layers.
     """
-    config = read_qwen3(fields.with_defaults(num_key_value_heads=4))
+    config = _with_norms(_read(fields.with_defaults(num_key_value_heads=4)))
     used = fields.flag("use_sliding_window", False)
     window = fields.count_or_none("sliding_window", 4096) if used else None
     config = llama.with_windows(config, [window] * config.num_layers)
@@ -50,6 +46,11 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
         frozenset(i for i in range(config.num_layers) if i in dense or (i + 1) % step),
     )
     return replace(config, experts=experts)
+
+
+def _with_norms(config: ModelConfig) -> ModelConfig:
+    specs = tuple(replace(spec, query_key_norms=True) for spec in config.attention)
+    return replace(config, attention=specs)
 
 
 def _read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:

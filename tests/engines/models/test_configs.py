@@ -204,8 +204,7 @@ def test_missing_fields_have_the_defaults_of_transformers(
     )
     assert sorted(rotary.theta for rotary in config.rotaries) == sorted(thetas)
     assert config.norm.eps == expected.rms_norm_eps
-    if kind != "qwen3_moe":  # its published files have this field
-        assert config.head_dim == (getattr(expected, "head_dim", None) or 64 // 32)
+    assert config.head_dim == (getattr(expected, "head_dim", None) or 64 // 32)
     assert config.num_kv_heads == expected.num_key_value_heads
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     assert config.logit_softcap == getattr(expected, "final_logit_softcapping", None)
