@@ -199,6 +199,16 @@ def test_the_parameters_may_contain_stream(make_client: MakeClient, unknown_para
         assert "parameters.stream: given" in refusal_of(post(client, parameters, stream=stream))
 
 
+def test_a_stream_that_is_closed_before_it_is_read_is_aborted(
+    client: FlaskClient, engine: FakeEngine
+) -> None:
+    response = client.post("/invocations", json={"inputs": "Hello", "stream": True}, buffered=False)
+    assert engine.aborted == []
+    response.close()
+    assert engine.aborted == [engine.requests[0].id]
+    assert engine.abort_reasons == [AbortReason.CLIENT_LEFT]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_text_ends_before_the_stop_string(stream: bool, client: FlaskClient, engine: FakeEngine) -> None:
     engine.script = says(ANSWER + " And more of it, on and on.")
