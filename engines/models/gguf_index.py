@@ -1,6 +1,9 @@
 """Index of the tensors in a model's GGUF files: their places, shapes and formats.
 
 `container/models/gguf_describe.py` writes the index once, next to config.json. Every rank reads it. Plain Python.
+
+The index names files anywhere on this machine, so one that comes with a model must never be used: it is not downloaded
+(`container/models/files/choice.py`), and a local folder with one is refused (`container/models/files/folder.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +52,13 @@ class GgufIndex:
         (folder / NAME).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @property
+    def names_gguf_files_only(self) -> bool:
+        names = {*self.sizes, *(tensor.file for tensor in self.tensors.values())}
+        return names == self.sizes.keys() and all(
+            name.endswith(".gguf") and "/" not in name for name in names
+        )
+
+    @property
     def problem(self) -> str:
         """Difference between the files and this index, in one sentence. Empty if there is none."""
         for name, described in self.sizes.items():
@@ -63,12 +73,17 @@ class GgufIndex:
 
 
 def read_index(folder: Path) -> GgufIndex | None:
-    """Return the index in a model's folder, or None if the weights are not in GGUF files."""
-    if not (folder / NAME).is_file():
+    """Return the index in a model's folder, or None if the weights are not in GGUF files.
+
+    A file of this name that this program did not write is ignored.
+    """
+    try:
+        data = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        tensors = {
+            name: GgufTensor(**tensor | {"shape": tuple(tensor["shape"])})
+            for name, tensor in data.pop("tensors").items()
+        }
+        index = GgufIndex(**data, tensors=tensors)
+        return index if index.names_gguf_files_only else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    data = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    tensors = {
-        name: GgufTensor(**tensor | {"shape": tuple(tensor["shape"])})
-        for name, tensor in data.pop("tensors").items()
-    }
-    return GgufIndex(**data, tensors=tensors)

@@ -9,13 +9,13 @@ import torch
 
 import lmi_kernels
 from engines.config import ModelSettings
-from engines.models import gguf_index
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from engines.models.decoder import Model, build_decoder
 from engines.models.dummy_weights import DummyWeights
 from engines.models.foreign.description import ForeignConfig
 from engines.models.foreign.description import describe as describe_foreign
+from engines.models.gguf_index import read_index
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader, WeightSource
 from engines.parallel import Communicator
@@ -69,5 +69,5 @@ def weight_source(
         Registry({"class": model.byte_ranges})["class"](folder) if model.load_format == "stream" else None
     )
     # Ranks share reads from a network and dequantised tensors. From safetensors on disk each rank reads its own part.
-    shared = ranges is not None or (folder / gguf_index.NAME).is_file()
+    shared = ranges is not None or read_index(folder) is not None
     return WeightReader(folder, storage, compute, device, pack, ranges, comm if shared else None)

@@ -11,10 +11,10 @@ from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions, batching
 from container.machine import Machine
 from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
-from engines.models import gguf_index
 from engines.models.config.attention import longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
 from engines.models.foreign.sources import generating_architectures
+from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig
 
 _CONTEXT_NAMES = (
@@ -40,7 +40,7 @@ def resolve(
     remote_code = _remote_code(config, data, allow_remote_code, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
-    if (model_path / gguf_index.NAME).is_file():
+    if read_index(model_path) is not None:
         raise CannotServe("the weights are in a GGUF file, which engine=Python does not read; set engine=MPI")
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"

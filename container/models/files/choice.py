@@ -12,6 +12,7 @@ from container.models import pickled
 from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.gguf_names import SUFFIX, has_quantisation, is_first, parts_of
+from engines.models import gguf_index
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -94,6 +95,8 @@ def choose(snapshot: Snapshot) -> Snapshot:
     folders = {"", *(path.rpartition("/")[0] for path in gguf)}
     files = [file for file in snapshot.files if file.path.rpartition("/")[0] in folders]
     selected = {file.path: file for file in files if file.path.endswith(_SUFFIXES)}
+    # An index of GGUF files names files to read, so only this program may write one.
+    selected = {path: file for path, file in selected.items() if path.rpartition("/")[2] != gguf_index.NAME}
     selected |= {file.path: file for file in snapshot.files if _is_template(file.path)}
     if gguf or not snapshot.selection.with_weights:
         selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
-from container.models.files import choice, gguf_description, safetensors_headers
+from container.models.files import choice, safetensors_headers
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
@@ -19,8 +19,8 @@ def weights_problem(folder: Path) -> str | None:
 
     Reads the index and the headers of `weight_files`. Of a GGUF file it only checks the size.
     """
-    if (folder / gguf_index.NAME).is_file():
-        return gguf_description.problem(folder)
+    if (index := gguf_index.read_index(folder)) is not None:
+        return index.problem or None
     try:
         files = weight_files(folder)
     except ModelNotAvailable as error:
@@ -57,7 +57,8 @@ class LocalFolder(Scheme):
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         folder = source.local_path
-        return folder if (folder / choice.CONFIG).is_file() and not (folder / MANIFEST).exists() else None
+        written_here = any((folder / name).exists() for name in (MANIFEST, gguf_index.NAME))
+        return folder if (folder / choice.CONFIG).is_file() and not written_here else None
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         folder = self.locate(source, cache)
@@ -72,6 +73,11 @@ class LocalFolder(Scheme):
             raise ModelNotAvailable(
                 f"{folder} has only the headers of the weights (option.load_format=stream); set option.model_id to the "
                 "s3:// address"
+            )
+        if (folder / gguf_index.NAME).exists():
+            raise ModelNotAvailable(
+                f"{folder} has a {gguf_index.NAME}, which only this server may write; remove it, or set "
+                "option.model_id to the GGUF file"
             )
         hint = "" if source.model_id else "; set option.model_id, or copy the model's files there"
         raise ModelNotAvailable(f"the folder {folder} is not a model: it has no config.json{hint}")

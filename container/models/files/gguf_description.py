@@ -12,18 +12,11 @@ from container.models.errors import ModelNotAvailable
 from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.models.publish import make_folder
 from container.progress import ProgressView
-from engines.models.gguf_index import read_index
 
 _VERSION = "3"
 """Version of the description. A new version does not use old results."""
 _NEEDED_BYTES = 128 << 20
 _SECONDS = 300.0
-
-
-def problem(folder: Path) -> str | None:
-    """Return in one sentence why the GGUF files of a model folder cannot be read; None if they can."""
-    index = read_index(folder)
-    return index.problem or None if index is not None else None
 
 
 def first_files(folder: Path) -> list[Path]:

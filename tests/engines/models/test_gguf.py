@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM
 
 from container.models.gguf_describe import describe
+from engines.models import gguf_index
 from engines.models.architectures import read_config
 from engines.models.gguf_files import GgufFiles
 from engines.models.gguf_index import read_index
@@ -141,6 +143,29 @@ def test_llama3_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
     writer.close()
     describe(scaled, described)
     _assert_logits_match(_logits(described), oracle)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": {}},
+        {"sizes": {"../model.gguf": 1}, "file": "../model.gguf"},
+        {"sizes": {"environ": 1}, "file": "environ"},
+        {"tensors": None},
+    ],
+)
+def test_an_index_of_other_files_is_ignored(change: dict[str, Any], tmp_path: Path) -> None:
+    """The index could come from a model's author, and name any file of the machine."""
+    _, described, _ = save_gguf(tmp_path, "llama", Kind.F16)
+    path = described / gguf_index.NAME
+    index = json.loads(path.read_text())
+    for tensor in index["tensors"].values():
+        tensor["file"] = change.get("file", tensor["file"])
+    index |= {name: value for name, value in change.items() if name in index}
+    path.write_text(json.dumps(index))
+    assert read_index(described) is None
+    with pytest.raises(BadCheckpoint, match=r"no \.safetensors file"):
+        make_runner(described)
 
 
 def test_a_changed_or_missing_file_is_refused(tmp_path: Path) -> None:

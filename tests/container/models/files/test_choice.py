@@ -79,6 +79,7 @@ def test_a_listing_with_an_unsafe_name_is_rejected(path: str) -> None:
         ({"x.safetensors", "y.safetensors"}, set()),
         ({"model.safetensors"}, {"x.gguf"}),
         ({"x.gguf"}, {"mmproj-x.gguf", "sub/y.gguf"}),
+        ({"model.safetensors"}, {"gguf.json"}),
     ],
     ids=[
         "small files",
@@ -87,6 +88,7 @@ def test_a_listing_with_an_unsafe_name_is_rejected(path: str) -> None:
         "other safetensors",
         "safetensors, not GGUF",
         "GGUF",
+        "no index of GGUF files",
     ],
 )
 def test_only_files_that_serving_needs_are_chosen(needed: set[str], others: set[str]) -> None:

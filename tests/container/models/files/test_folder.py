@@ -110,6 +110,14 @@ def test_an_unavailable_folder_is_rejected_with_a_one_line_error(
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_with_an_index_of_gguf_files_is_refused(tmp_path: Path) -> None:
+    """It could name any file of the machine, whose bytes would then be the weights."""
+    source = ModelSource(str(write(tmp_path / "model", {"model.safetensors": BYTES, "gguf.json": b"{}"})))
+    assert model_files.locate(source) is None
+    with pytest.raises(ModelNotAvailable, match=r"has a gguf.json, which only this server may write"):
+        model_files.obtain(source, LogLines(io.StringIO()))
+
+
 def test_a_local_model_cannot_be_verified_or_pruned(tmp_path: Path) -> None:
     source = ModelSource(model_id=str(tmp_path))
     for action in (model_files.verify, lambda source, view: model_files.prune(view, source)):
