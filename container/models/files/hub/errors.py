@@ -11,6 +11,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import parse_ratelimit_headers
 
 from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
+from container.models.files.hub.endpoint import without_user
 
 _TRY_LATER = (408, 429, 500, 502, 503, 504)
 
@@ -29,6 +30,11 @@ class HubAddress:
     def name(self) -> str:
         return f"{self.repo_id}@{self.revision}"
 
+    @property
+    def shown(self) -> str:
+        """The endpoint for messages, without a user name and password."""
+        return without_user(self.endpoint)
+
 
 def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelNotAvailable:
     """Return RemoteUnreachable if trying later may help, AccessRefused if another token may, else ModelNotAvailable.
@@ -43,10 +49,9 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
     if isinstance(error, errors.HfHubHTTPError):
         return _status_error(error, address, file, what)
     if isinstance(error, httpx2.HTTPError):
-        return RemoteUnreachable(f"{what}: {_no_answer(error, address.endpoint)}")
-    return ModelNotAvailable(
-        f"{what}: {address.endpoint} did not respond like a model hub ({one_line(error)})"
-    )
+        return RemoteUnreachable(f"{what}: {_no_answer(error, address.shown)}")
+    why = one_line(error).replace(address.endpoint, address.shown)
+    return ModelNotAvailable(f"{what}: {address.shown} did not respond like a model hub ({why})")
 
 
 def _status_error(
@@ -57,25 +62,25 @@ def _status_error(
     kind = AccessRefused if status in (401, 403) else ModelNotAvailable
     caller = "the account of HF_TOKEN" if _with_token(error) else "a client without HF_TOKEN"
     if status in _TRY_LATER:
-        return RemoteUnreachable(f"{what}: {_try_later(error, address.endpoint)}")
+        return RemoteUnreachable(f"{what}: {_try_later(error, address.shown)}")
     if isinstance(error, errors.GatedRepoError):
         sentence = f"{address.repo_id} is gated, and {caller} has no access; "
-        return kind(f"{sentence}request access at {address.endpoint}/{address.repo_id}, then set HF_TOKEN")
+        return kind(f"{sentence}request access at {address.shown}/{address.repo_id}, then set HF_TOKEN")
     if isinstance(error, errors.RevisionNotFoundError):
         taken = "set option.revision to an existing branch, tag or commit"
         return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
     if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
         return ModelNotAvailable(f"{what}: the hub lists this file but does not have it")
     if error.response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
-        return kind(f"{address.name}: {address.endpoint} rejected the token (HF_TOKEN)")
+        return kind(f"{address.name}: {address.shown} rejected the token (HF_TOKEN)")
     if status == 403 or isinstance(error, errors.DisabledRepoError):
-        return kind(f"{what}: {address.endpoint} denied access to {caller} ({status})")
+        return kind(f"{what}: {address.shown} denied access to {caller} ({status})")
     if status in (401, 404):
         # The hub answers the same in both cases, to keep private models secret.
         beside = f"; the folder {address.folder} does not exist either" if address.folder else ""
         who = f"it is private and {caller} has no access"
-        return kind(f"{address.endpoint} has no model '{address.repo_id}', or {who}{beside}")
-    return ModelNotAvailable(f"{what}: {address.endpoint} returned status {status}")
+        return kind(f"{address.shown} has no model '{address.repo_id}', or {who}{beside}")
+    return ModelNotAvailable(f"{what}: {address.shown} returned status {status}")
 
 
 def _try_later(error: errors.HfHubHTTPError, endpoint: str) -> str:

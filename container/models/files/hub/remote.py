@@ -200,9 +200,7 @@ class HubRemote:
             if not isinstance(failure, RemoteUnreachable):
                 raise failure from error
             return failure
-        return RemoteUnreachable(
-            f"{self.name}: {file.path}: {address.endpoint} closed the connection too early"
-        )
+        return RemoteUnreachable(f"{self.name}: {file.path}: {address.shown} closed the connection too early")
 
     def _begin(self, file: RemoteFile, response: httpx2.Response) -> int:
         """Return the offset of the response's first byte. Raises ModelNotAvailable if the file's size has changed."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import RemoteScheme
 from container.models.files.bundled import BUNDLED_MODEL
+from container.models.files.hub.endpoint import hub_endpoint
 from container.models.files.remote import Remote
 from container.models.gguf_names import split_address
 from container.progress import ProgressView
@@ -17,7 +16,6 @@ from container.run import launch
 from lmi_server.config import ModelSource
 
 DEFAULT_REVISION = "main"
-_DEFAULT_ENDPOINT = "https://huggingface.co"
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?:{_NAME}/)?{_NAME}")
 _MAX_ID = 96
@@ -68,20 +66,6 @@ def _revision(source: ModelSource) -> str:
     return source.revision or DEFAULT_REVISION
 
 
-def _endpoint(environ: Mapping[str, str]) -> str:
-    """Return the hub's address. Raises ModelNotAvailable if HF_ENDPOINT is not an address."""
-    endpoint = (environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
-    wrong = f"HF_ENDPOINT={endpoint} is not an address; allowed: https://host, http://host:port"
-    try:
-        parts = urlsplit(endpoint)
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise ModelNotAvailable(wrong) from error
-    if not whole:
-        raise ModelNotAvailable(wrong)
-    return endpoint
-
-
 class HubModels(RemoteScheme):
     """Models of a Hugging Face hub: `option.model_id` is the id, `option.revision` a branch, tag or commit."""
 
@@ -113,7 +97,7 @@ class HubModels(RemoteScheme):
         return super().obtain(source, cache, view)
 
     def remote(self, source: ModelSource) -> Remote:
-        endpoint = _endpoint(launch.environment())
+        endpoint = hub_endpoint(launch.environment())
         try:
             # Imported here because `lmi check` and the other schemes do not need it.
             from container.models.files.hub.errors import HubAddress

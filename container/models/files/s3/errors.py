@@ -142,7 +142,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, _RETRIED):
         return "the connection to S3 was lost repeatedly; check the network and try again"
     if isinstance(error, ValueError) and not isinstance(error, BotoCoreError):
-        return f"the endpoint is not a valid URL ({one_line(error)}); check AWS_ENDPOINT_URL"
+        return "the endpoint is not a valid URL; check AWS_ENDPOINT_URL"
     if isinstance(error, aws.InvalidRegionError):
         return f"{one_line(error)}; check AWS_REGION"
     return one_line(error)

@@ -134,6 +134,22 @@ def test_an_endpoint_that_is_not_an_address_is_named(obtain: Obtain, monkeypatch
         obtain()
 
 
+@pytest.mark.parametrize("status", [403, 404, 418, 500])
+def test_a_password_in_the_endpoint_is_used_but_never_shown(
+    status: int, hub: HubServer, obtain: Obtain, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.commit(ID, model())
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://user:secret@"))
+    hub.break_next(Fault("/api/", times=99, status=status))
+    with pytest.raises(ModelNotAvailable) as caught:
+        obtain()
+    assert hub.url in str(caught.value)
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:secret@127.0.0.1:x")
+    with pytest.raises(ModelNotAvailable, match=r"HF_ENDPOINT=http://127\.0\.0\.1:x is not") as other:
+        obtain()
+    assert "secret" not in f"{caught.value}{other.value}{log.getvalue()}"
+
+
 def test_an_interrupted_file_is_resumed(hub: HubServer, obtain: Obtain) -> None:
     files = model()
     hub.commit(ID, files)
