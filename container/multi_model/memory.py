@@ -23,6 +23,8 @@ _PROCESS_BYTES = 600 << 20
 _AMPLE_BYTES = 1 << 50
 _FILES_FACTOR = 1.2
 """Memory per byte of files if the model is unknown, as LMI estimates it."""
+_MOST_REASONS = 5
+"""Problems of a model that its error lists."""
 _DEFAULT_LOADING_TIMEOUT = 1200.0
 _SMI_SECONDS = 5.0
 
@@ -131,7 +133,8 @@ def predict_need(
     if lacks_memory := bool(report.reasons):
         report = examine(replace(machine, memory_available_bytes=_AMPLE_BYTES))
     if wrong := report.problems or report.reasons:
-        raise BadModel("; ".join(wrong))
+        more = [f"and {len(wrong) - _MOST_REASONS} more problems"] if len(wrong) > _MOST_REASONS else []
+        raise BadModel("; ".join([*wrong[:_MOST_REASONS], *more]))
     values = {value.key: value.value for value in report.values}
     copies = int(_number(values.get("option.data_parallel_size"), 1))
     if report.memory is None:

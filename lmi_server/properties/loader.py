@@ -25,6 +25,8 @@ from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_option, masked
 
 FILE_NAME = "serving.properties"
+_MAX_SUGGESTIONS = 20
+"""Unknown keys for which the nearest known one is searched, which takes milliseconds each."""
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
@@ -175,7 +177,7 @@ def _group_by_option(
         if (option := options.get(setting.key)) is not None:
             known.setdefault(option.name, (option, []))[1].append(setting)
             continue
-        near = nearest(setting.key, options)
+        near = nearest(setting.key, options) if len(unknown) < _MAX_SUGGESTIONS else ""
         if near and setting.source.variable:
             near = next(iter(environment.variables_of(near)), near)
         masked_text = masked(setting.key, setting.text)

@@ -51,7 +51,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of config.json. Raises CannotServe."""
     try:
         data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CannotServe(f"{path / 'config.json'} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise CannotServe(f"{path / 'config.json'} is not a JSON object")

@@ -49,7 +49,7 @@ def read_config(folder: Path) -> ModelConfig:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UnsupportedModel(f"{folder} has no config.json: it is not a model folder") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise UnsupportedModel(f"{file} is not a JSON object")

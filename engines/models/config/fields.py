@@ -10,6 +10,9 @@ from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, 
 
 _ROPES = ("rope_scaling", "rope_parameters")
 """Fields with the parameters of rotary embeddings. The first one present takes precedence."""
+_MOST = {"num_hidden_layers": 4096, "n_layer": 4096, "n_layers": 4096}
+"""Largest accepted number of layers. Each layer has an object, so a typo could fill the memory."""
+_MOST_OTHERWISE = 2**31 - 1
 _CLASS_NAMES = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "MPTForCausalLM": "MptForCausalLM",
@@ -59,12 +62,15 @@ class Fields:
             )
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return an integer of at least `least`. null means the default, if there is one."""
+        """Return an integer of at least `least` and of reasonable size. null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]
         if value is None and default is not None:
             return default
         if type(value) is not int or value < least:
             raise UnsupportedModel(f"{name} is {value!r}; required: an integer of at least {least}")
+        most = _MOST.get(name, _MOST_OTHERWISE)
+        if value > most:
+            raise UnsupportedModel(f"{name} is too large; allowed: at most {most}")
         return value
 
     def count_or_none(self, name: str, default: int | None = None) -> int | None:

@@ -125,7 +125,7 @@ def describe(folder: Path) -> ForeignConfig:
     """
     try:
         data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise UnsupportedModel(f"{folder / 'config.json'} is not a JSON object")

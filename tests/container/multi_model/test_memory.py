@@ -76,6 +76,12 @@ def test_a_bad_configuration_is_rejected_with_the_reason(line: str, tmp_path: Pa
         need_of(write_dummy_model(tmp_path, line))
 
 
+def test_of_many_problems_some_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="and 45 more problems") as caught:
+        need_of(write_dummy_model(tmp_path, *(f"option.unknown{i}=1" for i in range(50))))
+    assert str(caught.value).count("unknown key") == 5
+
+
 def test_a_model_that_is_too_large_needs_more_than_the_available_memory(tmp_path: Path) -> None:
     small = replace(CPU, memory_available_bytes=100 << 20)
     for line in ("option.kv_cache_gb=0.5", "required_memory_mb=1"):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
-from engines.models.architectures import ARCHITECTURES
+from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import (
     AttentionSpec,
     ExpertsConfig,
     LongRope,
+    ModelConfig,
     RopeScaling,
     Rotary,
     UnsupportedModel,
 )
+from engines.models.foreign.description import describe
 from engines.partition import split_heads
 from tests.engines.models.conftest import write_and_read
 from tests.support.published_models import PUBLISHED
@@ -109,6 +113,22 @@ def test_unsupported_falcon_variants_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         write_and_read(tmp_path, FALCON_7B | changes)
+
+
+@pytest.mark.parametrize("read", [read_config, describe])
+def test_unreasonable_configs_are_refused_at_once(
+    read: Callable[[Path], ModelConfig], tmp_path: Path
+) -> None:
+    for changes, message in (
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is too large; allowed: at most 4096"),
+        ({"hidden_size": 10**9 * 32}, "hidden_size is too large"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | changes))
+        with pytest.raises(UnsupportedModel, match=message):
+            read(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures":' + "[" * 100_000)
+    with pytest.raises(UnsupportedModel):
+        read(tmp_path)
 
 
 def test_mixtral(tmp_path: Path) -> None:

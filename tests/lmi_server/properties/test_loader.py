@@ -33,6 +33,11 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
     assert problem.nearest == nearest
 
 
+def test_only_the_first_of_many_unknown_keys_get_a_suggestion(tmp_path: Path) -> None:
+    problems = refusal(tmp_path, "".join(f"option.dtpye{i}=1\n" for i in range(50))).problems
+    assert [bool(problem.nearest) for problem in problems] == [True] * 20 + [False] * 30
+
+
 @pytest.mark.parametrize(
     ("lenient", "environ"),
     [(True, {}), (False, {"LMI_LENIENT": "true"}), (False, {"LMI_LENIENT": " True"})],
