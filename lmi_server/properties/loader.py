@@ -172,7 +172,7 @@ def _group_by_option(
     """Return the settings by option, and a problem for each setting with an unknown key."""
     options = by_name()
     known: dict[str, tuple[Option, list[RawSetting]]] = {}
-    unknown = []
+    unknown: list[Problem] = []
     for setting in settings:
         if (option := options.get(setting.key)) is not None:
             known.setdefault(option.name, (option, []))[1].append(setting)

@@ -35,6 +35,19 @@ ARCHITECTURES = Registry(
     }
 )
 """Readers by the name in the `architectures` field of config.json."""
+_MODEL_TYPES = {
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+"""transformers' model types of architectures with the same tensor names. It goes by the model type."""
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -60,6 +73,11 @@ def read_config(folder: Path) -> ModelConfig:
             f"{file} names the architecture {fields.architecture!r}; supported: {supported}"
         )
     fields.require_plain_weights()
+    own_type, model_type = _MODEL_TYPES.get(fields.architecture), data.get("model_type")
+    if own_type not in (None, model_type) and model_type in _MODEL_TYPES.values():
+        raise UnsupportedModel(
+            f"{file} says architecture {fields.architecture}, but model_type {model_type!r}; required: {own_type!r}"
+        )
     try:
         config: ModelConfig = ARCHITECTURES[fields.architecture](fields)
     except KeyError as error:

@@ -28,6 +28,8 @@ def read(fields: Fields) -> ModelConfig:
     """Read a BLOOM config. Defaults are those of transformers' `BloomConfig`."""
     if fields.flag("apply_residual_connection_post_layernorm", False):
         raise UnsupportedModel("apply_residual_connection_post_layernorm is true; supported: false")
+    if fields.flag("slow_but_exact", False) and fields.count("pretraining_tp", 1) > 1:
+        raise UnsupportedModel("slow_but_exact is true; supported: false")
     hidden_size = fields.count("hidden_size", fields.count("n_embed", 64))
     # transformers writes n_head and n_layer, but some files use the longer names.
     heads = fields.count("n_head", fields.count("num_attention_heads", 8))

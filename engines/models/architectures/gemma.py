@@ -33,14 +33,17 @@ def read_gemma2(fields: Fields) -> ModelConfig:
 
 
 def read_gemma3(fields: Fields) -> ModelConfig:
-    """Read a Gemma 3 config. Five of six layers have a sliding window and a separate rotary embedding."""
+    """Read a Gemma 3 config. Five of six layers have a sliding window and a separate rotary embedding.
+
+    `attn_logit_softcapping` has no effect, as in transformers.
+    """
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedModel("use_bidirectional_attention is true; required for text generation: false")
     fields = fields.with_defaults(rope_theta=1e6)
     config = _with_windows(fields, fields.count("sliding_window_pattern", 6), layer_type="full_attention")
     near = fields.rotary(config.head_dim, _SLIDING)
     specs = [
-        replace(spec, query_key_norms=True, rotary=near if spec.window else spec.rotary)
+        replace(spec, query_key_norms=True, softcap=None, rotary=near if spec.window else spec.rotary)
         for spec in config.attention
     ]
     return replace(config, attention=tuple(specs))

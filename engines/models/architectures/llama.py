@@ -14,19 +14,29 @@ from engines.models.config.fields import Fields, UnsupportedModel
 
 
 def read(
-    fields: Fields, head_dim: int | None = None, layer_type: str | None = None, **changes: Any
+    fields: Fields,
+    head_dim: int | None = None,
+    layer_type: str | None = None,
+    partial_rotary: bool = False,
+    **changes: Any,
 ) -> ModelConfig:
     """Read the fields of Llama.
 
     Args:
         head_dim: default for a missing `head_dim`; None: hidden_size / heads.
         layer_type: see `Fields.rotary`.
+        partial_rotary: whether the architecture can rotate a part of each head.
         changes: fields of `ModelConfig` that another architecture overrides.
     """
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", head_dim or hidden_size // heads)
-    rotary = fields.rotary(fields.rotated_features(head_dim, 1.0), layer_type)
+    rotated = fields.rotated_features(head_dim, 1.0)
+    if rotated != head_dim and not partial_rotary:
+        raise UnsupportedModel(
+            f"partial_rotary_factor is set, which {fields.architecture} does not have; required: 1"
+        )
+    rotary = fields.rotary(rotated, layer_type)
     context = fields.count("max_position_embeddings", fields.count_or_none("max_sequence_length"))
     biased = fields.flag("attention_bias", False)
     config = ModelConfig(

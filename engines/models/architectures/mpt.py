@@ -34,10 +34,14 @@ def read(fields: Fields) -> ModelConfig:
     ):
         if not value:
             raise UnsupportedModel(f"{name} is false; supported: true")
+    if attention.count("alibi_bias_max", 8) != 8:
+        raise UnsupportedModel(
+            "attn_config.alibi_bias_max is set; supported: 8, the only value in transformers"
+        )
     hidden_size, heads = fields.count("d_model", 2048), fields.count("n_heads", 16)
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("n_layers", 24)
     scale = attention.positive_or_none("softmax_scale") or head_dim**-0.5
-    slopes = alibi_slopes(heads, attention.count("alibi_bias_max", 8))
+    slopes = alibi_slopes(heads)
     return ModelConfig(
         architecture=fields.architecture,
         vocab_size=fields.count("vocab_size", 50368),

@@ -14,5 +14,7 @@ def read(fields: Fields) -> ModelConfig:
     """Read a Phi-3 config. Defaults are those of transformers' `Phi3Config`, which also reads `yarn` as `longrope`."""
     fields = fields.with_rope_type("longrope", old="yarn")
     fields = fields.with_defaults(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
-    config = llama.read(fields, names=_NAMES, qkv_bias=False, output_bias=False, mlp_bias=False)
+    config = llama.read(
+        fields, partial_rotary=True, names=_NAMES, qkv_bias=False, output_bias=False, mlp_bias=False
+    )
     return llama.with_windows(config, [fields.count_or_none("sliding_window")] * config.num_layers)

@@ -163,6 +163,8 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
     """Raise `UnsupportedModel` if config.json has unsupported quantisation, layer types or rope types."""
     fields = Fields(data)
     fields.require_plain_weights()
+    if len(set(map(str, data.get("num_attention_heads_per_layer") or ()))) > 1:
+        raise UnsupportedModel(f"{architecture} with different numbers of heads in its layers")
     others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
     if others:
         raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
@@ -207,7 +209,7 @@ def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -
     if not fields.has("sliding_window") and "config.sliding_window" in source.modeling:
         raise KeyError("sliding_window")  # only the code of transformers' config class knows the window
     used = fields.is_set("sliding_window") and "sliding_window" in source.modeling
-    if not used or not fields.flag("use_sliding_window", True):
+    if not used or ("use_sliding_window" in source.defaults and not fields.flag("use_sliding_window", True)):
         return (wide,) * num_layers
     narrow = replace(wide, window=fields.count("sliding_window"))
     kinds = _layer_types(fields, source, num_layers)

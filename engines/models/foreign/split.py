@@ -95,6 +95,8 @@ def why_not_split(plan: Mapping[str, str] | None) -> str:
         return "transformers has no tensor-parallel plan for it"
     if any(pattern.endswith("kv_b_proj") for pattern in plan):
         return "tensor parallelism does not support its latent attention"
+    if any(pattern.endswith("self_attn.g_proj") for pattern in plan):
+        return "tensor parallelism does not support its gated attention"
     if not any(_is_attention(pattern) for pattern in plan):
         return "transformers' plan does not split its attention"
     for pattern, style in plan.items():

@@ -28,9 +28,33 @@ from tests.support.published_models import PUBLISHED
 FALCON_7B = PUBLISHED["falcon-7b"]
 FALCON_40B = PUBLISHED["falcon-40b"] | {"tie_word_embeddings": False}
 LLAMA_3_8B = PUBLISHED["llama-3-8b"]
-MISTRAL = LLAMA_3_8B | {"architectures": ["MistralForCausalLM"], "vocab_size": 32000}
-MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"]}
+MISTRAL = LLAMA_3_8B | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 32000,
+}
+MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 QWEN3_06B = PUBLISHED["qwen3-0.6b"]
+BLOOM = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "hidden_size": 64, "vocab_size": 97}
+MPT_7B: dict[str, Any] = {
+    "architectures": ["MPTForCausalLM"],
+    "model_type": "mpt",
+    "attn_config": {"alibi": True, "attn_impl": "torch", "qk_ln": False, "softmax_scale": None},
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "no_bias": True,
+    "vocab_size": 50432,
+}
+_MINIMAL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 16384,
+}
+"""A config.json that relies on the defaults of transformers."""
 
 
 def test_every_architecture_has_a_reader() -> None:
@@ -131,6 +155,43 @@ def test_unreasonable_configs_are_refused_at_once(
         read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("data", "changes", "message"),
+    [
+        (
+            LLAMA_3_8B,
+            {"model_type": "mistral"},
+            "says architecture LlamaForCausalLM, but model_type 'mistral'",
+        ),
+        (LLAMA_3_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is set"),
+        (
+            QWEN3_06B,
+            {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary",
+        ),
+        (BLOOM, {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact is true"),
+        (
+            MPT_7B,
+            {"attn_config": {"alibi": True, "alibi_bias_max": 16}},
+            "alibi_bias_max is set; supported: 8",
+        ),
+    ],
+    ids=["model type", "partial rotary", "partial rotary scaling", "slow but exact", "largest ALiBi bias"],
+)
+def test_what_transformers_computes_in_another_way_is_refused(
+    data: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_and_read(tmp_path, data)
+    with pytest.raises(UnsupportedModel, match=message):
+        write_and_read(tmp_path, data | changes)
+
+
+def test_gemma_3_caps_no_scores(tmp_path: Path) -> None:
+    data = _MINIMAL | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+    config = write_and_read(tmp_path, data | {"attn_logit_softcapping": 50.0})
+    assert {spec.softcap for spec in config.attention} == {None}
+
+
 def test_mixtral(tmp_path: Path) -> None:
     config = write_and_read(tmp_path, MIXTRAL | {"num_local_experts": 4, "num_experts_per_tok": 3})
     assert config.experts == ExpertsConfig(num_experts=4, top_k=3, intermediate_size=14336)
@@ -152,7 +213,10 @@ def test_mistral_and_mixtral_have_the_sliding_window_in_all_layers(
         write_and_read(tmp_path, data | {"sliding_window": 0})
 
 
-@pytest.mark.parametrize("data", [QWEN3_06B, QWEN3_06B | {"architectures": ["Qwen2ForCausalLM"]}])
+QWEN2 = QWEN3_06B | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+@pytest.mark.parametrize("data", [QWEN3_06B, QWEN2])
 def test_qwen_has_the_sliding_window_in_some_layers(data: dict[str, Any], tmp_path: Path) -> None:
     def windows(**fields: Any) -> list[int | None]:
         return [spec.window for spec in write_and_read(tmp_path, data | fields).attention]
@@ -177,6 +241,7 @@ def test_qwen_has_the_sliding_window_in_some_layers(data: dict[str, Any], tmp_pa
 def test_qwen3_moe_has_the_sliding_window_in_all_layers(changes: dict[str, Any], tmp_path: Path) -> None:
     data = QWEN3_06B | {
         "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
         "num_hidden_layers": 2,
         "sliding_window": 300,
     }
@@ -184,17 +249,6 @@ def test_qwen3_moe_has_the_sliding_window_in_all_layers(changes: dict[str, Any],
         config = write_and_read(tmp_path, data | changes | {"use_sliding_window": enabled})
         assert [spec.window for spec in config.attention] == [window] * 2
         assert all(spec.query_key_norms for spec in config.attention)
-
-
-_MINIMAL: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 16384,
-}
-"""A config.json that relies on the defaults of transformers."""
 
 
 @pytest.mark.parametrize(
@@ -239,16 +293,6 @@ def test_layer_types_without_rope_theta_use_the_defaults(tmp_path: Path) -> None
         assert config.rotaries == {Rotary(256, 1e4), Rotary(256, 1e6, RopeScaling("linear", 8.0))}
 
 
-MPT_7B: dict[str, Any] = {
-    "architectures": ["MPTForCausalLM"],
-    "model_type": "mpt",
-    "attn_config": {"alibi": True, "attn_impl": "torch", "qk_ln": False, "softmax_scale": None},
-    "d_model": 4096,
-    "n_heads": 32,
-    "n_layers": 32,
-    "no_bias": True,
-    "vocab_size": 50432,
-}
 LLAMA_7B: dict[str, Any] = {
     "architectures": ["LLaMAForCausalLM"],
     "model_type": "llama",
