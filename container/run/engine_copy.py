@@ -64,6 +64,11 @@ class EngineCopy:
         """Whether the engine has become ready since its start."""
         return self._ready_at is not None
 
+    @property
+    def may_have_requests(self) -> bool:
+        """Whether the engine has become ready, even if `poll_ready` has not reported it yet."""
+        return self.was_ready or self.board.read().state is EngineState.READY
+
     def failure(self, loading_timeout: float) -> str | None:
         """Return the cause in one line if the engine has failed, has ended, or takes too long to load; else None."""
         if not self.alive:
@@ -115,3 +120,22 @@ class EngineCopy:
             return False
         self._ready_at = now
         return True
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests, and give running ones `seconds` to finish. Does not wait."""
+        if self.alive:  # otherwise the board has the cause, which clients may not have read yet
+            self.board.set_state(EngineState.DRAINING)
+        self.control.drain(seconds)
+
+    def poll_end(self) -> bool:
+        """Return whether the engine has ended. If so, report it on the board, so that its clients do not wait."""
+        code = self.child.poll()
+        if code is None:
+            return False
+        self.board.set_state(EngineState.FAILED if code else EngineState.STOPPED, self.board.read().reason)
+        return True
+
+    def stop(self) -> None:
+        """Kill the engine. Its board changes last, because the engine writes to it, too."""
+        self.child.kill_all()
+        self.board.set_state(EngineState.STOPPED)

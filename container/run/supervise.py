@@ -146,11 +146,16 @@ class Supervisor:
     def _restore_settings(self, copy: EngineCopy) -> None:
         """Give a restarted copy the settings of the others, then report that it serves again."""
         try:
-            with settings_lock(self._settings_lock_file, _SETTINGS_SECONDS, self._signals.wait):
+            with settings_lock(self._settings_lock_file, _SETTINGS_SECONDS, self._wait_for_lock):
                 self._share_settings(copy)
         except Unavailable as error:
             self._say(f"warning: {copy.name} keeps the scheduler settings it started with: {error}")
         self._say(f"{copy.name} is serving again")
+
+    def _wait_for_lock(self, seconds: float) -> None:
+        self._signals.wait(seconds)
+        if self._signals.count:
+            raise Unavailable("the server is stopping")
 
     def _share_settings(self, copy: EngineCopy) -> None:
         """Apply the scheduler settings of the other copies, which may have changed, to a restarted copy.
@@ -173,16 +178,9 @@ class Supervisor:
 
     def _stop(self) -> int:
         """Let running requests finish, then stop. A second signal stops at once; a slow engine is killed."""
+        broken = self._drain()
         for copy in self._copies:
-            if copy.alive:  # otherwise the board says FAILED, which clients may not have read yet
-                copy.board.set_state(EngineState.DRAINING)
-        broken = []
-        if self._was_ready:
-            self._say(f"stopping: running requests have {self._times.drain:g} s to finish")
-            broken = self._drain([copy for copy in self._copies if copy.was_ready])
-        for copy in self._copies:
-            copy.child.kill_all()
-            copy.board.set_state(EngineState.STOPPED)
+            copy.stop()
         if self._signals.count < 2:
             self._end_web()
         if self._signals.count > 1:
@@ -194,18 +192,29 @@ class Supervisor:
             self._say("stopped")
         return 1 if broken else 0
 
-    def _drain(self, copies: Sequence[EngineCopy]) -> list[tuple[Child, int]]:
-        """Drain the engines. Return those with a nonzero exit code, without those that still run at the time limit."""
-        for copy in copies:
-            copy.control.drain(self._times.drain)
+    def _drain(self) -> list[tuple[Child, int]]:
+        """Drain the engines that may have requests; kill the others.
+
+        Returns the engines with a nonzero exit code, without those that still run at the time limit.
+        """
         deadline = time.monotonic() + self._times.engine_end
-        while any(copy.child.poll() is None for copy in copies) and self._signals.count < 2:
+        draining = [copy for copy in self._copies if copy.may_have_requests]
+        for copy in draining:
+            copy.drain(self._times.drain)
+        for copy in self._copies:
+            if copy not in draining:  # it could become ready during the drain
+                copy.stop()
+        if draining:
+            self._say(f"stopping: running requests have {self._times.drain:g} s to finish")
+        running = draining
+        while running and self._signals.count < 2:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 self._say(f"the engine did not stop within {self._times.engine_end:g} s; killing it")
                 break
             self._signals.wait(min(remaining, _POLL_SECONDS))
-        return [(copy.child, code) for copy in copies if (code := copy.child.poll())]
+            running = [copy for copy in running if not copy.poll_end()]
+        return [(copy.child, code) for copy in draining if (code := copy.child.poll())]
 
     def _fail(self, cause: str) -> int:
         """Report the failure to clients, stop everything, and print the cause."""

@@ -20,7 +20,7 @@ from engines.base import Engine, RequestStream, SchedulerReply, SettingValue
 from engines.client import ClientStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.settings_lock import settings_lock
-from engines.core import AbortReason, EngineStats, Request, RequestOutput
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
 from engines.errors import Unavailable
 from engines.health import EngineState, Health
 
@@ -149,7 +149,7 @@ class ReplicaSet:
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
     ) -> SchedulerReply | None:
-        """Change all copies or none: if one refuses or does not reply, the old values are restored in all.
+        """Change all copies or none: if one refuses or does not reply, each copy gets its own old values back.
 
         Raises: Unavailable: not all copies serve, or another change takes too long.
         """
@@ -164,17 +164,25 @@ class ReplicaSet:
                 f"copy {' and '.join(idle)} of {len(self._replicas)} is not ready; settings must change in all copies"
                 " at once: try again"
             )
-        before = self._replicas[0].engine.configure_scheduler({}, timeout)
-        if before is None or before.settings is None:
-            return before
+        before: list[SchedulerSettings] = []
+        for reply in self._call_all(lambda engine: engine.configure_scheduler({}, timeout)):
+            if reply is None or reply.settings is None:
+                return reply
+            before.append(reply.settings)
         answers = self._call_all(lambda engine: engine.configure_scheduler(changes, timeout))
         replies = [answer for answer in answers if answer is not None]
         refused = {field: why for answer in replies for field, why in answer.refused.items()}
         if len(replies) == len(answers) and not refused:
             return replies[0]
-        old = {field: getattr(before.settings, field) for field in changes}
-        self._call_all(lambda engine: engine.configure_scheduler(old, timeout))
-        return SchedulerReply(before.settings, refused) if refused else None
+        roll_backs = [
+            gevent.spawn(
+                copy.engine.configure_scheduler, {field: getattr(old, field) for field in changes}, timeout
+            )
+            for copy, old, answer in zip(self._replicas, before, answers, strict=True)
+            if answer is None or not answer.refused
+        ]
+        gevent.joinall(roll_backs, raise_error=True)
+        return SchedulerReply(before[0], refused) if refused else None
 
     def close(self) -> None:
         for copy in self._replicas:

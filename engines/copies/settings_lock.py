@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.01
 def settings_lock(file: Path, timeout: float, sleep: Callable[[float], object]) -> Iterator[None]:
     """Hold the lock, against other processes and other greenlets of this one. The kernel frees it if its holder dies.
 
-    sleep: lets other greenlets run.
+    sleep: waits for this many seconds, and lets other greenlets run. An error that it raises ends the wait.
     Raises: Unavailable: another holder has kept the lock for `timeout` seconds.
     """
     deadline = time.monotonic() + timeout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gevent
@@ -16,7 +17,7 @@ from engines.base import RequestStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.replica_set import ReplicaSet
 from engines.copies.settings_lock import settings_lock
-from engines.core import AbortReason, RequestOutput
+from engines.core import AbortReason, RequestOutput, SchedulerSettings
 from engines.errors import EngineDied, Unavailable
 from engines.health import EngineState, Health
 from tests.engines.copies.fakes import SERVES, FakeCopy
@@ -296,6 +297,27 @@ def test_settings_refused_by_one_copy_change_in_none() -> None:
     assert answer.refused == {"max_waiting": "too large"}
     assert answer.settings == before
     assert [copy.settings for copy in copies] == [before] * 3
+
+
+def test_a_refused_settings_change_leaves_each_copy_its_own_settings() -> None:
+    """A copy that was just restarted may still have the settings of its start."""
+    replicas, copies = make_set(3)
+    for number, copy in enumerate(copies):
+        copy.settings = SchedulerSettings(32, 256, 256, 10 * number)
+    before = [copy.settings for copy in copies]
+    num_changes = [0, 0, 0]
+
+    def count_change(number: int) -> None:
+        num_changes[number] += 1
+
+    for number, copy in enumerate(copies):
+        copy.before_change = partial(count_change, number)
+    copies[2].refused = {"max_waiting": "too large"}
+    answer = replicas.configure_scheduler({"max_waiting": 7}, 1)
+    assert answer is not None
+    assert answer.refused == {"max_waiting": "too large"}
+    assert [copy.settings for copy in copies] == before
+    assert num_changes == [2, 2, 1], "a copy that refused the change needs no roll-back"
 
 
 def test_a_settings_change_is_rolled_back_when_a_copy_does_not_reply() -> None:
