@@ -18,10 +18,11 @@ from gevent.hub import Waiter
 
 from engines.base import SchedulerReply, SettingValue
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
-from engines.errors import EngineDied
+from engines.errors import EngineDied, InvalidRequest
 from engines.health import EngineState, Health, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.wire import (
+    MAX_MESSAGE_BYTES,
     Abort,
     ConfigureScheduler,
     GetStats,
@@ -124,7 +125,7 @@ class EngineClient:
             if dead:
                 self._fail(request.id)
             else:
-                self._send(Submit(request))
+                self._send_request(request.id, Submit(request))
 
     def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
         stream = ClientStream(InvocationOutput)
@@ -132,7 +133,7 @@ class EngineClient:
         if self._dead():
             self._fail(invocation.id)
         else:
-            self._send(Invoke(invocation))
+            self._send_request(invocation.id, Invoke(invocation))
         return stream
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
@@ -175,6 +176,15 @@ class EngineClient:
             return None
         finally:
             del self._replies[token]
+
+    def _send_request(self, request_id: str, message: Submit | Invoke) -> None:
+        """Send a request, or fail it if it is too large: the engine would close the connection of all requests."""
+        data = encode(message)
+        if len(data) <= MAX_MESSAGE_BYTES:
+            self._socket.send(data)
+            return
+        error = f"request: given {len(data)} bytes; accepted: at most {MAX_MESSAGE_BYTES}"
+        self._streams.pop(request_id).fail(request_id, InvalidRequest.kind, error)
 
     def _send(self, message: ToEngine) -> None:
         self._socket.send(encode(message))

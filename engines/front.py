@@ -9,11 +9,10 @@ import msgspec
 import zmq
 
 from engines.core import RequestOutput
-from engines.wire import Outputs, ToClient, ToEngine, decode_to_engine, encode
+from engines.wire import MAX_MESSAGE_BYTES, Outputs, ToClient, ToEngine, decode_to_engine, encode
 
 logger = logging.getLogger(__name__)
 
-_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _CLOSE_SECONDS = 2.0
 
 
@@ -29,7 +28,7 @@ class Front:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.bind(address)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)

@@ -7,6 +7,10 @@ import msgspec
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
 from engines.invocations import Invocation, InvocationOutput
 
+MAX_MESSAGE_BYTES = 1040 * 1024 * 1024
+"""Maximum size of a message to an engine, and between its processes: the largest `max_request_size` and 16 MiB for
+headers."""
+
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """To the engine: run this request."""

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-logger = logging.getLogger(__name__)
+from engines.wire import MAX_MESSAGE_BYTES
 
-_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+logger = logging.getLogger(__name__)
 
 Incoming = TypeVar("Incoming")
 
@@ -45,12 +45,12 @@ class Link(Generic[Incoming]):
 
         Raises:
             LinkClosed: the other end is gone and all its messages have been received, or it sent a message larger than
-                256 MiB or one that is not valid.
+                `MAX_MESSAGE_BYTES` or one that is not valid.
         """
         try:
             if not self._connection.poll(timeout):
                 return None
-            data = self._connection.recv_bytes(_MAX_MESSAGE_BYTES)
+            data = self._connection.recv_bytes(MAX_MESSAGE_BYTES)
         except (EOFError, OSError):
             raise LinkClosed from None
         try:

@@ -13,9 +13,23 @@ from pathlib import Path
 import pytest
 import zmq
 
+from engines.client import EngineClient
 from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.front import Front
-from engines.wire import Abort, Drain, GetStats, Outputs, Submit, ToEngine, decode_to_client, encode
+from engines.health import StatusBoard
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from engines.wire import (
+    Abort,
+    Drain,
+    GetStats,
+    InvocationOutputs,
+    Invoke,
+    Outputs,
+    Submit,
+    ToEngine,
+    decode_to_client,
+    encode,
+)
 from tests.engines.mpi.fakes import make_request
 from tests.support.waiting import wait_until
 
@@ -106,6 +120,35 @@ def test_garbage_is_dropped_and_later_messages_are_received(front: Front, connec
     socket.send(encode(Outputs([])))
     socket.send(encode(Abort("good", AbortReason.CLIENT_LEFT)))
     assert _receive(front, 1) == [(client, Abort("good", AbortReason.CLIENT_LEFT))]
+
+
+def test_a_request_above_the_limit_fails_alone(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("front", "client"):
+        monkeypatch.setattr(f"engines.{module}.MAX_MESSAGE_BYTES", 10_000)
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 1e9)
+    StatusBoard.create(tmp_path / "status", 1).beat(0)
+    front, web_process = Front(address), EngineClient(address, tmp_path / "status")
+
+    def invocation(name: str, size: int) -> Invocation:
+        return Invocation(name, 0.0, {}, (("data", b"x" * size),))
+
+    stream = web_process.invoke(invocation("small", 10))
+    ((client, _),) = _receive(front, 1)
+    too_large = web_process.invoke(invocation("large", 10_000))
+    error = too_large.next(0.0)
+    web_process.invoke(invocation("next", 10))
+    ((same_client, message),) = _receive(front, 1)
+    assert isinstance(message, Invoke)
+    assert (same_client, message.invocation.id) == (client, "next"), "the connection has been closed"
+    assert error is not None
+    assert (error.error_kind, "at most 10000" in error.error_message) == ("invalid_request", True)
+    output = InvocationOutput("small", AnswerHead(200, "OK", ()), b"ok", last=True)
+    assert front.send(client, InvocationOutputs([output]))
+    assert stream.next(200) == output
+    web_process.close()
+    front.close()
 
 
 def test_outputs_go_to_their_client_only(front: Front, connect: Connect) -> None:

@@ -101,6 +101,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         for slot in self._slots:
             if slot.running.pop(request_id, None) is not None:
                 slot.process.forget(request_id)
+                if slot.accepts_concurrent_calls:
+                    slot.calls[request_id] = self._clock() + REACTION_SECONDS
                 return
         if not self._batcher.abort(request_id):
             self._to_retry_alone = deque(
@@ -145,6 +147,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             else []
         )
         if not timed_out:
+            if slot.calls and slot.accepts_concurrent_calls:
+                error = DeadlineExceeded(
+                    f"the handler did not stop within {REACTION_SECONDS:g} s of a cancellation"
+                )
             slot.process.kill()
             self._handle_worker_exit(front, slot, error)
             return
@@ -213,8 +219,6 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     def _set_free(self, slot: Slot) -> None:
         slot.deaths = 0
         slot.idle_since = self._clock()
-        if not self._batcher.is_free:
-            self._batcher.set_free(self._clock())
 
     def _report_state(self, reason: str = "") -> None:
         """Report the engine as ready if any worker has loaded the handler."""
@@ -249,18 +253,31 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     def _start_calls(self) -> None:
         now = self._clock()
-        while free := [slot for slot in self._slots if slot.has_room]:
-            slot = min(free, key=lambda each: len(each.calls))
+        while (slot := self._next_slot()) is not None:
+            if not self._batcher.is_free:
+                self._batcher.set_free(now)
             if self._to_retry_alone and slot.idle:
                 self._run(slot, [self._to_retry_alone.popleft()], now)
                 slot.runs_alone = True
             elif (batch := self._batcher.pop_batch(now)) is not None:
                 self._metrics.observe_batch(batch, now)
                 self._run(slot, [RunningInvocation(invocation) for invocation in batch], now)
-                self._batcher.set_free(now)
             else:
                 return
         self._batcher.set_busy()
+
+    def _next_slot(self) -> Slot | None:
+        """Return the slot with the fewest calls that can take another one.
+
+        While a request waits to be retried alone and no slot is about to take it, the slot with the fewest calls gets
+        no new ones, so that it becomes idle.
+        """
+        free = sorted((slot for slot in self._slots if slot.has_room), key=lambda slot: len(slot.calls))
+        if self._to_retry_alone and not any(
+            slot.loading or slot.idle or slot.runs_alone for slot in self._slots
+        ):
+            free = free[1:]
+        return free[0] if free else None
 
     def _run(self, slot: Slot, batch: list[RunningInvocation], now: float) -> None:
         by_id = {each.invocation.id: each for each in batch}

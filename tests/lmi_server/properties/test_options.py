@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from engines.wire import MAX_MESSAGE_BYTES
 from lmi_server.config import LmiConfig
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.reference import markdown, rows
+from lmi_server.values.scalars import Int
 from tests.lmi_server.properties.loading import load_text
 
 ROOT = Path(__file__).parents[3]
@@ -64,6 +66,13 @@ def test_unsupported_options_have_a_reason_and_valid_neutral_values() -> None:
 def test_defaults_come_from_the_configuration_classes() -> None:
     assert by_name()["option.max_rolling_batch_size"].default == LmiConfig().options.max_rolling_batch_size
     assert by_name()["max_request_size"].default == LmiConfig().server.max_request_size
+
+
+def test_a_message_to_an_engine_has_room_for_the_largest_body_and_its_headers() -> None:
+    largest_body = by_name()["max_request_size"].type
+    assert isinstance(largest_body, Int)
+    assert largest_body.maximum is not None
+    assert largest_body.maximum + (8 << 20) <= MAX_MESSAGE_BYTES
 
 
 def test_the_default_of_rolling_batch_names_the_keys_that_decide() -> None:

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from engines.core import AbortReason
 from engines.python.handlers import slot
 from engines.python.request_loop import REACTION_SECONDS
-from tests.engines.python.handlers.dispatch_lab import Lab, invoke
+from engines.wire import Abort
+from tests.engines.mpi.fakes import CLIENT
+from tests.engines.python.handlers.dispatch_lab import FakeWorker, Lab, Turn, invoke
+
+
+def leave(name: str) -> Turn:
+    """Let the client of a request disconnect."""
+    return [(CLIENT, Abort(name, AbortReason.CLIENT_LEFT))]
 
 
 def test_requests_go_immediately_to_the_worker_with_the_fewest_calls(tmp_path: Path) -> None:
@@ -90,6 +98,117 @@ def test_a_timed_out_call_that_stops_does_not_affect_others(tmp_path: Path) -> N
     assert lab.errors == {"late": "deadline_exceeded", "b": ""}
     assert lab.messages["late"] == "the handler took longer than 30 s (option.predict_timeout)"
     assert not worker.restarts
+
+
+def test_a_call_whose_client_leaves_just_before_its_deadline_has_time_to_stop(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready()
+    lab.turn(invoke("left"))
+    lab.clock.now += 20
+    lab.turn(invoke("stream"))
+    worker.begin("stream")
+    lab.clock.now += 9
+    lab.turn(leave("left"))
+    assert worker.forgotten == ["left"]
+    lab.clock.now += REACTION_SECONDS - 1
+    lab.turn()
+    assert not worker.restarts
+    worker.answer("left")
+    lab.turn()
+    lab.clock.now += 1
+    worker.answer("stream")
+    lab.turn()
+    assert not worker.restarts
+    assert lab.errors == {"stream": ""}
+
+
+def test_a_worker_that_does_not_react_when_a_client_leaves_is_killed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready()
+    lab.turn(invoke("blocks", "b"))
+    lab.turn(leave("blocks"))
+    lab.clock.now += REACTION_SECONDS - 1
+    lab.turn()
+    assert not worker.restarts
+    lab.clock.now += 1
+    lab.turn()
+    assert worker.restarts == 1
+    assert lab.board.read().reason.endswith("the handler did not stop within 5 s of a cancellation")
+    worker.ready()
+    lab.turn()
+    assert worker.calls == [["b"]]
+
+
+def _drop_the_second_worker(lab: Lab) -> FakeWorker:
+    """Let the second of two workers crash in its calls c and d, and fail to load. Return the first, which runs a."""
+    first = lab.workers[0]
+    first.ready()
+    lab.turn(invoke("a", "b", "c", "d"))
+    second = lab.workers[1]
+    second.ready()
+    lab.turn()
+    assert (first.calls, second.calls) == ([["a"], ["b"]], [["c"], ["d"]])
+    second.end()
+    lab.turn()
+    second.cannot_load()
+    first.answer("b")
+    lab.turn()
+    assert second.closed
+    return first
+
+
+def test_a_busy_worker_becomes_idle_for_requests_to_be_retried_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "MAX_CALLS", 2)
+    lab = Lab(tmp_path, 1)
+    first = _drop_the_second_worker(lab)
+    lab.turn(invoke("new"))
+    assert first.calls == [["a"], ["b"]]
+    for done in "acd":
+        first.answer(done)
+        lab.turn()
+    assert first.calls == [["a"], ["b"], ["c"], ["d"], ["new"]]
+    assert lab.errors == dict.fromkeys("bacd", "")
+
+
+def test_a_worker_takes_new_calls_again_when_no_request_is_left_to_be_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "MAX_CALLS", 2)
+    lab = Lab(tmp_path, 1)
+    first = _drop_the_second_worker(lab)
+    lab.turn(invoke("new"))
+    lab.turn([*leave("c"), *leave("d")])
+    assert first.calls == [["a"], ["b"], ["new"]]
+
+
+def test_only_the_worker_with_the_fewest_calls_is_kept_for_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "MAX_CALLS", 3)
+    lab = Lab(tmp_path, 2)
+    first, second = lab.workers
+    first.ready()
+    second.ready()
+    lab.turn(invoke("a", "b", "c", "d", "e", "f", "g", "h"))
+    third = lab.workers[2]
+    third.ready()
+    lab.turn()
+    assert third.calls == [["g"], ["h"]]
+    third.end()
+    lab.turn()
+    third.cannot_load()
+    first.answer("a")
+    first.answer("c")
+    second.answer("b")
+    lab.turn(invoke("new"))
+    assert (first.calls[3:], second.calls[3:]) == ([], [["new"]])
+    first.answer("e")
+    lab.turn()
+    assert first.calls[3:] == [["g"]]
 
 
 def test_the_cause_of_a_crash_is_found_while_another_worker_serves(tmp_path: Path) -> None:
