@@ -204,8 +204,11 @@ def _production_variant(
     download, health = LONGEST_TIMEOUT, LONGEST_TIMEOUT
     if start is not None:
         fetch = start.download_seconds or 0.0
-        container_seconds = start.load_seconds + (fetch if endpoint.model_data is None else 0.0)
-        download, health = platform_timeout(fetch), health_check_timeout(container_seconds, loading_timeout)
+        own = fetch if endpoint.model_data is None else 0.0
+        download, health = (
+            platform_timeout(fetch),
+            health_check_timeout(own, start.load_seconds, loading_timeout),
+        )
     if endpoint.model_data is not None:
         row["ModelDataDownloadTimeoutInSeconds"] = download
     row["ContainerStartupHealthCheckTimeoutInSeconds"] = health

@@ -65,11 +65,11 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
     """Yield one sentence for each setting that a SageMaker endpoint needs."""
     if target.instance is None:
         return
-    limit, needed = config.options.model_loading_timeout, 0.0
+    limit, fetching, loading = config.options.model_loading_timeout, 0.0, 0.0
     if start is not None:
-        download, needed = start.download_seconds or 0.0, start.load_seconds
+        download, loading = start.download_seconds or 0.0, start.load_seconds
         if model_files.is_fetched(config.source):
-            needed += download
+            fetching = download
         else:
             yield (
                 f"model_data_download_timeout={platform_timeout(download)}: the platform copies"
@@ -81,7 +81,7 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
                 f" {_seconds(start.load_seconds)}"
             )
     yield (
-        f"container_startup_health_check_timeout={health_check_timeout(needed, limit)}: at least"
+        f"container_startup_health_check_timeout={health_check_timeout(fetching, loading, limit)}: at least"
         f" option.model_loading_timeout ({limit:g} s); otherwise the platform stops a container that is still loading"
         " the model"
     )
@@ -111,9 +111,13 @@ def volume_gb(num_bytes: int) -> int:
     return math.ceil(_VOLUME_MARGIN * num_bytes / 1e9)
 
 
-def health_check_timeout(seconds: float, loading_timeout: float) -> int:
-    """Return SageMaker's time-out for a start of this duration: at least `option.model_loading_timeout`."""
-    return max(platform_timeout(seconds), min(LONGEST_TIMEOUT, math.ceil(loading_timeout)))
+def health_check_timeout(download_seconds: float, load_seconds: float, loading_timeout: float) -> int:
+    """Return SageMaker's time-out for a start: not before the server's own, so that its log has the reason.
+
+    download_seconds: the container's own download, after which `option.model_loading_timeout` begins.
+    """
+    own = 60 * math.ceil(download_seconds / 60) + math.ceil(loading_timeout)
+    return max(platform_timeout(download_seconds + load_seconds), min(LONGEST_TIMEOUT, own))
 
 
 def platform_timeout(seconds: float) -> int:

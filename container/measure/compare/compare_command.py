@@ -192,7 +192,11 @@ def compare(
     stopping = None
     if precision is not None or max_seconds is not None:
         limit = math.inf if max_seconds is None else max_seconds
-        stopping = StoppingRule(precision, max(rounds, max_rounds or _MAX_ROUNDS), limit)
+        if max_rounds is not None and max_rounds < rounds:
+            raise click.UsageError(
+                f"--max-rounds: given {max_rounds}; accepted: at least --rounds ({rounds})"
+            )
+        stopping = StoppingRule(precision, max_rounds or max(rounds, _MAX_ROUNDS), limit)
     elif max_rounds is not None:
         raise click.UsageError("--max-rounds: requires --precision or --time; without them use --rounds")
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)

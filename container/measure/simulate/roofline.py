@@ -46,6 +46,7 @@ class Roofline:
     """Step times of a server, computed for rank 0: all ranks work in parallel.
 
     engine=Python spreads layers over GPUs that compute one after the other, so it counts as one rank with all layers.
+    On a CPU, all ranks and copies share its bandwidth and rate.
     """
 
     def __init__(self, server: SimulatedServer, target: ServingTarget) -> None:
@@ -58,8 +59,9 @@ class Roofline:
         self._description = (
             f"a roofline of {target.machine.name}, {engine.model.dtype}; figures from {hardware.source}"
         )
-        self._bandwidth, self._rate = hardware.bandwidth, _rate(server, hardware)
-        self._element = 4 if engine.model.dtype == "fp32" else 2
+        sharing = ranks * server.copies if on_cpu else 1
+        self._bandwidth, self._rate = hardware.bandwidth / sharing, _rate(server, hardware) / sharing
+        self._element = 4 if on_cpu or engine.model.dtype == "fp32" else 2
         if on_cpu and rolling:
             self._element = element_bytes(model.dtype, engine.model.dtype, engine.model.quantize, native=True)
         self._experts = model.experts

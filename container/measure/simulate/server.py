@@ -44,7 +44,7 @@ class SimulatedServer:
         engine = self.engine
         if isinstance(engine, MpiEngineConfig):
             return stored_kv_dtype(engine.cache, engine.parallel.device, engine.model.dtype)
-        return engine.model.dtype
+        return engine.model.dtype if engine.parallel.device == "cuda" else "fp32"
 
     @property
     def info(self) -> EngineInfo:

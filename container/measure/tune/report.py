@@ -140,11 +140,12 @@ def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
     values = tuning.values(tuning.best)
     figures = ", ".join(f"{one.title} {show(one, values[one.key])}" for one in tuning.goal.measures)
     comparison = tuning.comparison
+    target = tuning.explored.target
     how = f"measured (rounds: {comparison.num_rounds})" if comparison else "predicted"
     return [
         f"lmi tune, {provenance.when}: {tuning.goal}",
         f"load: {tuning.explored.plan.scenarios[0].describe()}",
-        f"machine: {provenance.machine}",
+        f"machine: {target.description if target.named else provenance.machine}",
         f"{how}: {figures}",
         *(["The effect below is of all changes together."] if len(tuning.best.changes) > 1 else []),
     ]

@@ -44,6 +44,10 @@ from tests.container.measure.compare.made_up import compare_speeds, make_configu
         (["one", "two", "--precision", "0%"], "above 0"),
         (["one", "two", "--time", "10"], "such as 10m"),
         (["one", "two", "--max-rounds", "3"], "--max-rounds: requires --precision or --time"),
+        (
+            ["one", "two", "--time", "10m", "--max-rounds", "2"],
+            "--max-rounds: given 2; accepted: at least --rounds (5)",
+        ),
         (["--aws-post", "--attribute"], "--attribute: not supported with --aws-post"),
         (
             ["--aws-post", "one"],

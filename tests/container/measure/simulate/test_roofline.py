@@ -68,8 +68,30 @@ def test_ranks_share_the_weights_and_pay_for_all_reduces(falcon: Path) -> None:
     assert on_eight == pytest.approx(weights + all_reduces + 600 * 2e-6, rel=0.01)
 
 
+def test_ranks_and_copies_on_a_cpu_share_its_cores(tmp_path: Path) -> None:
+    folder, here = write_model(tmp_path / "small", LLAMA_8B | {"num_hidden_layers": 2}), this_machine(HERE)
+
+    def seconds(**options: object) -> float:
+        return decode_seconds(folder, here, 4, 100, kv_cache_gb=0.1, **options)
+
+    alone = seconds()
+    assert seconds(tensor_parallel_degree=2) > alone
+    assert seconds(data_parallel_size=2) > 1.9 * alone
+
+
+def test_engine_python_computes_in_fp32_on_a_cpu(tmp_path: Path) -> None:
+    folder, here = write_model(tmp_path / "small", LLAMA_8B | {"num_hidden_layers": 2}), this_machine(HERE)
+    times = {
+        dtype: Roofline(make_server(folder, here, engine="Python", dtype=dtype), here)
+        .seconds([99], [1], 1)
+        .device
+        for dtype in ("fp32", "bf16")
+    }
+    assert times["fp32"] == times["bf16"]
+
+
 def test_sliding_window_layers_read_at_most_their_window(tmp_path: Path) -> None:
-    windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 512}
+    windowed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 512}
     folder = write_model(tmp_path / "mistral", LLAMA_8B | windowed)
     assert decode_seconds(folder, H200, 8, 4096) == pytest.approx(
         decode_seconds(folder, H200, 8, 513), rel=1e-9
@@ -77,7 +99,12 @@ def test_sliding_window_layers_read_at_most_their_window(tmp_path: Path) -> None
 
 
 def test_a_small_batch_reads_few_experts(tmp_path: Path) -> None:
-    mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    mixture = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
     folder = write_model(tmp_path / "mixtral", LLAMA_8B | mixture | {"vocab_size": 32000})
     seconds = [decode_seconds(folder, H200, batch, 1) - 640e-6 for batch in (1, 32)]
     # Mixtral-8x7B: one token reads 25.5 GB of 93.4 GB.

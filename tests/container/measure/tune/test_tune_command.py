@@ -162,6 +162,7 @@ def test_all_figures_are_predicted_for_another_machine(configuration: Path, tmp_
     assert "No server was run: all figures are predicted." in result.stdout
     assert "a roofline of 1 x A10G" in result.stdout
     assert "(predicted)" in output.read_text()
+    assert "# machine: 1 x A10G" in output.read_text()
     # The output is in another folder, but still refers to the model in the file's folder.
     assert loader.load(output, {}).config.source.local_path == configuration
     again = invoke(*arguments)
