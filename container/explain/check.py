@@ -152,7 +152,7 @@ def _predict(
     if model is None:
         return
     if isinstance(engine, MpiEngineConfig):
-        report.memory = predict_rolling(engine, model, target, length)
+        report.memory = predict_rolling(engine, model, target, length, config.options)
     elif isinstance(engine, PythonEngineConfig):
         report.memory = predict_dynamic(engine, folder, model, target, length)
     report.start = predict_start(config, folder, model, target)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from container.explain.resolve import weights
+from container.explain.resolve.copies import fewer_copies
 from container.explain.resolve.rolling import stored_kv_dtype
 from container.explain.target import ServingTarget
 from engines.config import MpiEngineConfig, PythonEngineConfig
@@ -20,6 +21,7 @@ from engines.mpi.cache.window import request_blocks
 from engines.mpi.runner.budget import ACTIVATION_HEADROOM, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
+from lmi_server.config import EngineOptions
 
 CONTEXT_BYTES = 1 << 29
 """Assumed size of the driver's context on a GPU, in addition to all tensors."""
@@ -89,13 +91,21 @@ def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, 
 
 
 def predict_rolling(
-    engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None = None
+    engine: MpiEngineConfig,
+    model: ModelConfig,
+    target: ServingTarget,
+    length: int | None = None,
+    options: EngineOptions | None = None,
 ) -> MemoryPrediction | None:
-    """Predict for engine=MPI; None if the GPUs' memory is unknown. length: defaults to option.max_model_len."""
+    """Predict for engine=MPI; None if the GPUs' memory is unknown.
+
+    length: defaults to option.max_model_len. options: the configured number of copies, for advice; defaults to one.
+    """
     found = _predict_rolling(engine, model, target, length)
     if found is None or not found.shortage:
         return found
-    return replace(found, shortage=f"{found.shortage}; {_remedy(engine, model, target, length)}")
+    remedy = _remedy(engine, model, target, length, options or EngineOptions())
+    return replace(found, shortage=f"{found.shortage}; {remedy}")
 
 
 def _predict_rolling(
@@ -156,8 +166,14 @@ def _shortage(needed: int, available: int, on_gpu: bool) -> str:
     return f"{gigabytes(needed)} are needed, but only {gigabytes(available)} are available"
 
 
-def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:
-    """Name the next larger tensor-parallel degree that fits, else the options to change."""
+def _remedy(
+    engine: MpiEngineConfig,
+    model: ModelConfig,
+    target: ServingTarget,
+    length: int | None,
+    options: EngineOptions,
+) -> str:
+    """Name the next larger tensor-parallel degree that fits, with fewer copies if needed; else other options."""
     most = min(target.machine.gpu_count, model.num_kv_heads)
     if isinstance(model, ForeignConfig) and model.one_rank_only:
         most = 1
@@ -165,7 +181,8 @@ def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, 
         larger = replace(engine, parallel=replace(engine.parallel, tp_size=degree))
         found = _predict_rolling(larger, model, target, length)
         if found is not None and not found.shortage:
-            return f"option.tensor_parallel_degree={degree} fits"
+            fewer = fewer_copies(options, target.machine.gpu_count // degree)
+            return f"option.tensor_parallel_degree={degree} fits{fewer and f' with {fewer}'}"
     return "lower option.max_model_len or option.max_num_batched_tokens, or use more or larger devices"
 
 

@@ -23,6 +23,12 @@ def num_copies(options: EngineOptions, machine: Machine) -> int:
     return max(1, options.min_workers, min(fit, most))
 
 
+def fewer_copies(options: EngineOptions, most: int) -> str:
+    """Return the settings for at most `most` copies; empty if the configured minimum is not larger."""
+    configured = {_OPTION: options.data_parallel_size or 1, "minWorkers": options.min_workers}
+    return " and ".join(f"{name}={most}" for name, count in configured.items() if count > most)
+
+
 def machine_share(options: EngineOptions, machine: Machine) -> Machine:
     """Return one copy's share of the machine."""
     count = num_copies(options, machine)
@@ -46,9 +52,10 @@ def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> 
     available = machine.gpu_count or most_processes
     if count == 1 or each > available or count * each <= available:
         return
-    kind, has = "GPUs", f"this machine has {available}"
+    kind, has = "GPUs", f"{machine.name} has {available}"
     if not machine.gpu_count:
-        kind, has = "processes", f"this machine's {machine.cpu_count} core(s) can run at most {available}"
+        kind = "processes"
+        has = f"the {machine.cpu_count} core(s) of {machine.name} can run at most {available}"
     yield (
         f"{count} copies with {each} rank(s) each need {count * each} {kind}; {has}; allowed: at most"
         f" {available // each} ({_OPTION}, minWorkers)"

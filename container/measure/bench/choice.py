@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
-from container.measure.bench.lengths import Exponential, Fixed, Lengths, Uniform, scale_count
+from container.measure.bench.lengths import Exponential, Fixed, Lengths, RecordedLengths, Uniform, scale_count
 from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.bench.trace import read_trace
 from container.measure.bench.workload import BenchError, Workload
@@ -97,12 +97,14 @@ class LoadChoice:
 
     def _workload(self, base: Scenario) -> Workload:
         workload = base.workload
-        factor = (self.input_tokens or workload.prompts.mean) / workload.prompts.mean
+        num_requests = self.requests or self._num_requests(base)
+        prompts, outputs = _sent(workload.prompts, num_requests), _sent(workload.outputs, num_requests)
+        factor = (self.input_tokens or prompts.mean) / prompts.mean
         return replace(
             workload,
-            prompts=self._lengths(workload.prompts, self.input_tokens, Uniform.around),
-            outputs=self._lengths(workload.outputs, self.output_tokens, _spread_answers),
-            num_requests=self.requests or self._num_requests(base),
+            prompts=self._lengths(prompts, self.input_tokens, Uniform.around),
+            outputs=self._lengths(outputs, self.output_tokens, _spread_answers),
+            num_requests=num_requests,
             prefixes=workload.prefixes and workload.prefixes.scaled(factor),
         )
 
@@ -122,6 +124,11 @@ class LoadChoice:
             case "spread":
                 return spread(nominal)
         return base.scaled(mean / base.mean) if mean else base
+
+
+def _sent(lengths: Lengths, num_requests: int) -> Lengths:
+    """Return the lengths of the requests that are sent: of a trace, only the first ones."""
+    return lengths.first(num_requests) if isinstance(lengths, RecordedLengths) else lengths
 
 
 def _spread_answers(mean: int) -> Lengths:

@@ -147,6 +147,10 @@ class RecordedLengths:
     def draw(self, count: int, rng: random.Random) -> list[int]:
         return list(self.tokens[:count])
 
+    def first(self, count: int) -> RecordedLengths:
+        """Return the counts of the first `count` requests, or of all if there are fewer."""
+        return replace(self, tokens=self.tokens[:count])
+
     def scaled(self, factor: float) -> RecordedLengths:
         return replace(self, tokens=tuple(scale_count(tokens, factor) for tokens in self.tokens))
 

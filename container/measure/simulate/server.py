@@ -118,7 +118,7 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
         # The server would start, and may run out of memory on the longest requests.
         notes += (memory.shortage,) if memory is not None and memory.shortage else ()
         return SimulatedServer(engine, model, timeout, copies=copies, notes=notes)
-    memory = predict_rolling(engine, model, share)
+    memory = predict_rolling(engine, model, share, options=config.options)
     if memory is None:
         raise CannotSimulateError("--device: required, because the memory of this machine's GPUs is unknown")
     if memory.shortage:

@@ -45,6 +45,7 @@ MIXTRAL = PUBLISHED["mixtral-8x7b"]
 LLAMA_3_8B = PUBLISHED["llama-3-8b"]
 MISTRAL_7B = LLAMA_3_8B | {
     "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
     "vocab_size": 32000,
     "max_position_embeddings": 32768,
     "sliding_window": 4096,

@@ -93,7 +93,17 @@ def test_max_workers_starts_no_further_copies_on_a_cpu(model: Path) -> None:
         (GPUS, {"data_parallel_size": 3, "tensor_parallel_degree": 2}, "need 6 GPUs; this machine has 4"),
         (GPUS, {"data_parallel_size": 5}, "need 5 GPUs; this machine has 4"),
         (GPUS, {"min_workers": 3, "tensor_parallel_degree": 2}, "allowed: at most 2"),
-        (CPU, {"data_parallel_size": 17}, "this machine's 8 core(s) can run at most 16; allowed: at most 16"),
+        (dataclasses.replace(GPUS, name="ml.g5.12xlarge"), {"min_workers": 5}, "; ml.g5.12xlarge has 4;"),
+        (
+            dataclasses.replace(CPU, name="1 x CPU"),
+            {"min_workers": 17},
+            "; the 8 core(s) of 1 x CPU can run at most 16;",
+        ),
+        (
+            CPU,
+            {"data_parallel_size": 17},
+            "the 8 core(s) of this machine can run at most 16; allowed: at most 16",
+        ),
         (
             CPU,
             {"data_parallel_size": 2, "kv_cache_gb": 20},

@@ -8,19 +8,32 @@ from typing import Any
 
 import pytest
 
+from container.explain.check import check
+from container.explain.report import CheckReport
 from container.explain.target import instance_target, this_machine
 from container.machine import Machine
 from engines.models.gguf_index import GgufIndex
 from tests.container.explain.questions import (
+    CPU_MACHINE,
     FALCON_40B,
     GIB,
     LLAMA_3_8B,
     MISTRAL_7B,
     MIXTRAL,
     check_model,
+    make_model,
     predict,
 )
 
+LLAMA_13B = LLAMA_3_8B | {
+    "vocab_size": 32000,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "max_position_embeddings": 4096,
+}
 STABLE_LM = LLAMA_3_8B | {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
 LONG = MISTRAL_7B | {"max_position_embeddings": 131072}
 SMALL = LLAMA_3_8B | {"num_hidden_layers": 2, "max_position_embeddings": 2048}
@@ -71,6 +84,33 @@ def test_a_shortage_says_what_helps(
     tmp_path: Path, config: dict[str, Any], options: str, device: str, count: int, shortage: str
 ) -> None:
     assert re.search(shortage, predict(tmp_path, config, f"option.{options}\n", device, count).shortage)
+
+
+@pytest.mark.parametrize(
+    ("copies", "fewer"),
+    [
+        ("", ""),
+        ("option.data_parallel_size=2", ""),
+        ("option.data_parallel_size=4", "option.data_parallel_size=2"),
+        ("minWorkers=4", "minWorkers=2"),
+        (
+            "option.data_parallel_size=4\nminWorkers=3",
+            "option.data_parallel_size=2 and minWorkers=2",
+        ),
+    ],
+)
+def test_a_recommended_degree_names_the_copies_that_fit_with_it(
+    tmp_path: Path, copies: str, fewer: str
+) -> None:
+    def check(degree: int, copies: str) -> CheckReport:
+        text = f"option.load_format=dummy\noption.tensor_parallel_degree={degree}\n{copies}\n"
+        return check_model(tmp_path, LLAMA_13B, text, instance_target("ml.g5.12xlarge"))
+
+    memory = check(1, copies).memory
+    assert memory is not None
+    remedy = "option.tensor_parallel_degree=2 fits" + (f" with {fewer}" if fewer else "")
+    assert memory.shortage.endswith(f"; {remedy}")
+    assert check(2, fewer.replace(" and ", "\n") or copies).reasons == ()
 
 
 def test_concurrent_requests_are_limited_by_the_cache_or_the_batch_size(tmp_path: Path) -> None:
@@ -191,12 +231,12 @@ def test_download_time_depends_on_network_and_disk(tmp_path: Path) -> None:
 
 
 def test_file_bytes_of_a_gguf_model_are_those_of_its_gguf_files(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
+    model = make_model(tmp_path / "model", SMALL)
     sizes = {"a-00001-of-00002.gguf": 3000, "a-00002-of-00002.gguf": 2000}
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
     GgufIndex(str(tmp_path), sizes, "llama", 32, "float32", {}, 0.0, {}).save(model)
-    start = check_model(tmp_path, SMALL).start
+    (tmp_path / "serving.properties").write_text("option.model_id=owner/name\n")
+    start = check(tmp_path, {}, CPU_MACHINE, lambda source: model).start
     assert start is not None
     assert start.file_bytes == 5000

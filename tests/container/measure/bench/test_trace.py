@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -109,7 +110,7 @@ def test_a_trace_is_scaled_and_shortened_like_a_preset(tmp_path: Path) -> None:
     path = write_trace(tmp_path, AZURE)
     half = LoadChoice(trace=path, scale=0.5).scenario(PRESETS["aws-1"])
     assert arrival_times(half) == [0.0, 3.0, 8.629158]
-    assert half.workload.prompts.draw(3, None) == [187, 8, 198]  # type: ignore[arg-type]
+    assert half.workload.prompts.draw(3, None) == [187, 8]  # type: ignore[arg-type]
     assert half.workload.num_requests == 2
     assert LoadChoice(trace=path, scale=2.0).scenario(PRESETS["aws-1"]).workload.num_requests == 3
     assert LoadChoice(trace=path, requests=2).scenario(PRESETS["aws-1"]).workload.num_requests == 2
@@ -117,6 +118,31 @@ def test_a_trace_is_scaled_and_shortened_like_a_preset(tmp_path: Path) -> None:
         BenchError, match="--requests: more than the trace has \\(got 4\\); allowed: at most 3"
     ):
         LoadChoice(trace=path, requests=4).scenario(PRESETS["aws-1"])
+
+
+def test_lengths_of_a_shortened_trace_are_those_of_its_first_requests(tmp_path: Path) -> None:
+    line = '{{"timestamp": {}, "input_length": {}, "output_length": {}}}\n'
+    rows = [line.format(time, *((200, 50) if time < 50 else (4000, 900))) for time in range(100)]
+    path = write_trace(tmp_path, "".join(rows))
+
+    def describe(**options: Any) -> str:
+        return LoadChoice(trace=path, **options).scenario(PRESETS["aws-1"]).workload.describe()
+
+    shown = "200 to 200 tokens in (recorded, mean 200), 50 to 50 out (recorded, mean 50)"
+    assert describe(requests=50) == shown
+    assert describe(requests=50, input_tokens=200, output_tokens=50) == shown
+    assert describe(requests=50, lengths="fixed") == "200 tokens in, 50 out"
+    half = "100 to 100 tokens in (recorded, mean 100), 25 to 25 out (recorded, mean 25)"
+    assert describe(scale=0.5) == half
+    assert describe(scale=0.5, input_tokens=100, output_tokens=25) == half
+
+
+def test_shared_blocks_of_a_shortened_trace_scale_with_its_own_prompts(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, MOONCAKE)
+    short = LoadChoice(trace=path, requests=2, input_tokens=600).scenario(PRESETS["aws-1"]).workload
+    assert short.prompts.draw(2, None) == [650, 550]  # type: ignore[arg-type]
+    assert short.prefixes is not None
+    assert short.prefixes.block_tokens == 256
 
 
 def test_a_trace_shorter_than_the_warm_up_limits_the_warm_up(
