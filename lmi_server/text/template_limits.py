@@ -1,8 +1,8 @@
 """Limits on the CPU time and memory for rendering a chat template.
 
-A template comes with the model and blocks its web process while it renders. Loops and macros check the time. The
-process's address space is limited while a template renders, which bounds the memory of each operation. Operations that
-Python cannot interrupt (powers of large numbers, filters with huge arguments) are rejected.
+A template comes with the model and blocks its web process while it renders. Loops, macros and filters check the time.
+The process's address space is limited while a template renders, which bounds the memory of each operation. Operations
+that Python cannot interrupt (powers of large numbers, filters with huge arguments, sorting a huge list) are rejected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,17 @@ MAX_RENDER_SECONDS = 2.0
 _EXTRA_BYTES = 1 << 30
 _MAX_BITS = 4096
 _MAX_ARGUMENT = 1_000_000
+_MAX_REPEATED_ITEMS = 1_000_000
+_MAX_REPEATED_CHARS = 10_000_000
+_MAX_SORTED_ITEMS = 100_000
+_MAX_TEXT_CHARS = 1_000_000
+_ITEMS_PER_CHECK = 8
+"""Number of items of a filter's value between two checks of the time, which cost a system call."""
+_SORTING = frozenset({"groupby", "sort"})
+_ITERATING = _SORTING | {"batch", "join", "list", "map", "max", "min", "slice", "sum", "unique"}
+_ITERATING |= {"reject", "rejectattr", "select", "selectattr"}
+"""Filters that only iterate over their value, so they give the same result for a generator."""
+_SLOW_FOR_TEXT = frozenset({"striptags", "title", "urlencode", "urlize", "wordcount", "wordwrap"})
 _address_space = threading.Lock()
 
 
@@ -42,7 +53,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self._deadline = 0.0
         del self.globals["lipsum"]
-        self.filters = {name: _reject_large_arguments(one) for name, one in self.filters.items()}
+        self.filters = {name: self._limited(name, one) for name, one in self.filters.items()}
 
     def limited_template(self, source: str) -> jinja2.Template:
         """Compile a template, with a time check in each loop and macro. Raises `jinja2.TemplateSyntaxError`."""
@@ -69,13 +80,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self._deadline = time.thread_time() + MAX_RENDER_SECONDS
             try:
                 yield
+                self.check_time()
             except MemoryError:
                 raise TemplateLimitError("it uses too much memory") from None
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def check_time(self) -> None:
-        """Check the time limit. Called by templates in every loop iteration. Raises `TemplateLimitError`."""
+        """Check the time limit. Called by loops, macros and filters. Raises `TemplateLimitError`."""
         if time.thread_time() > self._deadline:
             raise TemplateLimitError(f"it takes longer than {MAX_RENDER_SECONDS:g} s")
 
@@ -84,18 +96,52 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_BITS:
                 raise TemplateLimitError("it computes with numbers that are too large")
+        if operator == "*":
+            _check_repetition(left, right)
+            _check_repetition(right, left)
         return super().call_binop(context, operator, left, right)
 
+    def _limited(self, name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a filter to reject large arguments, and to check the time while it reads its value."""
+        place = 1 if hasattr(filter_, "jinja_pass_arg") else 0
+        iterates, slow_for_text = name in _ITERATING, name in _SLOW_FOR_TEXT
 
-def _reject_large_arguments(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter to reject large numbers as arguments. The filtered value may be large."""
-    num_before = 2 if hasattr(filter_, "jinja_pass_arg") else 1
+        @functools.wraps(filter_)
+        def limited(*args: Any, **named: Any) -> Any:
+            value, arguments = args[place], args[place + 1 :]
+            for argument in (*arguments, *named.values()):
+                if isinstance(argument, int) and abs(argument) > _MAX_ARGUMENT:
+                    raise TemplateLimitError(f"a filter argument is too large (got {argument})")
+            if name == "sum":
+                _check_start(*arguments, **named)
+            if iterates or slow_for_text:
+                self.check_time()
+            if slow_for_text and isinstance(value, str) and len(value) > _MAX_TEXT_CHARS:
+                raise TemplateLimitError(f"the filter {name} gets more than {_MAX_TEXT_CHARS} characters")
+            if iterates and isinstance(value, Iterable) and value:
+                value = self._checked_items(name, value)
+            return filter_(*args[:place], value, *arguments, **named)
 
-    @functools.wraps(filter_)
-    def limited(*args: Any, **named: Any) -> Any:
-        for argument in (*args[num_before:], *named.values()):
-            if isinstance(argument, int) and abs(argument) > _MAX_ARGUMENT:
-                raise TemplateLimitError(f"a filter argument is too large (got {argument})")
-        return filter_(*args, **named)
+        return limited
 
-    return limited
+    def _checked_items(self, filter_name: str, items: Iterable[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if number % _ITEMS_PER_CHECK == _ITEMS_PER_CHECK - 1:
+                self.check_time()
+            if number >= _MAX_SORTED_ITEMS and filter_name in _SORTING:
+                raise TemplateLimitError(f"the filter {filter_name} gets more than {_MAX_SORTED_ITEMS} items")
+            yield item
+
+
+def _check_repetition(sequence: Any, count: Any) -> None:
+    """Raise `TemplateLimitError` if `sequence * count` is too long."""
+    if isinstance(sequence, str | list | tuple) and isinstance(count, int):
+        most = _MAX_REPEATED_CHARS if isinstance(sequence, str) else _MAX_REPEATED_ITEMS
+        if len(sequence) * count > most:
+            raise TemplateLimitError("it uses too much memory")
+
+
+def _check_start(attribute: Any = None, start: Any = 0) -> None:
+    """Check the arguments of `sum`: adding up lists copies the result for each item."""
+    if not isinstance(start, int | float):
+        raise TemplateLimitError("the filter sum has a start that is not a number")

@@ -81,6 +81,34 @@ def test_other_greenlets_run_while_a_large_body_is_parsed(data: bytes) -> None:
     assert len(turns) >= 4
 
 
+@pytest.mark.parametrize(
+    "number",
+    [b"2.470328229206232720882843964341106861825299013071623822127928412503377536351e-324", b"9" * 4300],
+    ids=["float", "integer"],
+)
+def test_other_greenlets_run_while_long_numbers_are_parsed(number: bytes) -> None:
+    """Some numbers take long to convert: 57 MiB of these floats took 5 s."""
+    count = 3_000_000 // len(number)
+    with turns_of_another_greenlet() as turns:
+        parse_object(b'{"inputs": [' + (number + b",") * count + b"0]}")
+    assert len(turns) >= 20
+
+
+@pytest.mark.parametrize("number", ["0." + "1" * 4299, "-" + "1" * 4298 + "e5", "9" * 4301])
+def test_the_length_of_a_number_is_limited(number: str) -> None:
+    with pytest.raises(InvalidRequest, match="4300"):
+        parse_object(f'{{"inputs": [{number}]}}'.encode())
+    assert parse_object(f'{{"inputs": [{number[:-2]}]}}'.encode())
+
+
+@pytest.mark.parametrize("padding", [0, 3 << 20])
+def test_numbers_keep_their_values(padding: int) -> None:
+    """Integers of large bodies are parsed in another way than those of small ones."""
+    numbers = [0, -1, 2**63, -(10**400), 0.1, -0.0, 1e308, 5e-324, 123456789.123456789]
+    body = parse_object(json.dumps({"inputs": numbers, "text": " " * padding}).encode())
+    assert [(type(number), number) for number in body["inputs"]] == [(type(one), one) for one in numbers]
+
+
 LONG = "x" * 100_000
 
 

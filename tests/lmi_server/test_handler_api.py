@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from werkzeug.formparser import FormDataParser
 
 from engines.base import HandlerEngine
 from engines.copies.known_prefixes import KnownPrefixes
@@ -22,6 +24,7 @@ from lmi_server.app import create_app
 from lmi_server.config import ServerConfig, WebConfig
 from tests.engines.copies.fakes import FakeCopy
 from tests.lmi_server.bodies import refusal_of
+from tests.lmi_server.fakes import turns_of_another_greenlet
 
 
 class FakeHandlerEngine(HandlerEngine):
@@ -151,14 +154,83 @@ def test_forms_that_cannot_be_read_are_refused(
     assert engine.invocations == []
 
 
-def test_the_number_of_parts_is_limited(engine: FakeHandlerEngine) -> None:
-    client = create_app(replace(CONFIG, server=ServerConfig()), engine, None).test_client()
-    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+@pytest.fixture
+def large_client(engine: FakeHandlerEngine) -> FlaskClient:
+    """Accepts bodies of the default maximum size."""
+    return create_app(replace(CONFIG, server=ServerConfig()), engine, None).test_client()
+
+
+FORM_PART = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+MULTIPART = "multipart/form-data; boundary=x"
+URLENCODED = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("part", "end", "content_type"), [(FORM_PART, b"--x--\r\n", MULTIPART), (b"a=1&", b"a=1", URLENCODED)]
+)
+def test_the_number_of_parts_is_limited(
+    part: bytes, end: bytes, content_type: str, large_client: FlaskClient
+) -> None:
+    num_at_end = end.count(b"=")
     for count, status in ((1000, 200), (1001, 424)):
-        body = part * count + b"--x--\r\n"
-        answer = client.post("/invocations", data=body, content_type="multipart/form-data; boundary=x")
+        answer = large_client.post(
+            "/invocations", data=part * (count - num_at_end) + end, content_type=content_type
+        )
         assert answer.status_code == status
     assert "more than 1000 parts" in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"%s\r\n\r\n1\r\n--x--\r\n',
+            "the headers of a part are",
+        ),
+        (
+            b'--x\r\nA: %s\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n',
+            "the headers of a part are",
+        ),
+        (b"%s\r\n" + FORM_PART + b"--x--\r\n", "the text before the first part is"),
+        (b"--x\r\nA: %s", "the headers of a part are"),
+    ],
+    ids=["parameters", "header", "preamble", "unfinished"],
+)
+@pytest.mark.parametrize("piece_bytes", [1000, 64 * 1024])
+def test_the_headers_of_a_part_are_limited(
+    pattern: bytes, reason: str, piece_bytes: int, large_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_request, "_PIECE_BYTES", piece_bytes)
+    answer = large_client.post("/invocations", data=pattern % (b"; b=1" * 20_000), content_type=MULTIPART)
+    assert answer.status_code == 424
+    assert f"{reason} longer than 32768 bytes" in answer.json["error"]
+    if b"1" in pattern:
+        short = large_client.post("/invocations", data=pattern % (b"; b=1" * 6000), content_type=MULTIPART)
+        assert short.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(FORM_PART + bytes(1 << 20) + b"\r\n--x--\r\n", MULTIPART), (b"a=" + b"%41" * 300_000, URLENCODED)],
+    ids=["multipart", "urlencoded"],
+)
+def test_other_greenlets_run_while_a_form_is_read(
+    body: bytes, content_type: str, large_client: FlaskClient
+) -> None:
+    with turns_of_another_greenlet() as turns:
+        assert large_client.post("/invocations", data=body, content_type=content_type).status_code == 200
+    assert len(turns) >= 4
+
+
+@pytest.mark.parametrize("piece_bytes", [3, 7, 64 * 1024])
+def test_urlencoded_parts_are_those_that_werkzeug_reads(
+    piece_bytes: int, client: FlaskClient, engine: FakeHandlerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_request, "_PIECE_BYTES", piece_bytes)
+    body = "z=1&&a&=b&z=gr%C3%BC+%ff%e2%82&a%41=%4&b==%zz%C3ü%25%%41%E2%82%AC%C3&c=%".encode()
+    assert client.post("/invocations", data=body, content_type=URLENCODED).status_code == 200
+    _, form, _ = FormDataParser(silent=False).parse(BytesIO(body), URLENCODED, len(body))
+    assert engine.last.content == tuple((name, value.encode()) for name, value in form.items(multi=True))
 
 
 def test_the_handler_sets_status_and_headers_except_those_of_the_server(

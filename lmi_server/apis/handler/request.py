@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import io
+import codecs
 from collections.abc import Iterator
+from urllib.parse import unquote_to_bytes
 
+import gevent
 from flask import Request
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
-from werkzeug.formparser import FormDataParser
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
+from werkzeug.sansio.multipart import (
+    BLANK_LINE_RE,
+    Data,
+    Epilogue,
+    Event,
+    Field,
+    File,
+    MultipartDecoder,
+    NeedData,
+    State,
+)
 
 from engines.errors import InvalidRequest
 from engines.invocations import Invocation
@@ -16,8 +28,10 @@ from lmi_server.request_log import RequestRecord
 
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MAX_PARTS = 1000
+_MAX_HEADER_BYTES = 32 * 1024
+"""Maximum number of bytes of the headers of a part, and of what precedes the first part."""
 _PIECE_BYTES = 64 * 1024
-"""Number of bytes of a form that are decoded at a time."""
+"""Number of bytes of a form that are decoded before other greenlets run."""
 
 
 def invocation(request: Request, data: bytearray, record: RequestRecord) -> Invocation:
@@ -46,15 +60,44 @@ def _parts(request: Request, data: bytearray) -> Iterator[tuple[str, bytes]]:
         if request.mimetype == "multipart/form-data":
             yield from _multipart(data, request.mimetype_params.get("boundary", ""))
         elif request.mimetype == "application/x-www-form-urlencoded":
-            _, form, _ = FormDataParser(silent=False).parse(io.BytesIO(data), request.mimetype, len(data))
-            for name, value in form.items(multi=True):
-                yield name, value.encode()
+            yield from _urlencoded(data)
         elif data:
             yield "data", bytes(data)
     except RequestEntityTooLarge:
         raise InvalidRequest(f"body: the form has more than {_MAX_PARTS} parts") from None
     except (ValueError, HTTPException) as error:
         raise InvalidRequest(f"body: the form cannot be read: {error}") from None
+
+
+def _urlencoded(data: bytearray) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the value of each part; parts with the same name follow one another.
+
+    Raises `UnicodeDecodeError`, or `RequestEntityTooLarge` if there are too many parts.
+    """
+    if data.count(b"&") >= _MAX_PARTS:
+        raise RequestEntityTooLarge
+    data.decode()
+    form: MultiDict[str, bytes] = MultiDict()
+    for pair in data.split(b"&"):
+        if pair:
+            name, _, value = pair.partition(b"=")
+            form.add(_unquoted(name).decode(), _unquoted(value))
+    yield from form.items(multi=True)
+
+
+def _unquoted(data: bytearray) -> bytes:
+    """Replace `+` and `%XX`. Bytes that are not valid UTF-8 stay quoted."""
+    decoder = codecs.getincrementaldecoder("utf-8")("werkzeug.url_quote")
+    result = bytearray()
+    start = 0
+    while start < len(data):
+        end = start + _PIECE_BYTES
+        if end < len(data) and (percent := data.rfind(b"%", max(start + 1, end - 2), end)) >= 0:
+            end = percent  # do not split %XX
+        result += decoder.decode(unquote_to_bytes(bytes(data[start:end]).replace(b"+", b" "))).encode()
+        start = end
+        gevent.sleep(0)
+    return bytes(result) + decoder.decode(b"", final=True).encode()
 
 
 def _multipart(data: bytearray, boundary: str) -> Iterator[tuple[str, bytes]]:
@@ -68,12 +111,29 @@ def _multipart(data: bytearray, boundary: str) -> Iterator[tuple[str, bytes]]:
     name, body = "", bytearray()
     for start in range(0, len(data) + _PIECE_BYTES, _PIECE_BYTES):
         decoder.receive_data(bytes(data[start : start + _PIECE_BYTES]) or None)  # None after the last piece
-        while not isinstance(event := decoder.next_event(), NeedData | Epilogue):
+        gevent.sleep(0)
+        while not isinstance(event := _next_event(decoder), NeedData | Epilogue):
             if isinstance(event, Field | File):
                 if not event.name:
                     raise ValueError("a part has no name")
                 name, body = event.name, bytearray()
+                gevent.sleep(0)  # its headers may have taken long to parse
             elif isinstance(event, Data):
                 body += event.data
                 if not event.more_data:
                     yield name, bytes(body)
+
+
+def _next_event(decoder: MultipartDecoder) -> Event:
+    """Return the next event. Raises `ValueError` if the headers of a part are too long, before they are parsed."""
+    if decoder.state is State.PART and not BLANK_LINE_RE.search(decoder.buffer, 0, _MAX_HEADER_BYTES):
+        _check_buffer(decoder, "the headers of a part are")
+    event = decoder.next_event()
+    if decoder.state is State.PREAMBLE:
+        _check_buffer(decoder, "the text before the first part is")
+    return event
+
+
+def _check_buffer(decoder: MultipartDecoder, subject: str) -> None:
+    if len(decoder.buffer) > _MAX_HEADER_BYTES:
+        raise ValueError(f"{subject} longer than {_MAX_HEADER_BYTES} bytes")

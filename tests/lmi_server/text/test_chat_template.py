@@ -75,6 +75,11 @@ def test_output_is_bounded() -> None:
         "{% macro f() %}{{ caller() }}{% endmacro %}{% for a in range(99999) %}{% for b in range(99999) %}"
         "{% call f() %}{% endcall %}{% endfor %}{% endfor %}",
         "{% set check_time = 1 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set l = range(9999) | list %}{{ range(9999, 12000) | select('in', l) | list | length }}",
+        "{% set l = range(9999) | list %}{{ ('x' * 2000) | reject('in', l) | list | length }}",
+        "{{ (range(99999) | list * 5) | map('string') | join | length }}",
+        "{{ ('ab ' * 300000) | title | title | title | title | length }}",
+        "{% set l = [0] * 1000000 %}{{ 1 in l or 2 in l or 3 in l or 4 in l or 5 in l or 6 in l or 7 in l }}",
     ],
 )
 def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +121,53 @@ def test_memory_is_bounded(source: str) -> None:
 def test_uninterruptible_operations_are_refused(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template refuses them"):
         render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ([[1]] * 1000) | sum(start=[]) | length }}",
+        "{{ ([[1]] * 1000) | sum(none, []) | length }}",
+        "{{ ([1] * 1000001) | length }}",
+        "{{ (1001 * (1, 2) * 1000) | length }}",
+        "{{ ('ab' * 5000001) | length }}",
+        "{{ ([1] * 100001) | sort | length }}",
+        "{{ ([{'a': 1}] * 100001) | groupby('a') | length }}",
+        "{{ ('a b ' * 250001) | title | length }}",
+        "{{ ('a b ' * 250001) | wordcount }}",
+    ],
+)
+def test_large_operations_within_filters_are_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template refuses them"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ [3, 1, 2] | sort | join(',') }}{{ 'ba' | sort | first }}{{ {'b': 1, 'a': 2} | sort | last }}",
+            "1,2,3ab",
+        ),
+        ("{{ [1, 2] | list | length }}{{ [1, 2] | reverse | list }}{{ ([1] * 3) | last }}", "2[2, 1]1"),
+        ("{{ [] | map('nothing') | list }}{{ missing | select('odd') | list }}{{ missing | join }}", "[][]"),
+        ("{{ [1, 2] | default(0) }}{{ [1] | string | upper }}{{ none | string }}", "[1, 2][1]None"),
+        ("{{ [0.5, 1] | sum }}{{ [1] | sum(start=2.5) }}{{ messages | sum('n', 1) if 0 }}", "1.53.5"),
+        (
+            "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}",
+            "Hi <b>",
+        ),
+        ("{% set g = ['a', 'b', 'c'] | select %}{{ g | first }}{{ g | list }}", "a['b', 'c']"),
+        (
+            "{{ range(5) | batch(2) | list }}{{ 'abc' | slice(2) | list }}",
+            "[[0, 1], [2, 3], [4]][['a', 'b'], ['c']]",
+        ),
+        ("{{ ['b', 'B', 'a'] | unique | list }}{{ [2, 1] | min }}{{ [] | max }}", "['b', 'a']1"),
+        ("{{ ('-' * 9 ~ 2 * 'ab' ~ [0] * 2) | length }}{{ 2 * 3.5 }}", "197.0"),
+    ],
+)
+def test_filters_and_repetition_work_within_the_limits(source: str, expected: str) -> None:
+    assert render(source) == expected
 
 
 def test_a_syntax_error_is_reported_with_its_line() -> None:
