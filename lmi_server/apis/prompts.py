@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import gevent
@@ -32,6 +33,8 @@ class Prompt:
     """Place of the prompt in the body, for error messages: `inputs`, `prompt[3]`."""
     text: str
     token_ids: tuple[int, ...]
+    truncated: bool = False
+    """Whether `token_ids` is only a part of the text."""
 
 
 def max_prompt_chars(context: ApiContext) -> int:
@@ -66,6 +69,10 @@ def encode_prompts(
     if parameters["add_special_tokens"] is not None:
         add_special_tokens = parameters["add_special_tokens"]
 
+    limit = truncation_limit(context, parameters)
+    # The tokens that the tokenizer adds, such as BOS. They are kept as in transformers.
+    added = context.text.encode("") if add_special_tokens and limit is not None else ()
+
     def encode() -> list[tuple[int, ...]]:
         return [context.text.encode(text, add_special_tokens) for text in texts.values()]
 
@@ -74,18 +81,29 @@ def encode_prompts(
         ids = gevent.get_hub().threadpool.apply(encode)
     else:
         ids = encode()
-    prompts = tuple(
-        Prompt(*each, truncated(one, parameters["truncate"]))
-        for each, one in zip(texts.items(), ids, strict=True)
-    )
-    for prompt in prompts:
-        check_length(context, prompt.field, len(prompt.token_ids))
-    return prompts
+    prompts = []
+    for (field, text), whole in zip(texts.items(), ids, strict=True):
+        kept = truncated(whole, limit, added)
+        check_length(context, field, len(kept))
+        prompts.append(Prompt(field, text, kept, len(kept) < len(whole)))
+    return tuple(prompts)
 
 
-def truncated(token_ids: tuple[int, ...], truncate: int | None) -> tuple[int, ...]:
-    """Return the last `truncate` token ids, or all token ids if `truncate` is None."""
-    return token_ids if truncate is None else token_ids[-truncate:]
+def truncation_limit(context: ApiContext, parameters: Parameters) -> int | None:
+    """Return the maximum number of prompt tokens to keep. None: keep all. Raises `InvalidField`."""
+    limit: int | None = parameters["truncate"]
+    if limit == 0:
+        raise refuse(parameters.fields["truncate"], 0, "an integer of at least 1, or -1 for the context")
+    return context.config.max_model_len - 1 if limit == -1 else limit
+
+
+def truncated(token_ids: tuple[int, ...], limit: int | None, added: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return the last token ids, `limit` in total. `added`: ids to keep if the token ids begin with them."""
+    if limit is None or len(token_ids) <= limit:
+        return token_ids
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(added[:limit], token_ids, strict=False))
+    num_added = len(list(equal))
+    return token_ids[:num_added] + token_ids[len(token_ids) - limit + num_added :]
 
 
 def texts_by_field(field: str, value: Any, accepted: str) -> dict[str, str]:
@@ -147,7 +165,14 @@ def generation_requests(
         own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parameters))
         requests.append(
             GenerationRequest(
-                prompt.text, prompt.token_ids, own, rules, prompt.field, counts.n, counts.best_of
+                prompt.text,
+                prompt.token_ids,
+                own,
+                rules,
+                prompt.field,
+                counts.n,
+                counts.best_of,
+                prompt.truncated,
             )
         )
     return tuple(requests)
@@ -185,8 +210,10 @@ def _requested_length(context: ApiContext, prompt: Prompt, parameters: Parameter
     """Return `max_new_tokens`, or `max_length` minus the prompt. A prompt of an encoder does not count."""
     length: int | None = parameters["max_new_tokens"]
     total: int | None = parameters["max_length"]
-    if length is not None or total is None:
-        return length
+    if length is not None:
+        return max(length, 1)  # the engine always generates a token
+    if total is None:
+        return None
     num_before = 0 if context.text.is_encoder_decoder else len(prompt.token_ids)
     if total <= num_before:
         raise refuse(

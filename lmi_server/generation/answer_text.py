@@ -33,6 +33,8 @@ class TextRules:
     include_stop: bool = False
     """Whether to keep the stop string or token that ends the text."""
     skip_special_tokens: bool = True
+    drops_output: bool = False
+    """Whether to drop the output, because only the prompt was requested. The engine always generates a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class GenerationRequest:
     """Number of completions to return."""
     best_of: int = 1
     """Number of completions to generate, at least `n`. The `n` most likely ones are returned."""
+    truncated: bool = False
+    """Whether `prompt_token_ids` is only a part of `prompt`."""
 
 
 class TopToken(NamedTuple):
@@ -66,6 +70,8 @@ class TokenText(msgspec.Struct, frozen=True):
     id: int
     text: str
     """All text that this token completes, including stop strings."""
+    name: str
+    """The token in lists of log-probabilities: its own text if it is special, else `text`."""
     shown: str
     """Text that can be shown once this token has arrived. May include held-back text of earlier tokens."""
     logprob: float | None
@@ -146,7 +152,9 @@ class PromptText:
             known = logprobs[index - 1] if 0 < index <= len(logprobs) else None
             logprob = None if known is None else max(known.logprob, _LOWEST_LOGPROB)
             top = () if known is None else _top_tokens(known.top, self.text)
-            yield TokenText(token_id, piece, piece, logprob, token_id in self.text.special_ids, top)
+            special = token_id in self.text.special_ids
+            name = self.text.token_text(token_id) if special else piece
+            yield TokenText(token_id, piece, name, piece, logprob, special, top)
 
 
 class CompletionText:
@@ -181,6 +189,9 @@ class CompletionText:
         """Convert an output without an error to text. Tokens after a stop string are dropped."""
         first = len(self._tokens)
         prompt_tokens = self._record_prompt(output) if first == 0 else ()
+        if self._rules.drops_output:
+            end = None if output.finish_reason is None else FinishReason.LENGTH
+            output = output._replace(token_ids=(), finish_reason=end)
         stop_name: str | None = None
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
@@ -214,8 +225,9 @@ class CompletionText:
     def _record_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
         """Record what the engine reports about the prompt with the first token."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
-        if output.token_ids and self.request.sampling.prompt_logprobs is not None:
-            self._prompt_tokens = self._prompt.tokens(output.prompt_logprobs)
+        if not output.token_ids or self.request.sampling.prompt_logprobs is None:
+            return ()
+        self._prompt_tokens = self._prompt.tokens(output.prompt_logprobs)
         return self._prompt_tokens
 
     def _add_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
@@ -230,7 +242,8 @@ class CompletionText:
             shown = self._show(piece, len(self._tokens) + 1)
         lowest = None if logprob is None else max(logprob, _LOWEST_LOGPROB)
         likeliest = _top_tokens(top, self._text) if top else ()
-        self._tokens.append(TokenText(token_id, piece, shown, lowest, special, likeliest))
+        name = self._text.token_text(token_id) if special else piece
+        self._tokens.append(TokenText(token_id, piece, name, shown, lowest, special, likeliest))
 
     def _may_stop(self, num_tokens: int) -> bool:
         """Return whether an output of so many tokens may end with a stop string."""

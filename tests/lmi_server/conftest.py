@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from tokenizers import processors
 
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
@@ -61,6 +62,16 @@ def make_client(model_folder: Path, text_model: TextModel, engine: FakeEngine) -
 @pytest.fixture
 def client(make_client: MakeClient) -> FlaskClient:
     return make_client()
+
+
+@pytest.fixture
+def bos_client(own_folder: Path, engine: FakeEngine) -> FlaskClient:
+    """A client of a model whose tokenizer adds BOS, token 0."""
+    text = TextModel.from_folder(own_folder)
+    text.tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    return create_app(web_config(own_folder), engine, text).test_client()
 
 
 Connection = tuple[socket.socket, socket.socket]

@@ -55,6 +55,24 @@ def test_seeds_of_choices_are_stable() -> None:
     assert choice_seed(2**64 - 1, 7) < 2**64
 
 
+@pytest.mark.parametrize("seed", [-2, -(2**63)])
+def test_a_negative_seed_is_taken_modulo_2_to_the_64(
+    seed: int, client: FlaskClient, engine: FakeEngine
+) -> None:
+    for path in BODIES:
+        assert post(client, path, seed=seed, temperature=1).status_code == 200
+        assert engine.sampling.seed == seed + 2**64
+    assert post(client, CHAT, seed=seed, temperature=1, n=2).status_code == 200
+    assert engine.sampling.seed == choice_seed(seed + 2**64, 1)
+
+
+def test_seed_minus_1_is_a_random_seed(client: FlaskClient, engine: FakeEngine) -> None:
+    for _ in range(2):
+        post(client, CHAT, seed=-1, temperature=1)
+    first, second = (request.sampling.seed for request in engine.requests)
+    assert first != second
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
 def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient) -> None:
     whole = client.post(path, json={**BODIES[CHAT], "n": 3}).get_json()

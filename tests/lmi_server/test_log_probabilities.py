@@ -18,7 +18,15 @@ from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import PROMPT, post
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, chunks, encode, says, tokens, top, turns_of_another_greenlet
+from tests.lmi_server.fakes import (
+    FakeEngine,
+    chunks,
+    encode,
+    says,
+    tokens,
+    top,
+    turns_of_another_greenlet,
+)
 from tests.lmi_server.malformed_bodies import CHAT, COMPLETIONS, INVOCATIONS
 
 
@@ -110,6 +118,95 @@ def test_echo_of_a_truncated_prompt_is_the_rest_of_it(client: FlaskClient, text_
     choice = choice_of(client, COMPLETIONS, logprobs=0, echo=True, truncate_prompt_tokens=3)
     rest = text_model.decode(encode(PROMPT)[-3:])
     assert choice["text"] == rest + ANSWER == "".join(choice["logprobs"]["tokens"])
+
+
+def test_echo_of_a_prompt_that_is_not_truncated_is_the_text_of_the_client(client: FlaskClient) -> None:
+    body = {"prompt": "<|im_start|>user", "echo": True}
+    for number in (-1, 10_000):
+        reply = client.post("/v1/completions", json={**body, "truncate_prompt_tokens": number}).get_json()
+        assert reply["choices"][0]["text"] == "<|im_start|>user" + ANSWER
+
+
+MARKED = "<|im_start|>user\nWhat<|im_end|>"
+
+
+def echoed(
+    client: FlaskClient, stream: bool, **fields: Any
+) -> tuple[str, dict[int, str], dict[str, list[Any]]]:
+    """Return the text of an echoed prompt with its answer, its tokens by offset, and its lists."""
+    body = {"prompt": MARKED, "echo": True, "logprobs": 2, "stream": stream, **fields}
+    reply = client.post("/v1/completions", json=body)
+    records = chunks(reply) if stream else [reply.get_json()]
+    text = "".join(record["choices"][0]["text"] for record in records)
+    lists = joined(records)
+    return text, dict(zip(lists["text_offset"], lists["tokens"], strict=True)), lists
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_special_tokens_of_an_echoed_prompt_have_names_and_offsets(
+    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = lambda request: tokens(request, [*encode("one"), 2], FinishReason.EOS_TOKEN)
+    text, by_offset, lists = echoed(client, stream)
+    assert text == MARKED + "one"
+    assert by_offset[0] == lists["tokens"][0] == "<|im_start|>"
+    assert by_offset[len("<|im_start|>")] == "u"
+    assert lists["tokens"][-1] == "<|im_end|>"
+    assert lists["text_offset"][-1] == len(text)
+    for token, offset in zip(lists["tokens"][:-1], lists["text_offset"], strict=False):
+        assert text.startswith(token, offset)
+    prompt_end = lists["tokens"].index("<|im_end|>")
+    assert "<|im_end|>" in lists["top_logprobs"][prompt_end]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_skip_special_tokens_that_are_not_in_the_echoed_text(
+    stream: bool, bos_client: FlaskClient
+) -> None:
+    for skip in (True, False):
+        text, _, lists = echoed(bos_client, stream, skip_special_tokens=skip)
+        assert text == MARKED + ANSWER
+        assert lists["tokens"][:2] == ["<|endoftext|>", "<|im_start|>"]
+        assert lists["text_offset"][:3] == [0, 0, len("<|im_start|>")]
+        assert all(
+            text.startswith(*place)
+            for place in zip(lists["tokens"][1:], lists["text_offset"][1:], strict=True)
+        )
+    text, _, lists = echoed(bos_client, stream, prompt=list(encode(MARKED)))
+    assert text == "user\nWhat" + ANSWER
+    assert lists["tokens"][:2] == ["<|im_start|>", "u"]
+    assert lists["text_offset"][:3] == [0, 0, 1]
+    assert lists["text_offset"][len(encode(MARKED))] == len("user\nWhat")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_without_text_lists_its_tokens(stream: bool, client: FlaskClient) -> None:
+    text, _, lists = echoed(client, stream, prompt=[1])
+    assert text == ANSWER
+    assert lists["tokens"][0] == "<|im_start|>"
+    assert lists["text_offset"][:2] == [0, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_eos_token_of_a_chat_has_a_name(stream: bool, client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = lambda request: tokens(request, [*encode("one"), 2], FinishReason.EOS_TOKEN)
+    reply = post(client, CHAT, logprobs=True, top_logprobs=1, stream=stream)
+    choices = [record["choices"][0] for record in (chunks(reply) if stream else [reply.get_json()])]
+    content = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    named = {"token": "<|im_end|>", "logprob": -0.5, "bytes": list(b"<|im_end|>")}
+    assert content[-1] == {**named, "top_logprobs": [named]}
+    texts = [
+        choice["delta"].get("content", "") if stream else choice["message"]["content"] for choice in choices
+    ]
+    assert "".join(texts) == "one"
+
+
+def test_special_tokens_of_the_prompt_have_names(client: FlaskClient) -> None:
+    rows = post(client, CHAT, prompt_logprobs=0).get_json()["prompt_logprobs"]
+    assert {row["2"]["decoded_token"] for row in rows[1:] if "2" in row} == {"<|im_end|>"}
+    body = {"inputs": MARKED, "parameters": {"decoder_input_details": True}}
+    prefill = client.post("/invocations", json=body).get_json()["details"]["prefill"]
+    assert "".join(token["text"] for token in prefill) == MARKED
 
 
 @pytest.mark.parametrize("number", [0, 3])

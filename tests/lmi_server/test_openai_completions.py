@@ -148,6 +148,33 @@ def test_echo(stream: bool, as_ids: bool, client: FlaskClient) -> None:
     assert got == {index: text + ANSWER for index, text in enumerate(PROMPTS)}
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_echo_without_an_output_scores_the_prompt(
+    path: str, stream: bool, logprobs: int | None, client: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = lambda request: tokens(request, [2], FinishReason.EOS_TOKEN)
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    reply = post(
+        client, PROMPTS, path, echo=True, max_tokens=0, n=2, logprobs=logprobs, stream=stream, **fields
+    )
+    assert reply.status_code == 200
+    assert [request.sampling.max_new_tokens for request in engine.requests] == [1] * 6
+    records = chunks(reply) if stream else [reply.get_json()]
+    usage = records[-1]["usage"]
+    assert usage["completion_tokens"] == 0
+    assert usage["total_tokens"] == usage["prompt_tokens"] == sum(len(encode(text)) for text in PROMPTS)
+    assert texts(records) == {index: PROMPTS[index // 2] for index in range(6)}
+    choices = [choice for record in records for choice in record["choices"]]
+    reasons = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
+    assert sorted(reasons) == [(index, "length") for index in range(6)]
+    for index in range(6):
+        lists = [c["logprobs"] for c in choices if c["index"] == index and c["logprobs"] is not None]
+        tokens_ = [token for one in lists for token in one["tokens"]]
+        assert "".join(tokens_) == (PROMPTS[index // 2] if logprobs else "")
+
+
 def test_stop_strings_apply_to_each_choice_separately(client: FlaskClient, engine: FakeEngine) -> None:
     def script(request: Request) -> list[RequestOutput]:
         first = request.prompt_token_ids == encode(PROMPTS[0])

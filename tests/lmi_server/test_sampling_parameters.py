@@ -10,9 +10,10 @@ from flask.testing import FlaskClient
 
 from engines.core import FinishReason
 from lmi_server.config import ServerConfig
-from tests.lmi_server.bodies import BODIES, post, refusal_of, text_of
+from tests.lmi_server.bodies import BODIES, PROMPT, post, refusal_of, text_of
 from tests.lmi_server.conftest import ANSWER, MakeClient
 from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, encode, tokens
+from tests.lmi_server.malformed_bodies import CHAT
 
 PATHS = list(BODIES)
 
@@ -126,6 +127,51 @@ def test_a_prompt_longer_than_the_context_can_be_truncated(client: FlaskClient, 
     ids = {"prompt": [5] * (MAX_MODEL_LEN + 5), "truncate": 7}
     assert client.post("/v1/completions", json=ids).status_code == 200
     assert engine.requests[-1].prompt_token_ids == (5,) * 7
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+def test_truncation_keeps_the_bos_token(path: str, bos_client: FlaskClient, engine: FakeEngine) -> None:
+    plain = encode(PROMPT)
+    kept = {1: (0,), 2: (0, *plain[-1:]), 6: (0, *plain[-5:]), 10_000: (0, *plain)}
+    for number, ids in kept.items():
+        assert post(bos_client, path, truncate=number).status_code == 200
+        assert engine.requests[-1].prompt_token_ids == ids
+    post(bos_client, path, truncate=6, add_special_tokens=False)
+    assert engine.requests[-1].prompt_token_ids == plain[-6:]
+
+
+def test_truncation_of_token_ids_and_of_chats_keeps_only_the_end(
+    bos_client: FlaskClient, engine: FakeEngine
+) -> None:
+    assert bos_client.post("/v1/completions", json={"prompt": [0, 5, 6, 7], "truncate": 2}).status_code == 200
+    assert engine.requests[-1].prompt_token_ids == (6, 7)
+    post(bos_client, CHAT)
+    whole = engine.requests[-1].prompt_token_ids
+    post(bos_client, CHAT, truncate=6)
+    assert engine.requests[-1].prompt_token_ids == whole[-6:]
+
+
+def test_truncate_minus_1_cuts_a_prompt_to_the_context(client: FlaskClient, engine: FakeEngine) -> None:
+    for path in PATHS:
+        post(client, path)
+        whole = engine.requests[-1].prompt_token_ids
+        assert post(client, path, truncate=-1).status_code == 200
+        assert engine.requests[-1].prompt_token_ids == whole
+    long = "one two three " * 100
+    for prompt, ids in ((long, encode(long)), ([5] * (MAX_MODEL_LEN + 5), (5,) * (MAX_MODEL_LEN + 5))):
+        body = {"prompt": prompt, "truncate_prompt_tokens": -1}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        assert engine.requests[-1].prompt_token_ids == ids[1 - MAX_MODEL_LEN :]
+        reply = client.post("/v1/completions", json={**body, "max_tokens": 20})
+        assert "max_tokens: given 20; accepted: at most 1" in refusal_of(reply)
+
+
+def test_truncation_on_the_right_is_refused(client: FlaskClient) -> None:
+    for path in PATHS:
+        assert post(client, path, truncate=3, truncation_side="left").status_code == 200
+        reason = refusal_of(post(client, path, truncate=3, truncation_side="right"))
+        assert 'truncation_side: given "right"' in reason
+        assert 'accepted: "left"' in reason
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -93,7 +93,7 @@ class LmiReply:
         if self._shows_details:
             details = self._full_details(request, first)
             if self._shows_prompt:
-                details["prefill"] = [_token(token, token.text) for token in first.prompt_tokens]
+                details["prefill"] = [_token(token, token.name) for token in first.prompt_tokens]
             if self._shows_prompt_logprobs:
                 details |= prompt_logprobs(first.prompt_tokens)
             if len(completions) > 1:

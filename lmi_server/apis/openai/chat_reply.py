@@ -68,8 +68,8 @@ class ChatReply(OpenAiReply):
 
 
 def _entry(token: TokenText) -> dict[str, Any]:
-    top = [_token(other.text, other.logprob) for other in token.top_as(token.text)]
-    return {**_token(token.text, token.logprob), "top_logprobs": top}
+    top = [_token(other.text, other.logprob) for other in token.top_as(token.name)]
+    return {**_token(token.name, token.logprob), "top_logprobs": top}
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from lmi_server.apis.prompts import (
     prompts_by_field,
     texts_by_field,
     truncated,
+    truncation_limit,
 )
 from lmi_server.apis.serve import answer
 from lmi_server.generation.answer_text import GenerationRequest
@@ -42,25 +43,34 @@ def api(context: ApiContext) -> Blueprint:
     return blueprint
 
 
+def _read_fields(context: ApiContext, body: Body, conventions: Conventions) -> BodyFields:
+    fields = read_fields(Names.COMPLETIONS, "prompt", context, body, conventions)
+    parameters = fields.parameters
+    if parameters["max_new_tokens"] == 0 and not parameters["echo"]:
+        accepted = "an integer of at least 1, or 0 with 'echo' that is true"
+        raise refuse(parameters.fields["max_new_tokens"], 0, accepted)
+    return fields
+
+
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     """Read one text, one list of token ids, or a list of either."""
-    value, truncate = body.get("prompt"), fields.parameters["truncate"]
+    value, limit = body.get("prompt"), truncation_limit(context, fields.parameters)
     if isinstance(value, list) and value and is_integer(value[0]):
-        return (_of_token_ids(context, "prompt", value, truncate),)
+        return (_of_token_ids(context, "prompt", value, limit),)
     if isinstance(value, list) and value and isinstance(value[0], list):
         items = prompts_by_field("prompt", value)
-        return tuple(_of_token_ids(context, field, item, truncate) for field, item in items.items())
+        return tuple(_of_token_ids(context, field, item, limit) for field, item in items.items())
     texts = texts_by_field("prompt", value, _ACCEPTED)
     return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
 
 
-def _of_token_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:
+def _of_token_ids(context: ApiContext, field: str, value: Any, limit: int | None) -> Prompt:
     """Return a prompt of token ids. No special tokens are added."""
     if not isinstance(value, list):
         raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
-    check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
+    check_length(context, field, len(value) if limit is None else min(len(value), limit))
     check_token_ids(context, field, value)
-    return Prompt(field, "", truncated(tuple(value), truncate))
+    return Prompt(field, "", truncated(tuple(value), limit))
 
 
 def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
@@ -83,13 +93,13 @@ def _echoed(context: ApiContext, request: GenerationRequest, fields: BodyFields)
     """Return the text before an answer: nothing, the prompt's text, or the text of its token ids if they were cut."""
     if not fields.parameters["echo"]:
         return ""
-    if request.prompt and fields.parameters["truncate"] is None:
+    if request.prompt and not request.truncated:
         return request.prompt
     return context.text.decode(request.prompt_token_ids, request.rules.skip_special_tokens)
 
 
 COMPLETIONS = BodyFormat(
-    read_fields=partial(read_fields, Names.COMPLETIONS, "prompt"),
+    read_fields=_read_fields,
     read_prompts=_read_prompts,
     report=_report,
     make_reply=_make_reply,

@@ -28,6 +28,7 @@ class CompletionsReply(OpenAiReply):
     ) -> None:
         """`echoed`: text at the start of each choice, the prompt or nothing."""
         super().__init__(fields, requests, conventions)
+        self._echo: bool = fields.parameters["echo"]
         self._echoed = echoed
         self._num_top: int | None = fields.parameters["logprobs"]
         """Number of most likely tokens listed beside each token; None without log-probabilities."""
@@ -46,43 +47,54 @@ class CompletionsReply(OpenAiReply):
 
     def records(self, output: TextOutput) -> str:
         text = output.shown
+        prompt_tokens: tuple[TokenText, ...] = ()
         tokens: tuple[TokenText, ...] = ()
         if self._num_top is not None:
             tokens = output.released
-            if output.prompt_tokens and self._echoed[output.index]:
+            if output.prompt_tokens and self._echo:
                 text = self._echoed[output.index] + text
-                tokens = output.prompt_tokens + tokens
-        if not text and not tokens and output.completion is None:
+                prompt_tokens = output.prompt_tokens
+        if not text and not prompt_tokens and not tokens and output.completion is None:
             return ""
-        return self._chunk(self._choice(output.index, text, tokens, output.completion))
+        return self._chunk(self._choice(output.index, text, tokens, output.completion, prompt_tokens))
 
     def _full_choice(self, index: int, done: Completion) -> dict[str, Any]:
-        echoed = self._echoed[index]
-        tokens = done.prompt_tokens + done.released if echoed else done.released
-        choice = self._choice(index, echoed + done.text, tokens, done)
+        prompt_tokens = done.prompt_tokens if self._echo else ()
+        choice = self._choice(index, self._echoed[index] + done.text, done.released, done, prompt_tokens)
         if self._shows_prompt_logprobs:
             choice |= prompt_logprobs(done.prompt_tokens)
         return choice
 
     def _choice(
-        self, index: int, text: str, tokens: Sequence[TokenText], completion: Completion | None
+        self,
+        index: int,
+        text: str,
+        tokens: tuple[TokenText, ...],
+        completion: Completion | None,
+        prompt_tokens: tuple[TokenText, ...] = (),
     ) -> dict[str, Any]:
         return {
             "index": index,
             "text": text,
-            "logprobs": None if self._num_top is None else self._token_lists(index, tokens),
+            "logprobs": None if self._num_top is None else self._token_lists(index, prompt_tokens, tokens),
             "finish_reason": None if completion is None else FINISH_REASONS[completion.finish_reason],
         }
 
-    def _token_lists(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
+    def _token_lists(
+        self, index: int, prompt_tokens: tuple[TokenText, ...], tokens: tuple[TokenText, ...]
+    ) -> dict[str, Any]:
         """Return the tokens, their log-probabilities and their offsets in the choice's text."""
         offsets = []
+        if prompt_tokens:
+            offsets = _prompt_offsets(prompt_tokens, self._echoed[index])
+            self._offsets[index] = len(self._echoed[index])
         for token in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token.text)
+        tokens = prompt_tokens + tokens
         return {
             "text_offset": offsets,
-            "tokens": [token.text for token in tokens],
+            "tokens": [token.name for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [self._top(token) for token in in_turns(tokens)] if self._num_top else None,
         }
@@ -93,7 +105,18 @@ class CompletionsReply(OpenAiReply):
             return None
         found: dict[str, float] = {}
         # Several tokens may have the same text, such as parts of a character. The most likely one is reported.
-        for one in token.top_as(token.text)[: self._num_top]:
+        for one in token.top_as(token.name)[: self._num_top]:
             found.setdefault(one.text, one.logprob)
-        found.setdefault(token.text, token.logprob)
+        found.setdefault(token.name, token.logprob)
         return found
+
+
+def _prompt_offsets(tokens: Sequence[TokenText], echoed: str) -> list[int]:
+    """Return the offset of each prompt token in the echoed text, which may omit special tokens."""
+    offsets = []
+    offset = 0
+    for token in tokens:
+        offsets.append(offset)
+        if not token.special or echoed.startswith(token.name, offset):
+            offset += len(token.name)
+    return offsets

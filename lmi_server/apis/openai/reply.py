@@ -91,8 +91,8 @@ def _by_id(token: TokenText) -> dict[str, Any] | None:
         return None
     found = {
         str(one.id): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
-        for rank, one in enumerate(token.top_as(token.text), 1)
+        for rank, one in enumerate(token.top_as(token.name), 1)
     }
     # The token's rank is known only if it is among the most likely tokens.
-    own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
+    own = {"logprob": token.logprob, "rank": None, "decoded_token": token.name}
     return {str(token.id): found.get(str(token.id), own), **found}

@@ -76,6 +76,7 @@ def text_rules(context: ApiContext, parameters: Parameters, *, continues_prompt:
         stop_token_ids=named - frozenset(_eos_token_ids(context, parameters)),
         include_stop=parameters["include_stop_str_in_output"],
         skip_special_tokens=parameters["skip_special_tokens"],
+        drops_output=parameters["max_new_tokens"] == 0,
     )
 
 
@@ -101,7 +102,7 @@ def make_seed(parameters: Parameters) -> int:
     """Return the seed of the body, which is the same for every prompt, or a new random seed."""
     seed: int | None = parameters["seed"]
     if seed is not None:
-        return seed
+        return seed % 2**64
     return secrets.randbits(64) if temperature(parameters) > 0 else 0
 
 

@@ -45,9 +45,12 @@ _SHARE = Float(0, 1)
 _PENALTY = Float(-2, 2)
 _FACTOR = Float(0.01, 10)
 _LOGPROBS = Int(0, MAX_TOP_LOGPROBS)
+_MAX_TOKENS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 
 _LENGTH: tuple[Parameter, ...] = (
-    everywhere("max_new_tokens", "max_tokens", "max_completion_tokens", type=Int(1)),
+    Parameter("max_new_tokens", Int(1), lmi=_MAX_TOKENS, chat=_MAX_TOKENS),
+    # Completions accept 0 together with `echo`, to score a prompt.
+    Parameter("max_new_tokens", Int(0), completions=_MAX_TOKENS),
     # As in transformers: prompt and output together. `max_new_tokens` overrides it.
     everywhere("max_length", type=Int(1)),
     everywhere("min_new_tokens", "min_length", "min_tokens", type=Int(0), default=0),
@@ -56,7 +59,8 @@ _LENGTH: tuple[Parameter, ...] = (
     # Overrides the model's EOS token ids.
     everywhere("eos_token_id", type=_SOME_IDS),
     everywhere("ignore_eos", "ignore_eos_token", type=Bool(), default=False),
-    everywhere("truncate", "truncate_prompt_tokens", type=Int(1)),
+    # As in vLLM, -1 means the longest prompt that fits the context. `truncation_limit` rejects 0.
+    everywhere("truncate", "truncate_prompt_tokens", type=Int(-1)),
     # Defaults to true, in chats to false, because the chat template adds the special tokens.
     everywhere("add_special_tokens", type=Bool()),
 )
@@ -78,8 +82,8 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("bad_words", "bad_sequences", type=_TEXTS, default=()),
     everywhere("bad_words_ids", type=ListOf(_SEQUENCE, MAX_BAD_IDS), default=()),
     everywhere("suppress_tokens", type=_MANY_IDS, default=()),
-    # -1 means a random seed, which is also the default.
-    everywhere("seed", "random_seed", type=Int(0, 2**64 - 1), unset_values=(-1,)),
+    # -1 means a random seed, which is also the default. Seeds are taken modulo 2**64.
+    everywhere("seed", "random_seed", type=Int(-(2**63), 2**64 - 1), unset_values=(-1,)),
     everywhere("n", "num_return_sequences", type=Int(1, MAX_CHOICES)),
     everywhere("best_of", type=Int(1, MAX_CHOICES)),
     everywhere("num_beams", type=Int(1, MAX_BEAMS), default=1),
