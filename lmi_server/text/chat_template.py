@@ -7,7 +7,7 @@ memory, and with only the helpers that transformers provides. Requests cannot su
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Any
 
@@ -67,6 +67,46 @@ def _tojson(
     )
 
 
+def _content_forms(tree: nodes.Template) -> tuple[bool, bool]:
+    """Return whether a template reads contents as lists of parts, and whether it also reads them as strings.
+
+    A `for` over a content reads parts. Such a template reads strings too if it tests whether a content `is string`.
+    """
+    variables = {"content"}  # also the usual name of a macro's parameter
+    assigned = [
+        (assign.target.name, assign.node)
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name)
+    ]
+    while new := {name for name, value in assigned if _is_content(value, variables)} - variables:
+        variables |= new
+    reads_parts = any(_is_content(loop.iter, variables) for loop in tree.find_all(nodes.For))
+    string_tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
+    return reads_parts, any(_is_content(test.node, variables) for test in string_tests)
+
+
+def _is_content(node: nodes.Node, variables: Set[str]) -> bool:
+    """Whether an expression is the content of a message, or the result of filtering it.
+
+    `variables`: names of variables that contain a content.
+    """
+    key = nodes.Const("content")
+    match node:
+        case nodes.Name():
+            return node.name in variables
+        case nodes.Getattr():
+            return node.attr == "content"
+        case nodes.Getitem(arg=nodes.Slice()):
+            return _is_content(node.node, variables)
+        case nodes.Getitem():
+            return node.arg == key
+        case nodes.Call(node=nodes.Getattr(attr="get")):
+            return node.args[:1] == [key]
+        case nodes.Filter() | nodes.CondExpr() | nodes.Or():
+            return any(_is_content(child, variables) for child in node.iter_child_nodes())
+    return False
+
+
 class ChatTemplate:
     """A model's compiled chat template and its special tokens."""
 
@@ -90,6 +130,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
+            self._reads_parts, self._reads_strings = _content_forms(environment.parse(source))
             self._template = environment.limited_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error}") from error
@@ -97,6 +138,8 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
         """Return the prompt text, ready for the assistant's turn.
+
+        Each content is a string or a list of text parts. The template gets it in the form that it reads.
 
         Raises:
             InvalidRequest: the template rejects the messages, or takes too much time or memory for them.
@@ -107,7 +150,9 @@ class ChatTemplate:
         try:
             with self._environment.limits():
                 for part in self._template.generate(
-                    messages=[dict(message) for message in messages],
+                    messages=[
+                        {**message, "content": self._content(message["content"])} for message in messages
+                    ],
                     tools=None,
                     documents=None,
                     add_generation_prompt=True,
@@ -120,3 +165,10 @@ class ChatTemplate:
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(f"messages: the model's chat template refuses them: {error}") from error
         return "".join(parts)
+
+    def _content(self, value: str | Sequence[Mapping[str, str]]) -> str | list[dict[str, str]]:
+        texts = [value] if isinstance(value, str) else [part["text"] for part in value]
+        # Templates that read both forms may read some messages, such as the system message, as strings only.
+        if not self._reads_parts or (self._reads_strings and len(texts) == 1):
+            return "\n".join(texts)
+        return [{"type": "text", "text": text} for text in texts]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,11 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from engines.core import FinishReason
+from lmi_server.app import create_app
+from lmi_server.text.chat_template import ChatTemplate
+from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, chunks, encode, tokens
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, chunks, encode, tokens, web_config
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 RENDERED = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -94,6 +99,76 @@ def test_text_parts_and_developer_role(client: FlaskClient, engine: FakeEngine) 
     assert client.post(PATHS[0], json={"messages": messages}).status_code == 200
     rendered = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
     assert engine.requests[0].prompt_token_ids == encode(rendered)
+
+
+PARTS_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}:{{ message.reasoning_content | default('-') }}:"
+    "{% for part in message.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def parts_client(model_folder: Path, engine: FakeEngine, text_model: TextModel) -> FlaskClient:
+    """A client of a model whose chat template reads a list of parts, and `reasoning_content`."""
+    text = replace(text_model, chat_template=ChatTemplate(PARTS_TEMPLATE, {}))
+    return create_app(web_config(model_folder), engine, text).test_client()
+
+
+@pytest.mark.parametrize(
+    ("message", "rendered"),
+    [
+        ({"role": "user", "content": "one"}, "user:-:one|"),
+        ({"role": "user", "content": [{"type": "text", "text": "one"}]}, "user:-:one|"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+            "user:-:one|two|",
+        ),
+        ({"role": "assistant", "content": None, "refusal": "no"}, "assistant:-:|"),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]},
+            "assistant:-:I cannot|",
+        ),
+        ({"role": "assistant", "content": "4", "reasoning_content": "2+2"}, "assistant:2+2:4|"),
+        ({"role": "assistant", "content": "4", "reasoning_content": None}, "assistant:-:4|"),
+        ({"role": "user", "content": "4", "reasoning_content": 5}, "user:-:4|"),
+    ],
+)
+def test_messages_as_the_template_gets_them(
+    message: dict[str, Any], rendered: str, parts_client: FlaskClient, engine: FakeEngine
+) -> None:
+    reply = parts_client.post(PATHS[0], json={"messages": [message]})
+    assert reply.status_code == 200, reply.text
+    assert engine.requests[0].prompt_token_ids == encode(rendered)
+
+
+def test_refused_answers_in_the_history(client: FlaskClient, engine: FakeEngine) -> None:
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]}
+    messages = [*MESSAGES, refusal, {"role": "assistant", "content": None, "refusal": "no"}]
+    assert client.post(PATHS[0], json={"messages": messages}).status_code == 200
+    history = "<|im_start|>assistant\nI cannot<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    generation = "<|im_start|>assistant\n"
+    assert engine.requests[0].prompt_token_ids == encode(
+        RENDERED.removesuffix(generation) + history + generation
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0].type"),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]},
+            "messages[0].content[0].refusal",
+        ),
+        ({"role": "assistant", "content": [{"type": ["text"]}]}, "messages[0].content[0].type"),
+        ({"role": "assistant", "content": "4", "reasoning_content": 5}, "messages[0].reasoning_content"),
+    ],
+)
+def test_invalid_contents_are_refused(message: dict[str, Any], field: str, client: FlaskClient) -> None:
+    reply = client.post(PATHS[0], json={"messages": [message]})
+    assert reply.status_code == 400
+    assert reply.get_json()["error"]["message"].startswith(f"{field}: given ")
 
 
 def test_unknown_fields_are_ignored_and_logged(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:

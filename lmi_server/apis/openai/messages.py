@@ -1,4 +1,4 @@
-"""OpenAI's chat messages, each reduced to a role and a text."""
+"""OpenAI's chat messages, each reduced to the fields that chat templates read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROLES = {
 _MAX_NAME_BYTES = 256
 
 
-def parse_messages(value: Any) -> list[dict[str, str]]:
-    """Check messages and return them in the form that chat templates expect.
+def parse_messages(value: Any) -> list[dict[str, Any]]:
+    """Check messages and return them in the form that `ChatTemplate.render` expects.
 
-    Raises `InvalidField`.
+    A content is a string or a list of text parts. Raises `InvalidField`.
     """
     if not isinstance(value, list) or not value:
         raise refuse("messages", value, "a list of at least 1 message")
@@ -30,7 +30,7 @@ def parse_messages(value: Any) -> list[dict[str, str]]:
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
-def _message(field: str, value: Any) -> dict[str, str]:
+def _message(field: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refuse(field, value, "an object with 'role' and 'content'")
     role = value.get("role")
@@ -39,29 +39,38 @@ def _message(field: str, value: Any) -> dict[str, str]:
     for name in ("tool_calls", "function_call", "audio"):
         if value.get(name) not in (None, []):
             raise refuse(f"{field}.{name}", value[name], "null, or leave it out; this is not supported")
-    message = {"role": _ROLES[role], "content": _content(f"{field}.content", value.get("content"))}
+    message = {"role": _ROLES[role], "content": _content(f"{field}.content", value.get("content"), role)}
     author = value.get("name")
     if author is not None:
         if not isinstance(author, str) or len(author.encode()) > _MAX_NAME_BYTES:
             raise refuse(f"{field}.name", author, f"a string of at most {_MAX_NAME_BYTES} bytes")
         message["name"] = author
+    reasoning = value.get("reasoning_content")
+    if role == "assistant" and reasoning is not None:
+        if not isinstance(reasoning, str):
+            raise refuse(f"{field}.reasoning_content", reasoning, "a string")
+        message["reasoning_content"] = reasoning
     return message
 
 
-def _content(field: str, value: Any) -> str:
+def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
+    if value is None and role == "assistant":
+        return ""  # OpenAI's answers with a `refusal` have no content
     if not isinstance(value, list) or not value:
         raise refuse(field, value, "a string, or a list of at least 1 text part")
-    return "\n".join(_part(f"{field}[{index}]", part) for index, part in enumerate(value))
+    texts = [_part(f"{field}[{index}]", part, role) for index, part in enumerate(value)]
+    return [{"type": "text", "text": text} for text in texts]
 
 
-def _part(field: str, value: Any) -> str:
+def _part(field: str, value: Any, role: str) -> str:
     if not isinstance(value, dict):
         raise refuse(field, value, 'an object {"type": "text", "text": ...}')
-    if value.get("type") != "text":
-        raise refuse(f"{field}.type", value.get("type"), '"text"; other kinds of content are not supported')
-    text = value.get("text")
+    kind = value.get("type")
+    if kind != "text" and (kind != "refusal" or role != "assistant"):
+        raise refuse(f"{field}.type", kind, '"text"; other kinds of content are not supported')
+    text = value.get(kind)  # the field with the text is named like the type
     if not isinstance(text, str):
-        raise refuse(f"{field}.text", text, "a string")
+        raise refuse(f"{field}.{kind}", text, "a string")
     return text
