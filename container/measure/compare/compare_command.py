@@ -193,9 +193,11 @@ def compare(
     if precision is not None or max_seconds is not None:
         limit = math.inf if max_seconds is None else max_seconds
         if max_rounds is not None and max_rounds < rounds:
-            raise click.UsageError(
-                f"--max-rounds: given {max_rounds}; accepted: at least --rounds ({rounds})"
-            )
+            if _is_given("rounds"):
+                raise click.UsageError(
+                    f"--max-rounds: given {max_rounds}; accepted: at least --rounds ({rounds})"
+                )
+            rounds = max_rounds
         stopping = StoppingRule(precision, max_rounds or max(rounds, _MAX_ROUNDS), limit)
     elif max_rounds is not None:
         raise click.UsageError("--max-rounds: requires --precision or --time; without them use --rounds")
@@ -208,6 +210,12 @@ def compare(
     except (BadConfiguration, ServerFailed, BenchError, NoMetrics) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)
+
+
+def _is_given(parameter: str) -> bool:
+    """Return whether a parameter of the current command is on the command line, and not a default."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def run_comparison(

@@ -45,7 +45,7 @@ from tests.container.measure.compare.made_up import compare_speeds, make_configu
         (["one", "two", "--time", "10"], "such as 10m"),
         (["one", "two", "--max-rounds", "3"], "--max-rounds: requires --precision or --time"),
         (
-            ["one", "two", "--time", "10m", "--max-rounds", "2"],
+            ["one", "two", "--time", "10m", "--rounds", "5", "--max-rounds", "2"],
             "--max-rounds: given 2; accepted: at least --rounds (5)",
         ),
         (["--aws-post", "--attribute"], "--attribute: not supported with --aws-post"),
@@ -118,6 +118,8 @@ def test_options_set_the_load_and_a_stopping_rule(read_options: ReadOptions) -> 
     assert (plan.stopping, plan.num_rounds) == (StoppingRule(0.025, 20, 600.0), 5)
     with_more_rounds = read_options("one", "two", "--precision", "3 %", "--rounds", "60").plan
     assert with_more_rounds.stopping == StoppingRule(0.03, 60)
+    with_fewer_rounds = read_options("one", "two", "--time", "10m", "--max-rounds", "2").plan
+    assert (with_fewer_rounds.stopping, with_fewer_rounds.num_rounds) == (StoppingRule(None, 2, 600.0), 2)
 
 
 def test_the_posts_scenarios_have_their_own_load(read_options: ReadOptions) -> None:
