@@ -49,7 +49,9 @@ def test_children_of_a_worker_end_with_it_and_do_not_hide_its_death(how: str) ->
 
     try:
         own, child = wait_ready()
-        assert os.getsid(own.pid) == os.getsid(child.pid) == os.getsid(0), "the supervisor kills this session"
+        assert os.getsid(own.pid) == os.getsid(child.pid) == os.getsid(0), (
+            "the supervisor kills by POSIX session"
+        )
         own.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerProcessEnded, match="SIGKILL"):
             next(worker.receive(_WAIT_SECONDS))

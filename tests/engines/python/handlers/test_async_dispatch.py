@@ -19,6 +19,13 @@ def leave(name: str) -> Turn:
     return [(CLIENT, Abort(name, AbortReason.CLIENT_LEFT))]
 
 
+@pytest.fixture
+def lab_of_two_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """One worker, which takes two calls at a time. More workers may start."""
+    monkeypatch.setattr(slot, "MAX_CALLS", 2)
+    return Lab(tmp_path, 1)
+
+
 def test_requests_go_immediately_to_the_worker_with_the_fewest_calls(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 2)
     first, second = lab.workers
@@ -40,12 +47,8 @@ def test_requests_go_immediately_to_the_worker_with_the_fewest_calls(tmp_path: P
     assert lab.errors == dict.fromkeys("abcdef", "")
 
 
-def test_requests_wait_for_a_full_worker_and_another_one_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slot, "MAX_CALLS", 2)
-
-    lab = Lab(tmp_path, 1)
+def test_requests_wait_for_a_full_worker_and_another_one_starts(lab_of_two_calls: Lab) -> None:
+    lab = lab_of_two_calls
     lab.workers[0].ready()
     lab.turn(invoke("a", "b", "c"))
     assert lab.workers[0].calls == [["a"], ["b"]]
@@ -159,11 +162,8 @@ def _drop_the_second_worker(lab: Lab) -> FakeWorker:
     return first
 
 
-def test_a_busy_worker_becomes_idle_for_requests_to_be_retried_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slot, "MAX_CALLS", 2)
-    lab = Lab(tmp_path, 1)
+def test_a_busy_worker_becomes_idle_for_requests_to_be_retried_alone(lab_of_two_calls: Lab) -> None:
+    lab = lab_of_two_calls
     first = _drop_the_second_worker(lab)
     lab.turn(invoke("new"))
     assert first.calls == [["a"], ["b"]]
@@ -174,11 +174,8 @@ def test_a_busy_worker_becomes_idle_for_requests_to_be_retried_alone(
     assert lab.errors == dict.fromkeys("bacd", "")
 
 
-def test_a_worker_takes_new_calls_again_when_no_request_is_left_to_be_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slot, "MAX_CALLS", 2)
-    lab = Lab(tmp_path, 1)
+def test_a_worker_takes_new_calls_again_when_no_request_is_left_to_be_retried(lab_of_two_calls: Lab) -> None:
+    lab = lab_of_two_calls
     first = _drop_the_second_worker(lab)
     lab.turn(invoke("new"))
     lab.turn([*leave("c"), *leave("d")])
