@@ -47,7 +47,7 @@ _MODEL_TYPES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-"""transformers' model types of architectures with the same tensor names. It goes by the model type."""
+"""Model types of architectures with the same tensor names. transformers selects the architecture by the model type."""
 
 
 def read_config(folder: Path) -> ModelConfig:
