@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from tests.support.examples import examples
+from tests.support.logs import Logs, capture_logs
 from tests.support.paths import prepare_bundled_model
 from tests.support.randomness import FULL
 from tests.support.seaweed import Seaweed, running, weed
@@ -119,6 +120,13 @@ def triton_interprets_quickly() -> Iterator[None]:
 
     with quick_interpreter():
         yield
+
+
+@pytest.fixture
+def logs() -> Iterator[Logs]:
+    """What is logged during the test."""
+    with capture_logs() as logs:
+        yield logs
 
 
 @pytest.fixture(scope="session")

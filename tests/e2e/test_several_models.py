@@ -57,7 +57,7 @@ def processes_of(server: Server, folder: Path) -> list[psutil.Process]:
 def test_concurrent_requests_reach_the_right_model(
     folder_server: Server, answers: dict[str, list[int]]
 ) -> None:
-    names = "cbacb"
+    names = "cbcba"
 
     def ask(item: tuple[int, str]) -> list[int]:
         number, name = item

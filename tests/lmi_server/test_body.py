@@ -27,6 +27,7 @@ from lmi_server.values.show import as_json
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import turns_of_another_greenlet
 from tests.lmi_server.malformed_bodies import body_with_duplicate_name
+from tests.support.logs import Logs
 
 
 def cpu_seconds(num_names: int) -> float:
@@ -139,15 +140,13 @@ def test_a_short_value_is_shown_in_full(value: Any) -> None:
     assert as_json(value) == json.dumps(value)
 
 
-def test_unknown_names_are_logged_in_one_short_line(
-    make_client: MakeClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_names_are_logged_in_one_short_line(make_client: MakeClient, logs: Logs) -> None:
     client = make_client(ServerConfig(unknown_parameters="warn"))
     unknown = {f"{LONG}{number}": 0 for number in range(3)} | {str(number): 0 for number in range(50)}
     for body in ({**unknown, "inputs": "Hello"}, {"inputs": "Hello", "parameters": unknown}):
-        caplog.clear()
+        logs.records.clear()
         assert client.post("/invocations", json=body).status_code == 200
-        lines = [line for line in caplog.messages if "ignored" in line]
+        lines = [line for line in logs.messages if "ignored" in line]
         assert len(lines) == 1
         assert len(lines[0]) < 500
         assert lines[0].endswith("and 48 more")

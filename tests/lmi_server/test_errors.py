@@ -34,6 +34,7 @@ from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import FakeEngine, encode, says, tokens, web_config
 from tests.lmi_server.malformed_bodies import CHAT
 from tests.lmi_server.malformed_bodies import INVOCATIONS as LMI
+from tests.support.logs import Logs
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -142,7 +143,7 @@ def test_a_stream_that_is_closed_early_is_aborted(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unexpected_error_reveals_no_internals(
-    stream: bool, client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    stream: bool, client: FlaskClient, engine: FakeEngine, logs: Logs
 ) -> None:
     def script(request: Request) -> Iterator[RequestOutput]:
         yield from tokens(request, encode("one"), None)
@@ -154,7 +155,7 @@ def test_an_unexpected_error_reveals_no_internals(
     assert "internal error" in reply.text
     assert "secret" not in reply.text
     assert "Traceback" not in reply.text
-    assert "secret detail" in caplog.text
+    assert "secret detail" in logs.text
     assert engine.aborted == [engine.requests[0].id]
 
 

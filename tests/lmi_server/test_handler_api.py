@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +24,7 @@ from lmi_server.config import ServerConfig, WebConfig
 from tests.engines.copies.fakes import FakeCopy
 from tests.lmi_server.bodies import refusal_of
 from tests.lmi_server.fakes import turns_of_another_greenlet
+from tests.support.logs import Logs
 
 
 class FakeHandlerEngine(HandlerEngine):
@@ -289,11 +289,8 @@ def test_a_body_that_is_too_large_is_refused(client: FlaskClient, engine: FakeHa
     assert engine.invocations == []
 
 
-def test_the_log_line_does_not_contain_the_body(
-    client: FlaskClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        client.post("/invocations", data=b"secret words").close()
-    assert "POST /invocations status=200" in caplog.text
-    assert "finish=handler" in caplog.text
-    assert "secret" not in caplog.text
+def test_the_log_line_does_not_contain_the_body(client: FlaskClient, logs: Logs) -> None:
+    client.post("/invocations", data=b"secret words").close()
+    assert "POST /invocations status=200" in logs.text
+    assert "finish=handler" in logs.text
+    assert "secret" not in logs.text

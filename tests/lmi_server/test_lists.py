@@ -17,6 +17,7 @@ from lmi_server.config import ServerConfig
 from tests.lmi_server.bodies import refusal_of
 from tests.lmi_server.conftest import ANSWER, Connection, MakeClient
 from tests.lmi_server.fakes import FakeEngine, encode, tokens
+from tests.support.logs import Logs
 
 PROMPTS = ["one two three", "four five", "six"]
 
@@ -110,30 +111,26 @@ def test_a_failed_prompt_fails_the_request_and_aborts_the_others(
 
 
 def test_a_client_disconnect_aborts_all_prompts(
-    client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture, connection: Connection
+    client: FlaskClient, engine: FakeEngine, logs: Logs, connection: Connection
 ) -> None:
     engine.script = lambda request: [*tokens(request, encode("one"), None), threading.Event()]
     server, peer = connection
     peer.close()
-    with caplog.at_level("INFO"):
-        client.post(
-            "/invocations",
-            json={"inputs": PROMPTS},
-            environ_overrides={"gunicorn.socket": server},
-            buffered=True,
-        )
+    client.post(
+        "/invocations",
+        json={"inputs": PROMPTS},
+        environ_overrides={"gunicorn.socket": server},
+        buffered=True,
+    )
     assert sorted(engine.aborted) == sorted(request.id for request in engine.requests)
-    assert "finish=client_gone" in caplog.text
+    assert "finish=client_gone" in logs.text
 
 
-def test_the_log_line_counts_all_prompts(
-    client: FlaskClient, echoing: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        post(client, PROMPTS).close()
+def test_the_log_line_counts_all_prompts(client: FlaskClient, echoing: FakeEngine, logs: Logs) -> None:
+    post(client, PROMPTS).close()
     total = sum(len(encode(prompt)) for prompt in PROMPTS)
-    assert f"prompts=3 prompt_tokens={total} generated_tokens={total} " in caplog.text
-    assert "finish=length" in caplog.text
+    assert f"prompts=3 prompt_tokens={total} generated_tokens={total} " in logs.text
+    assert "finish=length" in logs.text
 
 
 @pytest.mark.parametrize("server", [ServerConfig(), ServerConfig(output_formatter="sse")])

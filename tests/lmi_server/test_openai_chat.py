@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lmi_server.text.chat_template import ChatTemplate
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, chunks, encode, tokens, web_config
+from tests.support.logs import Logs
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 RENDERED = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -171,11 +171,10 @@ def test_invalid_contents_are_refused(message: dict[str, Any], field: str, clien
     assert reply.get_json()["error"]["message"].startswith(f"{field}: given ")
 
 
-def test_unknown_fields_are_ignored_and_logged(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        assert post(client, my_extra=[1, 2]).status_code == 200
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        assert post(client, stream=True, stream_options=options).status_code == 200
-    assert "my_extra" in caplog.text
-    assert "stream_options.continuous_usage_stats" in caplog.text
-    assert "include_usage" not in caplog.text
+def test_unknown_fields_are_ignored_and_logged(client: FlaskClient, logs: Logs) -> None:
+    assert post(client, my_extra=[1, 2]).status_code == 200
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert post(client, stream=True, stream_options=options).status_code == 200
+    assert "my_extra" in logs.text
+    assert "stream_options.continuous_usage_stats" in logs.text
+    assert "include_usage" not in logs.text

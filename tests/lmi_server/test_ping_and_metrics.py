@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from container.measure.compare import scrape
 from engines.core import EngineStats
 from engines.health import STALE_AFTER_SECONDS, EngineState, Health
 from tests.lmi_server.fakes import FakeEngine, make_stats
+from tests.support.logs import Logs
 from tests.support.metrics import parse_metrics
 
 
@@ -137,6 +137,7 @@ def test_metrics_of_an_engine_that_does_not_answer(client: FlaskClient, engine: 
 _TWO_WORKERS = """
 import os
 from lmi_server.metrics import Metrics
+from tests.support.logs import Logs
 from tests.lmi_server.fakes import FakeEngine
 metrics = Metrics()
 child = os.fork()
@@ -161,38 +162,33 @@ def test_metrics_of_several_workers_are_added_up(tmp_path: Path) -> None:
     assert re.search(r'lmi_http_requests_total\{path="/invocations",status="200"\} 2\.0', done.stdout)
 
 
-def log_line(caplog: pytest.LogCaptureFixture) -> str:
-    lines = [r.getMessage() for r in caplog.records if r.name == "lmi_server.request_log"]
+def log_line(logs: Logs) -> str:
+    lines = [r.getMessage() for r in logs.records if r.name == "lmi_server.request_log"]
     assert len(lines) == 1
     return lines[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_request_logs_one_line(
-    stream: bool, client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+    stream: bool, client: FlaskClient, engine: FakeEngine, logs: Logs
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        body = {"inputs": "a secret prompt", "stream": stream}
-        client.post("/invocations", json=body, headers={"x-request-id": "mine"}, buffered=True)
-    line = log_line(caplog)
+    body = {"inputs": "a secret prompt", "stream": stream}
+    client.post("/invocations", json=body, headers={"x-request-id": "mine"}, buffered=True)
+    line = log_line(logs)
     assert line.startswith(engine.requests[0].id + " client_id=mine POST /invocations status=200 ")
     assert f"prompt_tokens={len(engine.requests[0].prompt_token_ids)} " in line
     assert re.search(r"generated_tokens=[1-9]\d* ttft_ms=\d+\.\d total_ms=\d+\.\d finish=length$", line)
-    assert "secret" not in caplog.text
+    assert "secret" not in logs.text
 
 
-def test_log_line_of_a_refused_request(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        client.post("/invocations", json={}, buffered=True)
-    assert "status=424" in log_line(caplog)
-    assert log_line(caplog).endswith("finish=invalid_request")
+def test_log_line_of_a_refused_request(client: FlaskClient, logs: Logs) -> None:
+    client.post("/invocations", json={}, buffered=True)
+    assert "status=424" in log_line(logs)
+    assert log_line(logs).endswith("finish=invalid_request")
 
 
-def test_health_checks_and_metrics_are_not_logged(
-    client: FlaskClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        for path in PATHS:
-            client.get(path, buffered=True)
-        client.get("/metrics", buffered=True)
-    assert not [r for r in caplog.records if r.name == "lmi_server.request_log"]
+def test_health_checks_and_metrics_are_not_logged(client: FlaskClient, logs: Logs) -> None:
+    for path in PATHS:
+        client.get(path, buffered=True)
+    client.get("/metrics", buffered=True)
+    assert not [r for r in logs.records if r.name == "lmi_server.request_log"]

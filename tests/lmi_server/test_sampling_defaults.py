@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import refusal_of
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import FakeEngine, says, web_config
+from tests.support.logs import Logs
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 OPENAI = [
@@ -80,12 +80,9 @@ def test_without_a_temperature_openai_bodies_sample_and_others_are_greedy(
         assert server.sampling(path, body, do_sample=True).temperature == 1.0
 
 
-def test_generation_config_sets_the_defaults_of_openai_bodies_only(
-    own_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        server = Server(own_folder, MODEL)
-    assert "option.generation_config=vllm" in caplog.text
+def test_generation_config_sets_the_defaults_of_openai_bodies_only(own_folder: Path, logs: Logs) -> None:
+    server = Server(own_folder, MODEL)
+    assert "option.generation_config=vllm" in logs.text
     for path, body in OPENAI:
         assert summary(server.sampling(path, body)) == (0.6, 0.9, 20, 0.05, 1.1, 1.0), path
         explicit = {"temperature": 0.3, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
@@ -98,12 +95,10 @@ def test_generation_config_sets_the_defaults_of_openai_bodies_only(
         assert server.sampling(path, body, do_sample=True).temperature == 1.0
 
 
-def test_invalid_defaults_are_ignored_with_a_warning(
-    own_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_defaults_are_ignored_with_a_warning(own_folder: Path, logs: Logs) -> None:
     server = Server(own_folder, {**MODEL, "temperature": -1, "top_p": "high", "top_k": None})
     assert summary(server.sampling(*OPENAI[0])) == (1.0, 1.0, 0, 0.05, 1.1, 1.0)
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = logs.warnings
     assert [message.split(": ")[2] for message in warnings] == ["temperature", "top_p"]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from flask.testing import FlaskClient
 
 from tests.lmi_server.fakes import FakeEngine
+from tests.support.logs import Logs
 
 LMI = ("/invocations", {"inputs": "Hello"}, 424)
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}, 400)
@@ -30,10 +29,7 @@ def test_the_tenant_header_overrides_the_api_key(client: FlaskClient, engine: Fa
     assert tenant(client, engine, {"X-Tenant-Id": "~" * 128}) == "id:" + "~" * 128
 
 
-def test_an_api_key_becomes_a_stable_hash(
-    client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
+def test_an_api_key_becomes_a_stable_hash(client: FlaskClient, engine: FakeEngine, logs: Logs) -> None:
     seen = tenant(client, engine, {"Authorization": "Bearer sk-secret-1"})
     assert seen == "key:7048b3c946f642ae"
     assert tenant(client, engine, {"authorization": "bearer sk-secret-1"}) == seen
@@ -42,7 +38,7 @@ def test_an_api_key_becomes_a_stable_hash(
     assert tenant(client, engine, {"x-api-key": "sk-secret-2"}) != seen
     # The header cannot impersonate the tenant of a key.
     assert tenant(client, engine, {"X-Tenant-Id": seen}) != seen
-    assert "sk-secret" not in caplog.text
+    assert "sk-secret" not in logs.text
     assert "sk-secret" not in repr(engine.requests)
 
 

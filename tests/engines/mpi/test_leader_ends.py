@@ -12,6 +12,7 @@ from engines.mpi.scheduler.step_plan import PlanKind
 from engines.wire import Abort, Drain, GetStats, Stats
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output, make_request
 from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_output, read_stats, submit
+from tests.support.logs import Logs
 
 
 def test_stats_report_steps_tokens_and_blocks(lab: Lab) -> None:
@@ -77,17 +78,14 @@ def test_drain_finishes_accepted_requests_and_refuses_new_ones(lab: Lab) -> None
     assert lab.board.read().state is EngineState.DRAINING
 
 
-def test_a_drain_does_not_wait_for_ended_requests(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drain_does_not_wait_for_ended_requests(lab: Lab, logs: Logs) -> None:
     requests = [make_request("a", [1], 2), make_request("bad", [POISON]), make_request("left", [2], 40)]
-    with caplog.at_level("INFO"):
-        front = lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
+    front = lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
     assert len(front.timeouts) == 6, "nothing is received after the drain"
-    assert "draining: waiting at most 60 s for 0 requests" in caplog.messages
+    assert "draining: waiting at most 60 s for 0 requests" in logs.messages
 
 
-def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(
-    lab: Lab, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(lab: Lab, logs: Logs) -> None:
     """The drain has succeeded, so the exit code must not report a failure of the engine."""
     holder = Sequence(make_request("holder", [1, 2], 3))
     assert lab.blocks.admit(holder, reserve=False)
@@ -96,7 +94,7 @@ def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(
     lab.leader.serve(front, INFO)  # type: ignore[arg-type]
     check_output(front, make_request("a", [1], 3))
     assert lab.executor.kinds[-1] is PlanKind.STOP
-    assert "the audit of the KV cache failed" in caplog.text
+    assert "the audit of the KV cache failed" in logs.text
 
 
 def test_requests_that_do_not_finish_before_the_drain_timeout_get_an_error(lab: Lab) -> None:
