@@ -109,15 +109,16 @@ class Parts:
         shape: shape of all these projections stacked, before sharding.
         gated: activation of the first half of the rows, which gates the second half. None: no gate.
         """
-        if len(names) == 1:
-            weight = self._pieces(names[0], shards, shape)
-            bias = self.weights.pieces(f"{names[0]}.bias", shards, shape[:1]) if biased else None
+        if self.config.transposed:
+            blocks = self._transposed(names, shards, shape)
         else:
-            weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
-            bias = (
-                self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
-            )
-        return self.weights.pack(weight, bias, gated)
+            blocks = self.weights.row_blocks([f"{name}.weight" for name in names], shards, shape)
+        bias = None
+        if biased and len(names) == 1:
+            bias = self.weights.pieces(f"{names[0]}.bias", shards, shape[:1])
+        elif biased:
+            bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1])
+        return self.weights.pack(blocks, bias, gated)
 
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> lmi_kernels.LinearWeight:
         """Make the projection from `inputs` features to the hidden size. This rank has the input features in `shard`.
@@ -128,16 +129,17 @@ class Parts:
         if self.config.transposed:
             weight = self.weights.pieces(f"{name}.weight", [shard], (inputs, hidden)).t().contiguous()
         else:
-            weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
+            weight = self.weights.column_block(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.tensor(f"{name}.bias", (hidden,)) if biased else None
         return self.weights.pack(weight, bias if self.comm.rank == 0 else None)
 
-    def _pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, int]) -> torch.Tensor:
-        if not self.config.transposed:
-            return self.weights.pieces(f"{name}.weight", shards, shape)
+    def _transposed(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
+    ) -> list[torch.Tensor]:
+        """Return rows of a projection that is stored transposed, as matrices to stack."""
         outputs, inputs = shape
-        parts = [self.weights.columns(f"{name}.weight", shard, (inputs, outputs)).t() for shard in shards]
-        return torch.cat(parts)
+        (name,) = names
+        return [self.weights.columns(f"{name}.weight", shard, (inputs, outputs)).t() for shard in shards]
 
 
 def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
@@ -149,7 +151,7 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     if config.tie_word_embeddings:
         table, head = parts.weights.tied_rows(*stored, shard, shape)
     else:
-        table, head = (parts.weights.rows([name], [shard], shape) for name in stored)
+        table, head = (parts.weights.row_blocks([name], [shard], shape)[0] for name in stored)
     packed = parts.weights.pack(head)
     packed_table = packed if head is table else lmi_kernels.pack(table)
     lookup = table if packed_table.native is None else packed_table

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 import mmap
+import threading
 import weakref
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import torch
 
-from engines.models.tensor_files import TensorFiles
+from engines.models.byte_ranges import MappedRange
+from engines.models.tensor_files import BadCheckpoint, TensorFiles
 from engines.partition import Shard
 
 _AHEAD_BYTES = 256 << 20
@@ -25,6 +29,12 @@ will hold when loading ends."""
 
 
 _SMALL_BYTES = 1 << 20
+_LOADED_BYTES = 64 << 20
+"""Bytes of a mapped tensor to load at a time."""
+
+
+_Position = tuple[str, int]
+"""File and byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Request:
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: tuple[Piece, ...]
+    mapped: bool = False
+    """Return the pieces where the page cache holds them, if the files allow it. Pieces have whole rows."""
 
     @property
     def num_bytes(self) -> int:
@@ -52,7 +64,7 @@ class Request:
 @dataclass(slots=True)
 class _PendingRead:
     request: Request
-    tensor: torch.Tensor
+    tensors: list[torch.Tensor]
     parts: list[Future[int]]
 
 
@@ -85,6 +97,36 @@ class _Staging:
             self._free.append(memory)
 
 
+class _Loader:
+    """A thread that loads parts of files, always the next one in the file, because that is how disks are fastest."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mapped weights")
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[_Position, Callable[[], int], Future[int]]] = []
+        """Sorted by position."""
+        self._position: _Position = "", 0
+
+    def submit(self, position: _Position, load: Callable[[], int]) -> Future[int]:
+        future: Future[int] = Future()
+        with self._lock:
+            insort(self._waiting, (position, load, future), key=itemgetter(0))
+        self._pool.submit(self._load_next)
+        return future
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _load_next(self) -> None:
+        with self._lock:
+            index = bisect_left(self._waiting, self._position, key=itemgetter(0)) % len(self._waiting)
+            self._position, load, future = self._waiting.pop(index)
+        try:
+            future.set_result(load())
+        except Exception as error:
+            future.set_exception(error)
+
+
 class TensorReader:
     """Reads tensors in blocks with several threads, and prefetches the next ones."""
 
@@ -92,6 +134,7 @@ class TensorReader:
         self._files = files
         self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
         self._staging = _Staging()
+        self._loader = _Loader()
         self._planned: deque[Request] = deque()
         self._started: deque[_PendingRead] = deque()
         self._ahead_bytes = 0
@@ -105,8 +148,11 @@ class TensorReader:
         self._staging.needed = sum(request.num_bytes for request in self._planned)
         self._read_ahead()
 
-    def read(self, request: Request) -> torch.Tensor:
-        """Return the tensor in memory of its own. Raises `BadCheckpoint`, or an error of the files."""
+    def read(self, request: Request) -> list[torch.Tensor]:
+        """Return matrices to stack: the pieces if they are mapped, else one tensor in memory of its own.
+
+        Raises: BadCheckpoint, or an error of the files.
+        """
         if self._started and self._started[0].request == request:
             started = self._started.popleft()
             self._ahead_bytes -= request.num_bytes
@@ -114,10 +160,11 @@ class TensorReader:
             started = self._start(request)
         self._read_ahead()
         self.bytes_read += sum(part.result() for part in started.parts)
-        return started.tensor
+        return started.tensors
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._loader.close()
 
     def _read_ahead(self) -> None:
         while self._planned:
@@ -129,9 +176,27 @@ class TensorReader:
             self._staging.needed -= num_bytes
 
     def _start(self, request: Request) -> _PendingRead:
+        mapped = self._map(request) if request.mapped else None
+        if mapped is not None:
+            parts = [part for _, each in mapped for part in self._loads(each)]
+            return _PendingRead(request, [tensor for tensor, _ in mapped], parts)
         tensor = self._staging.new_tensor(request)
         parts = [self._pool.submit(read) for read in self._reads(request, tensor)]
-        return _PendingRead(request, tensor, parts)
+        return _PendingRead(request, [tensor], parts)
+
+    def _map(self, request: Request) -> list[tuple[torch.Tensor, MappedRange]] | None:
+        """Return the pieces of a request where the page cache holds them; None if that is not possible."""
+        found = [
+            self._files.map_rows(piece.name, piece.rows.start, piece.rows.stop) for piece in request.pieces
+        ]
+        mapped = [each for each in found if each is not None]
+        return mapped if len(mapped) == len(found) else None
+
+    def _loads(self, mapped: MappedRange) -> Iterator[Future[int]]:
+        """Start to load a range."""
+        path, offset = mapped.position
+        for start in range(0, len(mapped.view), _LOADED_BYTES):
+            yield self._loader.submit((path, offset + start), partial(_load, mapped, start))
 
     def _reads(self, request: Request, out: torch.Tensor) -> Iterator[partial[int]]:
         """Yield the reads that fill `out`, one for each block."""
@@ -148,3 +213,13 @@ class TensorReader:
                     yield partial(self._files.read_rows, piece.name, rows.start, rows.stop, target)
                 else:
                     yield partial(self._files.read_columns, piece.name, rows, piece.columns, target)
+
+
+def _load(mapped: MappedRange, start: int) -> int:
+    """Load the next bytes of a range, and return their number."""
+    stop = min(start + _LOADED_BYTES, len(mapped.view))
+    try:
+        mapped.load(start, stop)
+    except EOFError as error:
+        raise BadCheckpoint(str(error)) from None
+    return stop - start

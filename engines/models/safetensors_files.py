@@ -1,7 +1,7 @@
 """Read parts of tensors from a folder of safetensors files: exactly the requested bytes, never a whole file.
 
 The `safetensors` library only validates headers here. It maps files into memory, so reading a part would read more than
-that part, and a file that is truncated while it is mapped would kill the process.
+that part, and a truncated file would kill the process. Here only parts are mapped, and loaded before they are used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engines.models.byte_ranges import ByteRanges, FolderRanges
+from engines.models.byte_ranges import ByteRanges, FolderRanges, MappedRange
 from engines.models.tensor_files import BadCheckpoint, TensorFiles
 from engines.models.weight_files import weight_files
 from engines.partition import Shard
@@ -85,6 +85,21 @@ class SafetensorsFiles(TensorFiles):
             first = (rows.start + row) * width + columns.start
             self._read(entry, first * entry.dtype.itemsize, target[row * size : (row + 1) * size])
         return len(target)
+
+    def map_rows(self, name: str, start: int, stop: int) -> tuple[torch.Tensor, MappedRange] | None:
+        entry = self._entry(name)
+        shape = (stop - start, *entry.shape[1:])
+        row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        offset, size = entry.offset + start * row_bytes, shape[0] * row_bytes
+        if not size or offset % entry.dtype.itemsize:
+            return None
+        try:
+            mapped = self.ranges.map(entry.file.name, offset, size)
+        except EOFError as error:
+            raise BadCheckpoint(str(error)) from None
+        if mapped is None:
+            return None
+        return torch.frombuffer(mapped.view, dtype=entry.dtype).view(shape), mapped
 
     def _entry(self, name: str) -> _Entry:
         entry = self._entries.get(name)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from engines.models.byte_ranges import ByteRanges
+from engines.models.byte_ranges import ByteRanges, MappedRange
 from engines.partition import Shard
 
 
@@ -45,6 +45,11 @@ class TensorFiles(ABC):
 
         Returns: the number of bytes read.
         """
+
+    def map_rows(self, name: str, start: int, stop: int) -> tuple[torch.Tensor, MappedRange] | None:
+        """Return rows [start, stop) of the first dimension in the page cache, and the range to load before they are
+        used. Return None if the tensor cannot be mapped."""
+        return None
 
     def close(self) -> None:
         self.ranges.close()

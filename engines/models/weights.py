@@ -68,6 +68,19 @@ class WeightSource(ABC):
         shape: shape of the whole tensor; exact: return the stored values in fp32, without rounding.
         """
 
+    def row_blocks(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
+    ) -> list[torch.Tensor]:
+        """Return matrices to stack, for `pack`, which copies them: what `rows` returns, or `pieces` for one name.
+
+        They may be in the page cache, so they must not be kept.
+        """
+        return [self.pieces(names[0], shards, shape) if len(names) == 1 else self.rows(names, shards, shape)]
+
+    def column_block(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """Return what `columns` returns, for `pack`; see `row_blocks`."""
+        return self.columns(name, shard, shape)
+
     @abstractmethod
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return the same columns of several matrices of `shape`, as [len(names), shape[0], shard.size]."""
@@ -94,13 +107,13 @@ class WeightSource(ABC):
     def tied_rows(
         self, embedding: str, head: str, shard: Shard, shape: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows of an embedding and of a head, each of `shape`, that the configuration ties.
+        """Return rows of an embedding and of a head, each of `shape`, that the configuration ties; see `row_blocks`.
 
         They are the same tensor, unless the checkpoint stores both and the rows differ. This happens after training of
         only the head.
         """
         stored = [name for name in (embedding, head) if self.has(name)] or [embedding]
-        tables = [self.rows([name], [shard], shape) for name in stored]
+        tables = [self.row_blocks([name], [shard], shape)[0] for name in stored]
         if tables[0].is_meta or torch.equal(tables[0], tables[-1]):  # meta tensors have no numbers to compare
             return tables[0], tables[0]
         return tables[0], tables[-1]
@@ -125,16 +138,22 @@ class _Checkpoint(WeightSource):
         device: torch.device,
         pack: Pack,
         peers: Communicator | None,
+        mapped: bool,
     ) -> None:
-        """peers: ranks that request the same matrices, each with its own columns. They share the reads. None: each rank
-        reads its columns itself."""
+        """
+        Args:
+            peers: ranks that request the same matrices, each with its own columns. They share the reads. None: each
+                rank reads its columns itself.
+            mapped: matrices for `pack` may be in the page cache.
+        """
         super().__init__(storage, compute, device, pack)
         self._files = files
         self._peers = peers
+        self._mapped = mapped
 
     @abstractmethod
-    def _read(self, request: Request) -> torch.Tensor:
-        """Return the requested tensor in the dtype of the checkpoint."""
+    def _read(self, request: Request) -> list[torch.Tensor]:
+        """Return the requested tensor in the dtype of the checkpoint, as matrices to stack if it may be mapped."""
 
     def has(self, name: str) -> bool:
         return name in self._files
@@ -148,18 +167,37 @@ class _Checkpoint(WeightSource):
         return out
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        self._check_rows(names, shape)
+        return self._read_rows(names, shards)[0]
+
+    def row_blocks(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
+    ) -> list[torch.Tensor]:
+        if len(names) == 1:
+            self._check(names[0], shape)
+            names = [names[0]] * len(shards)
+        else:
+            self._check_rows(names, shape)
+        return self._read_rows(names, shards, mapped=self._mapped)
+
+    def column_block(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        if shard.size < shape[1] or self._peers is not None:
+            return self.columns(name, shard, shape)
+        return self.row_blocks([name], [Shard(0, shape[0])], shape)[0]
+
+    def _check_rows(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
+        """Check the shapes of tensors that are stacked to `shape`."""
         for name in names:
             self._check(name, (None, *shape[1:]))
         if sum(self._files.shape(name)[0] for name in names) != shape[0]:
             found = " and ".join(f"{name!r} has {self._files.shape(name)[0]}" for name in names)
             raise BadCheckpoint(f"of {shape[0]} rows that config.json asks for, tensor {found}")
-        return self._read_rows(names, shards)
 
     def pieces(
         self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
     ) -> torch.Tensor:
         self._check(name, shape)
-        return self._read_rows([name] * len(shards), shards, exact)
+        return self._read_rows([name] * len(shards), shards, exact)[0]
 
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         for name in names:
@@ -168,21 +206,24 @@ class _Checkpoint(WeightSource):
         if self._peers is None:
             columns = None if shard.size == shape[1] else shard
             pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
-            return self._finish(self._read(Request(stacked, dtype, pieces)))
+            return self._finish(self._read(Request(stacked, dtype, pieces))[0])
         # Whole rows are contiguous in a file, columns are not. So each rank reads some rows for all ranks.
         rows = split_evenly(shape[0], self._peers.world_size, self._peers.rank)
         request = Request(
             (len(names), rows.size, shape[1]), dtype, tuple(Piece(name, rows) for name in names)
         )
-        return self._finish(self._exchange(self._read(request), shard, stacked))
+        return self._finish(self._exchange(self._read(request)[0], shard, stacked))
 
-    def _read_rows(self, names: Sequence[str], shards: Sequence[Shard], exact: bool = False) -> torch.Tensor:
+    def _read_rows(
+        self, names: Sequence[str], shards: Sequence[Shard], exact: bool = False, mapped: bool = False
+    ) -> list[torch.Tensor]:
         for name, shard in zip(names, shards, strict=True):
             if shard.stop > self._files.shape(name)[0]:
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
         pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
         shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
-        return self._finish(self._read(Request(shape, self._common_dtype(names), pieces)), exact)
+        request = Request(shape, self._common_dtype(names), pieces, mapped)
+        return [self._finish(each, exact) for each in self._read(request)]
 
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
@@ -212,13 +253,13 @@ class _Checkpoint(WeightSource):
 class _RequestRecorder(_Checkpoint):
     """Records requests, and returns meta tensors."""
 
-    def __init__(self, files: TensorFiles, pack: Pack, peers: Communicator | None) -> None:
-        super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers)
+    def __init__(self, files: TensorFiles, pack: Pack, peers: Communicator | None, mapped: bool) -> None:
+        super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers, mapped)
         self.requests: list[Request] = []
 
-    def _read(self, request: Request) -> torch.Tensor:
+    def _read(self, request: Request) -> list[torch.Tensor]:
         self.requests.append(request)
-        return torch.empty(request.shape, dtype=request.dtype, device="meta")
+        return [torch.empty(request.shape, dtype=request.dtype, device="meta")]
 
     def _exchange(self, rows: torch.Tensor, columns: Shard, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=rows.dtype, device="meta")
@@ -243,13 +284,14 @@ class WeightReader(_Checkpoint):
             BadCheckpoint: see `SafetensorsFiles` and `GgufFiles`.
         """
         peers = comm if comm is not None and comm.world_size > 1 else None
-        super().__init__(_open(folder, ranges), storage, compute, device, pack, peers)
+        mapped = lmi_kernels.pack_copies(device)
+        super().__init__(_open(folder, ranges), storage, compute, device, pack, peers, mapped)
         self._reader = TensorReader(self._files)
         self._progress: LoadProgress | None = None
 
     def prefetch(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
         """Prefetch the tensors that `build` requests. Raises `BadCheckpoint` before anything is read."""
-        recorder = _RequestRecorder(self._files, self.pack, self._peers)
+        recorder = _RequestRecorder(self._files, self.pack, self._peers, self._mapped)
         build(recorder)
         self._progress = progress
         if progress is not None:
@@ -260,12 +302,12 @@ class WeightReader(_Checkpoint):
         self._reader.close()
         self._files.close()
 
-    def _read(self, request: Request) -> torch.Tensor:
-        tensor = self._reader.read(request)
+    def _read(self, request: Request) -> list[torch.Tensor]:
+        tensors = self._reader.read(request)
         self.bytes_read = self._reader.bytes_read
         if self._progress is not None:
             self._progress.add(request.num_bytes)
-        return tensor
+        return tensors
 
 
 def _open(folder: Path, ranges: ByteRanges | None) -> TensorFiles:

@@ -21,6 +21,7 @@ from lmi_kernels.linear.linear import (
     gated_linear,
     linear,
     pack,
+    pack_copies,
 )
 from lmi_kernels.sampling.choose_tokens import choose_tokens
 from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
@@ -61,6 +62,7 @@ __all__ = [
     "logit_thresholds",
     "nucleus_edge",
     "pack",
+    "pack_copies",
     "pack_experts",
     "plan_decode",
     "rms_norm",

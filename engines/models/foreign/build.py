@@ -114,8 +114,8 @@ class _Builder:
         if self._config.tie_word_embeddings:
             table, head = self._weights.tied_rows(*stored, shard, shape)
         else:
-            table = self._weights.rows(stored[:1], [shard], shape) if plain else None
-            head = self._weights.rows(stored[1:], [shard], shape)
+            table = self._weights.row_blocks(stored[:1], [shard], shape)[0] if plain else None
+            head = self._weights.row_blocks(stored[1:], [shard], shape)[0]
         packed = self._weights.pack(head, bias)
         self._set(target, Head(VocabParallelHead(packed, rows, self._comm)))
         if plain and table is not None:
@@ -209,24 +209,27 @@ class _Builder:
 
     def _rows_of(
         self, paths: list[str], linears: list[nn.Linear], shape: tuple[int, int], biased: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Read this rank's rows of several linear layers, stacked. shape: shape of all of them, stacked."""
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Read this rank's rows of several linear layers, as matrices to stack, and their biases, stacked.
+
+        shape: shape of all the weights, stacked.
+        """
         ranges = [self._ranges(path, linear) for path, linear in zip(paths, linears, strict=True)]
+        rows = list(ranges[0]) if len(paths) == 1 else [each for (each,) in ranges]
+        weights, biases = ([self._name(f"{path}.{kind}") for path in paths] for kind in ("weight", "bias"))
+        blocks = self._weights.row_blocks(weights, rows, shape)
+        if not biased:
+            return blocks, None
         if len(paths) == 1:
-            weight, bias = (self._name(f"{paths[0]}.{kind}") for kind in ("weight", "bias"))
-            pieces = self._weights.pieces
-            return pieces(weight, ranges[0], shape), pieces(bias, ranges[0], shape[:1]) if biased else None
-        rows = [each for (each,) in ranges]
-        names = [[self._name(f"{path}.{kind}") for path in paths] for kind in ("weight", "bias")]
-        read = self._weights.rows
-        return read(names[0], rows, shape), read(names[1], rows, shape[:1]) if biased else None
+            return blocks, self._weights.pieces(biases[0], rows, shape[:1])
+        return blocks, self._weights.rows(biases, rows, shape[:1])
 
     def _linear(self, path: str, linear: nn.Linear) -> PackedLinear:
         shape, biased = (linear.out_features, linear.in_features), linear.bias is not None
         split = self._split.of(path, shape)
         if split.columns is None:
             return PackedLinear(self._weights.pack(*self._rows_of([path], [linear], shape, biased)))
-        weight = self._weights.columns(self._name(f"{path}.weight"), split.columns, shape)
+        weight = self._weights.column_block(self._name(f"{path}.weight"), split.columns, shape)
         bias = self._weights.tensor(self._name(f"{path}.bias"), shape[:1]) if biased else None
         # Only rank 0 adds a bias to the sum.
         return PackedLinear(self._weights.pack(weight, bias if self._comm.rank == 0 else None), self._comm)

@@ -54,7 +54,7 @@ class Team:
     def fill_weight(
         self,
         handle: int,
-        rows: torch.Tensor,
+        blocks: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
         scales: torch.Tensor | None,
         gated: bool,
@@ -63,15 +63,26 @@ class Team:
 
         Args:
             handle: the weight.
-            rows: [num_rows, in_features], in the weight's storage.
+            blocks: matrices that have [num_rows, in_features] if stacked, in the weight's storage.
             bias: [num_rows], fp32; None: no bias.
             scales: [num_rows], fp32, for int8; else None.
             gated: the first half of the rows are the gates of the second half.
         """
-        tensors = [None if each is None else each.contiguous() for each in (rows, bias, scales)]
-        pointers = [None if each is None else each.data_ptr() for each in tensors]
+        rows = [each.contiguous() for each in blocks]
+        sizes = [len(each) for each in rows]
+        memory = (ctypes.c_void_p * len(rows))(*[each.data_ptr() for each in rows])
+        values = [None if each is None else each.contiguous() for each in (bias, scales)]
+        pointers = [None if each is None else each.data_ptr() for each in values]
         with self._lock:
-            self.library.weight_fill(self._handle, handle, *pointers, len(rows), gated)
+            self.library.weight_fill(
+                self._handle,
+                handle,
+                memory,
+                (ctypes.c_int64 * len(rows))(*sizes),
+                *pointers,
+                sum(sizes),
+                gated,
+            )
 
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the size of `Attention.scratch` in bytes."""

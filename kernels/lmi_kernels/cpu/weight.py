@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -70,9 +71,17 @@ def quantise_rows(weight: torch.Tensor, num_threads: int = 1) -> tuple[torch.Ten
     return integers, scales
 
 
-def _paired(library: Library, weight: torch.Tensor) -> tuple[Storage, ...]:
+def blocks_of(weight: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the matrices to stack. Raises: ValueError: their widths or dtypes differ."""
+    blocks = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+    if len({(each.dtype, each.shape[1]) for each in blocks}) != 1:
+        raise ValueError(f"stacked: {', '.join(f'{each.dtype} {tuple(each.shape)}' for each in blocks)}")
+    return blocks
+
+
+def _paired(library: Library, dtype: torch.dtype) -> tuple[Storage, ...]:
     """Return BF16_PAIRS if the weight is bf16 and the instruction set is AMX."""
-    fits = weight.dtype == torch.bfloat16 and library.instructions == "amx"
+    fits = dtype == torch.bfloat16 and library.instructions == "amx"
     return (Storage.BF16_PAIRS,) if fits else ()
 
 
@@ -82,7 +91,7 @@ class NativeWeight:
     def __init__(
         self,
         team: Team,
-        weight: torch.Tensor,
+        weight: torch.Tensor | Sequence[torch.Tensor],
         bias: torch.Tensor | None = None,
         gate: Function | None = None,
         storage: Storage | None = None,
@@ -90,7 +99,7 @@ class NativeWeight:
         """
         Args:
             team: fills the weight, with all its threads.
-            weight: [out_features, in_features]; bf16, fp16 or fp32.
+            weight: [out_features, in_features]; bf16, fp16 or fp32. A sequence is stacked.
             bias: [out_features] or None.
             gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
                 they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
@@ -102,12 +111,14 @@ class NativeWeight:
             MemoryError: not enough memory.
         """
         library = team.library
-        if weight.dtype not in STORAGES:
-            raise ValueError(f"a weight of {weight.dtype}: bf16, fp16 and fp32 are stored")
-        storage = STORAGES[weight.dtype] if storage is None else storage
-        if storage not in (STORAGES[weight.dtype], Storage.INT8, *_paired(library, weight)):
-            raise ValueError(f"a weight of {weight.dtype} cannot be stored as {storage.name}")
-        self.out_features, self.in_features = weight.shape
+        blocks = blocks_of(weight)
+        dtype = blocks[0].dtype
+        if dtype not in STORAGES:
+            raise ValueError(f"a weight of {dtype}: bf16, fp16 and fp32 are stored")
+        storage = STORAGES[dtype] if storage is None else storage
+        if storage not in (STORAGES[dtype], Storage.INT8, *_paired(library, dtype)):
+            raise ValueError(f"a weight of {dtype} cannot be stored as {storage.name}")
+        self.out_features, self.in_features = sum(map(len, blocks)), blocks[0].shape[1]
         self.gate = gate
         self.storage = storage
         columns = self._padded_columns if self.gated else self.out_features
@@ -118,9 +129,10 @@ class NativeWeight:
         weakref.finalize(self, library.weight_free, handle)
         scales = None
         if self.storage == Storage.INT8:
-            weight, scales = quantise_rows(weight, team.num_threads)
+            integers, scales = quantise_rows(torch.cat(blocks), team.num_threads)
+            blocks = [integers]
         bias = None if bias is None else bias.float()
-        team.fill_weight(handle, weight, bias, scales, self.gated)
+        team.fill_weight(handle, blocks, bias, scales, self.gated)
 
     @property
     def gated(self) -> bool:

@@ -7,6 +7,7 @@ fp16 matrix products on a CPU and is tens of times slower.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.cpu.weight import NativeWeight
+from lmi_kernels.cpu.weight import NativeWeight, blocks_of
 from lmi_kernels.elementwise.activate import Activation, native_activation
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 
@@ -35,8 +36,13 @@ class LinearWeight:
     """Activation of the gates; None: the weight has no gates."""
 
 
+def pack_copies(device: torch.device) -> bool:
+    """Return whether `pack` copies weights of this device, and never returns the memory that it is given."""
+    return device.type == "cpu" and not runs_triton(device) and shared_team() is not None
+
+
 def pack(
-    weight: torch.Tensor,
+    weight: torch.Tensor | Sequence[torch.Tensor],
     bias: torch.Tensor | None = None,
     gated: Activation | None = None,
     storage: Storage | None = None,
@@ -44,7 +50,7 @@ def pack(
     """Prepare a weight for `linear`, or with `gated` for `gated_linear`.
 
     Args:
-        weight: [out_features, in_features], any float dtype, any device.
+        weight: [out_features, in_features], any float dtype, any device. A sequence is stacked.
         bias: [out_features] or None.
         gated: activation of the gates. The first half of the rows are gates, the second half is the up projection.
             None: no gates.
@@ -52,19 +58,23 @@ def pack(
             processor has AMX.
 
     Raises:
-        ValueError: unknown activation, or `storage` is given but there are no native kernels.
+        ValueError: unknown activation, stacked weights do not match, or `storage` is given but there are no native
+            kernels.
     """
     gate = None if gated is None else native_activation(gated)
-    if weight.device.type != "cpu":
-        return LinearWeight(None, weight, bias, None, gated)
-    team = None if runs_triton(weight.device) else shared_team()
+    blocks = blocks_of(weight)
+    device = blocks[0].device
+    team = shared_team() if pack_copies(device) else None
     if team is not None:
-        if storage is None and weight.dtype is torch.bfloat16 and team.library.instructions == "amx":
+        if storage is None and blocks[0].dtype is torch.bfloat16 and team.library.instructions == "amx":
             storage = Storage.BF16_PAIRS
-        return LinearWeight(None, None, None, NativeWeight(team, weight, bias, gate, storage), gated)
+        return LinearWeight(None, None, None, NativeWeight(team, blocks, bias, gate, storage), gated)
+    dense = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    if device.type != "cpu":
+        return LinearWeight(None, dense, bias, None, gated)
     if storage is not None:
         raise ValueError("only native kernels have storages of their own")
-    dense = weight.float()
+    dense = dense.float()
     fp32_bias = None if bias is None else bias.float()
     if "fbgemm" in torch.backends.quantized.supported_engines and _exact_in_fp16(dense):
         packed = torch.ops.quantized.linear_prepack_fp16(dense, fp32_bias)

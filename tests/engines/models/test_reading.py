@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from engines.models import reading
+from engines.models import byte_ranges, reading
 from engines.models.byte_ranges import FolderRanges
 from engines.models.tensor_files import BadCheckpoint
 from engines.models.weights import WeightReader, WeightSource
 from engines.partition import Shard, split_evenly
+from lmi_kernels.cpu import shared_team
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 
 CPU = torch.device("cpu")
@@ -160,6 +163,102 @@ def test_a_file_that_is_truncated_while_open_is_an_error(tmp_path: Path, make_re
     weights.prefetch(lambda source: source.tensor("a", (64, 64)))
     with pytest.raises(BadCheckpoint, match="is truncated"):
         weights.tensor("a", (64, 64))
+
+
+def read_blocks(source: WeightSource) -> list[torch.Tensor]:
+    """Request matrices for `pack`."""
+    return [
+        *source.row_blocks(["t3", "t0"], [Shard(1, 9), Shard(0, 3)], (20, 8)),
+        *source.row_blocks(["t1"], [Shard(7, 9), Shard(0, 4)], (10, 8)),
+        source.column_block("t2", Shard(0, 8), (10, 8)),
+        source.column_block("t2", Shard(3, 5), (10, 8)),
+    ]
+
+
+def stacked_blocks(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """All numbers of `read_blocks`."""
+    t = tensors
+    parts = (t["t3"][1:9], t["t0"][:3], t["t1"][7:9], t["t1"][:4], t["t2"], t["t2"][:, 3:5])
+    return torch.cat([part.flatten() for part in parts])
+
+
+@pytest.mark.parametrize("mappable", [True, False])
+def test_matrices_to_pack_are_read_in_place_if_possible(
+    mappable: bool,
+    tensors: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_reader: MakeReader,
+) -> None:
+    if shared_team() is None:
+        pytest.skip("native kernels are not built")
+    if not mappable:
+        monkeypatch.setattr(byte_ranges, "_can_populate", lambda: False)
+    monkeypatch.setattr(reading, "_LOADED_BYTES", 48)
+    ranges = _WatchedRanges(tmp_path)
+    weights = make_reader(ranges)
+    weights.prefetch(read_blocks)
+    blocks = read_blocks(weights)
+    assert torch.equal(torch.cat([block.flatten() for block in blocks]), stacked_blocks(tensors))
+    assert weights.bytes_read == weights.owned_bytes == sum(block.nbytes for block in blocks)
+    copied = blocks[-1].nbytes  # some columns are not contiguous in the file
+    assert ranges.num_bytes == (copied if mappable else weights.bytes_read)
+
+
+def test_a_mapped_file_that_is_truncated_is_an_error(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    ranges = FolderRanges(tmp_path)
+    mapped = ranges.map(path.name, 100, path.stat().st_size - 100)
+    assert mapped is not None, "this kernel cannot load mapped pages"
+    with path.open("r+b") as file:
+        file.truncate(0)
+    with pytest.raises(EOFError, match=r"model\.safetensors is truncated"):
+        mapped.load(0, len(mapped.view))
+    with pytest.raises(EOFError, match=r"model\.safetensors is truncated"):
+        ranges.map(path.name, 100, 1 << 20)
+    ranges.close()
+
+
+def test_pages_are_unmapped_with_the_last_tensor(tmp_path: Path) -> None:
+    path, size = tmp_path / "model.safetensors", 16 << 20
+    path.write_bytes(bytes(size))
+    ranges = FolderRanges(tmp_path)
+
+    def mapped_bytes() -> int:
+        found = re.search(r"RssFile:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert found is not None
+        return int(found[1]) << 10
+
+    before = mapped_bytes()
+    mapped = ranges.map(path.name, 4, size - 4)
+    assert mapped is not None, "this kernel cannot load mapped pages"
+    mapped.load(0, size - 4)
+    tensor = torch.frombuffer(mapped.view, dtype=torch.int32)[5:]
+    del mapped
+    assert not tensor.any()
+    assert mapped_bytes() - before > size * 0.9
+    del tensor
+    assert mapped_bytes() - before < size * 0.1
+
+
+def test_pages_are_loaded_in_the_order_of_the_file() -> None:
+    loader = reading._Loader()
+    free, done = threading.Event(), []
+
+    def load(position: int) -> int:
+        assert free.wait(200)
+        done.append(position)
+        return position
+
+    futures = [loader.submit(("a", each), partial(load, each)) for each in (4, 5, 2, 9, 3)]
+    free.set()
+    assert [future.result() for future in futures] == [4, 5, 2, 9, 3]
+    assert done == [4, 5, 9, 2, 3]
+    with pytest.raises(ZeroDivisionError):
+        loader.submit(("a", 1), lambda: 1 // 0).result()
+    loader.close()
 
 
 @pytest.mark.parametrize("degree", [2, 3])

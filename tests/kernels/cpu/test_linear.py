@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.structs import Function, Storage
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
 from tests.kernels.cpu import linears
@@ -40,6 +40,25 @@ def test_accumulate_adds_to_the_output(team: Team) -> None:
 @pytest.mark.parametrize("middle", [1, 16, 50])
 def test_gated_weights(team: Team, middle: int) -> None:
     linears.check_gates(team, middle, Storage.BF16)
+
+
+@pytest.mark.parametrize("storage", [Storage.BF16, Storage.INT8])
+@pytest.mark.parametrize("gate", [None, Function.SILU])
+def test_stacked_weights_equal_one_weight(team: Team, storage: Storage, gate: Function | None) -> None:
+    """The blocks end within panels, and one is empty."""
+    generator = fresh_generator()
+    whole = torch.randn(90, 70, generator=generator).bfloat16()
+    x = torch.randn(5, 70, generator=generator)
+    one = NativeWeight(team, whole, None, gate, storage)
+    stacked = NativeWeight(team, whole.split((1, 37, 0, 52)), None, gate, storage)
+    found, expected = (multiply(team, each, x)[:, : one.width] for each in (stacked, one))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("other", [torch.zeros(2, 7), torch.zeros(2, 8).bfloat16()])
+def test_stacked_weights_that_do_not_match_are_refused(team: Team, other: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^stacked: torch\.float32 \(3, 8\), torch\."):
+        NativeWeight(team, [torch.zeros(3, 8), other])
 
 
 def test_memory_of_freed_weights_is_released(team: Team) -> None:

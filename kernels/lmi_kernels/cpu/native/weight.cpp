@@ -81,12 +81,20 @@ AVX2 void transpose(const char* const* rows, int64_t unit, uint16_t* out, int64_
   for (int i = 0; i < kRows; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(out + i * stride), v[i]);
 }
 
-// A matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already rotated.
+// A matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already rotated. Its rows are
+// in several blocks, one after the other.
 struct Matrix {
-  const char* rows;
+  const void* const* blocks;
+  const int64_t* block_sizes;  // rows in each block
   int64_t row_bytes;
   int64_t num_rows;
   bool gated;
+
+  const char* row(int64_t index) const {
+    int64_t block = 0;
+    for (; index >= block_sizes[block]; ++block) index -= block_sizes[block];
+    return static_cast<const char*>(blocks[block]) + index * row_bytes;
+  }
 
   // The rows in a half of a panel. The first half of a gated matrix holds the gates, which are in the first half of
   // each panel.
@@ -99,8 +107,8 @@ struct Matrix {
   // The row in a column of a panel; null beyond the last one.
   const char* row_at(int64_t panel, int64_t column) const {
     const Range found = rows_of(panel, column / 16);
-    const int64_t row = found.start + column % 16;
-    return row < found.stop ? rows + row * row_bytes : nullptr;
+    const int64_t index = found.start + column % 16;
+    return index < found.stop ? row(index) : nullptr;
   }
 };
 
@@ -178,7 +186,7 @@ void for_columns(const Matrix& matrix, int64_t panel, Each each) {
 
 void fill_sums(const Weight& weight, const Matrix& matrix, int64_t panel) {
   for_columns(matrix, panel, [&](int64_t row, int64_t column) {
-    const char* numbers = matrix.rows + row * matrix.row_bytes;
+    const char* numbers = matrix.row(row);
     int32_t sum = 0;
     for (int64_t k = 0; k < matrix.row_bytes; ++k) sum += static_cast<int8_t>(numbers[k]);
     const_cast<int32_t*>(weight.sums)[column] = sum;
@@ -298,10 +306,11 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
 }
 
 // Fill a weight with a matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already
-// rotated. bias, scales: [num_rows], or null. gated: the first half of the rows are the gates of the second half.
-EXPORT void lmi_weight_fill(Team* team, Weight* weight, const void* rows, const float* bias, const float* scales,
-                            int64_t num_rows, bool gated) {
-  Fill argument{*weight, {static_cast<const char*>(rows), row_bytes(*weight), num_rows, gated}};
+// rotated. blocks: memory of its rows, block_sizes[i] rows in blocks[i]. bias, scales: [num_rows], or null. gated: the
+// first half of the rows are the gates of the second half.
+EXPORT void lmi_weight_fill(Team* team, Weight* weight, const void* const* blocks, const int64_t* block_sizes,
+                            const float* bias, const float* scales, int64_t num_rows, bool gated) {
+  Fill argument{*weight, {blocks, block_sizes, row_bytes(*weight), num_rows, gated}};
   fill_values(*weight, argument.matrix, bias, weight->bias);
   fill_values(*weight, argument.matrix, scales, weight->scales);
   team->run(fill, &argument);
