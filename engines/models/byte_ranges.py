@@ -7,7 +7,6 @@ files that stay in S3 (`container/models/files/s3/ranges.py`). The class is call
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 import threading
@@ -26,21 +25,25 @@ class _MappedFile:
     """A file in the address space. Pages are in the system's page cache, and are not copied."""
 
     def __init__(self, path: Path) -> None:
+        """Raises: OSError, ValueError: the file cannot be mapped."""
         self.path = path
-        with path.open("rb") as file:
-            self.descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self.descriptor)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
         # A private, writable mapping, because torch takes writable memory only. Nobody writes.
         kind = mmap.MAP_PRIVATE | _MAP_NORESERVE
-        self.memory = mmap.mmap(self.descriptor, 0, kind, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.memory = mmap.mmap(self._descriptor, 0, kind, mmap.PROT_READ | mmap.PROT_WRITE)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def load(self, start: int, stop: int) -> int:
-        """Read and map the pages of bytes [start, stop), and return the error number."""
+    def load(self, start: int, stop: int) -> None:
+        """Read and map the pages of bytes [start, stop). Raises: EOFError: the file has become too short; OSError."""
         # The whole range is requested from the disk at once. The kernel's own read-ahead may be small.
-        os.posix_fadvise(self.descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self._descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        return _advise(self._address + first, stop - first, _MADV_POPULATE_READ)
+        error = _advise(self._address + first, stop - first, _MADV_POPULATE_READ)
+        if error and os.fstat(self._descriptor).st_size < stop:
+            raise EOFError(_truncated(self.path))
+        if error:
+            raise OSError(error, "the file cannot be read", str(self.path))
 
     def unmap(self, start: int, stop: int) -> None:
         """Unmap the pages within bytes [start, stop). They stay in the page cache."""
@@ -66,12 +69,8 @@ class MappedRange:
 
     def load(self, start: int, stop: int) -> None:
         """Read bytes [start, stop) of the range. Raises: EOFError: the file has become too short; OSError."""
-        path, offset = self.position
-        error = self._file.load(offset + start, offset + stop)
-        if error == errno.EFAULT:
-            raise EOFError(_truncated(self._file.path))
-        if error:
-            raise OSError(error, os.strerror(error), path)
+        _, offset = self.position
+        self._file.load(offset + start, offset + stop)
 
 
 class ByteRanges(ABC):
@@ -94,7 +93,7 @@ class ByteRanges(ABC):
     def map(self, file: str, offset: int, size: int) -> MappedRange | None:
         """Map bytes of a file, which are then to be loaded. Return None if the files cannot be mapped.
 
-        Raises: EOFError, OSError: see `MappedRange`.
+        Raises: EOFError: the file is too short.
         """
         return None
 
@@ -135,7 +134,10 @@ class FolderRanges(ByteRanges):
             return None
         with self._lock:
             if file not in self._mapped:
-                self._mapped[file] = _MappedFile(self._folder / file)
+                try:
+                    self._mapped[file] = _MappedFile(self._folder / file)
+                except (OSError, ValueError):
+                    return None  # `read` may succeed, or reports the error
         return MappedRange(self._mapped[file], offset, size)
 
     def close(self) -> None:

@@ -79,6 +79,11 @@ def blocks_of(weight: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tenso
     return blocks
 
 
+def stacked(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one matrix. It is a copy only if there are several blocks."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(tuple(blocks))
+
+
 def _paired(library: Library, dtype: torch.dtype) -> tuple[Storage, ...]:
     """Return BF16_PAIRS if the weight is bf16 and the instruction set is AMX."""
     fits = dtype == torch.bfloat16 and library.instructions == "amx"
@@ -129,7 +134,7 @@ class NativeWeight:
         weakref.finalize(self, library.weight_free, handle)
         scales = None
         if self.storage == Storage.INT8:
-            integers, scales = quantise_rows(torch.cat(blocks), team.num_threads)
+            integers, scales = quantise_rows(stacked(blocks), team.num_threads)
             blocks = [integers]
         bias = None if bias is None else bias.float()
         team.fill_weight(handle, blocks, bias, scales, self.gated)

@@ -19,7 +19,7 @@ from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.cpu.weight import NativeWeight, blocks_of
+from lmi_kernels.cpu.weight import NativeWeight, blocks_of, stacked
 from lmi_kernels.elementwise.activate import Activation, native_activation
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 
@@ -69,7 +69,7 @@ def pack(
         if storage is None and blocks[0].dtype is torch.bfloat16 and team.library.instructions == "amx":
             storage = Storage.BF16_PAIRS
         return LinearWeight(None, None, None, NativeWeight(team, blocks, bias, gate, storage), gated)
-    dense = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    dense = stacked(blocks)
     if device.type != "cpu":
         return LinearWeight(None, dense, bias, None, gated)
     if storage is not None:

@@ -219,6 +219,8 @@ def test_a_mapped_file_that_is_truncated_is_an_error(
     with pytest.raises(EOFError, match=r"model\.safetensors is truncated"):
         ranges.map(path.name, 100, 1 << 20)
     ranges.close()
+    assert ranges.map(path.name, 0, 1) is None, "an empty file cannot be mapped"
+    assert ranges.map("missing", 0, 1) is None
 
 
 def test_pages_are_unmapped_with_the_last_tensor(tmp_path: Path) -> None:
