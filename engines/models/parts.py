@@ -139,7 +139,10 @@ class Parts:
         """Return rows of a projection that is stored transposed, as matrices to stack."""
         outputs, inputs = shape
         (name,) = names
-        return [self.weights.columns(f"{name}.weight", shard, (inputs, outputs)).t() for shard in shards]
+        return [
+            self.weights.columns(f"{name}.weight", shard, (inputs, outputs)).t().contiguous()
+            for shard in shards
+        ]
 
 
 def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]:

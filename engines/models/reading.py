@@ -7,34 +7,25 @@ from __future__ import annotations
 
 import math
 import mmap
-import threading
 import weakref
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 
 import torch
 
-from engines.models.byte_ranges import MappedRange
+from engines.models.mapped_files import MappedRange, PageLoader
 from engines.models.tensor_files import BadCheckpoint, TensorFiles
 from engines.partition import Shard
 
 _AHEAD_BYTES = 256 << 20
 """Bytes of tensors to prefetch. They do not increase peak memory, because they are part of the weights that the rank
 will hold when loading ends."""
-
-
 _SMALL_BYTES = 1 << 20
 _LOADED_BYTES = 64 << 20
 """Bytes of a mapped tensor to load at a time."""
-
-
-_Position = tuple[str, int]
-"""File and byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,36 +88,6 @@ class _Staging:
             self._free.append(memory)
 
 
-class _Loader:
-    """A thread that loads parts of files, always the next one in the file, because that is how disks are fastest."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mapped weights")
-        self._lock = threading.Lock()
-        self._waiting: list[tuple[_Position, Callable[[], int], Future[int]]] = []
-        """Sorted by position."""
-        self._position: _Position = "", 0
-
-    def submit(self, position: _Position, load: Callable[[], int]) -> Future[int]:
-        future: Future[int] = Future()
-        with self._lock:
-            insort(self._waiting, (position, load, future), key=itemgetter(0))
-        self._pool.submit(self._load_next)
-        return future
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def _load_next(self) -> None:
-        with self._lock:
-            index = bisect_left(self._waiting, self._position, key=itemgetter(0)) % len(self._waiting)
-            self._position, load, future = self._waiting.pop(index)
-        try:
-            future.set_result(load())
-        except Exception as error:
-            future.set_exception(error)
-
-
 class TensorReader:
     """Reads tensors in blocks with several threads, and prefetches the next ones."""
 
@@ -134,7 +95,7 @@ class TensorReader:
         self._files = files
         self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
         self._staging = _Staging()
-        self._loader = _Loader()
+        self._loader = PageLoader()
         self._planned: deque[Request] = deque()
         self._started: deque[_PendingRead] = deque()
         self._ahead_bytes = 0

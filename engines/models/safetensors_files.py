@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engines.models.byte_ranges import ByteRanges, FolderRanges, MappedRange
+from engines.models.byte_ranges import ByteRanges, FolderRanges
+from engines.models.mapped_files import MappedRange
 from engines.models.tensor_files import BadCheckpoint, TensorFiles
 from engines.models.weight_files import weight_files
 from engines.partition import Shard

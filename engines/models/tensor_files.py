@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from engines.models.byte_ranges import ByteRanges, MappedRange
+from engines.models.byte_ranges import ByteRanges
+from engines.models.mapped_files import MappedRange
 from engines.partition import Shard
 
 

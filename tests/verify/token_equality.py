@@ -96,7 +96,7 @@ def judge_reading(report: Report, lab: Lab, server: Server, degree: int) -> None
     )
     from_disk = sum(process.io_counters().read_bytes for process in server.ranks().values())
     report.require(
-        from_disk <= MAX_READ_RATIO * on_disk,
+        0.9 * on_disk <= from_disk <= MAX_READ_RATIO * on_disk,
         f"degree {degree}: together read {from_disk} bytes from the disk, by the kernel's count",
     )
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from engines.models import byte_ranges, reading
 from engines.models.byte_ranges import FolderRanges
+from engines.models.mapped_files import PageLoader
 from engines.models.tensor_files import BadCheckpoint
 from engines.models.weights import WeightReader, WeightSource
 from engines.partition import Shard, split_evenly
@@ -193,7 +194,7 @@ def test_matrices_to_pack_are_read_in_place_if_possible(
     if shared_team() is None:
         pytest.skip("native kernels are not built")
     if not mappable:
-        monkeypatch.setattr(byte_ranges, "_can_populate", lambda: False)
+        monkeypatch.setattr(byte_ranges, "can_populate", lambda: False)
     monkeypatch.setattr(reading, "_LOADED_BYTES", 48)
     ranges = _WatchedRanges(tmp_path)
     weights = make_reader(ranges)
@@ -246,7 +247,7 @@ def test_pages_are_unmapped_with_the_last_tensor(tmp_path: Path) -> None:
 
 
 def test_pages_are_loaded_in_the_order_of_the_file() -> None:
-    loader = reading._Loader()
+    loader = PageLoader()
     free, done = threading.Event(), []
 
     def load(position: int) -> int:
