@@ -55,6 +55,7 @@ class DummyWeights(WeightSource):
         out = self._empty((sum(shard.size for shard in shards), *shape[1:]))
         width = math.prod(shape[1:])
         start = 0
+        names = [names[0]] * len(shards) if len(names) == 1 else names
         for name, shard in zip(names, shards, strict=True):
             part = out[start : start + shard.size]
             self._fill(part.view(1, -1), name, shard.start * width, 0)

@@ -113,11 +113,7 @@ class Parts:
             blocks = self._transposed(names, shards, shape)
         else:
             blocks = self.weights.row_blocks([f"{name}.weight" for name in names], shards, shape)
-        bias = None
-        if biased and len(names) == 1:
-            bias = self.weights.pieces(f"{names[0]}.bias", shards, shape[:1])
-        elif biased:
-            bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1])
+        bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
         return self.weights.pack(blocks, bias, gated)
 
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> lmi_kernels.LinearWeight:

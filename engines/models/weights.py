@@ -54,7 +54,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Return rows `shards[i]` of tensor `names[i]`, stacked along the first dimension.
+        """Return rows `shards[i]` of tensor `names[i]`, or of the only one, stacked along the first dimension.
 
         shape: shape of all these tensors stacked, before sharding.
         """
@@ -71,11 +71,11 @@ class WeightSource(ABC):
     def row_blocks(
         self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
     ) -> list[torch.Tensor]:
-        """Return matrices to stack, for `pack`, which copies them: what `rows` returns, or `pieces` for one name.
+        """Return what `rows` returns, as matrices to stack, for `pack`, which copies them.
 
         They may be in the page cache, so they must not be kept.
         """
-        return [self.pieces(names[0], shards, shape) if len(names) == 1 else self.rows(names, shards, shape)]
+        return [self.rows(names, shards, shape)]
 
     def column_block(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return what `columns` returns, for `pack`; see `row_blocks`."""
@@ -167,31 +167,32 @@ class _Checkpoint(WeightSource):
         return out
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        self._check_rows(names, shape)
-        return self._read_rows(names, shards)[0]
+        return self._read_rows(self._name_each(names, shards, shape), shards)[0]
 
     def row_blocks(
         self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
     ) -> list[torch.Tensor]:
-        if len(names) == 1:
-            self._check(names[0], shape)
-            names = [names[0]] * len(shards)
-        else:
-            self._check_rows(names, shape)
-        return self._read_rows(names, shards, mapped=self._mapped)
+        return self._read_rows(self._name_each(names, shards, shape), shards, mapped=self._mapped)
 
     def column_block(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         if shard.size < shape[1] or self._peers is not None:
             return self.columns(name, shard, shape)
         return self.row_blocks([name], [Shard(0, shape[0])], shape)[0]
 
-    def _check_rows(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
-        """Check the shapes of tensors that are stacked to `shape`."""
+    def _name_each(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]
+    ) -> Sequence[str]:
+        """Check that the tensors, stacked, have `shape`, and return a name for each shard."""
+        if len(names) < len(shards):
+            (name,) = names
+            self._check(name, shape)
+            return [name] * len(shards)
         for name in names:
             self._check(name, (None, *shape[1:]))
         if sum(self._files.shape(name)[0] for name in names) != shape[0]:
             found = " and ".join(f"{name!r} has {self._files.shape(name)[0]}" for name in names)
             raise BadCheckpoint(f"of {shape[0]} rows that config.json asks for, tensor {found}")
+        return names
 
     def pieces(
         self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False

@@ -218,11 +218,7 @@ class _Builder:
         rows = list(ranges[0]) if len(paths) == 1 else [each for (each,) in ranges]
         weights, biases = ([self._name(f"{path}.{kind}") for path in paths] for kind in ("weight", "bias"))
         blocks = self._weights.row_blocks(weights, rows, shape)
-        if not biased:
-            return blocks, None
-        if len(paths) == 1:
-            return blocks, self._weights.pieces(biases[0], rows, shape[:1])
-        return blocks, self._weights.rows(biases, rows, shape[:1])
+        return blocks, self._weights.rows(biases, rows, shape[:1]) if biased else None
 
     def _linear(self, path: str, linear: nn.Linear) -> PackedLinear:
         shape, biased = (linear.out_features, linear.in_features), linear.bias is not None
