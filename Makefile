@@ -24,6 +24,8 @@ OURS ?= tests/bench/properties/fp32
 BENCH_FLAGS ?=
 # Number of tests that run in parallel: one more than there are cores, because many tests wait.
 TEST_JOBS ?= 3
+# Number of calls of each operation that `make kernels-check` compiles for each kind of GPU.
+KERNEL_CALLS ?= 3
 
 KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton tests/gpu/test_smoke.py
 
@@ -101,10 +103,11 @@ docs: install  ## Write docs/options.md
 	$(BIN)/lmi options --markdown > docs/options.md
 
 # Check the Triton kernels without a GPU. Triton's interpreter runs them against their references, and in the GPU step
-# loop. Then they are compiled for several GPUs, with a report of registers, shared memory and spills.
+# loop. Then they are compiled for several GPUs, with a report of registers, shared memory and spills. `make verify`
+# compiles all calls.
 kernels-check: install  ## Check the Triton kernels without a GPU
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -n $(TEST_JOBS)
-	$(BIN)/python -m tests.kernels.triton.compile_ahead --jobs $(TEST_JOBS)
+	$(BIN)/python -m tests.kernels.triton.compile_ahead --jobs $(TEST_JOBS) --calls $(KERNEL_CALLS)
 
 # Requires a GPU, torch, triton, transformers, numpy and safetensors. See tests/gpu.
 gpu-check:  ## Check and measure on a GPU: OUT, CHAPTER, CACHE

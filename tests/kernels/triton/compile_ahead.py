@@ -2,6 +2,8 @@
 for GPUs that this machine lacks, and report registers, shared memory and spills from Triton's own ptxas. The exit
 status is 1 if a kernel spills or needs too much shared memory.
 
+With `--calls N`, only N calls of each operation are compiled for each kind of GPU, and not all kinds.
+
 The launchers are called with `meta` tensors of real models' shapes. Triton specialises the kernels for their arguments,
 but compiles for the given target and runs nothing. For sm_86, the PTX for sm_80 is assembled again: Triton writes the
 same PTX for both, which one variant of each operation confirms.
@@ -12,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import itertools
 import multiprocessing
 import re
 import sys
@@ -29,7 +30,7 @@ from triton.runtime.driver import driver
 
 from lmi_kernels import tuning
 from tests.gpu.one_kernel import operations
-from tests.kernels.references.check import all_checks
+from tests.kernels.references.check import Inputs, all_checks
 from tests.support.absent_gpu import AbsentGpu
 from tests.support.compile_only import compile_only
 
@@ -47,6 +48,8 @@ class Job(NamedTuple):
     capability: int
     tuned_for: str
     """Name of the table of launch parameters."""
+    max_calls: int | None
+    """Number of calls to compile with each dtype; None: all."""
 
     @property
     def all_variants(self) -> bool:
@@ -59,7 +62,8 @@ class Job(NamedTuple):
         for bf16 only in conversions."""
         if not self.all_variants:
             return {torch.bfloat16: 1}
-        return {torch.bfloat16: None} | ({torch.float16: 1} if self.tuned_for == _SM_90 else {})
+        with_fp16 = self.tuned_for == _SM_90 and self.max_calls is None
+        return {torch.bfloat16: self.max_calls} | ({torch.float16: 1} if with_fp16 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def compile_operation(job: Job) -> list[Variant]:
             # Line information contains paths, and Triton's cache may contain kernels of another checkout.
             knobs.compilation.disable_line_info = True
             for dtype, num_calls in job.dtypes.items():
-                for inputs in itertools.islice(check.production(dtype), num_calls):
+                for inputs in _spread(list(check.production(dtype)), num_calls):
                     check.launch(**inputs)
     finally:
         knobs.runtime.add_stages_inspection_hook = None
@@ -116,6 +120,11 @@ def compile_operation(job: Job) -> list[Variant]:
         for capability in _ASSEMBLED_FOR[job.capability]
         for kernel, kwargs in launched.values()
     ]
+
+
+def _spread(calls: list[Inputs], count: int | None) -> list[Inputs]:
+    """Return `count` of the calls, at equal distances; None: all."""
+    return calls if count is None else calls[:: max(1, -(-len(calls) // count))]
 
 
 def _end_with_ptx(
@@ -165,17 +174,20 @@ def _number(pattern: str, report: str) -> int:
     return int(match[1])
 
 
-def jobs(wanted: list[str]) -> Iterator[Job]:
+def jobs(wanted: list[str], max_calls: int | None) -> Iterator[Job]:
     # The slowest are first, so that no process is still busy with one of them at the end.
     for name in [name for name in operations() if not wanted or name in wanted]:
-        yield from (Job(name, capability, tuning.DEFAULT) for capability in _SHARED_LIMITS)
-        yield Job(name, 90, _SM_90)
+        yield Job(name, 90, _SM_90, max_calls)
+        # Few calls show most faults with the parameters for one GPU of each capability.
+        capabilities = [each for each in _SHARED_LIMITS if max_calls is None or each != 90]
+        yield from (Job(name, capability, tuning.DEFAULT, max_calls) for capability in capabilities)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operations", nargs="*", help="operations to compile (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
+    parser.add_argument("--calls", type=int, help="calls of each operation to compile (default: all)")
     arguments = parser.parse_args()
     print(
         f"{'kernel':40} {'sm':>3} {'warps':>5} {'regs':>5} {'shared':>7} {'spill':>6}  tuned for, constants"
@@ -184,7 +196,9 @@ def main() -> int:
     codes: set[str] = set()
     # Forked processes have torch and Triton already loaded.
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for variants in pool.imap(compile_operation, jobs(arguments.operations), chunksize=1):
+        for variants in pool.imap(
+            compile_operation, jobs(arguments.operations, arguments.calls), chunksize=1
+        ):
             for variant in variants:
                 fault = variant.fault
                 if variant.job.capability == 86 and variant.code not in codes:

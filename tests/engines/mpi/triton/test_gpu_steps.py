@@ -46,10 +46,13 @@ _SHAPE: dict[str, Any] = {
 }
 """Heads are at least as wide as a matrix instruction. Everything else is small, because the interpreter takes
 milliseconds for each program of a kernel."""
+_ONE_LAYER = {"num_hidden_layers": 1}
 _FALCON: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 40, "num_attention_heads": 4}
 _OTHERS: dict[str, dict[str, Any]] = {
+    "llama": _SHAPE | _ONE_LAYER,
+    "mixtral": _SHAPE | _ONE_LAYER,
     "mistral": _SHAPE | {"sliding_window": 5},
-    "falcon-rw": _FALCON,
+    "falcon-rw": _FALCON | _ONE_LAYER,
     "falcon-7b": _FALCON,
     "falcon-40b": _FALCON,
     "qwen3_moe": _SHAPE | {"moe_intermediate_size": 24},
@@ -93,7 +96,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
 def test_enforce_eager_feeds_back_tokens_without_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_llama(tmp_path, **_SHAPE)
+    save_llama(tmp_path, **_SHAPE, **_ONE_LAYER)
     graphs = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
     prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)
@@ -115,7 +118,7 @@ def test_graphs_do_not_count_tokens_of_recomputed_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A preempted sequence recomputes its tokens one at a time as decodes. The graph selects tokens for it as well."""
-    save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
+    save_llama(tmp_path, **_SHAPE, **_ONE_LAYER)
     oracle = load_oracle(tmp_path, "fp32")
     graphs = EagerGraphs()
     monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
@@ -152,7 +155,7 @@ def test_graphs_do_not_count_tokens_of_recomputed_sequences(
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CoreLab, Any]]:
     """An engine whose decodes are recorded and replayed, as on a GPU, and the oracle."""
     folder = tmp_path_factory.mktemp("model")
-    save_llama(folder, **_SHAPE, num_hidden_layers=1)
+    save_llama(folder, **_SHAPE, **_ONE_LAYER)
     lab = CoreLab(
         folder,
         tmp_path_factory.mktemp("board"),
