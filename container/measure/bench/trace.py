@@ -76,7 +76,7 @@ def _requests(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[_Recor
                     continue
                 file_format = _MOONCAKE
             yield file_format.read(line.strip())
-        except ValueError as error:  # msgspec's errors are ValueErrors too
+        except (ValueError, csv.Error) as error:  # msgspec's errors are ValueErrors too
             kind = f" of {file_format.name}" if file_format else ""
             raise BenchError(
                 f"--trace: {path}, line {number}: not a request{kind}: {error}; allowed: JSON lines of Mooncake, and"

@@ -90,6 +90,8 @@ def test_azure_rows_are_sorted_by_time(tmp_path: Path) -> None:
         (AZURE + "yesterday,1,2\n", "line 5: .*yesterday"),
         (AZURE + "2023-11-16 18:15:51,some,2\n", "line 5: .*input_length"),
         ("\xff\xfe\x00", "line 1: not a request"),
+        (AZURE.replace("\n", "\r"), "line 1: not a request: new-line character"),
+        (AZURE + "1" * 200_000 + ",1,2\n", "line 5: not a request of Azure's traces: field larger than"),
     ],
 )
 def test_errors_in_a_trace_name_the_line(tmp_path: Path, text: str, message: str) -> None:
