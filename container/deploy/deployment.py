@@ -42,6 +42,7 @@ NAMED_BY_CONTENT = ("create_model", "create_endpoint_config")
 """Calls whose resource can be reused if it exists: its name ends in a digest of its content."""
 ALREADY_EXISTS = "already existing"
 """Part of SageMaker's message if the name of a new resource is in use."""
+_NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """Time for SageMaker to provision instances and to pull the image."""
@@ -235,6 +236,11 @@ def _validate(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
     if reason := hardware.image_obstacle(hardware.device(endpoint.instance.device)):
         raise CannotDeploy(f"--instance {endpoint.instance.name}: {reason}")
     names = [variant.name for variant in variants]
+    for option, name in [("--name", endpoint.name), *(("--variant", name) for name in names)]:
+        if not re.fullmatch(_NAME, name):
+            raise CannotDeploy(
+                f"{option}: not a SageMaker name (got {name!r}); allowed: letters and digits, with hyphens between"
+            )
     if duplicates := {name for name in names if names.count(name) > 1}:
         raise CannotDeploy(
             f"--variant: {', '.join(sorted(duplicates))} is repeated; variant names must be unique"

@@ -104,6 +104,16 @@ def test_what_cannot_be_deployed_is_rejected(changes: dict[str, Any], reason: st
         planned(write_model(tmp_path, "engine=MPI"), **changes)
 
 
+@pytest.mark.parametrize("name", ["my_endpoint", "-a", "a-", "é", ""])
+def test_names_that_sagemaker_rejects_are_rejected(name: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    allowed = f"not a SageMaker name (got {name!r}); allowed: letters and digits, with hyphens between"
+    with pytest.raises(CannotDeploy, match=re.escape(f"--name: {allowed}")):
+        planned(folder, name=name)
+    with pytest.raises(CannotDeploy, match=re.escape(f"--variant: {allowed}")):
+        plan(spec(), [VariantSpec("a--B-1", folder), VariantSpec(name, folder)])
+
+
 def test_repeated_variants_are_rejected(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     with pytest.raises(CannotDeploy, match="A is repeated"):
