@@ -10,7 +10,7 @@ from lmi_server.properties.grammar import Entry
 from lmi_server.properties.handler import is_server_option
 from lmi_server.properties.loader import EffectiveValue, Examination
 from lmi_server.properties.option import Option, Status
-from lmi_server.properties.options import by_name
+from lmi_server.properties.options import by_name, shown
 from lmi_server.properties.reference import OPEN_DEFAULTS
 from lmi_server.values.show import masked
 
@@ -25,14 +25,19 @@ def explain_lines(found: Examination, plan: Resolved | None) -> Iterator[LineExp
     """Explain each line of the file. plan: the resolved configuration, or None."""
     for entry in found.entries:
         option = by_name().get(entry.key)
-        text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
+        show = masked if _is_for_handler(entry, option, found) else shown
+        text = f"{entry.key} = {show(entry.key, entry.value)}"
         yield LineExplained(entry.line, text, _explanation(entry, option, found, plan))
+
+
+def _is_for_handler(entry: Entry, option: Option | None, found: Examination) -> bool:
+    return found.handler is not None and not is_server_option(option.name if option else entry.key)
 
 
 def _explanation(entry: Entry, option: Option | None, found: Examination, plan: Resolved | None) -> str:
     if any(problem.line == entry.line for problem in found.problems):
         return "see the error below"
-    if found.handler is not None and not is_server_option(option.name if option else entry.key):
+    if _is_for_handler(entry, option, found):
         return "passed to the handler"
     if option is None:
         return "unknown key; ignored"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import javaproperties
 
+from lmi_server.properties.options import shown
 from lmi_server.properties.problems import Problem, Source
-from lmi_server.values.show import masked
 
 MAX_FILE_BYTES = 256 * 1024
 """Maximum file size. A serving.properties has about ten lines, so a larger file is something else."""
@@ -78,11 +78,11 @@ class _Findings:
     warnings: list[Problem] = field(default_factory=list)
 
     def problem(self, line: int | None, key: str, value: str, reason: str) -> None:
-        self.problems.append(Problem(Source(self.file, line), key, masked(key, value), reason))
+        self.problems.append(Problem(Source(self.file, line), key, shown(key, value), reason))
 
     def warning(self, entry: Entry, reason: str) -> None:
         source = Source(self.file, entry.line)
-        self.warnings.append(Problem(source, entry.key, masked(entry.key, entry.value), reason))
+        self.warnings.append(Problem(source, entry.key, shown(entry.key, entry.value), reason))
 
 
 def parse(data: bytes, file: str = "serving.properties") -> Document:

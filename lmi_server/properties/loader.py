@@ -18,7 +18,7 @@ from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
 from lmi_server.properties.handler import HandlerFile, Supplies
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
-from lmi_server.properties.options import OPTIONS, by_name
+from lmi_server.properties.options import OPTIONS, by_name, shown
 from lmi_server.properties.problems import Problem, PropertiesError, Source
 from lmi_server.values.base import BadValueError, Scalar
 from lmi_server.values.nearest import nearest
@@ -180,8 +180,8 @@ def _group_by_option(
         near = nearest(setting.key, options) if len(unknown) < _MAX_SUGGESTIONS else ""
         if near and setting.source.variable:
             near = next(iter(environment.variables_of(near)), near)
-        masked_text = masked(setting.key, setting.text)
-        unknown.append(Problem(setting.source, setting.key, masked_text, "unknown key", nearest=near))
+        text = shown(setting.key, setting.text)
+        unknown.append(Problem(setting.source, setting.key, text, "unknown key", nearest=near))
     return known, unknown
 
 

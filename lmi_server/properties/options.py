@@ -20,6 +20,7 @@ from importlib.resources import files
 from lmi_server.properties.option import Option, Status
 from lmi_server.values.base import ValueType
 from lmi_server.values.scalars import Bool, Choice, Float, Int, PathText, Text
+from lmi_server.values.show import masked
 
 _SIMPLE: dict[str, ValueType] = {"text": Text(), "secret": Text(), "bool": Bool(), "count": Int(0, 2**31 - 1)}
 _INT = re.compile(r"(power of two )?(-?\d+)\.\.(-?\d+)((?: or \w+)*)")
@@ -89,3 +90,9 @@ OPTIONS = _read()
 def by_name() -> dict[str, Option]:
     """Return every option under its name and under each of its aliases."""
     return {name: option for option in OPTIONS for name in (option.name, *option.aliases)}
+
+
+def shown(key: str, text: str) -> str:
+    """Return a value for messages: `***` if it may be a secret, as it may be under a key that is misspelt."""
+    option = by_name().get(key)
+    return masked(key, text, option is None or option.secret)

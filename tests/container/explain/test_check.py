@@ -122,6 +122,11 @@ def test_an_invalid_file_exits_with_1_and_lists_every_problem(model: Path) -> No
     assert text.splitlines()[-1] == "can serve here: no: the configuration has 2 problems"
 
 
+def test_the_value_of_an_unknown_key_is_not_printed(model: Path) -> None:
+    (line,) = check_text(model, "option.hf_tokn=hunter2\n").lines
+    assert line.text == "option.hf_tokn = ***"
+
+
 def test_a_key_set_twice_is_explained_as_not_used(model: Path) -> None:
     first, second = check_text(model, "option.block_size=16\noption.block_size=32\n").lines
     assert first.explanation == "not used: line 2 sets the key again"

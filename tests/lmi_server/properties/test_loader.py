@@ -29,7 +29,7 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
 ) -> None:
     problem = single_problem(tmp_path, f"# a comment\n{key}=1\n")
     assert (problem.file, problem.line) == (str(tmp_path / "serving.properties"), 2)
-    assert (problem.key, problem.value, problem.reason) == (key, "1", "unknown key")
+    assert (problem.key, problem.value, problem.reason) == (key, "***", "unknown key")
     assert problem.nearest == nearest
 
 
@@ -220,11 +220,25 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "nowhere", {})
 
 
-@pytest.mark.parametrize("key", ["keystore_pass", "option.env=KEY", "hf_token", "option.hf_token"])
+@pytest.mark.parametrize(
+    "key",
+    ["keystore_pass", "option.env=KEY", "hf_token", "option.hf_token", "option.hf_tokn", "option.hftoken"],
+)
 def test_possible_secrets_are_not_printed(tmp_path: Path, key: str) -> None:
-    text = str(refusal(tmp_path, f"{key}=hunter2\n"))
-    assert "hunter2" not in text
-    assert "***" in text
+    error = refusal(tmp_path, f'{key}="hunter2"\n{key}=hunter2\n')  # quotes and duplicates give warnings
+    for text in (str(error), "\n".join(error.warnings)):
+        assert "hunter2" not in text
+        assert "***" in text
+
+
+def test_the_value_of_an_unknown_key_is_not_printed(tmp_path: Path) -> None:
+    variables = {"OPTION_HFTOKEN": "hunter2"}
+    for text in (
+        str(refusal(tmp_path, "", variables)),
+        *load_text(tmp_path, "option.hf_tokn=hunter2\n", variables, lenient=True).warnings,
+    ):
+        assert "hunter2" not in text
+        assert "unknown key" in text
 
 
 def test_load_formats_safetensors_and_gguf_mean_auto(tmp_path: Path) -> None:
