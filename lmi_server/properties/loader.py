@@ -178,8 +178,8 @@ def _group_by_option(
             known.setdefault(option.name, (option, []))[1].append(setting)
             continue
         near = nearest(setting.key, options) if len(unknown) < _MAX_SUGGESTIONS else ""
-        if near and setting.source.variable:
-            near = next(iter(environment.variables_of(near)), near)
+        if near and (variable := setting.source.variable):
+            near = nearest(variable, environment.variables_of(near)) or near
         text = shown(setting.key, setting.text)
         unknown.append(Problem(setting.source, setting.key, text, "unknown key", nearest=near))
     return known, unknown

@@ -90,6 +90,11 @@ def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
         ("OPTION_DTPYE", "OPTION_DTYPE"),
         ("SERVING_JOB_QEUE_SIZE", "SERVING_JOB_QUEUE_SIZE"),
         ("OPTION_JOB_QUEUE_SIZE", "SERVING_JOB_QUEUE_SIZE"),
+        ("OPTION_PREDICT_TIMOUT", "OPTION_PREDICT_TIMEOUT"),
+        ("OPTION_MODEL_LOADING_TIMOUT", "OPTION_MODEL_LOADING_TIMEOUT"),
+        ("SERVING_MAX_REQEST_SIZE", "SERVING_MAX_REQUEST_SIZE"),
+        ("SERVING_MIN_WORKER", "SERVING_MIN_WORKERS"),
+        ("OPTION_ENTRYPOIN", "OPTION_ENTRYPOINT"),
     ],
 )
 def test_an_unknown_variable_is_refused_with_the_nearest_name(
