@@ -74,13 +74,13 @@ class Input:
         return batches
 
     def get_as_bytes(self, key: str | None = None) -> Any:
-        """Return a part. The key defaults to `data`, or else to the first part.
+        """Return a part. The key defaults to `data`, or else to the first part. Without any content, return None.
 
         Raises `KeyError` if there is no such part.
         """
+        if self.content.is_empty():
+            return None
         if key is None:
-            if self.content.is_empty():
-                raise KeyError("the input has no content")
             return self.content.get(_DATA) if self.content.contains(_DATA) else self.content.value_at(0)
         if not self.content.contains(key):
             raise KeyError(key)

@@ -239,8 +239,12 @@ def test_input_accessors() -> None:
     assert inputs.get_batches() == [inputs]
     with pytest.raises(KeyError, match="other"):
         inputs.get_as_bytes("other")
-    with pytest.raises(KeyError):
-        Input().get_as_bytes()
+
+
+def test_the_content_of_the_loading_call_is_none() -> None:
+    assert Input().get_as_bytes() is None
+    assert Input().get_as_bytes("data") is None
+    assert Input().get_data() is None
 
 
 def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
