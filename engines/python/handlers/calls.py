@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _REPEATED = ("model_dir", "device_id", "tensor_parallel_degree")
 """Properties of the loading call that each later call has too, as in LMI."""
+_RESERVED = ("batch_size", *_REPEATED)
+"""Properties that a client cannot set."""
 
 
 class Calls:
@@ -114,8 +116,7 @@ def load_input(properties: Mapping[str, str]) -> Input:
 
 def single_input(invocation: Invocation, loaded: Mapping[str, str]) -> Input:
     """Return the input of one request. loaded: properties of the loading call."""
-    inputs = load_input({**invocation.properties, **_repeated(loaded)})
-    inputs.properties.pop("batch_size", None)  # set by a client, it would make the input look like a batch
+    inputs = load_input({**_of_client(invocation), **_repeated(loaded)})
     inputs.request_id = invocation.properties.get("requestId", invocation.id)
     for name, value in invocation.content:
         inputs.content.add(name, value)
@@ -126,11 +127,15 @@ def batch_input(batch: Sequence[Invocation], loaded: Mapping[str, str]) -> Input
     """Return the input of several requests. loaded: properties of the loading call."""
     inputs = load_input({"batch_size": str(len(batch)), **_repeated(loaded)})
     for index, invocation in enumerate(batch):
-        for name, text in invocation.properties.items():
+        for name, text in _of_client(invocation).items():
             inputs.properties[f"batch_{index:03d}.{name}"] = text
         for name, value in invocation.content:
             inputs.content.add(f"batch_{index:03d}.{name}", value)
     return inputs
+
+
+def _of_client(invocation: Invocation) -> dict[str, str]:
+    return {name: text for name, text in invocation.properties.items() if name not in _RESERVED}
 
 
 def _repeated(loaded: Mapping[str, str]) -> dict[str, str]:

@@ -258,6 +258,15 @@ def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
     assert inputs.properties["Accept"] == "text/plain"
 
 
+def test_a_client_cannot_make_a_request_of_a_batch_look_like_a_batch() -> None:
+    seen: list[Input] = []
+    line = Line(lambda inputs: seen.extend(inputs.get_batches()))
+    properties = {"batch_size": "3", "model_dir": "/other", "Accept": "text/plain"}
+    line.calls.run([Invocation(name, 0.0, properties, (("data", b"x"),)) for name in ("r0", "r1")])
+    assert [inputs.is_batch() for inputs in seen] == [False, False]
+    assert seen[1].properties == {"Accept": "text/plain"}
+
+
 @pytest.mark.parametrize("bodies", [(b"x",), (b"x", b"y")])
 def test_each_call_has_the_properties_of_its_worker(bodies: tuple[bytes, ...]) -> None:
     seen: list[dict[str, str]] = []
