@@ -32,6 +32,11 @@ class ServerConfig:
     """Source of default sampling parameters on `/v1/*` and for `messages`. `auto`: the model's generation_config.json,
     else the API's defaults. `vllm`: always the API's defaults."""
 
+    @property
+    def refuses_unknown(self) -> bool:
+        """Whether `/invocations` rejects unknown parameters."""
+        return self.unknown_parameters != "warn"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:

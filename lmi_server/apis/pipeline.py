@@ -94,7 +94,14 @@ def parse(context: ApiContext, body: Body, body_format: BodyFormat, conventions:
     check_generate_parameters(context, parameters)
     check_vocabulary(context, parameters)
     check_beams(context, parameters, counts, report, streamed=streamed)
-    check_prompt_report(context, parameters, report, streamed=streamed)
+    check_prompt_report(
+        context,
+        parameters,
+        counts,
+        report,
+        num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        streamed=streamed,
+    )
     check_timeout(context, parameters)
     requests = generation_requests(
         context,

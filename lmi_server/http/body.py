@@ -35,7 +35,7 @@ class Bodies:
         """Read the JSON object in a request's body. The body counts as in flight until the `with` block ends.
 
         Raises:
-            UnsupportedMediaType: the headers declare another type.
+            UnsupportedMediaType: the headers declare another type, or compression.
             InvalidRequest: the body is not a JSON object.
             The errors of `raw`.
         """
@@ -91,7 +91,15 @@ _INCOMPLETE_BODY = "body: the connection closed before the whole body arrived"
 
 
 def _check_media_type(request: Request) -> None:
-    """Reject types other than JSON. A missing type and `application/octet-stream` (common defaults) are accepted."""
+    """Reject types other than JSON, and compression.
+
+    A missing type and `application/octet-stream` (common defaults) are accepted.
+    """
+    coding = request.headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        raise UnsupportedMediaType(
+            f"Content-Encoding: given {as_json(coding)}; accepted: an uncompressed body, without this header"
+        )
     if not request.content_type:
         return
     mimetype = request.mimetype

@@ -241,6 +241,9 @@ BODIES: tuple[Malformed, ...] = (
     _combination(
         {"stop": ["a"], "stop_sequences": ["b"]}, "parameters.stop_sequences", "parameters.stop", "one of"
     ),
+    _case(
+        "unknown name beside prompt", INVOCATIONS, {"prompt": "Hello", "max_token": 5}, ("max_tokens",), 424
+    ),
     # Chat
     _chat("no messages", {}, "messages", "at least 1"),
     _chat("not JSON", b"{", "body", "not valid JSON"),

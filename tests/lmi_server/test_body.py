@@ -12,8 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 from flask import Request
+from flask.testing import FlaskClient
 from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.test import EnvironBuilder
+from werkzeug.test import EnvironBuilder, TestResponse
 
 from engines.errors import InvalidRequest, Overloaded
 from lmi_server.apis.parameters.checks import refuse_unknown
@@ -24,6 +25,7 @@ from lmi_server.http import json_object
 from lmi_server.http.body import Bodies
 from lmi_server.http.json_object import parse_object
 from lmi_server.values.show import as_json
+from tests.lmi_server.bodies import error_of
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import turns_of_another_greenlet
 from tests.lmi_server.malformed_bodies import body_with_duplicate_name
@@ -150,6 +152,16 @@ def test_unknown_names_are_logged_in_one_short_line(make_client: MakeClient, log
         assert len(lines) == 1
         assert len(lines[0]) < 500
         assert lines[0].endswith("and 48 more")
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+def test_a_compressed_body_is_refused(path: str, client: FlaskClient) -> None:
+    def send(coding: str) -> TestResponse:
+        return client.post(path, json={"prompt": "Hello"}, headers={"Content-Encoding": coding})
+
+    assert send("identity").status_code == 200
+    assert send("gzip").status_code == 415
+    assert error_of(send("gzip")).startswith('Content-Encoding: given "gzip"; accepted: an uncompressed body')
 
 
 def request_from(stream: Any, length: int | None = None) -> Request:

@@ -136,6 +136,19 @@ def test_constraints_at_the_top_level_of_a_body_are_refused(make_client: MakeCli
 
 
 @pytest.mark.parametrize("body", [body for body in BODIES if body != "parameters"])
+def test_unknown_parameters_of_openai_bodies_are_ignored(body: str, client: FlaskClient) -> None:
+    assert send(client, body, {"max_token": 5, "colour": "red"}).status_code == 200
+
+
+def test_unknown_parameters_beside_a_prompt_on_invocations_are_refused(make_client: MakeClient) -> None:
+    body = {"prompt": "Hi", "max_token": 5}
+    reply = make_client().post("/invocations", json=body)
+    assert refusal_of(reply) == "max_token: unknown name, given with value 5; did you mean 'max_tokens'?"
+    lenient = make_client(ServerConfig(unknown_parameters="warn"))
+    assert lenient.post("/invocations", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("body", [body for body in BODIES if body != "parameters"])
 def test_parameters_next_to_openai_fields_are_refused(
     body: str, client: FlaskClient, engine: FakeEngine
 ) -> None:

@@ -11,13 +11,14 @@ import pytest
 from flask.testing import FlaskClient
 
 from engines.core import FinishReason, RequestOutput, SamplingParams
+from lmi_server.apis.parameters import combinations
 from lmi_server.generation.answer_text import Completion, GenerationRequest, TextRules
 from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.generation import TextGeneration
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
-from tests.lmi_server.bodies import PROMPT, post
-from tests.lmi_server.conftest import ANSWER
+from tests.lmi_server.bodies import PROMPT, post, refusal_of
+from tests.lmi_server.conftest import ANSWER, MakeClient
 from tests.lmi_server.fakes import (
     FakeEngine,
     chunks,
@@ -303,6 +304,47 @@ def test_prompt_logprobs_use_the_format_of_vllm(
         assert path == "chat" or own["decoded_token"] == text_model.token_text(request.prompt_token_ids[1])
         assert all(len(row) == max(1, number) for row in rows[1:])
     assert "prompt_logprobs" not in choice_of(client, COMPLETIONS)
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "name"),
+    [
+        (COMPLETIONS, {"prompt_logprobs": 20, "n": 8}, "prompt_logprobs"),
+        (COMPLETIONS, {"logprobs": 4, "echo": True, "n": 8, "stream": True}, "logprobs"),
+        (CHAT, {"prompt_logprobs": 20}, "prompt_logprobs"),
+        (INVOCATIONS, {"decoder_input_details": True, "top_n_tokens": 4}, "parameters.decoder_input_details"),
+    ],
+)
+def test_too_many_log_probabilities_of_prompts_are_refused(
+    path: str,
+    parameters: dict[str, Any],
+    name: str,
+    client: FlaskClient,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit counts prompt tokens, their top tokens and answers."""
+    assert post(client, path, **parameters).status_code == 200
+    (request, *others) = engine.requests
+    assert request.sampling.prompt_logprobs is not None
+    number = len(request.prompt_token_ids) * (request.sampling.prompt_logprobs + 1) * (1 + len(others))
+    monkeypatch.setattr(combinations, "MAX_PROMPT_LOGPROBS", number)
+    assert post(client, path, **parameters).status_code == 200
+    monkeypatch.setattr(combinations, "MAX_PROMPT_LOGPROBS", number - 1)
+    engine.requests.clear()
+    text = refusal_of(post(client, path, **parameters))
+    assert text.startswith(f"{name}: given ")
+    assert f"which makes {number} log-probabilities; accepted: at most {number - 1}" in text
+    assert not engine.requests
+
+
+def test_the_engine_without_log_probabilities_of_prompts_is_named(make_client: MakeClient) -> None:
+    client = make_client(engine_kind="Python")
+    assert post(client, COMPLETIONS, logprobs=1).status_code == 200
+    text = refusal_of(post(client, COMPLETIONS, logprobs=1, echo=True))
+    assert (
+        "logprobs: given 1, but engine=Python does not support it together with echo; accepted: leave" in text
+    )
 
 
 def test_minus_infinity_is_returned_as_a_finite_number(client: FlaskClient, engine: FakeEngine) -> None:

@@ -107,7 +107,7 @@ def _prompt_field(body: Body) -> str:
 
 
 def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
-    refuses_unknown = context.config.server.unknown_parameters != "warn"
+    refuses_unknown = context.config.server.refuses_unknown
     _check_names(body, refuses_unknown)
     given = body.get("parameters")
     if given is not None and not isinstance(given, dict):

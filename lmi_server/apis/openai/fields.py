@@ -24,7 +24,8 @@ _SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
 def read_fields(
     names: Names, prompt_field: str, context: ApiContext, body: Body, conventions: Conventions
 ) -> BodyFields:
-    """Check all fields except `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect.
+    """Check all fields except `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect, but
+    for completions on `/invocations`.
 
     Raises `InvalidField`.
     """
@@ -34,7 +35,10 @@ def read_fields(
     rest = {name: value for name, value in body.items() if name not in own and name not in unused}
     samples = names is Names.CHAT or conventions.completions_sample
     parameters = parse_parameters(
-        rest, names, default_overrides=context.openai_defaults if samples else {}, refuse_unknown_names=False
+        rest,
+        names,
+        default_overrides=context.openai_defaults if samples else {},
+        refuse_unknown_names=not samples and context.config.server.refuses_unknown,
     )
     options = body.get("stream_options")
     include_usage = _include_usage(options, streamed)

@@ -14,6 +14,8 @@ from lmi_server.values.show import as_json
 
 MAX_ANSWERS = 256
 """Maximum number of answers that one HTTP request may generate, over all its prompts."""
+MAX_PROMPT_LOGPROBS = 500_000
+"""Maximum number of log-probabilities of prompt tokens in one response. While it is written, other requests wait."""
 _PROMPT_REPORTS = ("decoder_input_details", "prompt_logprobs")
 """Parameters that request log-probabilities of the prompt's tokens. `logprobs` with `echo` requests them too."""
 
@@ -96,16 +98,32 @@ def check_generate_parameters(context: ApiContext, parameters: Parameters) -> No
 
 
 def check_prompt_report(
-    context: ApiContext, parameters: Parameters, report: LogprobReport, *, streamed: bool
+    context: ApiContext,
+    parameters: Parameters,
+    counts: AnswerCounts,
+    report: LogprobReport,
+    *,
+    num_prompt_tokens: int,
+    streamed: bool,
 ) -> None:
-    """Reject log-probabilities of the prompt if the engine or a stream has none. Raises `InvalidField`."""
+    """Reject log-probabilities of the prompt if the engine or a stream has none, or if there are too many.
+
+    Raises `InvalidField`.
+    """
     if report.prompt is None:
         return
     names = (*_PROMPT_REPORTS, "logprobs")
     name = next(name for name in names if name in parameters.fields and parameters[name] is not False)
-    _check_engine(context, parameters, name, "prompt_logprobs")
+    what = "it" if name in _PROMPT_REPORTS else "it together with echo"
+    _check_engine(context, parameters, name, "prompt_logprobs", what)
     if streamed and name in _PROMPT_REPORTS:
         raise _refused(parameters, name, "but streams do not return it", "leave it out, or do not stream")
+    number = num_prompt_tokens * (report.prompt + 1) * counts.n
+    if number > MAX_PROMPT_LOGPROBS:
+        answers = f" and {counts.n} answers to each prompt" if counts.n > 1 else ""
+        why = f"for {num_prompt_tokens} prompt tokens{answers}, which makes {number} log-probabilities"
+        accepted = f"at most {MAX_PROMPT_LOGPROBS} for all prompt tokens of one request"
+        raise _refused(parameters, name, why, accepted)
 
 
 def check_timeout(context: ApiContext, parameters: Parameters) -> None:
@@ -119,10 +137,12 @@ def check_timeout(context: ApiContext, parameters: Parameters) -> None:
         )
 
 
-def _check_engine(context: ApiContext, parameters: Parameters, name: str, capability: str) -> None:
-    """Raise `InvalidField` if the engine lacks the capability that a parameter needs."""
+def _check_engine(
+    context: ApiContext, parameters: Parameters, name: str, capability: str, what: str = "it"
+) -> None:
+    """Raise `InvalidField` if the engine lacks the capability that a parameter needs. `what`: what it lacks."""
     if not getattr(context.capabilities, capability):
-        why = f"but engine={context.config.engine} does not support it"
+        why = f"but engine={context.config.engine} does not support {what}"
         raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} supports it")
 
 
