@@ -19,15 +19,17 @@ from container.measure.output import Table
 from container.measure.sections import Report, Section, failed_requests, package_versions
 
 _HOW_TO_READ = """\
-Figures are medians over the rounds, with the smallest and the largest value in brackets. A ratio is the geometric mean
-over the rounds: in each round both configurations get the same requests. Of ten rounds or more, the tenth with the
-largest ratios and the tenth with the smallest do not count. Its 95 % interval, in brackets, is a paired
-t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: if the configurations do not
-differ at all, at most one report in twenty shows any difference. A difference is reported when its interval excludes 1.
-"This run could detect" is the smallest difference that an interval of that width would detect. Times are measured by
-the client, from the scheduled send time of a request. A KV slot holds one token; slots are sampled twice a second, and
-not reported for engines that leave the KV cache to transformers. Peak memory is the sum of the peak resident set sizes
-of all processes; shared pages are counted in each process."""
+Figures are medians over the rounds, with the smallest and the largest value in brackets. Counts, such as failed
+requests and responses with the same tokens, are totals. Inside the servers, KV slots and their waste are medians; batch
+sizes and shares of tokens are those of all rounds together. A ratio is the geometric mean over the rounds: in each
+round both configurations get the same requests. Of ten rounds or more, the tenth with the largest ratios and the tenth
+with the smallest do not count. Its 95 % interval, in brackets, is a paired t-interval on logarithms, corrected
+(Bonferroni) for the number of ratios in this report: if the configurations do not differ at all, at most one report in
+twenty shows any difference. A difference is reported when its interval excludes 1. "This run could detect" is the
+smallest difference that an interval of that width would detect. Times are measured by the client, from the scheduled
+send time of a request. A KV slot holds one token; slots are sampled twice a second, and not reported for engines that
+leave the KV cache to transformers. Peak memory is the sum of the peak resident set sizes of all processes; shared pages
+are counted in each process."""
 
 
 @dataclass(frozen=True, slots=True)

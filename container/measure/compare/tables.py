@@ -45,8 +45,7 @@ def short_table(comparison: Comparison) -> Table:
         *("configuration", "scenario", TOKENS_PER_SECOND.title, f"times {base}"),
         *(LATENCY_P90.title_with_unit, f"times {base}", "responses with the same tokens"),
     )
-    rounds = comparison.num_rounds
-    title = "one round" if rounds == 1 else f"medians of {rounds} rounds, ratios with 95 % intervals"
+    title = _rounds(comparison, "medians of {} rounds, ratios with 95 % intervals")
     return Table(title, header, tuple(rows), num_left=2)
 
 
@@ -63,7 +62,8 @@ def figures_table(comparison: Comparison, scenario: str) -> Table:
         )
         for measure in MEASURES
     ]
-    return Table(f"figures, {_rounds(comparison)}", ("", *names), tuple(rows))
+    title = f"figures, {_rounds(comparison, 'medians of {} rounds (smallest to largest)')}"
+    return Table(title, ("", *names), tuple(rows))
 
 
 def ratios_table(comparison: Comparison, scenario: str) -> Table:
@@ -89,7 +89,8 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
     rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
     known = tuple(row for row in rows if set(row[1:]) != {NO_VALUE})
     names = [config.name for config in comparison.configs]
-    return Table(f"inside the servers, {_rounds(comparison)}", ("", *names), known)
+    title = f"inside the servers, {_rounds(comparison, '{} rounds together (KV slots and waste: medians)')}"
+    return Table(title, ("", *names), known)
 
 
 def _server(comparison: Comparison, config: Configuration, scenario: str) -> dict[str, str]:
@@ -156,9 +157,9 @@ def differences_table(comparison: Comparison) -> Table:
     return Table("effective values that differ", header, rows)
 
 
-def _rounds(comparison: Comparison) -> str:
-    count = comparison.num_rounds
-    return "one round" if count == 1 else f"medians of {count} rounds (smallest to largest)"
+def _rounds(comparison: Comparison, several: str) -> str:
+    """Return a title. several: the title for more than one round, with `{}` for their number."""
+    return "one round" if comparison.num_rounds == 1 else several.format(comparison.num_rounds)
 
 
 def _batch(results: tuple[RoundResult, ...], engine: str) -> str:

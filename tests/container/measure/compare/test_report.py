@@ -95,7 +95,11 @@ def test_the_servers_table() -> None:
         *(dynamic, dynamic),
     ]
     rounds = [replace(one, counters=counters) for one, counters in zip(rounds, counted, strict=True)]
-    table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
+    comparison = make_comparison(configs, rounds)
+    table = tables.servers_table(comparison, SCENARIO.name)
+    assert table.title == "inside the servers, 2 rounds together (KV slots and waste: medians)"
+    how_to_read = " ".join(report.make_report(comparison, PROVENANCE).markdown().split())
+    assert "Counts, such as failed requests and responses with the same tokens, are totals." in how_to_read
     assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
     assert row(table, "batch occupancy: mean batch / largest batch") == ("87.5 %", NO_VALUE)
     wasted = row(table, "wasted tokens: padding, finished rows, recomputed")
