@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from engines.config import BatchConfig
@@ -58,6 +59,10 @@ class DynamicBatcher(Generic[Item]):
     def abort(self, request_id: str) -> bool:
         """Remove a request from the queue; return False if it is not there."""
         return self._waiting.pop(request_id, None) is not None
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Change the maximum number of requests in a batch."""
+        self._config = replace(self._config, batch_size=batch_size)
 
     def set_free(self, now: float) -> None:
         """Record that the running batch has ended, so that another may start."""

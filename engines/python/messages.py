@@ -35,6 +35,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Duration of the start in seconds, by part."""
     accepts_concurrent_calls: bool = False
     """Whether the process accepts concurrent calls, as with an asynchronous handler."""
+    takes_batches: bool = True
+    """Whether one call of a handler may contain several requests."""
 
 
 class CannotLoad(msgspec.Struct, frozen=True, tag=True):

@@ -52,11 +52,10 @@ class Calls:
     def run(self, batch: Sequence[Invocation]) -> bool:
         """Answer a batch. Return False if the call with the whole batch failed and each request has to run alone."""
         self._unwanted.clear()
-        if len(batch) == 1 or not self._handler.takes_batches:
-            for invocation in batch:
-                self._unwanted.update(receive_forgotten_ids(self._link))
-                if invocation.id not in self._unwanted:
-                    self._run_alone(invocation)
+        if len(batch) == 1:
+            self._unwanted.update(receive_forgotten_ids(self._link))
+            if batch[0].id not in self._unwanted:
+                self._run_alone(batch[0])
             return True
         try:
             output = self._handler(batch_input(batch, self._properties))

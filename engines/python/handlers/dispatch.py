@@ -119,9 +119,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                         self._send(front, slot, outputs)
                     case CallDone(request_ids, failed):
                         self._end_call(front, slot, request_ids, failed)
-                    case Ready(device, load_seconds, accepts_concurrent_calls):
-                        slot.accepts_concurrent_calls = accepts_concurrent_calls
-                        self._set_ready(slot, device, load_seconds)
+                    case Ready() as ready:
+                        self._set_ready(slot, ready)
                     case CannotLoad(cause):
                         cause = f"{self._config.handler.file}: {cause}"
                         if not self._was_ready:
@@ -207,9 +206,14 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         error = RequestFailed("the handler's process ended while sending the response")
         self._send(front, slot, [self._failure(name, error) for name in answering])
 
-    def _set_ready(self, slot: Slot, device: str, load_seconds: dict[str, float]) -> None:
+    def _set_ready(self, slot: Slot, ready: Ready) -> None:
         logger.info("worker %d is ready", slot.number)
-        self._info = replace(self._info, device=device, load_seconds=load_seconds)
+        self._info = replace(self._info, device=ready.device, load_seconds=ready.load_seconds)
+        if not ready.takes_batches:
+            # Requests in one batch would share a time limit and a worker, although each is a call of its own.
+            self._batcher.set_batch_size(1)
+            self._info = replace(self._info, max_num_seqs=1)
+        slot.accepts_concurrent_calls = ready.accepts_concurrent_calls
         slot.loading = False
         self._set_free(slot)
         if self._was_ready or not any(one.loading for one in self._slots):

@@ -40,7 +40,9 @@ class FunctionHandler:
 
 
 class AsyncHandler:
-    """A coroutine function such as `async def handle(inputs)`, or an asynchronous generator. Does not take batches."""
+    """A coroutine function such as `async def handle(inputs)`, or an asynchronous generator."""
+
+    takes_batches = False
 
     def __init__(self, function: Callable[[Input], Any]) -> None:
         self._function = function

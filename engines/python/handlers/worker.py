@@ -50,7 +50,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     )
     calls.load()
     seconds = {"imports": imported, "handler": process_age() - imported}
-    link.send(Ready(config.parallel.device, seconds, accepts_concurrent_calls=is_async))
+    link.send(Ready(config.parallel.device, seconds, is_async, handler.takes_batches))
     return calls.serve
 
 

@@ -36,9 +36,9 @@ class FakeWorker:
         self.closed = False
         self._messages: deque[FromWorker | None] = deque()
 
-    def ready(self, accepts_concurrent_calls: bool = True) -> None:
+    def ready(self, accepts_concurrent_calls: bool = True, takes_batches: bool = True) -> None:
         """Report that the handler is loaded. A handler that accepts concurrent calls is asynchronous."""
-        self._messages.append(Ready("cpu", {}, accepts_concurrent_calls=accepts_concurrent_calls))
+        self._messages.append(Ready("cpu", {}, accepts_concurrent_calls, takes_batches))
 
     def cannot_load(self) -> None:
         self._messages.append(CannotLoad("RuntimeError: out of memory"))

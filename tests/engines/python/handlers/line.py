@@ -32,13 +32,11 @@ def make_input(body: bytes, content_type: str = "") -> Input:
 class Line:
     """The calls of a handler with a fake link that records outputs in order."""
 
-    def __init__(self, handle: Callable[[Input], Any], takes_batches: bool = True) -> None:
+    def __init__(self, handle: Callable[[Input], Any]) -> None:
         self.outputs: list[InvocationOutput] = []
         self.messages: list[Forget] = []
         """Messages from the dispatcher."""
-        handler = FunctionHandler(handle)
-        handler.takes_batches = takes_batches
-        self.calls = Calls(handler, self, LOADED)  # type: ignore[arg-type]
+        self.calls = Calls(FunctionHandler(handle), self, LOADED)  # type: ignore[arg-type]
 
     def send(self, message: Answered) -> None:
         self.outputs += message.outputs
@@ -82,6 +80,6 @@ def load_file(name: str, entry: str = "model.py", function: str = "handle", **pr
         module = load_module(folder / entry, folder)
         del sys.modules[module.__name__]
     handler = find_handler(module, function, {"model_dir": str(folder), **properties})
-    line = Line(handler, takes_batches=False)
+    line = Line(handler)
     line.calls.load()
     return line

@@ -61,6 +61,23 @@ def test_requests_of_a_batch_that_ends_its_worker_run_again_alone(
     assert worker.calls == [["waiting"]]
 
 
+def test_a_handler_of_single_requests_has_the_time_limit_for_each_of_them(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 2, batch_size=4, max_batch_delay=5)
+    for worker in lab.workers:
+        worker.ready(accepts_concurrent_calls=False, takes_batches=False)
+    lab.turn(invoke(*"abcd"))
+    first, second = lab.workers[:2]
+    assert (first.calls, second.calls) == ([["a"]], [["b"]])
+    lab.clock.now += 29
+    first.answer("a")
+    lab.turn()
+    assert first.calls == [["a"], ["c"]]
+    lab.clock.now += 29
+    lab.turn()
+    assert (first.restarts, second.restarts) == (0, 1)
+    assert lab.errors == {"a": "", "b": "deadline_exceeded"}
+
+
 def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 1, timeout=3600.0)
     (first,) = lab.workers
