@@ -9,11 +9,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _SMI_TIMEOUT_S = 2.0
+INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
+"""Instruction sets of the native CPU kernels, as in `lmi_kernels.cpu.library`, whose package imports torch."""
 _PACKAGES = ("lmi-server", "torch", "transformers", "tokenizers", "urllib3")
 
 
@@ -35,6 +37,8 @@ class Machine:
     """Value of OMP_NUM_THREADS; None if it is not set."""
     cpu_kernels: str = ""
     """The instruction set of the native CPU kernels; empty if torch is used instead."""
+    cpu_kernels_problem: str = ""
+    """The reason why LMI_CPU_KERNELS cannot be applied; else empty."""
     note: str = ""
     """The reason why existing GPUs are not counted; else empty."""
     name: str = "this machine"
@@ -53,6 +57,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
     """
     cgroups = _cgroup_folders(root)
     names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
+    kernels, kernels_problem = _cpu_kernels(environ.get("LMI_CPU_KERNELS", ""))
     note = ""
     if names and _torch_is_cpu_build():
         note = f"{len(names)} GPU(s) are not used: the installed torch is a CPU build (run make install TORCH=cuda)"
@@ -64,7 +69,8 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
         gpu_names=tuple(name for name, _ in names),
         shared_memory_bytes=_shared_memory(root / "dev/shm"),
         omp_num_threads=_omp_num_threads(environ.get("OMP_NUM_THREADS", "")),
-        cpu_kernels=_cpu_kernels(environ.get("LMI_CPU_KERNELS", "")),
+        cpu_kernels=kernels,
+        cpu_kernels_problem=kernels_problem,
         note=note,
     )
 
@@ -204,10 +210,28 @@ def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tu
     return tuple(selected)
 
 
-def _cpu_kernels(wanted: str) -> str:
-    """Return the instruction set of the native kernels; empty without them. wanted: as for `lmi_kernels.cpu.library`.
+def _cpu_kernels(wanted: str) -> tuple[str, str]:
+    """Return the instruction set of the native kernels, empty without them, and the reason why `wanted` cannot be used.
 
-    Loads the native library directly, because its Python package imports torch.
+    wanted: as for `lmi_kernels.cpu.library`. If the library is not built, every known value selects torch's kernels.
+    """
+    choose = _instruction_chooser()
+    found = choose(wanted.encode() or None) if choose else None
+    if found or not wanted:
+        return (found or b"").decode(), ""
+    allowed = (*(name for name in INSTRUCTIONS if choose is None or choose(name.encode())), "torch")
+    if wanted in allowed:
+        return "", ""
+    return (
+        "",
+        f"LMI_CPU_KERNELS: not supported on this machine (got {wanted!r}); allowed: {', '.join(allowed)}",
+    )
+
+
+def _instruction_chooser() -> Callable[[bytes | None], bytes | None] | None:
+    """Return the native library's function that selects an instruction set; None without a usable library.
+
+    Loads the library directly, because its Python package imports torch.
     """
     spec = importlib.util.find_spec("lmi_kernels")
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -215,11 +239,10 @@ def _cpu_kernels(wanted: str) -> str:
             try:
                 choose = ctypes.CDLL(str(path)).lmi_use_instructions
             except (OSError, AttributeError):
-                return ""
+                return None
             choose.argtypes, choose.restype = [ctypes.c_char_p], ctypes.c_char_p
-            found: bytes | None = choose(wanted.encode() or None)
-            return (found or b"").decode()
-    return ""
+            return choose
+    return None
 
 
 def _torch_is_cpu_build() -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from container import machine as machine_module
-from container.machine import detect, parse_listing
+from container.machine import INSTRUCTIONS, detect, parse_listing
+from lmi_kernels.cpu import library
 
 GIB = 1024**3
 H200 = "GPU 0: NVIDIA H200 (UUID: GPU-11aa)\nGPU 1: NVIDIA H200 (UUID: GPU-22bb)\n"
@@ -34,6 +35,27 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
 def test_omp_num_threads_sets_the_threads_of_each_process(text: str, threads: int) -> None:
     machine = detect({"OMP_NUM_THREADS": text})
     assert replace(machine, cpu_count=5).threads(2) == threads
+
+
+def test_cpu_kernels_that_this_machine_lacks_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library.INSTRUCTIONS == INSTRUCTIONS
+
+    def problem(wanted: str) -> str:
+        return detect({"LMI_CPU_KERNELS": wanted}).cpu_kernels_problem
+
+    def choose(wanted: bytes | None) -> bytes | None:
+        return wanted if wanted in (b"avx2", b"avx512") else None
+
+    monkeypatch.setattr(machine_module, "_instruction_chooser", lambda: choose)
+    for name in ("sse", "amx"):
+        allowed = "avx2, avx512, torch"
+        message = f"LMI_CPU_KERNELS: not supported on this machine (got {name!r}); allowed: {allowed}"
+        assert problem(name) == message
+    assert detect({"LMI_CPU_KERNELS": "avx512"}).cpu_kernels == "avx512"
+    assert [problem(name) for name in ("avx2", "torch", "")] == [""] * 3
+    monkeypatch.setattr(machine_module, "_instruction_chooser", lambda: None)
+    assert problem("sse").endswith("allowed: avx2, avx512, avx512_vnni, amx, torch")
+    assert [problem(name) for name in (*INSTRUCTIONS, "torch", "")] == [""] * 6
 
 
 def test_this_machine_is_detected() -> None:

@@ -191,6 +191,11 @@ def test_weights_are_counted_in_the_dtype_that_the_engine_holds(model: Path) -> 
         ({"kv_cache_gb": 0.0001}, CPU, "smaller than one block of 16 tokens"),
         ({"kv_cache_gb": 33.0}, CPU, "exceeds the free memory"),
         ({"batch_invariant": True}, GPUS, "supported only on CPUs"),
+        (
+            {},
+            dataclasses.replace(GPUS, cpu_kernels_problem="LMI_CPU_KERNELS: wrong"),
+            "^LMI_CPU_KERNELS: wrong$",
+        ),
         ({"step_trace": "/etc/hosts"}, CPU, r"a name ending in \.jsonl, in an existing folder"),
         ({"step_trace": "nowhere/steps.jsonl"}, CPU, r"a name ending in \.jsonl, in an existing folder"),
         ({"step_trace": "steps.json"}, CPU, r"a name ending in \.jsonl, in an existing folder"),
