@@ -24,6 +24,7 @@ ARCHITECTURES = Registry(
         "GPT2LMHeadModel": f"{_FOLDER}.gpt2:read",
         "GPTNeoXForCausalLM": f"{_FOLDER}.gpt_neox:read",
         "LlamaForCausalLM": f"{_FOLDER}.llama:read",
+        "MinistralForCausalLM": f"{_FOLDER}.llama:read_mistral",
         "MistralForCausalLM": f"{_FOLDER}.llama:read_mistral",
         "MixtralForCausalLM": f"{_FOLDER}.llama:read_mixtral",
         "MptForCausalLM": f"{_FOLDER}.mpt:read",
@@ -40,6 +41,7 @@ _MODEL_TYPES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
     "LlamaForCausalLM": "llama",
+    "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
@@ -47,7 +49,9 @@ _MODEL_TYPES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-"""Model types of architectures with the same tensor names. transformers selects the architecture by the model type."""
+"""Model types of architectures with the same tensor names. transformers selects the architecture by the model type.
+
+The types mistral and ministral are read alike."""
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -74,7 +78,8 @@ def read_config(folder: Path) -> ModelConfig:
         )
     fields.require_plain_weights()
     own_type, model_type = _MODEL_TYPES.get(fields.architecture), data.get("model_type")
-    if own_type not in (None, model_type) and model_type in _MODEL_TYPES.values():
+    known_type = "mistral" if model_type == "ministral" else model_type
+    if own_type not in (None, known_type) and known_type in _MODEL_TYPES.values():
         raise UnsupportedModel(
             f"{file} says architecture {fields.architecture}, but model_type {model_type!r}; required: {own_type!r}"
         )

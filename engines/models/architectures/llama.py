@@ -1,5 +1,5 @@
-"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral and Mixtral. Most architectures share Llama's field
-names."""
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral, Ministral and Mixtral. Most architectures share
+Llama's field names."""
 
 from __future__ import annotations
 
@@ -63,8 +63,14 @@ def read(
 
 
 def read_mistral(fields: Fields) -> ModelConfig:
-    """Read a Mistral config: Llama without biases. All layers have a sliding window unless `sliding_window` is null."""
-    return _read_mistral(fields, fields.count_or_none("sliding_window", 4096))
+    """Read a Mistral or Ministral config: Llama without biases.
+
+    All layers have a sliding window, or those that `layer_types` names. There is none if `sliding_window` is null.
+    """
+    window = fields.count_or_none("sliding_window", 4096)
+    config = _read_mistral(fields, window)
+    types = fields.layer_types(["sliding_attention"] * config.num_layers)
+    return with_windows(config, [window if kind == "sliding_attention" else None for kind in types])
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:

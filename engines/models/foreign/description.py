@@ -129,8 +129,11 @@ def describe(folder: Path) -> ForeignConfig:
         raise UnsupportedModel(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise UnsupportedModel(f"{folder / 'config.json'} is not a JSON object")
-    architecture = Fields(data).architecture
-    source = _source(architecture, str(data.get("model_type")))
+    architecture, model_type = Fields(data).architecture, str(data.get("model_type"))
+    if model_type == "ministral" or (model_type == "mistral" and "layer_types" in data):
+        # transformers builds a Ministral from both.
+        architecture, model_type = architecture.replace("Mistral", "Ministral"), "ministral"
+    source = _source(architecture, model_type)
     fields = Fields(_with_common_names(data, source))
     _require_plain(architecture, data)
     try:

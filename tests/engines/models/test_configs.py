@@ -163,6 +163,11 @@ def test_unreasonable_configs_are_refused_at_once(
             {"model_type": "mistral"},
             "says architecture LlamaForCausalLM, but model_type 'mistral'",
         ),
+        (
+            LLAMA_3_8B,
+            {"model_type": "ministral"},
+            "says architecture LlamaForCausalLM, but model_type 'ministral'",
+        ),
         (LLAMA_3_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is set"),
         (
             QWEN3_06B,
@@ -176,7 +181,14 @@ def test_unreasonable_configs_are_refused_at_once(
             "alibi_bias_max is set; supported: 8",
         ),
     ],
-    ids=["model type", "partial rotary", "partial rotary scaling", "slow but exact", "largest ALiBi bias"],
+    ids=[
+        "model type",
+        "ministral",
+        "partial rotary",
+        "partial rotary scaling",
+        "slow but exact",
+        "largest ALiBi bias",
+    ],
 )
 def test_what_transformers_computes_in_another_way_is_refused(
     data: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
@@ -211,6 +223,34 @@ def test_mistral_and_mixtral_have_the_sliding_window_in_all_layers(
         assert config.max_position_embeddings == 8192
     with pytest.raises(UnsupportedModel, match="sliding_window is 0"):
         write_and_read(tmp_path, data | {"sliding_window": 0})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [
+        ("MistralForCausalLM", "mistral"),
+        ("MistralForCausalLM", "ministral"),
+        ("MinistralForCausalLM", "ministral"),
+    ],
+)
+def test_mistral_and_ministral_have_the_sliding_window_in_the_layers_that_are_named(
+    architecture: str, model_type: str, tmp_path: Path
+) -> None:
+    data = MISTRAL | {"architectures": [architecture], "model_type": model_type, "num_hidden_layers": 2}
+    types = {"layer_types": ["full_attention", "sliding_attention"]}
+    for fields, windows in (
+        ({}, [4096, 4096]),
+        (types, [None, 4096]),
+        (types | {"sliding_window": 300}, [None, 300]),
+        (types | {"sliding_window": None}, [None, None]),
+    ):
+        config = write_and_read(tmp_path, data | fields)
+        assert [spec.window for spec in config.attention] == windows
+
+
+def test_mixtral_ignores_layer_types(tmp_path: Path) -> None:
+    data = MIXTRAL | {"num_hidden_layers": 2, "sliding_window": 300, "layer_types": ["full_attention"] * 2}
+    assert write_and_read(tmp_path, data).window == 300
 
 
 QWEN2 = QWEN3_06B | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
@@ -256,6 +296,7 @@ def test_qwen3_moe_has_the_sliding_window_in_all_layers(changes: dict[str, Any],
     [
         ("llama", "Llama"),
         ("mistral", "Mistral"),
+        ("ministral", "Ministral"),
         ("mixtral", "Mixtral"),
         ("qwen2", "Qwen2"),
         ("qwen3", "Qwen3"),

@@ -62,6 +62,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "large-eps": ("llama", {"rms_norm_eps": 0.5}),
     "rope-dynamic": ("llama", {"rope_parameters": DYNAMIC_ROPE, "head_dim": 16}),
     "mistral": ("mistral", {"sliding_window": 9}),
+    "mistral-windows-in-some-layers": (
+        "mistral",
+        {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "mistral-window-of-one": ("mistral", {"sliding_window": 1, "head_dim": 10}),
     "qwen2": ("qwen2", {}),
     "qwen2-untied-one-kv-head": (
@@ -139,9 +143,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom-8-heads": ("bloom", {"n_head": 8, "hidden_size": 48, "tie_word_embeddings": False}),
 }
 IN_MAKE_TEST = {
-    "smollm2", "untied", "sharded", "one-kv-head", "mlp-bias", "rope-llama3", "rope-yarn", "mistral", "qwen2", "qwen3",
-    "qwen3-moe-mixed", "mixtral", "falcon-7b", "falcon-40b", "falcon-rw", "gemma", "gemma2", "gemma3",
-    "phi3-partial-rotary-window", "gpt2", "gpt-neox", "opt", "mpt", "bloom",
+    "smollm2", "untied", "sharded", "one-kv-head", "mlp-bias", "rope-llama3", "rope-yarn", "mistral",
+    "mistral-windows-in-some-layers", "qwen2", "qwen3", "qwen3-moe-mixed", "mixtral", "falcon-7b", "falcon-40b",
+    "falcon-rw", "gemma", "gemma2", "gemma3", "phi3-partial-rotary-window", "gpt2", "gpt-neox", "opt", "mpt", "bloom",
 }  # fmt: skip
 GREEDY = [
     "smollm2", "smollm2-exact", "mistral", "qwen2", "qwen3", "qwen3-moe", "mixtral", "falcon-7b", "falcon-40b",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
@@ -47,6 +48,15 @@ def _check_logits(folder: Path, degree: int = 1) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
+    _check_logits(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "ministral"])
+def test_a_mistral_with_layer_types_is_a_ministral(model_type: str, tmp_path: Path) -> None:
+    save_foreign(tmp_path, "ministral")
+    file = tmp_path / "config.json"
+    changes = {"architectures": ["MistralForCausalLM"], "model_type": model_type}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     _check_logits(tmp_path)
 
 
