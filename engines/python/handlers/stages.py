@@ -74,7 +74,7 @@ class Stages:
         data = (
             with_options(input_formatter, self._properties, inputs)
             if input_formatter
-            else decode(inputs, content_type)
+            else decode(inputs, content_type, require_csv_headers=False)
         )
         result = with_options(self._functions["prediction_handler"], self._properties, data, self._model)
         formatter = self._functions.get("output_formatter")
@@ -102,7 +102,11 @@ class Stages:
                 _call(transform, self._model, body, content_type, accept, context=context), accept
             )
         read = self._functions.get("input_fn")
-        data = _call(read, body, content_type, context=context) if read else decode(inputs, content_type)
+        data = (
+            _call(read, body, content_type, context=context)
+            if read
+            else decode(inputs, content_type, require_csv_headers=False)
+        )
         result = _call(self._functions["predict_fn"], data, self._model, context=context)
         write = self._functions.get("output_fn")
         if write is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
 from . import np_util
@@ -21,8 +23,12 @@ _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CSV_COLUMNS = {"inputs", "question", "context"}
 
 
-def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
+def decode(
+    inputs: Input, content_type: str | None, key: str | None = None, require_csv_headers: bool = True
+) -> Any:
     """Decode a request's content by its content type. Defaults to JSON. Unknown types are returned as bytes.
+
+    require_csv_headers: as in `decode_csv`.
 
     Raises:
         ValueError: the content is not valid for its type.
@@ -34,7 +40,7 @@ def decode(inputs: Input, content_type: str | None, key: str | None = None) -> A
     if kind == "text/plain":
         return {"inputs": [inputs.get_as_string(key)]}
     if kind == "text/csv":
-        return decode_csv(inputs, key)
+        return decode_csv(inputs, require_csv_headers, key)
     if kind.startswith("image/"):
         return {"inputs": inputs.get_as_image(key)}
     if kind in _ARRAYS:
@@ -46,13 +52,25 @@ def decode(inputs: Input, content_type: str | None, key: str | None = None) -> A
     return inputs.get_as_bytes(key)
 
 
-def decode_csv(inputs: Input, key: str | None = None) -> Any:
-    """Return the columns of a CSV with a header. Raises `ValueError` if no column is one of `_CSV_COLUMNS`."""
+def decode_csv(inputs: Input, require_headers: bool = True, key: str | None = None) -> Any:
+    """Return the values of the column `inputs`, or all rows, of a CSV with a header that has one of `_CSV_COLUMNS`.
+
+    require_headers: False: any other CSV is returned as an array of numbers.
+    Raises `ValueError` for any other CSV.
+    """
     rows = inputs.get_as_csv(key)
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    if not _CSV_COLUMNS & columns.keys():
-        raise ValueError(f"the CSV needs a header with one of {', '.join(sorted(_CSV_COLUMNS))}")
-    return columns if "inputs" in columns else {"inputs": columns}
+    names = rows[0].keys() if rows else set()
+    if _CSV_COLUMNS & {str(name).lower() for name in names}:
+        return {"inputs": [row["inputs"] for row in rows] if "inputs" in names else rows}
+    needed = f"the CSV needs a header with one of {', '.join(sorted(_CSV_COLUMNS))}"
+    if require_headers:
+        raise ValueError(needed)
+    import numpy
+
+    try:
+        return numpy.loadtxt(io.StringIO(inputs.get_as_string(key)), delimiter=",", comments=None)
+    except ValueError as error:
+        raise ValueError(f"{needed}, or only numbers: {error}") from None
 
 
 def encode(
@@ -76,7 +94,7 @@ def encode(
     elif wanted == _JSON:
         data = encode_json(prediction, indent=2)
     elif wanted == "text/csv":
-        data = "\n".join(map(str, _as_list(prediction))).encode()
+        data = _encode_csv(prediction)
     elif wanted.startswith("text/"):
         data = str(prediction).encode()
     else:
@@ -85,6 +103,19 @@ def encode(
         )
     outputs.add_property("Content-Type", wanted)
     return outputs.add(data, key)
+
+
+def _encode_csv(prediction: Any) -> bytes:
+    """Write rows as CSV. Dictionaries get a header with the names of the first one."""
+    rows = _as_list(prediction)
+    text = io.StringIO()
+    if rows and isinstance(rows[0], dict):
+        named = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        named.writeheader()
+        named.writerows(rows)
+    else:
+        csv.writer(text, lineterminator="\n").writerows(map(_as_list, rows))
+    return text.getvalue().encode()
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 from djl_python import Input, Output
-from djl_python.encode_decode import decode
+from djl_python.encode_decode import decode, encode
 from djl_python.outputs import encode_json
 
 from engines.invocations import Invocation
@@ -215,13 +215,44 @@ def test_errors_that_utf8_cannot_encode_are_reported(
         (b'{"a": [1]}', None, {"a": [1]}),
         (b'{"a": 1}', "application/json; charset=utf-8", {"a": 1}),
         ("grüße".encode(), "text/plain", {"inputs": ["grüße"]}),
-        (b"inputs,b\n1,2\n3,4\n", "text/csv", {"inputs": ["1", "3"], "b": ["2", "4"]}),
-        (b"question,context\nwhy,so\n", "text/csv", {"inputs": {"question": ["why"], "context": ["so"]}}),
+        (b"inputs,b\n1,2\n3,4\n", "text/csv", {"inputs": ["1", "3"]}),
+        (b"Question,context\nwhy,so\n", "text/csv", {"inputs": [{"Question": "why", "context": "so"}]}),
         (b"\x00", "a/b", b"\x00"),
     ],
 )
 def test_content_is_decoded_by_content_type(body: bytes, content_type: str | None, value: Any) -> None:
     assert decode(make_input(body), content_type) == value
+
+
+def test_a_csv_without_a_header_contains_numbers() -> None:
+    def decoded(body: bytes) -> Any:
+        return decode(make_input(body), "text/csv", require_csv_headers=False)
+
+    assert decoded(b"1,2.5\n3,-4\n").tolist() == [[1.0, 2.5], [3.0, -4.0]]
+    assert decoded(b"inputs\nx\n") == {"inputs": ["x"]}
+    for body in (b"1,a\n", b"1,2\n3\n"):
+        with pytest.raises(ValueError, match=r"the CSV needs a header with one of .*, or only numbers"):
+            decoded(body)
+    with pytest.raises(ValueError, match="the CSV needs a header with one of context, inputs, question"):
+        decode(make_input(b"1,2\n"), "text/csv")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "text"),
+    [
+        (numpy.array([[0.75, 0.25], [1, 2]]), b"0.75,0.25\n1.0,2.0\n"),
+        ([numpy.array([1, 2]), (3, "a,b")], b'1,2\n3,"a,b"\n'),
+        ([0.75, "x"], b"0.75\nx\n"),
+        ("x", b"x\n"),
+        ([{"label": "A", "score": 1}, {"label": "B", "score": 2}], b"label,score\nA,1\nB,2\n"),
+        ({"label": "A", "score": 1}, b"label,score\nA,1\n"),
+        ([], b""),
+    ],
+)
+def test_predictions_are_written_as_csv(prediction: Any, text: bytes) -> None:
+    output = encode(Output(), prediction, "text/csv")
+    assert output.content.value_at(0) == text
+    assert output.get_property("Content-Type") == "text/csv"
 
 
 def test_json_supports_arrays_but_not_nan() -> None:

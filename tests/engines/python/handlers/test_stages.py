@@ -31,3 +31,13 @@ def test_an_init_handler_gets_the_folder_and_the_options_it_declares(
     stages(Input())
     stages(make_input(b"[]"))
     assert models == [expected]
+
+
+@pytest.mark.parametrize("name", ["predict_fn", "prediction_handler"])
+def test_a_function_that_only_predicts_gets_a_csv_of_numbers_as_an_array(name: str) -> None:
+    stages = Stages({name: lambda data, model: data * 2}, PROPERTIES)
+    inputs = make_input(b"1,2\n3,4\n", "text/csv")
+    inputs.properties["Accept"] = "text/csv"
+    output = stages(inputs)
+    assert output is not None
+    assert output.content.value_at(0) == b"2.0,4.0\n6.0,8.0\n"
