@@ -31,9 +31,9 @@ def read(fields: Fields) -> ModelConfig:
     if fields.flag("slow_but_exact", False) and fields.count("pretraining_tp", 1) > 1:
         raise UnsupportedModel("slow_but_exact is true; supported: false")
     hidden_size = fields.count("hidden_size", fields.count("n_embed", 64))
-    # transformers writes n_head and n_layer, but some files use the longer names.
-    heads = fields.count("n_head", fields.count("num_attention_heads", 8))
-    num_layers = fields.count("n_layer", fields.count("num_hidden_layers", 2))
+    # As in transformers, common names come before BLOOM's own.
+    heads = fields.count("num_attention_heads", fields.count("n_head", 8))
+    num_layers = fields.count("num_hidden_layers", fields.count("n_layer", 2))
     head_dim = fields.head_dim(hidden_size, heads)
     spec = AttentionSpec(head_dim**-0.5, None, alibi_slopes=alibi_slopes(heads))
     return ModelConfig(

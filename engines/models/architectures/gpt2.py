@@ -24,9 +24,12 @@ _NAMES = WeightNames(
 
 def read(fields: Fields) -> ModelConfig:
     """Read a GPT-2 config. Defaults are those of transformers' `GPT2Config`."""
-    hidden_size, heads = fields.count("n_embd", 768), fields.count("n_head", 12)
-    head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("n_layer", 12)
-    num_positions = fields.count("n_positions", 1024)
+    # As in transformers, common names come before GPT-2's own.
+    hidden_size = fields.count("hidden_size", fields.count("n_embd", 768))
+    heads = fields.count("num_attention_heads", fields.count("n_head", 12))
+    num_layers = fields.count("num_hidden_layers", fields.count("n_layer", 12))
+    num_positions = fields.count("max_position_embeddings", fields.count("n_positions", 1024))
+    head_dim = fields.head_dim(hidden_size, heads)
     scale = head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
     return ModelConfig(

@@ -38,8 +38,11 @@ def read(fields: Fields) -> ModelConfig:
         raise UnsupportedModel(
             "attn_config.alibi_bias_max is set; supported: 8, the only value in transformers"
         )
-    hidden_size, heads = fields.count("d_model", 2048), fields.count("n_heads", 16)
-    head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("n_layers", 24)
+    # As in transformers, common names come before MPT's own.
+    hidden_size = fields.count("hidden_size", fields.count("d_model", 2048))
+    heads = fields.count("num_attention_heads", fields.count("n_heads", 16))
+    num_layers = fields.count("num_hidden_layers", fields.count("n_layers", 24))
+    head_dim = fields.head_dim(hidden_size, heads)
     scale = attention.positive_or_none("softmax_scale") or head_dim**-0.5
     slopes = alibi_slopes(heads)
     return ModelConfig(

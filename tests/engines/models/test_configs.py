@@ -326,6 +326,35 @@ def test_missing_fields_have_the_defaults_of_transformers(
     assert {spec.softcap for spec in config.attention} == {getattr(expected, "attn_logit_softcapping", None)}
 
 
+@pytest.mark.parametrize(
+    ("kind", "architecture", "own"),
+    [
+        ("gpt2", "GPT2LMHeadModel", {"n_embd": 48, "n_head": 6, "n_layer": 5, "n_positions": 128}),
+        ("mpt", "MptForCausalLM", {"d_model": 48, "n_heads": 6, "n_layers": 5}),
+        ("bloom", "BloomForCausalLM", {"n_head": 8, "n_layer": 5}),
+    ],
+)
+def test_the_common_names_of_fields_come_before_an_architectures_own(
+    kind: str, architecture: str, own: dict[str, int], tmp_path: Path
+) -> None:
+    data = {"model_type": kind, "architectures": [architecture]}
+    common = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    if kind == "gpt2":
+        common["max_position_embeddings"] = 256
+    for fields in (common, own, own | common):
+        config = write_and_read(tmp_path, data | fields)
+        expected = AutoConfig.from_pretrained(tmp_path)
+        shape = config.hidden_size, config.num_heads, config.num_layers
+        assert shape == (
+            expected.hidden_size,
+            expected.num_attention_heads,
+            expected.num_hidden_layers,
+        )
+        if kind == "gpt2":
+            assert config.max_position_embeddings == expected.max_position_embeddings
+    assert shape == (64, 4, 3)
+
+
 def test_layer_types_without_rope_theta_use_the_defaults(tmp_path: Path) -> None:
     data = _MINIMAL | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
     linear = {"rope_type": "linear", "factor": 8.0}
