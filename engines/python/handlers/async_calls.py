@@ -31,6 +31,8 @@ class AsyncCalls:
         self._link = link
         self._runner = asyncio.Runner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending = False
+        """Whether the process is exiting, so that the dispatcher decides about unfinished calls."""
 
     def load(self) -> None:
         """Make the call in which the handler loads its model. Raises: any error of the handler; `CannotAnswer`."""
@@ -39,7 +41,10 @@ class AsyncCalls:
     def serve(self) -> None:
         """Run calls until the dispatcher exits. Raises `LinkClosed`."""
         with self._runner:
-            self._runner.run(self._serve())
+            try:
+                self._runner.run(self._serve())
+            finally:
+                self._ending = True  # before the runner cancels the calls
 
     async def _load(self) -> None:
         result = await self._handler(load_input(self._properties))
@@ -98,10 +103,14 @@ class AsyncCalls:
 
     def _finish(self, name: str) -> None:
         del self._tasks[name]
-        self._link.send(CallDone([name]))
+        self._send(CallDone([name]))
 
     def _deliver(self, piece: InvocationOutput) -> None:
-        self._link.send(Answered([piece]))
+        self._send(Answered([piece]))
+
+    def _send(self, message: Answered | CallDone) -> None:
+        if not self._ending:
+            self._link.send(message)
 
 
 async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:

@@ -55,3 +55,12 @@ def test_a_call_whose_client_disconnects_is_cancelled(engine: HandlerEngine, tmp
     engine.client.abort(reply.name, AbortReason.CLIENT_LEFT)
     wait_until(lambda: mark.exists() and mark.read_text() == "cancelled")
     wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
+
+
+def test_a_request_that_ends_the_worker_fails_alone(engine: HandlerEngine, tmp_path: Path) -> None:
+    running = engine.invoke({"do": "wait once", "path": str(tmp_path / "mark"), "inputs": "ab"})
+    bad = engine.invoke({"do": "exit"})
+    late = engine.invoke({"inputs": "cd"})
+    assert (running.json()["text"], late.json()["text"]) == ("ba", "dc")
+    assert bad.error == "request_failed"
+    assert "the handler's process ended: it ended with exit code 3" in bad.pieces[-1].error_message

@@ -49,6 +49,11 @@ async def handle(inputs: Input):
             await meet(data["size"])
         case "tell":
             await wait_and_record_cancellation(data["path"])
+        case "wait once":
+            if not os.path.exists(data["path"]):
+                await wait_and_record_cancellation(data["path"])
+        case "exit":
+            raise SystemExit(3)
         case "cancel":
             raise asyncio.CancelledError
         case "raise":
