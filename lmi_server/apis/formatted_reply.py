@@ -36,15 +36,19 @@ class FormattedReply:
         self.content_type = reply.content_type
 
     def body(self, result: GenerationResult) -> Any:
+        body, n = self._reply.body(result), self._requests[0].n
+        sequences = [_sequence(one) for one in result.completions]
         content = {
-            "id": 0,
-            "records": [self._reply.body(result)],
-            "input": self._input(0),
-            "sequences": [_sequence(one) for one in result.completions[: self._requests[0].n]],
-            "num_before": 0,
+            "records": body if isinstance(body, list) else [body],
+            "answers": [
+                self._answer(prompt, prompt, sequences[prompt * n : (prompt + 1) * n])
+                for prompt in range(len(self._requests))
+            ],
         }
-        (value,) = self._formatter.rewrite_response(content, self._client).results
-        return msgspec.Raw(value.encode()) if isinstance(value, str) else value
+        values = self._formatter.rewrite_response(content, self._client).results
+        if len(values) == 1 and isinstance(values[0], str):
+            return msgspec.Raw(values[0].encode())
+        return values if isinstance(body, list) or len(values) > 1 else values[0]
 
     def start(self) -> str:
         return self._reply.start()
@@ -53,11 +57,10 @@ class FormattedReply:
         frames = [line for line in self._reply.records(output).splitlines() if line]
         framed = bool(frames) and frames[0].startswith(_DATA)
         content: dict[str, Any] = {
-            "id": output.index,
-            "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames],
+            "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames]
         }
         if self._reads_tokens:
-            content |= self._all_tokens(output)
+            content["answers"] = [self._all_tokens(output)]
         rewritten = self._formatter.rewrite_response(content, self._client)
         self._reads_tokens = rewritten.reads_tokens
         return "".join(_frame(value, framed) for value in rewritten.results)
@@ -74,18 +77,24 @@ class FormattedReply:
         num_before = len(tokens)
         tokens += _tokens(output.tokens, output.flushed_text, ended=output.completion is not None)
         finish_reason = output.completion.finish_reason if output.completion is not None else None
-        return {
-            "input": self._input(output.index // self._requests[0].best_of),
-            "sequences": [{"tokens": tokens, "finish_reason": finish_reason}],
-            "num_before": num_before,
-        }
+        prompt = output.index // self._requests[0].best_of
+        sequences = [{"tokens": tokens, "finish_reason": finish_reason}]
+        return self._answer(output.index, prompt, sequences, num_before)
 
-    def _input(self, prompt: int) -> dict[str, Any]:
+    def _answer(
+        self, number: int, prompt: int, sequences: list[dict[str, Any]], num_before: int = 0
+    ) -> dict[str, Any]:
+        """Return the answers to a prompt for the formatter. num_before: tokens that an earlier call had."""
         request = self._requests[prompt]
         return {
-            "input_text": request.prompt,
-            "input_ids": request.prompt_token_ids,
-            "parameters": self._parameters,
+            "id": number,
+            "input": {
+                "input_text": request.prompt,
+                "input_ids": request.prompt_token_ids,
+                "parameters": self._parameters,
+            },
+            "sequences": sequences,
+            "num_before": num_before,
         }
 
 

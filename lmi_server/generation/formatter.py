@@ -23,7 +23,7 @@ class Rewritten(msgspec.Struct, frozen=True):
     """A response as rewritten by the user's formatter."""
 
     results: list[Any]
-    """One for each record, or a text for all tokens."""
+    """One for each record, or a text for all tokens of an answer."""
     reads_tokens: bool
     """Whether the formatter reads tokens; if not, it reads records."""
 

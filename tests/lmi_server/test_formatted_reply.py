@@ -41,13 +41,19 @@ class TokenFormatter(Formatter):
         self.contents.append(json.loads(dump(content)))
         if not self.reads_tokens:
             return Rewritten(content["records"], reads_tokens=False)
-        return Rewritten(["".join(token["text"] for token in new_tokens(content))], reads_tokens=True)
+        texts = ["".join(token["text"] for token in new_tokens(each)) for each in content["answers"]]
+        return Rewritten(texts, reads_tokens=True)
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """The answers of all calls."""
+        return [answer for content in self.contents for answer in content["answers"]]
 
 
-def new_tokens(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tokens of a call's first sequence that no earlier call had."""
-    tokens: list[dict[str, Any]] = content["sequences"][0]["tokens"]
-    return tokens[content["num_before"] :]
+def new_tokens(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tokens of an answer's first sequence that no earlier call had."""
+    tokens: list[dict[str, Any]] = answer["sequences"][0]["tokens"]
+    return tokens[answer["num_before"] :]
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_a_finish_reason_without_a_token_is_formatted(
         RequestOutput(request.id, finish_reason=FinishReason.LENGTH),
     ]
     assert ask(stop=["two"]) == "one tw"
-    assert formatter.contents[-1]["sequences"][0]["finish_reason"] == "length"
+    assert formatter.answers[-1]["sequences"][0]["finish_reason"] == "length"
 
 
 def test_chat_tokens_without_visible_text_are_formatted(
@@ -108,23 +114,23 @@ def test_chat_tokens_without_visible_text_are_formatted(
 ) -> None:
     engine.script = says("a\nb 😀")
     shown = post(client, CHAT, stop=["\n\n"], stream=True).text
-    sent = [token for content in formatter.contents for token in new_tokens(content)]
+    sent = [token for answer in formatter.answers for token in new_tokens(answer)]
     text = "".join(token["text"] for token in sent)
     assert text == "a\nb 😀"
     assert text in shown
     ids = [token["id"] for token in sent]
     assert tuple(ids) == encode("a\nb 😀")
-    assert [content["num_before"] for content in formatter.contents] == list(range(len(ids)))
+    assert [answer["num_before"] for answer in formatter.answers] == list(range(len(ids)))
 
 
 def test_every_call_gets_all_tokens_so_far(client: FlaskClient, formatter: TokenFormatter) -> None:
     assert post(client, CHAT, n=2, stream=True).text
     ids = list(encode(ANSWER))
     for index in range(2):
-        own = [content for content in formatter.contents if content["id"] == index]
-        assert [content["num_before"] for content in own] == list(range(len(ids)))
-        for end, content in enumerate(own, 1):
-            assert [token["id"] for token in content["sequences"][0]["tokens"]] == ids[:end]
+        own = [answer for answer in formatter.answers if answer["id"] == index]
+        assert [answer["num_before"] for answer in own] == list(range(len(ids)))
+        for end, answer in enumerate(own, 1):
+            assert [token["id"] for token in answer["sequences"][0]["tokens"]] == ids[:end]
 
 
 def test_a_formatter_of_records_gets_no_tokens_after_its_first_response(
@@ -134,15 +140,15 @@ def test_a_formatter_of_records_gets_no_tokens_after_its_first_response(
     formatter.reads_tokens = False
     assert post(client, "/invocations", stream=True).text
     assert len(formatter.contents) > 2
-    assert ["sequences" in content for content in formatter.contents[:3]] == [True, False, False]
+    assert ["answers" in content for content in formatter.contents[:3]] == [True, False, False]
 
 
 def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter) -> None:
     ask(details=False, max_new_tokens=4)
-    for content in formatter.contents:
-        assert content["input"]["input_text"] == PROMPT
-        assert content["input"]["input_ids"] == list(encode(PROMPT))
-        parameters = content["input"]["parameters"]
+    for answer in formatter.answers:
+        assert answer["input"]["input_text"] == PROMPT
+        assert answer["input"]["input_ids"] == list(encode(PROMPT))
+        parameters = answer["input"]["parameters"]
         assert parameters.pop("stream") is (len(formatter.contents) > 1)
         assert parameters == {"details": False, "max_new_tokens": 4}
 
@@ -150,18 +156,51 @@ def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter) -> None:
 def test_each_streamed_choice_has_its_own_prompt(client: FlaskClient, formatter: TokenFormatter) -> None:
     body = {"prompt": ["one", "two"], "n": 2, "stream": True, "temperature": 0.5}
     assert client.post("/v1/completions", json=body).text
-    texts = {content["id"]: content["input"]["input_text"] for content in formatter.contents}
+    texts = {answer["id"]: answer["input"]["input_text"] for answer in formatter.answers}
     assert texts == {0: "one", 1: "one", 2: "two", 3: "two"}
-    assert formatter.contents[0]["input"]["parameters"] == {"n": 2, "stream": True, "temperature": 0.5}
+    assert formatter.answers[0]["input"]["parameters"] == {"n": 2, "stream": True, "temperature": 0.5}
 
 
 def test_a_whole_answer_has_a_sequence_for_each_choice(
     client: FlaskClient, formatter: TokenFormatter
 ) -> None:
     assert post(client, CHAT, n=3).text == ANSWER + "\n"
-    (content,) = formatter.contents
-    ids = [[token["id"] for token in sequence["tokens"]] for sequence in content["sequences"]]
+    (answer,) = formatter.answers
+    ids = [[token["id"] for token in sequence["tokens"]] for sequence in answer["sequences"]]
     assert ids == [list(encode(ANSWER))] * 3
+
+
+@pytest.fixture
+def list_client(echoing: FakeEngine, text_model: TextModel, formatter: TokenFormatter) -> FlaskClient:
+    """engine=Python, which repeats each prompt."""
+    return create_app(
+        web_config(Path("/none"), engine="Python"), echoing, text_model, formatter
+    ).test_client()
+
+
+@pytest.mark.parametrize("prompts", [["one two", "three"], ["one two"]])
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+def test_each_prompt_of_a_whole_answer_is_formatted(
+    path: str, prompts: list[str], list_client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    body: dict[str, Any] = {"inputs": prompts, "parameters": {"do_sample": True, "n": 2, "best_of": 2}}
+    if path == "/v1/completions":
+        body = {"prompt": prompts, "n": 2}
+    reply = list_client.post(path, json=body)
+    assert (reply.json if len(prompts) > 1 else [reply.text.removesuffix("\n")]) == prompts
+    assert [answer["input"]["input_text"] for answer in formatter.answers] == prompts
+    assert [len(answer["sequences"]) for answer in formatter.answers] == [2] * len(prompts)
+
+
+@pytest.mark.parametrize("inputs", ["one two", ["one two", "three"]])
+def test_a_formatter_of_records_gets_each_element_of_a_list(
+    inputs: str | list[str], list_client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    formatter.reads_tokens = False
+    reply = list_client.post("/invocations", json={"inputs": inputs})
+    prompts = inputs if isinstance(inputs, list) else [inputs]
+    assert reply.json == [{"generated_text": prompt} for prompt in prompts]
+    assert formatter.contents[0]["records"] == reply.json
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -170,7 +209,7 @@ def test_tokens_have_log_probabilities_that_the_answer_does_not_show(
     path: str, stream: bool, client: FlaskClient, formatter: TokenFormatter
 ) -> None:
     assert post(client, path, stream=stream).status_code == 200
-    assert {token["log_prob"] for content in formatter.contents for token in new_tokens(content)} == {-0.5}
+    assert {token["log_prob"] for answer in formatter.answers for token in new_tokens(answer)} == {-0.5}
     for record in (record for content in formatter.contents for record in content["records"]):
         assert "details" not in record
         assert all(choice["logprobs"] is None for choice in record.get("choices", ()))
@@ -180,4 +219,4 @@ def test_beam_search_is_formatted_without_log_probabilities(
     client: FlaskClient, formatter: TokenFormatter
 ) -> None:
     assert post(client, "/invocations", num_beams=2).text == ANSWER + "\n"
-    assert {token["log_prob"] for token in new_tokens(formatter.contents[0])} == {None}
+    assert {token["log_prob"] for token in new_tokens(formatter.answers[0])} == {None}

@@ -53,15 +53,17 @@ class Formatters:
         return {"inputs": text, "parameters": request.parameters, **streams}
 
     def _answer(self, inputs: Input) -> dict[str, Any]:
-        """Apply the output formatter to each record, or to each token and join the results to one text."""
+        """Apply the output formatter to each record, or to each token and join the results to a text per answer."""
         function = self._functions["output_formatter"]
-        answer = inputs.get_as_json()
+        content = inputs.get_as_json()
         reads_tokens = _first_type(function).endswith(("RequestOutput", "TextGenerationOutput"))
         if reads_tokens:
-            pieces = [function(output) for output in _outputs(answer)]
-            results = ["".join(map(_text, pieces))]
+            results = [
+                "".join(_text(function(output)) for output in _outputs(answer))
+                for answer in content["answers"]
+            ]
         else:
-            results = [with_options(function, self._properties, record) for record in answer["records"]]
+            results = [with_options(function, self._properties, record) for record in content["records"]]
         return {"results": results, "reads_tokens": reads_tokens}
 
 

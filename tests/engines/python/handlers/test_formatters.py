@@ -21,7 +21,6 @@ INPUT = {"input_text": "hello", "input_ids": [3, 4], "parameters": {"details": T
 ANSWER: dict[str, Any] = {
     "id": 0,
     "input": INPUT,
-    "records": RECORDS,
     "sequences": [{"tokens": TOKENS, "finish_reason": "length"}],
     "num_before": 0,
 }
@@ -32,6 +31,8 @@ def _load(entry: str, model_path: str = "/no/model") -> Callable[[str, Any], Any
     line = load_file("formatters", entry, function="", model_path=model_path)
 
     def ask(stage: str, content: Any) -> Any:
+        if stage == "output":
+            content = {"records": RECORDS, "answers": content}
         reply = line.ask(json.dumps(content), stage=stage, Content_Type="application/json").json()
         return reply["results"] if stage == "output" else reply
 
@@ -42,20 +43,20 @@ def test_formatters_of_payloads() -> None:
     ask = _load("model.py")
     formatted = ask("input", {"inputPrompt": "hello"})
     assert formatted == {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
-    assert ask("output", ANSWER) == [{"mine": record} for record in RECORDS]
+    assert ask("output", [ANSWER]) == [{"mine": record} for record in RECORDS]
 
 
 def test_formatters_of_request_objects() -> None:
     ask = _load("rolling.py")
     formatted = ask("input", {"question": "hello", "parameters": {"max_new_tokens": 2, "stream": True}})
     assert formatted == {"inputs": "hello", "parameters": {"max_new_tokens": 2}, "stream": True}
-    (text,) = ask("output", ANSWER)
+    (text,) = ask("output", [ANSWER])
     assert [json.loads(line) for line in text.splitlines()] == [
         {"token_id": 5, "token_text": " a", "first": True},
         {"token_id": 6, "token_text": " b", "finish_reason": "length"},
     ]
     unfinished = [{"tokens": TOKENS, "finish_reason": None}]
-    (text,) = ask("output", {**ANSWER, "sequences": unfinished, "num_before": 1})
+    (text,) = ask("output", [{**ANSWER, "sequences": unfinished, "num_before": 1}])
     assert "first" not in text
     assert "finish_reason" not in text
 
@@ -63,7 +64,7 @@ def test_formatters_of_request_objects() -> None:
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_token_formatters_get_the_request_and_all_tokens_so_far(num_before: int) -> None:
     ask = _load("whole_text.py")
-    (text,) = ask("output", {**ANSWER, "num_before": num_before})
+    (text,) = ask("output", [{**ANSWER, "num_before": num_before}])
     expected = [
         {"input": ["hello", [3, 4], {"details": True}], "num_tokens": 1, "log_prob": -1.0},
         {"input": ["hello", [3, 4], {"details": True}], "num_tokens": 2, "log_prob": -1.5, "text": " a b"},
@@ -74,8 +75,14 @@ def test_token_formatters_get_the_request_and_all_tokens_so_far(num_before: int)
 def test_token_formatters_get_all_answers() -> None:
     ask = _load("whole_text.py")
     other = {"tokens": TOKENS[1:], "finish_reason": "eos_token"}
-    (text,) = ask("output", {**ANSWER, "sequences": [*ANSWER["sequences"], other]})
+    (text,) = ask("output", [{**ANSWER, "sequences": [*ANSWER["sequences"], other]}])
     assert json.loads(text.splitlines()[-1])["others"] == [[" b", "eos_token", -0.5]]
+
+
+def test_token_formatters_get_the_answers_to_each_prompt() -> None:
+    second = {**ANSWER, "id": 1, "input": {**INPUT, "input_text": "bye"}}
+    texts = _load("whole_text.py")("output", [ANSWER, second])
+    assert [json.loads(text.splitlines()[0])["input"][0] for text in texts] == ["hello", "bye"]
 
 
 def test_keyword_arguments_include_the_tokenizer_and_the_output_format_is_kept(tmp_path: Path) -> None:
