@@ -19,9 +19,9 @@ from container.measure.compare.configurations import (
     Configuration,
     NamedPath,
     names_for,
+    preparer,
     read_configurations,
 )
-from container.models import files as model_files
 from container.progress import view_for
 from container.run import launch
 from container.run.stop_signals import StopRequested, StopSignals
@@ -169,9 +169,7 @@ def _read_configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
     ]
     view = view_for(sys.stderr)
     try:
-        return read_configurations(
-            named, environ, detect(environ), lambda source: model_files.obtain(source, view)
-        )
+        return read_configurations(named, environ, detect(environ), preparer(environ, view))
     finally:
         view.finish()
 

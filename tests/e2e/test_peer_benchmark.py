@@ -8,7 +8,7 @@ import pytest
 
 from container.machine import detect
 from container.measure.bench.workload import load_tokenizer
-from container.measure.compare.configurations import NamedPath, read_configurations
+from container.measure.compare.configurations import NamedPath, PreparedModel, read_configurations
 from tests.bench import report
 from tests.bench.http_contender import Ours
 from tests.bench.made_up import results_of
@@ -31,7 +31,10 @@ def test_the_server_and_a_peer_are_benchmarked_and_give_equal_answers(
     (tmp_path / "serving.properties").write_text(text)
     environ = child_environment()
     (config,) = read_configurations(
-        [NamedPath("ours", tmp_path)], environ, detect(environ), lambda source: tiny_model
+        [NamedPath("ours", tmp_path)],
+        environ,
+        detect(environ),
+        lambda source: PreparedModel(tiny_model, tiny_model),
     )
     peer = PEERS["transformers-static-4"].prepare(Site(tiny_model, tmp_path / "peer", lambda text: None))
     rounds = Rounds(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,10 @@ from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.bench.slo import Slo, parse_slo
 from container.measure.bench.workload import BenchError
+from container.models import tokenizer_files
+from container.models.errors import ModelNotAvailable
+from container.progress import view_for
+from container.run import launch
 
 Command = TypeVar("Command", bound=Callable[..., None])
 _MAX_REQUESTS = 100_000
@@ -29,8 +34,23 @@ def count_option(
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
+def _prepare_tokenizer(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Return the folder with the tokenizer.json that a server of the model in `path` uses; other paths unchanged."""
+    if path is None or not path.is_dir():
+        return path
+    environ, view = launch.environment(), view_for(sys.stderr)
+    try:
+        return tokenizer_files.obtain(path, launch.cache_dir(environ), environ, view, load_format="dummy")
+    except ModelNotAvailable as error:
+        raise click.UsageError(f"--tokenizer: {error}") from error
+    finally:
+        view.finish()
+
+
 def tokenizer_option(text: str) -> Callable[[Command], Command]:
-    return click.option("--tokenizer", type=click.Path(path_type=Path), help=text)
+    return click.option(
+        "--tokenizer", type=click.Path(path_type=Path), callback=_prepare_tokenizer, help=text
+    )
 
 
 seed_option = click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from container.explain import check as checking
 from container.explain.resolve import CannotServe, obstacles
 from container.machine import Machine
 from container.measure.compare.scrape import scrape
+from container.models import files as model_files
+from container.models import tokenizer_files
 from container.models.files import ModelNotAvailable
+from container.progress import ProgressView
 from container.run import launch
 from lmi_server.config import ModelSource
 from lmi_server.properties import loader
@@ -56,6 +60,8 @@ class Configuration:
     """The model as the file or the running server names it."""
     model_folder: Path | None
     """The model's files on this disk; None for a running server."""
+    tokenizer: Path | None
+    """Folder with the tokenizer.json that the server uses; None for a running server."""
     values: dict[str, str]
     """Effective values by key, as `lmi check` prints them. For a running server, the values that it reports."""
     loading_timeout: float
@@ -89,6 +95,27 @@ class Configuration:
         return self.model_folder == other.model_folder
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model on this disk."""
+
+    folder: Path
+    tokenizer: Path
+    """Folder with the tokenizer.json that the server uses."""
+
+
+def preparer(environ: Mapping[str, str], view: ProgressView) -> Callable[[ModelSource], PreparedModel]:
+    """Return a function that prepares models as `lmi serve` does, each once. It may raise ModelNotAvailable."""
+
+    @functools.cache
+    def prepare(source: ModelSource) -> PreparedModel:
+        folder = model_files.obtain(source, view)
+        cache = launch.cache_dir(environ)
+        return PreparedModel(folder, tokenizer_files.obtain(folder, cache, environ, view, source.load_format))
+
+    return prepare
+
+
 def is_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
@@ -115,18 +142,18 @@ def read_configurations(
     paths: Sequence[NamedPath],
     environ: Mapping[str, str],
     machine: Machine,
-    obtain: Callable[[ModelSource], Path],
+    prepare: Callable[[ModelSource], PreparedModel],
 ) -> tuple[Configuration, ...]:
     """Read each file, fetch its model and resolve all open values for this machine. No server is started.
 
-    obtain: prepares a model and returns its folder; may raise ModelNotAvailable.
+    prepare: see `preparer`.
     Raises BadConfiguration, which names every configuration that cannot be served and the reason.
     """
     configs: list[Configuration] = []
     problems: list[str] = []
     for named in paths:
         try:
-            configs.append(_read(named, environ, machine, obtain))
+            configs.append(_read(named, environ, machine, prepare))
         except (PropertiesError, ModelNotAvailable, CannotServe) as error:
             problems.append(f"{named.name}: {error}")
     if problems:
@@ -135,22 +162,35 @@ def read_configurations(
 
 
 def _read(
-    named: NamedPath, environ: Mapping[str, str], machine: Machine, obtain: Callable[[ModelSource], Path]
+    named: NamedPath,
+    environ: Mapping[str, str],
+    machine: Machine,
+    prepare: Callable[[ModelSource], PreparedModel],
 ) -> Configuration:
     config = loader.load(named.path, environ).config
     if reasons := obstacles(config, machine):
         raise CannotServe("; ".join(reasons))
-    folder = obtain(config.source)
+    try:
+        model = prepare(config.source)
+    except ModelNotAvailable as error:
+        if config.handler is None:
+            raise
+        raise CannotServe(
+            f"a handler without a model cannot be compared, as prompts are made with the model's tokenizer: {error}"
+        ) from error
     allowed = launch.remote_code_allowed(environ)
-    report = checking.check(named.path, environ, machine, lambda source: folder, allow_remote_code=allowed)
+    report = checking.check(
+        named.path, environ, machine, lambda source: model.folder, allow_remote_code=allowed
+    )
     if not report.can_serve:
         raise CannotServe("; ".join(report.reasons))
     return Configuration(
         name=named.name,
         path=named.path,
         engine=config.engine,
-        model=config.source.model_id or str(folder),
-        model_folder=folder,
+        model=config.source.model_id or str(model.folder),
+        model_folder=model.folder,
+        tokenizer=model.tokenizer,
         values={value.key: value.value for value in report.values},
         loading_timeout=config.options.model_loading_timeout,
         origin=named.origin,
@@ -167,6 +207,7 @@ def read_running(name: str, url: str) -> Configuration:
         engine=info.get("engine", ""),
         model=info.get("model", ""),
         model_folder=None,
+        tokenizer=None,
         values=values,
         loading_timeout=0.0,
         origin="a running server",

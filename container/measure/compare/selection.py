@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +17,12 @@ from container.measure.compare.configurations import (
     NamedPath,
     is_url,
     names_for,
+    preparer,
     read_configurations,
     read_running,
 )
 from container.measure.compare.derive import derive
 from container.measure.compare.plan import Plan
-from container.models import files as model_files
 from container.progress import ProgressView
 from lmi_server.properties.option import Status
 from lmi_server.properties.options import by_name
@@ -121,11 +120,10 @@ def read_selection(
 
     work_folder: a folder for the files of derived configurations. Raises BadConfiguration, NoMetrics.
     """
-    # Most comparisons have a single model, which is looked up once.
-    obtain = functools.cache(lambda source: model_files.obtain(source, view))
+    prepare = preparer(environ, view)
 
     def read(paths: Sequence[NamedPath]) -> tuple[Configuration, ...]:
-        return read_configurations(paths, environ, machine, obtain)
+        return read_configurations(paths, environ, machine, prepare)
 
     if selection.aws_post:
         paths = aws_post.named_paths(aws_post.examples_folder(selection.examples), work_folder)
@@ -171,8 +169,8 @@ def tokenizers_for(configs: Sequence[Configuration], tokenizer: Path | None) -> 
 
     tokenizer: overrides the tokenizer of all configurations. Raises BadConfiguration.
     """
-    first = next((config.model_folder for config in configs if config.model_folder), None)
-    found = {config.name: tokenizer or config.model_folder or first for config in configs}
+    first = next((config.tokenizer for config in configs if config.tokenizer), None)
+    found = {config.name: tokenizer or config.tokenizer or first for config in configs}
     known = {name: path for name, path in found.items() if path is not None}
     if len(known) < len(found):
         raise BadConfiguration("--tokenizer: required if all configurations are running servers")

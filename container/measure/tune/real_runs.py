@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from container.explain.target import this_machine
 from container.machine import Machine
 from container.measure.bench.workload import BenchError
-from container.measure.compare.configurations import NamedPath, read_configurations
+from container.measure.compare.configurations import NamedPath, preparer, read_configurations
 from container.measure.compare.derive import derive
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
@@ -25,7 +24,6 @@ from container.measure.simulate.server import CannotSimulateError, SimulatedServ
 from container.measure.simulate.simulation import simulate
 from container.measure.simulate.step_times import ScaledTimes, StepTimes
 from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
-from container.models import files as model_files
 from container.progress import ProgressView
 
 TimesOf = Callable[[SimulatedServer], StepTimes]
@@ -54,8 +52,8 @@ class RealRuns:
 
         Raises the errors of `read_configurations` and `ComparisonRunner.run`.
         """
-        obtain = functools.cache(lambda source: model_files.obtain(source, self.view))
-        configs = read_configurations(files, self.environ, self.machine, obtain)
+        prepare = preparer(self.environ, self.view)
+        configs = read_configurations(files, self.environ, self.machine, prepare)
         tokenizers = tokenizers_for(configs, self.tokenizer)
         plan = replace(self.plan, num_rounds=num_rounds)
         folder = Path(tempfile.mkdtemp(dir=self.folder))

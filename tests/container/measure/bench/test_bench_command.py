@@ -220,6 +220,20 @@ def test_the_tokenizer_defaults_to_that_of_the_bundled_model(scripted: StartScri
     assert str(folder) in result.stdout
 
 
+def test_a_tokenizer_folder_may_be_a_model_without_tokenizer_json(
+    scripted: StartScripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text('{"vocab_size": 400}')
+    arguments = [scripted().url, *SIZES, "--users", "1", "--tokenizer", str(tmp_path)]
+    result = CliRunner().invoke(bench, arguments)
+    assert result.exit_code == 0, result.output
+    assert f"tokenizer: {tmp_path}/cache/tokenizers/" in result.stderr
+    (tmp_path / "config.json").unlink()
+    result = CliRunner().invoke(bench, arguments)
+    assert f"--tokenizer: the model folder {tmp_path} has no tokenizer" in result.stderr
+
+
 def test_a_tokenizer_is_required_without_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
     result = CliRunner().invoke(bench, [scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)})
     assert result.exit_code == 2

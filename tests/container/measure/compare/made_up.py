@@ -64,6 +64,7 @@ def make_configuration(
         engine=engine,
         model=model,
         model_folder=Path("/models") / model,
+        tokenizer=Path("/models") / model,
         values={"engine": engine, **{f"option.{key}": value for key, value in values.items()}},
         loading_timeout=10.0,
     )

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 
 import pytest
 
+from container.measure.bench.workload import load_tokenizer
 from container.measure.compare.configurations import (
     BadConfiguration,
     NamedPath,
+    PreparedModel,
     differing_values,
     names_for,
+    preparer,
     read_configurations,
     read_running,
     warnings,
 )
+from container.measure.compare.selection import tokenizers_for
 from container.models.files import ModelNotAvailable
+from container.progress import LogLines
 from lmi_server.config import ModelSource
+from tests.container.explain.questions import make_model
 from tests.container.measure.compare.made_up import (
     MACHINE,
+    SMALL_SHAPE,
     make_configuration,
     write_model,
     write_properties,
@@ -73,7 +81,10 @@ def test_differences_compare_effective_values_including_defaults(tmp_path: Path,
     one = write_properties(tmp_path / "one", *common)
     two = write_properties(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
     configs = read_configurations(
-        [NamedPath("one", one), NamedPath("two", two)], {}, MACHINE, lambda source: model
+        [NamedPath("one", one), NamedPath("two", two)],
+        {},
+        MACHINE,
+        lambda source: PreparedModel(model, model),
     )
     # The first configuration's dtype resolves to fp32 on a CPU, so it does not differ.
     assert differing_values(configs) == {
@@ -91,20 +102,42 @@ def test_the_error_names_every_configuration_that_cannot_be_served(tmp_path: Pat
     wide = write_properties(tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5")
     gone = write_properties(tmp_path / "gone", "option.model_id=nobody/nothing")
 
-    def obtain(source: ModelSource) -> Path:
+    def prepare(source: ModelSource) -> PreparedModel:
         if source.model_id == "nobody/nothing":
             raise ModelNotAvailable("there is no such model")
-        return model
+        return PreparedModel(model, model)
 
     named = [NamedPath(path.name, path) for path in (good, typo, wide, gone)]
     with pytest.raises(BadConfiguration) as caught:
-        read_configurations(named, {}, MACHINE, obtain)
+        read_configurations(named, {}, MACHINE, prepare)
     text = str(caught.value)
     assert "typo: " in text
     assert "tensor_parallel_degree" in text
     assert "wide: option.tensor_parallel_degree=5" in text
     assert "gone: there is no such model" in text
     assert "good" not in text
+
+
+def test_a_model_without_tokenizer_json_gets_the_tokenizer_of_its_server(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", SMALL_SHAPE, vocab_size=400)
+    named = [
+        NamedPath(
+            name, write_properties(tmp_path / name, f"option.model_id={model}", "option.load_format=dummy")
+        )
+        for name in ("one", "two")
+    ]
+    environ = {"LMI_CACHE_DIR": str(tmp_path / "cache")}
+    configs = read_configurations(named, environ, MACHINE, preparer(environ, LogLines(io.StringIO())))
+    one, two = tokenizers_for(configs, None).values()
+    assert one == two
+    assert one.is_relative_to(tmp_path / "cache")
+    load_tokenizer(one)
+
+
+def test_a_handler_without_a_model_cannot_be_compared(tmp_path: Path) -> None:
+    (write_properties(tmp_path, "engine=Python") / "model.py").write_text("def handle(inputs): ...")
+    with pytest.raises(BadConfiguration, match="own: a handler without a model cannot be compared"):
+        read_configurations([NamedPath("own", tmp_path)], {}, MACHINE, preparer({}, LogLines(io.StringIO())))
 
 
 def test_different_models_and_dtypes_give_warnings() -> None:

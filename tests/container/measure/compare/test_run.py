@@ -149,7 +149,9 @@ def test_configurations_that_share_a_server_use_different_tenants(
 def test_running_servers_are_measured_but_not_stopped(lab: Lab) -> None:
     server = FakeServer(make_configuration("running"), Behaviour(), [])
     configs = [
-        dataclasses.replace(make_configuration(name), url=server.url, path=None, model_folder=None)
+        dataclasses.replace(
+            make_configuration(name), url=server.url, path=None, model_folder=None, tokenizer=None
+        )
         for name in ("a", "b")
     ]
     comparison = lab.run(*configs, start=server_starter({}))
