@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import time
+from ctypes import c_double
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -98,6 +99,10 @@ class StatusBoard:
     def beat(self, rank: int) -> None:
         """Write a heartbeat: this rank has completed a step, or a layer of a long one."""
         _BEAT.pack_into(self._map, _HEADER.size + _BEAT.size * rank, time.monotonic())
+
+    def heartbeat_place(self, rank: int) -> c_double:
+        """Return the heartbeat of a rank, seconds of CLOCK_MONOTONIC, for native code that writes it."""
+        return c_double.from_buffer(self._map, _HEADER.size + _BEAT.size * rank)
 
     def set_state(self, state: EngineState, reason: str = "") -> None:
         # A reason may quote a file name that is not UTF-8.

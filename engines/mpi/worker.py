@@ -32,7 +32,7 @@ from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu import set_num_threads
+from lmi_kernels.cpu import set_num_threads, shared_team
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,8 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
         torch.cuda.set_device(device)
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = process_age()
+    if (team := shared_team()) is not None:
+        team.show_alive_at(board.heartbeat_place(comm.rank))
     stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
     model = load_model(config, comm, device, stopwatch)
     report = model.report

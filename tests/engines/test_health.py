@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def test_a_new_board_reports_that_the_model_is_loading(board: StatusBoard) -> No
     assert health.reason == ""
     assert not health.ready
     assert health.describe() == "the model is loading"
+
+
+def test_native_code_writes_the_heartbeat_of_a_rank(tmp_path: Path, board: StatusBoard) -> None:
+    place = board.heartbeat_place(1)
+    board.beat(0)
+    board.beat(1)
+    assert place.value <= time.monotonic() < place.value + 5
+    place.value -= 60
+    assert 60 <= StatusBoard.open(tmp_path / "status").read().heartbeat_age < 65
 
 
 def test_only_the_owner_may_read_or_write(tmp_path: Path, board: StatusBoard) -> None:

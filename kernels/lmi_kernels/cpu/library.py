@@ -34,6 +34,11 @@ class Library:
         self.team_new.argtypes, self.team_new.restype = [c_int32], c_void_p
         self.team_free = functions.lmi_team_free
         self.team_free.argtypes, self.team_free.restype = [c_void_p], None
+        self.team_show_alive_at = functions.lmi_team_show_alive_at
+        self.team_show_alive_at.argtypes, self.team_show_alive_at.restype = (
+            [c_void_p, POINTER(c_double)],
+            None,
+        )
         self.run = functions.lmi_run
         self.run.argtypes = [c_void_p, POINTER(Op), c_int64, POINTER(Step), POINTER(c_double)]
         self.run.restype = None

@@ -36,7 +36,13 @@ class Team:
         self._lock = threading.Lock()
         self._seconds = SECONDS()
         self._scratch = torch.empty(0)
+        self._alive_at: ctypes.c_double | None = None
         weakref.finalize(self, library.team_free, self._handle)
+
+    def show_alive_at(self, place: ctypes.c_double) -> None:
+        """Let the team write a heartbeat to `place` while it works: seconds of CLOCK_MONOTONIC."""
+        self._alive_at = place
+        self.library.team_show_alive_at(self._handle, place)
 
     def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
         """Run operations [first, first + count), or all from `first` on, over a step's rows."""

@@ -81,6 +81,9 @@ EXPORT Team* lmi_team_new(int32_t num_threads) { return new Team(num_threads); }
 
 EXPORT void lmi_team_free(Team* team) { delete team; }
 
+// Let the team write a heartbeat to `place` while it works: seconds of CLOCK_MONOTONIC.
+EXPORT void lmi_team_show_alive_at(Team* team, double* place) { team->show_alive_at(place); }
+
 // Run operations [0, num_ops) over a step's rows. seconds: [kNumKinds], accumulates the time of each kind; or null.
 EXPORT void lmi_run(Team* team, const Op* ops, int64_t num_ops, const Step* step, double* seconds) {
   Run argument{ops, num_ops, step, seconds};

@@ -116,6 +116,8 @@ class Worker {
   Range claim(int64_t total, int64_t least = 1);
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
+  // Write a heartbeat. `claim` does so too.
+  void show_alive();
 
  private:
   Team& team_;

@@ -3,6 +3,8 @@
 #include <immintrin.h>
 #include <sched.h>
 
+#include <chrono>
+
 namespace lmi {
 namespace {
 
@@ -75,7 +77,14 @@ bool Team::wait_for_work(uint64_t seen) {
 
 int Worker::count() const { return team_.size(); }
 
+void Worker::show_alive() {
+  if (index_ != 0 || !team_.alive_at_) return;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  *static_cast<volatile double*>(team_.alive_at_) = std::chrono::duration<double>(now).count();
+}
+
 Range Worker::claim(int64_t total, int64_t least) {
+  show_alive();
   std::atomic<int64_t>& claimed = team_.claimed_;
   int64_t start = claimed.load(std::memory_order_relaxed), stop;
   do {

@@ -25,6 +25,8 @@ class Team {
   int size() const { return static_cast<int>(threads_.size()) + 1; }
   // Call `work` on every thread, including the caller's, and return when all are done. Not thread-safe.
   void run(Work work, void* argument);
+  // Let the caller's thread write the time there while it works: seconds of CLOCK_MONOTONIC.
+  void show_alive_at(double* place) { alive_at_ = place; }
 
  private:
   friend class Worker;
@@ -34,6 +36,7 @@ class Team {
   std::vector<std::thread> threads_;
   Work work_ = nullptr;
   void* argument_ = nullptr;
+  double* alive_at_ = nullptr;
   alignas(64) std::atomic<uint64_t> calls_{0};
   alignas(64) std::atomic<int> working_{0};
   alignas(64) std::atomic<int> arrived_{0};
