@@ -127,6 +127,16 @@ def test_a_head_of_zeros_is_stored_as_zeros(team: Team) -> None:
     assert (inputs.cache.read()[:, inputs.slots[0]] == 0).all()
 
 
+@pytest.mark.parametrize("column", [0, 40, -1])
+def test_a_head_with_a_nan_is_not_stored_as_finite_numbers(team: Team, column: int) -> None:
+    inputs = _Inputs(Storage.INT8, _SHAPES[0])
+    inputs.heads[0, -1, column] = torch.nan
+    inputs.run(team)
+    values = inputs.cache.read()[1, inputs.slots[0]]
+    assert values[-1].isnan().all()
+    assert values[:-1].isfinite().all()
+
+
 @pytest.mark.parametrize("storage", [Storage.BF16, Storage.FP16])
 def test_extreme_numbers_are_rounded_like_torch(team: Team, storage: Storage) -> None:
     inputs = _Inputs(storage, _SHAPES[0])
