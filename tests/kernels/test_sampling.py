@@ -125,6 +125,15 @@ def test_partial_sorting_finds_the_thresholds_of_full_sorting(dtype: torch.dtype
         assert torch.equal(found[1][finite], expected[1][finite])
 
 
+def test_a_nucleus_of_nearly_everything_keeps_top_k() -> None:
+    """Rounded, the probabilities of the `top_k` tokens may add up to less than `top_p`."""
+    logits = torch.randn(400, 97, generator=fresh_generator())
+    ones = torch.ones(400)
+    top_p = torch.full((400,), 1 - 1e-8, dtype=torch.float64)
+    thresholds, _ = logit_thresholds_cpu(logits, ones, torch.full((400,), 3), top_p, 0 * ones)
+    assert torch.equal(thresholds, logits.topk(3).values[:, -1])
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.7, 1.0, 50.0])
 def test_the_first_look_never_excludes_the_winner(spread: float, temperature: float) -> None:

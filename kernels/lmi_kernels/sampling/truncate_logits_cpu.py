@@ -37,8 +37,10 @@ def logit_thresholds_cpu(
         if bool((edges > -torch.inf).any()):
             keys = keys.where(keys >= edges, -torch.inf)
         probabilities = (keys / divisors[rows, None]).softmax(dim=-1)
-        thresholds[rows], num_equal = nucleus_edge(keys, probabilities, top_p[rows])
-        last_ids[rows] = _last_ids(keys, thresholds[rows], num_equal)
+        nucleus, num_equal = nucleus_edge(keys, probabilities, top_p[rows])
+        # Rounded probabilities may add up to less than top_p. Then all tokens that are left are needed.
+        thresholds[rows] = nucleus.maximum(edges[:, 0])
+        last_ids[rows] = _last_ids(keys, nucleus, num_equal)
     rows = (drawn & (min_p > 0.0)).nonzero()[:, 0]
     if len(rows):
         # In logarithms, because a ratio of probabilities is a difference of logits. The result is rounded once.
