@@ -105,9 +105,12 @@ class EngineCore:
         """Return the ids of all requests, in the order of arrival."""
         return self._scheduler.request_ids()
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, before_prefills: Callable[[], None] = lambda: None) -> list[RequestOutput]:
         """Plan and compute one step; with nothing to compute, only send a heartbeat. Returns the outputs of the
-        requests."""
+        requests.
+
+        before_prefills: called before a step with prefills is computed, which may take long.
+        """
         now = self._clock()
         self._stopwatch.start()
         outputs = self._scheduler.expire(now)
@@ -126,6 +129,8 @@ class EngineCore:
             return outputs
         self._stopwatch.stop("schedule")
         self._num_beats = 0
+        if step is not None and step.num_decodes < len(step.sequences):
+            before_prefills()
         computed = self._collect() if step is None else self._run(step, now)
         return outputs + computed if outputs else computed
 

@@ -79,7 +79,7 @@ class Leader:
             timeout = 0.0 if core.has_work else IDLE_BEAT_SECONDS
             for client, message in front.receive(timeout):
                 self._handle(front, info, client, message)
-            self._send(front, core.step())
+            self._send(front, core.step(lambda: self._flush(front)))
             self._stopwatch.stop("send")
         self._shut_down(front)
 
@@ -124,7 +124,7 @@ class Leader:
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
         """Send the outputs of a step, or hold them for a later message: one message for several steps costs a web
         process little more than a message for one. First and last tokens are never held, and what is held is sent
-        with them."""
+        with them, or before a step with prefills."""
         unsent, clients, unanswered = self._unsent, self._clients, self._unanswered
         urgent = False
         for output in outputs:
@@ -138,10 +138,10 @@ class Leader:
         now = self._clock()
         pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
-            self._sent_at = now
             self._flush(front)
 
     def _flush(self, front: Front) -> None:
+        self._sent_at = self._clock()
         unsent = dict(self._unsent)
         self._unsent.clear()
         disconnected = [client for client, batch in unsent.items() if not front.send_outputs(client, batch)]
