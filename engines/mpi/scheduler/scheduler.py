@@ -28,6 +28,7 @@ from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS
 
 _new = tuple.__new__
+_FEW_DEADLINES = 64
 
 
 class Scheduler:
@@ -46,7 +47,7 @@ class Scheduler:
         self._num_added = 0
         self._first_token_sequences: list[Sequence] = []
         self._deadlines: list[tuple[float, int, str]] = []
-        """A heap of (deadline, number, id); may hold requests that have ended."""
+        """A heap of (deadline, number, id). At most half of it, and a few more, are requests that have ended."""
 
     @property
     def settings(self) -> SchedulerSettings:
@@ -298,6 +299,10 @@ class Scheduler:
         for one in (sequence, *sequence.companions):
             one.done = True
         self._planner.remove(sequence)
+        if len(self._deadlines) > 2 * len(self._by_id) + _FEW_DEADLINES:
+            live = {one.number for one in self._by_id.values()}
+            self._deadlines = [each for each in self._deadlines if each[1] in live]
+            heapq.heapify(self._deadlines)
 
     def check(self) -> None:
         """Audit all accounting, between two steps.

@@ -159,6 +159,17 @@ def test_a_burst_on_an_idle_server_does_not_fill_the_queue() -> None:
         lab.scheduler.add(make_request("one more", [1], 2))
 
 
+def test_deadlines_of_ended_requests_are_forgotten() -> None:
+    lab = Lab()
+    lab.scheduler.add(replace(make_request("first", range(3), 5), deadline=9.0))
+    for number in range(500):
+        name = f"r{number}"
+        lab.scheduler.add(replace(make_request(name, range(3), 5), deadline=1e9))
+        lab.scheduler.abort(name)
+    assert len(lab.scheduler._deadlines) < 100
+    assert [output.id for output in lab.scheduler.expire(9.0)] == ["first"]
+
+
 def test_deadlines_end_waiting_and_running_requests() -> None:
     lab = Lab(max_num_seqs=2)
     for name, deadline in (("a", 5.0), ("b", 9.0), ("c", 6.0)):
