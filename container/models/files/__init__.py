@@ -117,5 +117,5 @@ def _remote_scheme(source: ModelSource) -> RemoteScheme:
     if isinstance(scheme, RemoteScheme):
         return scheme
     raise ModelNotAvailable(
-        f"{source.model_id} is a local model; only models from S3 or a hub can be verified or pruned"
+        f"{source.local_path} is a local model; only models from S3 or a hub can be verified or pruned"
     )

@@ -67,7 +67,7 @@ def _status_error(
         sentence = f"{address.repo_id} is gated, and {caller} has no access; "
         return kind(f"{sentence}request access at {address.shown}/{address.repo_id}, then set HF_TOKEN")
     if isinstance(error, errors.RevisionNotFoundError):
-        taken = "set option.revision to an existing branch, tag or commit"
+        taken = "set option.revision (lmi prepare: --revision) to an existing branch, tag or commit"
         return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
     if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
         return ModelNotAvailable(f"{what}: the hub lists this file but does not have it")

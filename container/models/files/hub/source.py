@@ -45,7 +45,10 @@ def _id_problem(model_id: str, model_dir: str) -> str | None:
     stated = f"option.model_id={model_id}: "
     bare, _, revision = model_id.partition("@") if "@" in model_id else model_id.rpartition(":")
     if revision and _is_id(bare):
-        return f"{stated}a hub id cannot include a revision; set option.model_id={bare} and option.revision={revision}"
+        named = (
+            f"set option.model_id={bare} and option.revision={revision} (lmi prepare: --revision {revision})"
+        )
+        return f"{stated}a hub id cannot include a revision; {named}"
     if _is_id(model_id.strip("/")) and model_id.count("/") == 2:
         return f"{stated}neither a folder nor a hub id; did you mean {model_id.strip('/')}?"
     if model_id.endswith(".git") and _is_id(model_id.removesuffix(".git")):

@@ -39,7 +39,10 @@ def test_ids_are_valid_if_the_library_accepts_them(text: str) -> None:
         ("models\\llama", "this looks like a path"),
         ("owner/name/", "did you mean owner/name?"),
         ("owner/name.git", "did you mean owner/name?"),
-        ("owner/name@v1.0", "set option.model_id=owner/name and option.revision=v1.0"),
+        (
+            "owner/name@v1.0",
+            "set option.model_id=owner/name and option.revision=v1.0 (lmi prepare: --revision v1.0)",
+        ),
         ("owner/name:main", "set option.model_id=owner/name and option.revision=main"),
         ("owner name", "not a hub id"),
         ("https://huggingface.co/owner/name", "did you mean owner/name"),
