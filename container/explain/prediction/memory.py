@@ -116,8 +116,7 @@ def _predict_rolling(
         return None
     ranks, on_gpu = engine.parallel.tp_size, engine.parallel.device == "cuda"
     dtype, longest = engine.model.dtype, engine.model.max_model_len
-    element = weights.bytes_per_element(model, dtype, engine.model.quantize, target.machine)
-    own = model.weight_bytes(element, ranks)
+    own = weights.rank_bytes(model, engine.model, ranks, target.machine)
     largest = LargestStep.of(engine.scheduler.settings, longest)
     product = 2 if on_gpu and dtype != "fp32" else 4
     step = int(
@@ -144,7 +143,7 @@ def _predict_rolling(
         ranks=ranks,
         available=available,
         weights=own,
-        weights_in_all=model.weight_bytes(element),
+        weights_in_all=weights.rank_bytes(model, engine.model, 1, target.machine),
         activations=step,
         step_tokens=largest.num_tokens,
         kv_cache=blocks * local_block,

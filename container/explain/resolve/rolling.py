@@ -64,15 +64,6 @@ def resolve(
     degree = _degree(options, model, machine, decisions)
     _require_native(options, device, machine)
     dtype = weights.dtype(options.dtype, model.dtype, device, decisions)
-    size = model.weight_bytes(weights.bytes_per_element(model, dtype, options.quantize, machine), degree)
-    if device == "cpu":
-        weights.require_free(size * degree, machine)
-    if config.source.load_format == "dummy":
-        where = f"on each of {degree} {'ranks' if device == 'cpu' else 'GPUs'}" if degree > 1 else "in memory"
-        decisions.notes.append(
-            "option.load_format=dummy: the weights are random, so responses are meaningless; they take"
-            f" {size / _GIB:.3g} GiB {where}"
-        )
     _explain_batch_invariance(options, device, machine, decisions)
     cache = _cache(options, machine, device, decisions)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
@@ -97,6 +88,15 @@ def resolve(
         cache=cache,
         scheduler=scheduler,
     )
+    size = weights.rank_bytes(model, engine.model, degree, machine)
+    if device == "cpu":
+        weights.require_free(size * degree, machine)
+    if config.source.load_format == "dummy":
+        where = f"on each of {degree} {'ranks' if device == 'cpu' else 'GPUs'}" if degree > 1 else "in memory"
+        decisions.notes.append(
+            "option.load_format=dummy: the weights are random, so responses are meaningless; they take"
+            f" {size / _GIB:.3g} GiB {where}"
+        )
     return engine, capacity
 
 

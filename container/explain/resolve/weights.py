@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ from container.machine import Machine
 from container.models.errors import ModelNotAvailable
 from container.models.files.folder import weight_files, weights_problem
 from container.models.files.safetensors_headers import DamagedFile, require_complete
+from engines.config import ModelSettings
 from engines.models.config import ModelConfig, element_bytes
+from engines.models.weight_files import stored_tensors
 
 _GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Names of dtypes in torch, by those in safetensors files."""
 
 
 def require_safetensors(path: Path) -> None:
@@ -40,11 +46,27 @@ def require_free(num_bytes: int, machine: Machine) -> None:
         )
 
 
-def bytes_per_element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
-    """Return the bytes per element of a weight matrix under engine=MPI, at most."""
+def rank_bytes(model: ModelConfig, settings: ModelSettings, ranks: int, machine: Machine) -> int:
+    """Return the bytes of rank 0's weights under engine=MPI, at most."""
     if machine.gpu_count:
-        return 4 if dtype == "fp32" else 2
-    return element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
+        return model.weight_bytes(4 if settings.dtype == "fp32" else 2, ranks)
+    # On a CPU each matrix keeps the dtype in which it is stored, whatever config.json says.
+    counts = Counter() if settings.load_format == "dummy" else _count_by_dtype(Path(settings.path))
+    counts = counts or Counter({model.dtype: 1})
+    num_bytes = sum(
+        count * element_bytes(stored, settings.dtype, settings.quantize, bool(machine.cpu_kernels))
+        for stored, count in counts.items()
+    )
+    return model.weight_bytes(num_bytes / counts.total(), ranks)
+
+
+def _count_by_dtype(path: Path) -> Counter[str]:
+    """Return the number of elements of all matrices by dtype, from the headers of a model's safetensors files."""
+    counts: Counter[str] = Counter()
+    for tensor in stored_tensors(path):
+        if len(tensor.shape) > 1 and tensor.dtype in _DTYPES:
+            counts[_DTYPES[tensor.dtype]] += math.prod(tensor.shape)
+    return counts
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -143,12 +143,12 @@ class ModelConfig:
             return elements + 4 * elements // self.head_dim
         return elements * (4 if stored == "fp32" else 2)
 
-    def weight_bytes(self, element: int, ranks: int = 1) -> int:
+    def weight_bytes(self, element: float, ranks: int = 1) -> int:
         """Return the bytes of rank 0's parameters. No rank has more.
 
         Norms and biases of output projections are not included, because every rank holds them whole.
 
-        element: bytes per number.
+        element: bytes per number, on average.
         """
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size * self.hidden_size
         tables = 1 if self.tie_word_embeddings else 2
@@ -157,7 +157,7 @@ class ModelConfig:
             total += sum(outputs * inputs for outputs, inputs in self._layer_matrices(layer, ranks))
         if self.position_table is not None:
             total += self.position_table.num_rows * self.hidden_size
-        return element * total
+        return round(element * total)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from engines.models.config import AttentionSpec, ModelConfig, UnsupportedModel
 from engines.models.config.attention import Scaling, longest_sequence
@@ -18,7 +16,7 @@ from engines.models.config.description import NormSpec
 from engines.models.config.fields import Fields
 from engines.models.foreign.sources import Source, causal_architectures, find_source
 from engines.models.foreign.split import SplitPlan, why_not_split
-from engines.models.weight_files import weight_files
+from engines.models.weight_files import stored_tensors
 from engines.partition import split_evenly
 
 _UNSUPPORTED_PATTERNS = (
@@ -78,12 +76,12 @@ class ForeignConfig(ModelConfig):
         """Reason why tensor parallelism does not support the model. Empty if it does."""
         return why_not_split(self.plan)
 
-    def weight_bytes(self, element: int, ranks: int = 1) -> int:
+    def weight_bytes(self, element: float, ranks: int = 1) -> int:
         """See `ModelConfig.weight_bytes`. With files the result is exact and includes what every rank holds whole."""
         if not self.tensors:
             return ModelConfig.weight_bytes(self, element, ranks)
         split, shapes = self.split_plan(ranks, 0), dict(self.tensors)
-        return element * sum(self._part(split, name, shapes) for name in shapes)
+        return round(element * sum(self._part(split, name, shapes) for name in shapes))
 
     def _part(self, split: SplitPlan, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Return how many elements of a tensor a rank holds."""
@@ -201,7 +199,7 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         eos_token_ids=fields.token_ids("eos_token_id"),
         folder=folder,
         plan=source.plan,
-        tensors=tuple(_tensors(folder)),
+        tensors=tuple((tensor.name, tensor.shape) for tensor in stored_tensors(folder)),
         scalings=tuple(fields.rope_scalings(head_dim)),
     )
 
@@ -228,14 +226,3 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
     if pattern is None:
         raise KeyError("layer_types")
     return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Read names and shapes from the headers of the model's files, up to the first damaged file."""
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, "np") as file:
-                for name in file.keys():  # noqa: SIM118  not a mapping
-                    yield name, tuple(file.get_slice(name).get_shape())
-        except (SafetensorError, OSError):
-            return

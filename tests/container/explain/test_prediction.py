@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,37 @@ def test_a_shortage_on_this_machine_is_only_a_warning(tmp_path: Path) -> None:
     report = check_model(tmp_path, SMALL, text)
     assert any(warning.startswith("the model does not fit: ") for warning in report.warnings)
     assert not any("fit" in reason for reason in report.reasons)
+
+
+@pytest.mark.parametrize(
+    ("stored", "claimed", "text", "element"),
+    [
+        (["BF16"], None, "", 2),
+        (["F32"], "bfloat16", "", 4),
+        (["F32", "BF16"], "bfloat16", "", 3),
+        (["F32"], "float32", "option.dtype=bf16\n", 2),
+        (["F32"], "bfloat16", "option.load_format=dummy\n", 2),
+        ([], "bfloat16", "", 2),
+    ],
+)
+def test_weights_on_a_cpu_keep_the_dtypes_of_the_files(
+    stored: list[str], claimed: str | None, text: str, element: int, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_bytes(_safetensors(stored))
+    memory = predict(tmp_path, SMALL | {"dtype": claimed}, text, "CPU", 1)
+    numbers = 2 * 128256 * 4096 + 2 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
+    assert memory.weights == memory.weights_in_all == element * numbers
+
+
+def _safetensors(dtypes: list[str]) -> bytes:
+    """Return a file with an empty vector and a matrix of each dtype."""
+    header, stop = {"vector": {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]}}, 0
+    for dtype in dtypes:
+        size = 64 * (4 if dtype == "F32" else 2)
+        header[dtype] = {"dtype": dtype, "shape": [8, 8], "data_offsets": [stop, stop := stop + size]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(stop)
 
 
 def test_int8_weights_and_cache_take_less(tmp_path: Path) -> None:
