@@ -17,6 +17,7 @@ class RouterConfig:
     lenient: bool
     allow_remote_code: bool
     max_request_size: int
+    """Largest body in bytes that the router accepts: the largest limit of any configured model."""
     memory_limit: int | None
     """Bytes for all models together; None means all of the machine's memory."""
     memory_reserved: int

@@ -19,7 +19,7 @@ from container.run.runtime_folder import runtime_folder
 from container.run.serve import ServeOptions, listen, raise_open_files
 from container.run.stop_signals import StopRequested, StopSignals
 from lmi_server.config import ServerConfig
-from lmi_server.properties import environment
+from lmi_server.properties import environment, loader
 
 MEMORY_LIMIT = "LMI_MODELS_MEMORY_MB"
 MODELS_ROOT = "LMI_MODELS_DIR"
@@ -37,12 +37,16 @@ def router_config(options: ServeOptions, environ: Mapping[str, str]) -> RouterCo
     if not folders and not is_multi_model(environ):
         return None
     limit = environ.get(MEMORY_LIMIT)
+    sizes = [_server_setting(environ, "max_request_size", ServerConfig().max_request_size)]
+    for folder in folders.values():
+        if (loaded := loader.examine(folder, environ, options.lenient).loaded) is not None:
+            sizes.append(loaded.config.server.max_request_size)
     return RouterConfig(
         folders={name: str(folder) for name, folder in folders.items()},
         models_root=environ.get(MODELS_ROOT) or _DEFAULT_ROOT,
         lenient=options.lenient,
         allow_remote_code=options.allow_remote_code,
-        max_request_size=_server_setting(environ, "max_request_size", ServerConfig().max_request_size),
+        max_request_size=max(sizes),
         memory_limit=_count(MEMORY_LIMIT, limit) << 20 if limit else None,
         memory_reserved=_server_setting(environ, "reserved_memory_mb", _RESERVED_MB) << 20,
     )

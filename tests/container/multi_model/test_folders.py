@@ -86,3 +86,17 @@ def test_environment_variables_set_the_limits(store: Path) -> None:
 def test_the_server_of_a_model_does_not_inherit_multi_model_mode_or_port() -> None:
     environment = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "8080", "OPTION_DTYPE": "fp32"}
     assert child_environment(environment) == {"OPTION_DTYPE": "fp32"}
+
+
+def test_bodies_may_be_as_large_as_any_of_the_models_allows(store: Path) -> None:
+    def largest(environ: dict[str, str]) -> int:
+        config = router_config(options(store), environ)
+        assert config is not None
+        return config.max_request_size
+
+    assert largest({}) == 64 << 20
+    (store / "chat" / "serving.properties").write_text("max_request_size=100000000\n")
+    assert largest({}) == 100_000_000
+    assert largest({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}) == 6 << 20, "the variable overrides the file"
+    (store / "chat" / "serving.properties").write_text("max_request_size=many\n")
+    assert largest({}) == 64 << 20, "the model's server reports the error"
