@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
@@ -84,7 +85,9 @@ class Collection(Generic[R]):
         rows = [self._summary(*pair) for pair in pairs if params.get("NameContains", "") in pair[0]]
         if params.get("SortOrder", "Ascending" if by_name else "Descending") == "Descending":
             rows.reverse()
-        rows = [row for row in rows if status in (None, row.get("EndpointStatus"))]
+        rows = [
+            row for row in rows if status in (None, row.get("EndpointStatus")) and _is_in_time(row, params)
+        ]
         token = str(params.get("NextToken", "0"))
         start = int(token) if token.isdecimal() else 0
         end = start + params.get("MaxResults", _PAGE)
@@ -94,3 +97,11 @@ class Collection(Generic[R]):
         prefix = self._prefix
         named = {f"{prefix}Name": name, f"{prefix}Arn": arn(self._kind, name), "CreationTime": item.created}
         return {**named, **item.state()}
+
+
+def _is_in_time(row: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
+    """Return whether the times of a row are within the limits of `list_*`, such as `CreationTimeAfter`."""
+    return all(
+        params.get(f"{field}After", -math.inf) <= row.get(field, 0.0) < params.get(f"{field}Before", math.inf)
+        for field in ("CreationTime", "LastModifiedTime")
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -127,6 +128,22 @@ def test_lists_are_paginated_and_filtered(platform: FakeLab) -> None:
     assert names == [f"m{number:02}" for number in range(12)]
     assert len(api.list_models(NameContains="m1")["Models"]) == 2
     assert api.list_models(MaxResults=1)["Models"][0]["ModelName"] == "m11"
+
+
+@pytest.mark.parametrize("field", ["CreationTime", "LastModifiedTime"])
+def test_lists_are_filtered_by_time(field: str, platform: FakeLab) -> None:
+    platform.deploy(A={})
+    past, future = datetime(2001, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
+    def listed(**limits: datetime) -> int:
+        params = {f"{field}{name}": limit for name, limit in limits.items()}
+        return len(platform.sagemaker.list_endpoints(**params)["Endpoints"])
+
+    assert listed(After=past, Before=future) == 1
+    assert listed(After=future) == 0
+    assert listed(Before=past) == 0
+    if field == "CreationTime":
+        assert platform.sagemaker.list_models(CreationTimeAfter=future)["Models"] == []
 
 
 def test_weights_and_capacities_change_without_a_new_fleet(platform: FakeLab) -> None:
