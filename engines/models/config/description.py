@@ -22,6 +22,11 @@ def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
     return 2 if native and (dtype == "bf16" or stored == "bfloat16") else 4
 
 
+def linear_bytes(outputs: float, inputs: int, element: float, int8: bool) -> float:
+    """Return the bytes of a linear layer's matrix. Each row of int8 has a scale, a sum and a bias besides."""
+    return outputs * (inputs + 12) if int8 else element * outputs * inputs
+
+
 @dataclass(frozen=True, slots=True)
 class NormSpec:
     """Kind of a model's norms: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) or LayerNorm."""
@@ -143,27 +148,30 @@ class ModelConfig:
             return elements + 4 * elements // self.head_dim
         return elements * (4 if stored == "fp32" else 2)
 
-    def weight_bytes(self, element: float, ranks: int = 1) -> int:
+    def weight_bytes(self, element: float, ranks: int = 1, int8: bool = False) -> int:
         """Return the bytes of rank 0's parameters. No rank has more.
 
         Norms and biases of output projections are not included, because every rank holds them whole.
 
-        element: bytes per number, on average.
+        element: bytes per number, on average; int8: linear layers are quantised. An embedding that is not tied, learned
+            positions and routers are not.
         """
-        vocabulary = split_evenly(self.vocab_size, ranks, 0).size * self.hidden_size
-        tables = 1 if self.tie_word_embeddings else 2
-        total = tables * vocabulary
+        vocabulary = split_evenly(self.vocab_size, ranks, 0).size
+        rows = 0 if self.tie_word_embeddings else vocabulary
+        total = linear_bytes(vocabulary, self.hidden_size, element, int8)
         for layer in range(self.num_layers):
-            total += sum(outputs * inputs for outputs, inputs in self._layer_matrices(layer, ranks))
+            total += sum(linear_bytes(*shape, element, int8) for shape in self._layer_matrices(layer, ranks))
+            if self.experts is not None and self.has_experts(layer):
+                rows += self.experts.num_experts
         if self.position_table is not None:
-            total += self.position_table.num_rows * self.hidden_size
-        return round(element * total)
+            rows += self.position_table.num_rows
+        return round(total + element * rows * self.hidden_size)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int]]:
-        """Return (outputs, inputs) of each matrix of a layer on rank 0. A sharded bias counts as one more input."""
+        """Return (outputs, inputs) of each linear layer on rank 0. A sharded bias counts as one more input."""
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim
@@ -178,4 +186,4 @@ class ModelConfig:
             ]
         middle = split_evenly(self.experts.intermediate_size, ranks, 0).size
         expert = [(2 * middle, hidden), (hidden, middle)]
-        return [*attention, (self.experts.num_experts, hidden), *expert * self.experts.num_experts]
+        return [*attention, *expert * self.experts.num_experts]

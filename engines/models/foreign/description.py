@@ -12,7 +12,7 @@ from typing import Any
 
 from engines.models.config import AttentionSpec, ModelConfig, UnsupportedModel
 from engines.models.config.attention import Scaling, longest_sequence
-from engines.models.config.description import NormSpec
+from engines.models.config.description import NormSpec, linear_bytes
 from engines.models.config.fields import Fields
 from engines.models.foreign.sources import Source, causal_architectures, find_source
 from engines.models.foreign.split import SplitPlan, why_not_split
@@ -76,12 +76,23 @@ class ForeignConfig(ModelConfig):
         """Reason why tensor parallelism does not support the model. Empty if it does."""
         return why_not_split(self.plan)
 
-    def weight_bytes(self, element: float, ranks: int = 1) -> int:
-        """See `ModelConfig.weight_bytes`. With files the result is exact and includes what every rank holds whole."""
+    def weight_bytes(self, element: float, ranks: int = 1, int8: bool = False) -> int:
+        """See `ModelConfig.weight_bytes`. With files the result includes what every rank holds whole.
+
+        It is exact without int8.
+        """
         if not self.tensors:
-            return ModelConfig.weight_bytes(self, element, ranks)
+            return ModelConfig.weight_bytes(self, element, ranks, int8)
         split, shapes = self.split_plan(ranks, 0), dict(self.tensors)
-        return round(element * sum(self._part(split, name, shapes) for name in shapes))
+        tables = [name for name, shape in self.tensors if len(shape) == 2 and shape[0] == self.vocab_size]
+        # The embedding is one of two tables of the same shape. It is quantised only as the head.
+        embedding = None if self.tie_word_embeddings else next(iter(tables), None)
+        total = 0.0
+        for name, shape in self.tensors:
+            size, width = self._part(split, name, shapes), shape[-1] if len(shape) > 1 else 1
+            quantised = int8 and len(shape) > 1 and name != embedding
+            total += linear_bytes(size / width, width, element, quantised)
+        return round(total)
 
     def _part(self, split: SplitPlan, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Return how many elements of a tensor a rank holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import lmi_kernels
 from engines.models.architectures import read_config
 from engines.models.decoder import build_decoder
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader
 from engines.mpi.runner.loading import LoadedModel
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
+from lmi_kernels.cpu import Storage
+from lmi_kernels.cpu.weight import blocks_of, stacked
 from tests.engines.models.conftest import LoneRank, assert_logits_match, store_head
 from tests.support.caches import num_kv_heads
 from tests.support.plans import plans_in_chunks, run_plans
@@ -188,6 +193,30 @@ def test_weight_bytes_predicts_the_weights_of_rank_0(kind: str, degree: int, tmp
     build_decoder(Parts(config, weights, LoneRank(0, degree), Stopwatch(lambda: 0.0)))
     weights.close()
     assert config.weight_bytes(4, degree) == weights.owned_bytes - norms
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3_moe"])
+def test_weight_bytes_of_int8_are_those_of_the_packed_matrices(
+    kind: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, kind, tie_word_embeddings=tied, dtype="bf16")
+    held, real_pack = [], lmi_kernels.pack
+
+    def pack(
+        weight: Any, *rest: Any, storage: Storage | None = None, **named: Any
+    ) -> lmi_kernels.LinearWeight:
+        matrix = stacked(blocks_of(weight))
+        held.append(len(matrix) * (matrix.shape[1] + 12) if storage else matrix.nbytes)
+        return real_pack(weight, *rest, **named)
+
+    monkeypatch.setattr(lmi_kernels, "pack", pack)
+    quantise = partial(pack, storage=Storage.INT8)
+    weights = WeightReader(tmp_path, torch.float32, None, torch.device("cpu"), quantise)
+    build_decoder(Parts(read_config(tmp_path), weights, Communicator(), Stopwatch(lambda: 0.0)))
+    weights.close()
+    # A bias counts as one byte more.
+    assert read_config(tmp_path).weight_bytes(2, int8=True) == pytest.approx(sum(held), rel=0.02)
 
 
 def test_all_ranks_use_the_size_of_the_smallest_cache(tmp_path: Path) -> None:

@@ -155,6 +155,17 @@ def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
 
 
+def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
+    folder = _write(tmp_path)
+    shapes = {"model.embed_tokens": (100, 64), "lm_head": (100, 64), "model.norm": (64,)}
+    save_file(
+        {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}, folder / "a.safetensors"
+    )
+    assert describe(folder).weight_bytes(2, int8=True) == 100 * 64 * 2 + 100 * (64 + 12) + 64 * 2
+    _write(tmp_path, tie_word_embeddings=True)
+    assert describe(folder).weight_bytes(2, int8=True) == 2 * 100 * (64 + 12) + 64 * 2
+
+
 def test_linear_layers_are_split_by_the_plan() -> None:
     plan = {
         "layers.*.self_attn.q_proj": "colwise",
