@@ -204,6 +204,8 @@ class _Checkpoint(WeightSource):
         for name in names:
             self._check(name, shape)
         dtype, stacked = self._common_dtype(names), (len(names), shape[0], shard.size)
+        if dtype is None:
+            return torch.cat([self.stacked_columns([name], shard, shape) for name in names])
         if self._peers is None:
             columns = None if shard.size == shape[1] else shard
             pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
@@ -221,16 +223,22 @@ class _Checkpoint(WeightSource):
         for name, shard in zip(names, shards, strict=True):
             if shard.stop > self._files.shape(name)[0]:
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
+        dtype = self._common_dtype(names)
+        if dtype is None:
+            blocks = (
+                self._read_rows([name], [shard], exact)[0] for name, shard in zip(names, shards, strict=True)
+            )
+            return [torch.cat(tuple(blocks))]
         pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
         shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
-        request = Request(shape, self._common_dtype(names), pieces, mapped)
+        request = Request(shape, dtype, pieces, mapped)
         return [self._finish(each, exact) for each in self._read(request)]
 
-    def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
+    def _common_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        """Return the tensors' dtype; None if they differ. They are then read one by one, and `torch.cat` converts them
+        to a dtype that represents them exactly."""
         dtypes = {self._files.dtype(name) for name in names}
-        if len(dtypes) > 1:
-            raise BadCheckpoint(f"tensors {', '.join(map(repr, names))} have different dtypes")
-        return dtypes.pop()
+        return dtypes.pop() if len(dtypes) == 1 else None
 
     def _check(self, name: str, shape: tuple[int | None, ...]) -> None:
         found = self._files.shape(name)

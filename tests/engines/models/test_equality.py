@@ -253,6 +253,21 @@ def test_tensor_names_may_lack_a_prefix(kind: str, missing_prefix: str, tmp_path
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_projections_of_a_layer_may_have_different_dtypes(kind: str, tmp_path: Path) -> None:
+    save_model(tmp_path, kind, dtype="bf16")
+    file = tmp_path / "model.safetensors"
+    kept = ("q_proj.weight", "gate_proj.weight", "experts.1.down_proj.weight")
+    tensors = {
+        name: tensor.float() if name.endswith(kept) else tensor for name, tensor in load_file(file).items()
+    }
+    for name in tensors:
+        if name.endswith(kept):
+            tensors[name] += 1e-3  # numbers that bf16 would round
+    save_file(tensors, file, {"format": "pt"})
+    _compare(make_runner(tmp_path), load_oracle(tmp_path, "fp32"), SHUFFLED, [[12, 9], [17], [3]])
+
+
 def test_a_step_that_samples_nothing_returns_no_logits(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
