@@ -21,6 +21,9 @@ from engines.parallel import Communicator
 from engines.partition import HeadShare, Shard, split_evenly, split_heads
 from engines.stopwatch import Stopwatch
 
+_FUSED_EXPERTS, _FUSED_ROUTER = "mlp.experts", "mlp.gate"
+"""Names in the layout of transformers 5, which has two tensors for all experts of a layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -233,15 +236,35 @@ def _experts(parts: Parts, prefix: str) -> MoeMlp:
     config, weights, spec = parts.config, parts.weights, parts.config.experts
     if spec is None:
         raise ValueError(f"{config.architecture} has no experts")
-    hidden, width, middle = config.hidden_size, spec.intermediate_size, parts.share_of(spec.intermediate_size)
+    count, hidden, width = spec.num_experts, config.hidden_size, spec.intermediate_size
+    middle, fused = parts.share_of(width), weights.has(f"{prefix}{_FUSED_EXPERTS}.gate_up_proj")
     # Routers are never quantised, because small errors in the scores change which experts are chosen.
-    router = lmi_kernels.pack(weights.tensor(f"{prefix}{spec.router}.weight", (spec.num_experts, hidden)))
-    prefixes = [prefix + spec.expert.format(index) for index in range(spec.num_experts)]
-    gate, up, down = spec.projections
-    names = [f"{expert}.{part}.weight" for expert in prefixes for part in (gate, up)]
-    gate_up = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))
-    downs = weights.stacked_columns([f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width))
-    packed = lmi_kernels.pack_experts(
-        gate_up.view(len(prefixes), 2 * middle.size, hidden), downs, weights.pack, parts.activation
-    )
+    router_name = f"{prefix}{_FUSED_ROUTER if fused else spec.router}.weight"
+    router = lmi_kernels.pack(weights.tensor(router_name, (count, hidden)))
+    if fused:
+        gates_and_ups, all_downs = (f"{prefix}{_FUSED_EXPERTS}.{name}_proj" for name in ("gate_up", "down"))
+        gate_up = gate_up_rows(weights.tensor(gates_and_ups, (count, 2 * width, hidden)), middle)
+        downs = down_columns(weights.tensor(all_downs, (count, hidden, width)), middle)
+    else:
+        prefixes = [prefix + spec.expert.format(index) for index in range(count)]
+        gate, up, down = spec.projections
+        names = [f"{expert}.{part}.weight" for expert in prefixes for part in (gate, up)]
+        rows = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))
+        gate_up = rows.view(count, 2 * middle.size, hidden)
+        downs = weights.stacked_columns(
+            [f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width)
+        )
+    packed = lmi_kernels.pack_experts(gate_up, downs, weights.pack, parts.activation)
     return MoeMlp(router, packed, spec.top_k, spec.renormalise)
+
+
+def gate_up_rows(fused: torch.Tensor, part: Shard) -> torch.Tensor:
+    """Return a shard of all experts: [count, 2 * middle, hidden], gates first -> [count, 2 * part.size, hidden]."""
+    count, twice, hidden = fused.shape
+    halves = fused.view(count, 2, twice // 2, hidden)
+    return halves[:, :, part.start : part.stop].reshape(count, -1, hidden)
+
+
+def down_columns(fused: torch.Tensor, part: Shard) -> torch.Tensor:
+    """Return a shard of all experts: [count, hidden, middle] -> [count, hidden, part.size]."""
+    return fused[:, :, part.start : part.stop].contiguous()

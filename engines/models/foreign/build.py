@@ -20,7 +20,7 @@ from engines.models.foreign.paged_layer import NAME, PagedLayer, StepState
 from engines.models.foreign.patterns import epsilon, gate_activation, native_norm
 from engines.models.foreign.renames import stored_names
 from engines.models.foreign.split_norm import SplitNorm
-from engines.models.parts import Parts
+from engines.models.parts import Parts, down_columns, gate_up_rows
 from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
 
@@ -164,15 +164,11 @@ class _Builder:
             read = self._weights.rows(names, [part] * len(names), (len(names) * middle, hidden))
             gate_up = read.view(count, -1, hidden)
         else:
-            halves = self._stack(f"{path}.{GATE_UP}", (count, 2 * middle, hidden)).view(
-                count, 2, middle, hidden
-            )
-            gate_up = halves[:, :, part.start : part.stop].reshape(count, -1, hidden)
+            gate_up = gate_up_rows(self._stack(f"{path}.{GATE_UP}", (count, 2 * middle, hidden)), part)
         names = self._stored.get(f"{path}.{DOWN}", ())
         if len(names) == count:
             return gate_up, self._weights.stacked_columns(names, part, (hidden, middle))
-        down = self._stack(f"{path}.{DOWN}", (count, hidden, middle))
-        return gate_up, down[:, :, part.start : part.stop].contiguous()
+        return gate_up, down_columns(self._stack(f"{path}.{DOWN}", (count, hidden, middle)), part)
 
     def _stack(self, name: str, shape: tuple[int, int, int]) -> torch.Tensor:
         """Read a tensor of all experts. The checkpoint may store it in parts."""

@@ -253,6 +253,15 @@ def test_tensor_names_may_lack_a_prefix(kind: str, missing_prefix: str, tmp_path
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_all_experts_of_a_layer_may_be_in_one_tensor(kind: str, tmp_path: Path) -> None:
+    save_model(tmp_path, kind)
+    oracle = load_oracle(tmp_path, "fp32")
+    oracle.save_pretrained(tmp_path, save_original_format=False)
+    assert "model.layers.1.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_projections_of_a_layer_may_have_different_dtypes(kind: str, tmp_path: Path) -> None:
     save_model(tmp_path, kind, dtype="bf16")

@@ -157,6 +157,12 @@ def test_a_tied_head_may_differ_from_the_embedding_on_some_ranks_only(tmp_path: 
     _compare(tmp_path, 3)
 
 
+def test_experts_in_one_tensor_are_split_over_ranks(tmp_path: Path) -> None:
+    save_model(tmp_path, "mixtral")
+    load_oracle(tmp_path, "fp32").save_pretrained(tmp_path, save_original_format=False)
+    _compare(tmp_path, 3)
+
+
 @pytest.mark.parametrize(
     ("variant", "degree"), representatives([(variant, 1) for variant in VARIANTS] + CASES, IN_MAKE_TEST)
 )
