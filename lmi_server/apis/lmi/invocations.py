@@ -85,7 +85,9 @@ def _parse(context: ApiContext, body: Body) -> Call:
         raise InvalidField(
             _ADAPTER_HEADER, f"given {as_json(adapter)}, but LoRA adapters are not supported; accepted: none"
         )
-    body_format = _BODY_FORMATS[_prompt_field(body)]
+    field = _prompt_field(body)
+    body = {name: value for name, value in body.items() if name == field or name not in _BODY_FORMATS}
+    body_format = _BODY_FORMATS[field]
     if body_format is not _INPUTS and body.get("stream") is None:
         body = {**body, "stream": _default_stream()}
     return parse(context, body, body_format, LMI)
