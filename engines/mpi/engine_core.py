@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from engines.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
+_LONG_STEP_SECONDS = 0.05
+"""Expected duration beyond which a step is long."""
 _AUDIT_BEAT = 2
 
 
@@ -67,6 +70,8 @@ class EngineCore:
         self._clock = clock
         self._num_beats = 0
         """Heartbeats since the last step."""
+        self._prefill_seconds_per_token = math.inf
+        """Seconds of the last step with prefills, divided by its tokens."""
         self._in_flight: _InFlight | None = None
         """The step whose tokens are not known yet."""
 
@@ -105,11 +110,11 @@ class EngineCore:
         """Return the ids of all requests, in the order of arrival."""
         return self._scheduler.request_ids()
 
-    def step(self, before_prefills: Callable[[], None] = lambda: None) -> list[RequestOutput]:
+    def step(self, before_long_step: Callable[[], None] = lambda: None) -> list[RequestOutput]:
         """Plan and compute one step; with nothing to compute, only send a heartbeat. Returns the outputs of the
         requests.
 
-        before_prefills: called before a step with prefills is computed, which may take long.
+        before_long_step: called before a step with prefills is computed that is expected to take long.
         """
         now = self._clock()
         self._stopwatch.start()
@@ -129,8 +134,8 @@ class EngineCore:
             return outputs
         self._stopwatch.stop("schedule")
         self._num_beats = 0
-        if step is not None and step.num_decodes < len(step.sequences):
-            before_prefills()
+        if step is not None and self._is_long(step):
+            before_long_step()
         computed = self._collect() if step is None else self._run(step, now)
         return outputs + computed if outputs else computed
 
@@ -183,6 +188,10 @@ class EngineCore:
             return outputs
         outputs = self._collect()
         return [*outputs, *self._complete(step, rows, result, started)]
+
+    def _is_long(self, step: Step) -> bool:
+        seconds = step.plan.num_tokens * self._prefill_seconds_per_token
+        return _has_prefills(step) and seconds > _LONG_STEP_SECONDS
 
     def _collect(self) -> list[RequestOutput]:
         """Finish the step in flight, if there is one."""
@@ -253,6 +262,8 @@ class EngineCore:
     def _record_step(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
         metrics = self.metrics
         now = self._clock()
+        if _has_prefills(step):
+            self._prefill_seconds_per_token = (now - started) / step.plan.num_tokens
         for sequence in self._scheduler.pop_first_token_sequences():
             metrics.time_to_first_token.observe(max(0.0, now - sequence.request.arrival_time))
         metrics.tokens_generated += sum([len(output.token_ids) for output in outputs])
@@ -310,6 +321,10 @@ class _InFlight:
     step: Step
     pending_tokens: PendingTokens
     started: float
+
+
+def _has_prefills(step: Step) -> bool:
+    return step.num_decodes < len(step.sequences)
 
 
 def _rows(step: Step) -> list[SamplingRow]:

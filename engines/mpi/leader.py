@@ -124,7 +124,7 @@ class Leader:
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
         """Send the outputs of a step, or hold them for a later message: one message for several steps costs a web
         process little more than a message for one. First and last tokens are never held, and what is held is sent
-        with them, or before a step with prefills."""
+        with them, or before a long step."""
         unsent, clients, unanswered = self._unsent, self._clients, self._unanswered
         urgent = False
         for output in outputs:

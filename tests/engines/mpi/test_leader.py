@@ -25,17 +25,19 @@ def test_requests_of_all_clients_are_served_together(lab: Lab) -> None:
     assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("long_step_seconds", [0.0, 1e9])
 def test_tokens_are_sent_in_batches_except_the_first_and_last_of_a_request(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, long_step_seconds: float
 ) -> None:
+    """Held tokens do not wait for a long step, whose prompts take time."""
+    monkeypatch.setattr("engines.mpi.engine_core._LONG_STEP_SECONDS", long_step_seconds)
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
     monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
     a, b = make_request("a", [1], 9), make_request("b", [2], 5)
     front = lab.serve(submit(a), [], [], submit(b))
     assert front.messages == [
         ["a"],
-        ["a", "a"],  # held tokens do not wait for a step with a prompt
-        ["a", "b"],
+        *([["a", "a", "a", "b"]] if long_step_seconds else [["a", "a"], ["a", "b"]]),
         ["a", "b", "a", "b", "a", "b", "a", "b"],
         ["a"],
     ]
