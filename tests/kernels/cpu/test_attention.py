@@ -93,7 +93,7 @@ def test_flat_and_sharp_softmaxes(library: Library, team: Team, scale: float) ->
 
 def test_a_long_operation_writes_heartbeats(library: Library) -> None:
     """A whole long prompt in one step takes many seconds, during which the engine must not count as stuck."""
-    sequences = Sequences(Storage.FP32, Shape(16, 4, 64, 16), (2000,), random_seed())
+    sequences = Sequences(Storage.FP32, Shape(16, 4, 64, 16), (3000,), random_seed())
     team, place, seen, ended = Team(library, 2), ctypes.c_double(), set[float](), Event()
     team.show_alive_at(place)
 
@@ -104,10 +104,10 @@ def test_a_long_operation_writes_heartbeats(library: Library) -> None:
     started = time.monotonic()
     watcher = Thread(target=watch)
     watcher.start()
-    sequences.attend(library, team, [Chunk(0, 0, 2000)])
+    sequences.attend(library, team, [Chunk(0, 0, 3000)])
     ended.set()
     watcher.join()
-    assert len(seen) > 10
+    assert len(seen) > 5
     assert started < max(seen) <= time.monotonic()
 
 

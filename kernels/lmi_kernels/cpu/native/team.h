@@ -37,6 +37,7 @@ class Team {
   Work work_ = nullptr;
   void* argument_ = nullptr;
   double* alive_at_ = nullptr;
+  uint64_t shown_alive_ = 0;  // time-stamp counter at the last heartbeat
   alignas(64) std::atomic<uint64_t> calls_{0};
   alignas(64) std::atomic<int> working_{0};
   alignas(64) std::atomic<int> arrived_{0};
