@@ -27,15 +27,15 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     if not found:  # one copy fits
         found += copies.obstacles(options, machine, rolling.most_ranks(machine))
         share = copies.machine_share(options, machine)
-        found += (_do_not_fit(count, reason) for reason in engine.obstacles(options, share))
+        found += (_do_not_fit(count, machine, reason) for reason in engine.obstacles(options, share))
     lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
     if "input_formatter" in config.formatter_roles:
         found += handler.body_obstacles(config, "an input formatter")
     return (*found, *([lack] if lack else []))
 
 
-def _do_not_fit(count: int, reason: str) -> str:
-    return f"{count} copies do not fit on this machine; with its share, one copy fails: {reason}"
+def _do_not_fit(count: int, machine: Machine, reason: str) -> str:
+    return f"{count} copies do not fit on {machine.name}; with its share, one copy fails: {reason}"
 
 
 def resolve(
@@ -76,7 +76,7 @@ def resolve(
         except CannotServe as error:
             if count > 1:
                 decide(machine, Decisions())  # raises if a single copy cannot be served either
-                raise CannotServe(_do_not_fit(count, str(error))) from error
+                raise CannotServe(_do_not_fit(count, machine, str(error))) from error
             raise
         copies.record_copies(config.options, machine, engine.parallel.tp_size, decisions)
         if config.engine == "MPI" and (

@@ -21,7 +21,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
     degree = config.options.tensor_parallel_degree
     if isinstance(degree, int) and degree > max(1, machine.gpu_count):
         has = machine.gpu_count or "none"
-        yield f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; this machine has {has}"
+        yield f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; {machine.name} has {has}"
     yield from body_obstacles(config, "a handler")
 
 
