@@ -29,6 +29,7 @@ _WIDE_RATIO = 15.0
 """Ratio of the largest to the smallest value at which an axis becomes logarithmic."""
 _BAR_PIXELS, _AXIS_PIXELS = 46, 52
 _MAX_SLOTS = 64
+_HALF_LABEL_INCHES = 0.22
 _INVISIBLE = 1 / 1500
 """Share of the time axis up to which gaps are closed."""
 
@@ -126,9 +127,17 @@ def _log_if_wide(axis: Any, ratio: float, least: float = 2.0) -> bool:
     ticks = (1.0, 2.0, 3.0, 5.0) if ratio < 20 else (1.0, 2.0, 5.0) if ratio < 200 else (1.0,)
     room = int(axis.axes.figure.get_figwidth())  # a label takes about 72 pixels
     axis.set_major_locator(LogLocator(subs=ticks, numticks=max(3, room)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _log_label(axis, value)))
     axis.set_minor_formatter(NullFormatter())
     return True
+
+
+def _log_label(axis: Any, value: float) -> str:
+    """Return the label of a tick; empty if it is so close to an end of an x axis that the picture would cut it."""
+    low, high = axis.get_view_interval()
+    place = math.log(value / low) / math.log(high / low)
+    room = _HALF_LABEL_INCHES / axis.axes.figure.get_figwidth() if axis.axis_name == "x" else 0.0
+    return f"{value:g}" if room <= place <= 1 - room else ""
 
 
 def distribution(title: str, samples: Mapping[int, Sequence[float]], caption: str) -> Plot:

@@ -13,6 +13,7 @@ import pytest
 from container.measure.compare.summary import TOKENS_PER_SECOND, ratio
 from container.measure.report.charts import plots_by_section
 from container.measure.report.page import write_html
+from container.measure.report.plots import Bar, ratios
 from container.measure.report.results import BadResults, read_results
 from container.measure.report.svg import SvgRenderer
 from tests.container.measure.compare.made_up import compare_speeds
@@ -190,6 +191,18 @@ def test_an_unbounded_interval_can_be_drawn() -> None:
     (plots, _) = plots_by_section(read_results(document_of(comparison))).values()
     (plot,) = [plot for plot in plots if plot.title == "Compared with a"]
     assert "1.00x" in SvgRenderer().render(plot, 600)
+
+
+@pytest.mark.parametrize("width", [340, 538])
+@pytest.mark.parametrize("ratio", [1.9, 90.0, 140.0, 166.6, 170.0, 500.0])
+def test_no_label_of_a_logarithmic_axis_is_cut(width: int, ratio: float) -> None:
+    plot = ratios("title", {"group": [Bar("a", 0, ratio, ratio, ratio)]}, "caption", 1)
+    svg = SvgRenderer().render(plot, width)
+    labels = re.findall(r'text-anchor: middle[^>]* x="([0-9.]+)"[^>]*>([0-9.e+-]+)</text>', svg)
+    assert labels
+    for place, label in labels:
+        half = 3.5 * len(label)
+        assert half - 1 <= float(place) <= width + 1 - half, label
 
 
 def test_the_page_of_a_benchmark_has_a_table_and_notes(tmp_path: Path) -> None:
