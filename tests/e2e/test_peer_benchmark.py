@@ -53,7 +53,8 @@ def test_the_server_and_a_peer_are_benchmarked_and_give_equal_answers(
     for run in (ours, peer_run):
         assert run.figures.errors == ()
         assert run.figures.output_tokens == 12
-        assert run.figures.tpot.p50 > 0
+        # All tokens of the tiny model may arrive together.
+        assert 0 < run.figures.ttft.p50 <= run.figures.latency.p50
     assert (peer_run.answers_compared, peer_run.answers_equal) == (3, 3)
     assert all(life.start_up_seconds > 0 and life.peak_pss_bytes > 50 << 20 for life in rounds.lives)
     ratios, *_ = report.tables(results_of(rounds))
