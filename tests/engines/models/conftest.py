@@ -15,6 +15,7 @@ from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from engines.parallel import Communicator
 from lmi_kernels.cpu import shared_team
+from tests.support.published_models import PUBLISHED
 from tests.support.tiny_models import oracle_logits
 
 LLAMA3_ROPE = {
@@ -25,6 +26,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+MISTRAL = PUBLISHED["llama-3-8b"] | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 32000,
+}
+MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 
 
 def write_and_read(folder: Path, data: Any) -> ModelConfig:
