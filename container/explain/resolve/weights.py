@@ -54,7 +54,7 @@ def rank_bytes(model: ModelConfig, settings: ModelSettings, ranks: int, machine:
     counts = Counter() if settings.load_format == "dummy" else _count_by_dtype(Path(settings.path))
     counts = counts or Counter({model.dtype: 1})
     num_bytes = sum(
-        count * element_bytes(stored, settings.dtype, "none", bool(machine.cpu_kernels))
+        count * element_bytes(stored, settings.dtype, bool(machine.cpu_kernels))
         for stored, count in counts.items()
     )
     return model.weight_bytes(num_bytes / counts.total(), ranks, settings.quantize == "int8")

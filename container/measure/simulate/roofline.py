@@ -63,7 +63,8 @@ class Roofline:
         self._bandwidth, self._rate = hardware.bandwidth / sharing, _rate(server, hardware) / sharing
         self._element = 4 if on_cpu or engine.model.dtype == "fp32" else 2
         if on_cpu and rolling:
-            self._element = element_bytes(model.dtype, engine.model.dtype, engine.model.quantize, native=True)
+            stored = element_bytes(model.dtype, engine.model.dtype, native=True)
+            self._element = 1 if engine.model.quantize == "int8" else stored
         self._experts = model.experts
         self._expert = _expert_weights(model, ranks)
         self._head = split_evenly(model.vocab_size, ranks, 0).size * model.hidden_size

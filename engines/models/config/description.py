@@ -9,14 +9,12 @@ from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
 
 
-def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
-    """Return an upper bound for the bytes per number of a matrix on a CPU.
+def element_bytes(stored: str, dtype: str, native: bool) -> int:
+    """Return an upper bound for the bytes per number of a matrix on a CPU, without quantisation.
 
     stored: the checkpoint's dtype (torch's name); dtype: `option.dtype`, to which numbers are rounded; native: whether
     native kernels are used. Without them torch computes in fp32 and packs only fp16.
     """
-    if quantize == "int8":
-        return 1
     if dtype == "fp16" or stored == "float16":
         return 2
     return 2 if native and (dtype == "bf16" or stored == "bfloat16") else 4
