@@ -190,6 +190,8 @@ class EngineCore:
         return [*outputs, *self._complete(step, rows, result, started)]
 
     def _is_long(self, step: Step) -> bool:
+        """Return whether a step with prefills is expected to be long. On a GPU most are short, and a message to the web
+        processes before each of them would cost more than it gains."""
         seconds = step.plan.num_tokens * self._prefill_seconds_per_token
         return _has_prefills(step) and seconds > _LONG_STEP_SECONDS
 

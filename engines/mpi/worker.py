@@ -88,7 +88,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
         torch.cuda.set_device(device)
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = process_age()
-    if (team := shared_team()) is not None:
+    if device.type == "cpu" and (team := shared_team()) is not None:
         team.show_alive_at(board.heartbeat_place(comm.rank))
     stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
     model = load_model(config, comm, device, stopwatch)
