@@ -56,6 +56,8 @@ class Leader:
         """Requests without an output so far."""
         self._unsent: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
         """Outputs still to be sent, by client."""
+        self._disconnected: set[bytes] = set()
+        """Clients whose requests are to be aborted after the step."""
         self._sent_at = 0.0
         self._deadline: float | None = None
 
@@ -139,17 +141,24 @@ class Leader:
         pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
             self._flush(front)
+        self._drop_disconnected()
 
     def _flush(self, front: Front) -> None:
+        """Send what is held. Aborts nothing, since a planned step may be about to compute."""
         self._sent_at = self._clock()
-        unsent = dict(self._unsent)
+        for client, batch in self._unsent.items():
+            if not front.send_outputs(client, batch):
+                self._disconnected.add(client)
         self._unsent.clear()
-        disconnected = [client for client, batch in unsent.items() if not front.send_outputs(client, batch)]
-        for client in disconnected:
+
+    def _drop_disconnected(self) -> None:
+        for client in self._disconnected:
+            self._unsent.pop(client, None)
             request_ids = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process disconnected; dropping its %d requests", len(request_ids))
             for request_id in request_ids:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
+        self._disconnected.clear()
 
     def _shut_down(self, front: Front) -> None:
         """Fail the requests that are not finished in time, then stop the other ranks."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engines.core import AbortReason
+from engines.core import AbortReason, SampledToken
 from engines.errors import RequestFailed
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step_plan import PlanKind
-from engines.wire import Abort, GetStats
+from engines.sampling.batch import SamplingRow
+from engines.wire import Abort, GetStats, ToEngine
 from tests.engines.mpi.fakes import CLIENT, make_request
 from tests.engines.mpi.leader_lab import POISON, TWO, Lab, check_output, read_stats, submit
 from tests.support.logs import Logs
@@ -174,6 +177,37 @@ def test_a_client_cannot_abort_the_request_of_another_client(lab: Lab) -> None:
         [(TWO, Abort("never was", AbortReason.CLIENT_LEFT))],
     )
     check_output(front, request)
+
+
+def test_no_request_is_aborted_between_planning_and_computing_a_step(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a long step, held tokens are sent, and a web process may have disconnected."""
+    monkeypatch.setattr("engines.mpi.engine_core._LONG_STEP_SECONDS", 0.0)
+    monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    gone: set[bytes] = set()
+    forgotten_when_sampled: list[list[str]] = []
+    sample = lab.sampler.sample
+
+    def recording(logits: list[int], rows: list[SamplingRow]) -> list[SampledToken]:
+        forgotten_when_sampled.extend([*lab.sampler.forgotten] for row in rows if row.id == "b")
+        return sample(logits, rows)
+
+    monkeypatch.setattr(lab.sampler, "sample", recording)
+
+    def leave() -> Iterator[tuple[bytes, ToEngine]]:
+        gone.add(TWO)
+        yield from submit(c)
+
+    a, b, c = make_request("a", [1], 9), make_request("b", [2], 9), make_request("c", [3], 3)
+    script: list[Any] = [submit(a), submit(b, client=TWO), [], leave()]
+    front = lab.serve(*script, gone=gone)
+    check_output(front, a)
+    check_output(front, c)
+    assert not any("b" in forgotten for forgotten in forgotten_when_sampled)
+    assert lab.sampler.forgotten.count("b") == 1
+    assert len(front.outputs["b"]) < 9
 
 
 def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
