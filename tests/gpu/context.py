@@ -34,6 +34,18 @@ class Context:
         self.results.missing(name, f"no time: requires {seconds:.0f} s, {self.deadline.left:.0f} s left")
         return False
 
+    def has_memory_for(self, num_bytes: float, name: str) -> bool:
+        """Return whether the device has this much free memory. If not, record that `name` was not measured."""
+        if self.device.type != "cuda":
+            return True
+        available, _ = torch.cuda.mem_get_info(self.device)
+        if num_bytes <= available:
+            return True
+        self.results.missing(
+            name, f"no memory: requires {num_bytes / 1e9:.0f} GB, {available / 1e9:.0f} GB are free"
+        )
+        return False
+
     def size(self, real: T, tiny: T) -> T:
         return tiny if self.smoke else real
 

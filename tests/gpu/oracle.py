@@ -48,6 +48,16 @@ def logits(model: Any, prompt: Sequence[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
+def largest_gap(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """Return by how much the logit of any of `tokens` is at most below the largest one, given the tokens before it. 0:
+    these are the tokens of greedy sampling."""
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
+    chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return float((logits.amax(-1) - chosen).max())
+
+
+@torch.inference_mode()
 def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """Generate `count` greedy tokens with transformers' own cache. No token ends the sequence."""
     tokens: list[int] = []

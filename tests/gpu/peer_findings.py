@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-REQUEST_COUNTS = (256, 128, 64, 32)
+REQUEST_COUNTS = (256, 128, 64, 32, 16, 8)
 """Numbers of requests to choose from. The peer runs the largest that is expected to finish in time. Our engine runs all
 of them, and is compared on as many requests as the peer finished."""
 

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engines.models.architectures import read_config
 from tests.support.published_models import PUBLISHED
+
+_STEP_BYTES = 3e9
+"""Memory for a small KV cache and the largest step."""
 
 _FEW_LAYERS: dict[str, dict[str, Any]] = {
     "smollm2-135m": {},
@@ -71,3 +75,8 @@ def write(config: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def memory_bytes(folder: Path) -> float:
+    """Return the bytes that an engine of this model needs in bf16, with a small KV cache."""
+    return read_config(folder).weight_bytes(2) + _STEP_BYTES

@@ -14,9 +14,10 @@ import torch
 from tests.gpu import sweep
 from tests.gpu.context import Context
 from tests.gpu.parts import aws
-from tests.gpu.parts.engine import first_difference, report_gap
+from tests.gpu.parts.engine import first_difference, greedy_but_for_rounding, report_gap
 from tests.gpu.parts.races import verdict
 from tests.gpu.results import Results
+from tests.gpu.shapes import memory_bytes, real, write
 from tests.gpu.sweep import Search, climb
 from tests.gpu.timeline import by_name, gaps
 from tests.gpu.timing import Deadline, Timing
@@ -100,12 +101,15 @@ def test_index_of_the_first_difference(tokens: list[int], expected: list[int], i
 
 
 class _Tie:
-    """Model whose two largest logits differ by 0.25 for any prompt."""
+    """Model whose tokens 1 and 2 have the largest logits for any prompt."""
 
     device = "cpu"
 
+    def __init__(self, gap: float = 0.25) -> None:
+        self._logits = torch.tensor([0.5, 2.0, 2.0 - gap, -1.0])
+
     def __call__(self, ids: torch.Tensor) -> Any:
-        return SimpleNamespace(logits=torch.tensor([0.5, 2.0, 1.75, -1.0]).expand(1, ids.shape[1], 4))
+        return SimpleNamespace(logits=self._logits.expand(1, ids.shape[1], 4))
 
 
 def test_the_logit_gap_is_reported_where_a_token_differs(tmp_path: Path) -> None:
@@ -116,6 +120,22 @@ def test_the_logit_gap_is_reported_where_a_token_differs(tmp_path: Path) -> None
     assert entry.value == 0.25
     assert entry.name.startswith("request 1: gap between the two largest logits")
     assert "our token is the second: True" in entry.note
+
+
+@pytest.mark.parametrize(
+    ("gap", "tokens", "equal"),
+    [
+        (1e-5, [1, 2], True),
+        (1e-5, [2, 2], True),
+        (0.25, [1, 1], True),
+        # Two tokens are nearly equal, but not these; too few tokens; not a tie.
+        (1e-5, [2, 0], False),
+        (1e-5, [2], False),
+        (0.25, [1, 2], False),
+    ],
+)
+def test_only_ties_may_change_a_token(gap: float, tokens: list[int], equal: bool) -> None:
+    assert greedy_but_for_rounding(_Tie(gap), [3, 3], tokens, count=2) is equal
 
 
 @pytest.mark.parametrize(
@@ -136,6 +156,20 @@ def test_measurements_without_time_are_reported_as_missing(tmp_path: Path) -> No
     assert context.has_time_for(1.0, "short")
     assert not context.has_time_for(20.0, "long")
     assert [(entry.name, entry.passed) for entry in results.entries] == [("long", None)]
+
+
+@pytest.mark.parametrize(("free_bytes", "fits"), [(141e9, True), (84e9, False)])
+def test_a_model_larger_than_the_gpu_is_not_measured(
+    free_bytes: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_bytes, free_bytes))
+    results = Results("steps-large", torch.device("cpu"), smoke=False)
+    context = Context(results, torch.device("cuda"), False, tmp_path, tmp_path, Deadline(10.0))
+    # 91.4 GB without the embedding, which is looked up on this device.
+    needed = memory_bytes(write(real("mixtral-8x7b", smoke=False), tmp_path / "model"))
+    assert 93e9 < needed < 97e9
+    assert context.has_memory_for(needed, "mixtral-8x7b") is fits
+    assert [(entry.name, entry.passed) for entry in results.entries] == [("mixtral-8x7b", None)] * (not fits)
 
 
 def test_timing_is_the_median_and_the_range() -> None:

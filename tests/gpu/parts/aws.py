@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.gpu import ceilings
 from tests.gpu.context import Context
 from tests.gpu.engine import Engine, Limits, Outcome, free, run_requests, trace_requests
-from tests.gpu.shapes import real, write
+from tests.gpu.shapes import memory_bytes, real, write
 from tests.gpu.traces import uniform
 
 MODEL = "falcon-40b"
@@ -50,6 +50,8 @@ def run(context: Context) -> None:
     ceilings.measure(context)
     free(context.device)
     folder = write(real(MODEL, context.smoke), context.folder / MODEL)
+    if not context.has_memory_for(memory_bytes(folder), "AWS post"):
+        return
     baselines: dict[int, Outcome] = {}
     for paged in (True, False):
         with context.results.guard(f"AWS post, {'paged' if paged else 'contiguous'}"):

@@ -1,11 +1,12 @@
 """Part `batching`: speed of rolling and static batching on the same kernels and model (W3: requests with exponential
-output lengths, all at once)."""
+output lengths, all at once). A sequence that has ended leaves its static batch, so the last steps of a batch are short;
+transformers' `generate` computes it to the end."""
 
 from __future__ import annotations
 
 from tests.gpu import ceilings
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, free, run_requests, trace_requests
+from tests.gpu.engine import Engine, Outcome, free, run_requests, trace_requests
 from tests.gpu.parts.workload import engine_limits
 from tests.gpu.shapes import real, write
 from tests.gpu.timing import Deadline
@@ -24,25 +25,27 @@ def run(context: Context) -> None:
     trace = tiny(config["vocab_size"]) if context.smoke else w3(_REQUESTS, _CAP, config["vocab_size"])
     engine = Engine(write(config, context.folder / MODEL), context.device, engine_limits(context, trace))
     if not context.smoke:
-        _speed(context, engine, trace.first(100), "max_utilization", 256)
-    rolling = _speed(context, engine, trace, "max_utilization", context.size(256, 2))
-    context.results.figure(f"W3, {len(trace.outputs)} requests: rolling batches", rolling, "tokens/s")
+        _run(context, engine, trace.first(100), "max_utilization", 256)
+    rolling = _run(context, engine, trace, "max_utilization", context.size(256, 2))
+    title = f"W3, {len(trace.outputs)} requests: rolling batches"
+    context.results.figure(title, rolling.tokens_per_second, "tokens/s", f"{rolling.steps} steps")
     for size, target in context.size({256: "same-batch", 8: "static-8"}, {2: "same-batch"}).items():
         with context.results.guard(f"W3, static batches of {size}"):
-            static = _speed(context, engine, trace, "static_batch", size)
+            static = _run(context, engine, trace, "static_batch", size)
             context.results.share(
-                f"W3, {len(trace.outputs)} requests: rolling batches relative to static batches of {size}",
-                rolling,
+                f"{title} relative to static batches of {size}",
+                rolling.tokens_per_second,
                 "tokens/s",
-                rolling / static,
+                rolling.tokens_per_second / static.tokens_per_second,
                 "the speed of static batches",
                 target,
-                f"static: {static:.0f} tokens/s",
+                f"static: {static.tokens_per_second:.0f} tokens/s, {static.steps} steps"
+                + ("" if static.done else " until the time limit"),
             )
 
 
-def _speed(context: Context, engine: Engine, trace: Trace, policy: str, size: int) -> float:
-    """Return tokens/s until all requests have finished or the time limit has passed."""
+def _run(context: Context, engine: Engine, trace: Trace, policy: str, size: int) -> Outcome:
+    """Run until all requests have finished or the time limit has passed."""
     requests = trace_requests(f"{policy} {size} {len(trace.outputs)}", trace)
     running = engine.start(policy, max_num_seqs=size)
-    return run_requests(running, requests, context.device, deadline=Deadline(_SECONDS)).tokens_per_second
+    return run_requests(running, requests, context.device, deadline=Deadline(_SECONDS))

@@ -1,5 +1,6 @@
 """Parts `engine-...`: compare whole models with transformers on the same weights. In fp32 the tokens must be the same,
-however steps are composed. In bf16 the error of the logits must be at most 1.5 times that of transformers."""
+however steps are composed; only where transformers' logits are equal but for rounding may another token be chosen. In
+bf16 the error of the logits must be at most 1.5 times that of transformers."""
 
 from __future__ import annotations
 
@@ -22,6 +23,9 @@ from tests.gpu.shapes import reduced
 
 _NUM_SAMPLED = (20, 2)
 """Numbers of tokens to sample in a real run and in a smoke run."""
+_ROUNDING = 1e-4
+"""Logits that differ by less may change places in fp32. On an H100 our log-probabilities differed from transformers' by
+up to 6e-5."""
 
 
 def run(context: Context, *kinds: str) -> None:
@@ -70,10 +74,13 @@ def _check_fp32(
     def compare(name: str, outcome: Outcome) -> None:
         found = [outcome.tokens[request.id] for request in requests]
         differing = [i for i, tokens in enumerate(found) if tokens != expected[i]]
+        wrong = [
+            i for i in differing if not greedy_but_for_rounding(model, prompts[i], found[i], len(expected[i]))
+        ]
         note = f"{outcome.num_tokens} tokens in {outcome.steps} steps"
         if differing:
-            note += f"; {len(differing)} requests differ"
-        results.check(f"{kind}, fp32: {name}", not differing, note)
+            note += f"; {len(differing)} requests differ, {len(wrong)} of them by more than rounding"
+        results.check(f"{kind}, fp32: {name}", not wrong, note)
         for i in differing:
             report_gap(context, f"{requests[i].id}, {name}", model, prompts[i], found[i], expected[i])
 
@@ -89,6 +96,12 @@ def _check_fp32(
     free(device)
     engine = Engine(folder, device, limits, dtype="fp32", paged=False, load_format="auto")
     compare("contiguous", run_requests(engine.start("guaranteed_no_evict"), requests, device))
+
+
+def greedy_but_for_rounding(model: Any, prompt: Sequence[int], tokens: Sequence[int], count: int) -> bool:
+    """Return whether greedy sampling can choose these `count` tokens. After a tie, each token is compared with
+    transformers' logits after our own tokens."""
+    return len(tokens) == count and oracle.largest_gap(model, prompt, tokens) <= _ROUNDING
 
 
 def report_gap(
@@ -129,7 +142,7 @@ def _check_preemption(context: Context, kind: str, engine: Engine, model: Any) -
     running = engine.start(num_blocks=blocks)
     outcome = run_requests(running, requests, context.device)
     correct = all(
-        outcome.tokens[request.id] == oracle.generate(model, prompt, new)
+        greedy_but_for_rounding(model, prompt, outcome.tokens[request.id], new)
         for request, prompt in zip(requests, prompts, strict=True)
     )
     num_preemptions = running.scheduler.num_preemptions

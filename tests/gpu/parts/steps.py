@@ -16,7 +16,7 @@ from tests.gpu.context import Context
 from tests.gpu.engine import Engine, Limits, free, random_prompts
 from tests.gpu.floors import Ceilings, decode_work, mixed_work, prefill_work
 from tests.gpu.generating import decoding_batch
-from tests.gpu.shapes import real, write
+from tests.gpu.shapes import memory_bytes, real, write
 from tests.gpu.timing import Call, time_calls
 from tests.support.plans import PlanMaker
 
@@ -49,8 +49,10 @@ def run(context: Context, models: str) -> None:
     limits = ceilings.measure(context)
     free(context.device)
     for model in context.size(MODELS[models], MODELS["small"][:1]):
-        with context.results.guard(model.name):
-            _measure(context, limits, model)
+        folder = write(real(model.name, context.smoke), context.folder / model.name)
+        if context.has_memory_for(memory_bytes(folder), model.name):
+            with context.results.guard(model.name):
+                _measure(context, limits, model)
         free(context.device)
 
 
