@@ -29,12 +29,12 @@ def time_copy(context: Context) -> tuple[float, Timing]:
     return 2.0 * source.numel() * source.element_size(), timing
 
 
-def time_matmul(context: Context) -> tuple[float, Timing]:
-    """Return the number of operations and the time."""
+def time_matmul(context: Context, repeats: int = 20) -> tuple[float, Timing]:
+    """Return the number of operations and the time. With hundreds of repeats the device reaches its power limit."""
     size = context.size(8192, 64)
     a, b = context.random(size, size), context.random(size, size)
     out = torch.empty_like(a)
-    timing = time_calls([lambda: torch.matmul(a, b, out=out)], context.device)
+    timing = time_calls([lambda: torch.matmul(a, b, out=out)], context.device, repeats)
     return 2.0 * size**3, timing
 
 

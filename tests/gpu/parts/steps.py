@@ -194,6 +194,11 @@ def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, l
         target="llama-prefill",
         note=f"{rate / 1e12:.0f} TFLOP/s, without a graph",
     )
+    repeats = context.size(400, 1)
+    operations, product = ceilings.time_matmul(context, repeats)
+    context.results.figure(
+        f"{name}: bf16 matmul, median of {repeats} in succession", operations / product.median / 1e12, "TFLOP/s"
+    )
 
 
 def _mixed(context: Context, ceilings_: Ceilings, engine: Engine, name: str, batch: int, keys: int) -> None:
