@@ -179,6 +179,8 @@ class CompletionText:
         self._stops = StopMatcher(request.rules.stop_strings, request.rules.include_stop)
         self._stop_names = _special_stops(request.rules, text)
         self._tokens: list[TokenText] = []
+        self._silent_end: TokenText | None = None
+        """The special token that ended the output, if its text is not part of the completion."""
         self._prompt_tokens: tuple[TokenText, ...] = ()
         self._shown: list[str] = []
         self._num_shown_chars = 0
@@ -233,7 +235,8 @@ class CompletionText:
     def _add_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
         """Add a token. `ends`: the engine stopped at this token, which is in the text only with `include_stop`."""
         special = token_id in self._text.special_ids
-        if ends and not self._rules.include_stop:
+        silent = ends and not self._rules.include_stop
+        if silent:
             shown = ""
             hidden = special and self._rules.skip_special_tokens
             piece = "" if hidden else self._text.token_text(token_id)
@@ -243,7 +246,10 @@ class CompletionText:
         lowest = None if logprob is None else max(logprob, _LOWEST_LOGPROB)
         likeliest = _top_tokens(top, self._text) if top else ()
         name = self._text.token_text(token_id) if special else piece
-        self._tokens.append(TokenText(token_id, piece, name, shown, lowest, special, likeliest))
+        token = TokenText(token_id, piece, name, shown, lowest, special, likeliest)
+        self._tokens.append(token)
+        if silent and special:
+            self._silent_end = token
 
     def _may_stop(self, num_tokens: int) -> bool:
         """Return whether an output of so many tokens may end with a stop string."""
@@ -278,7 +284,8 @@ class CompletionText:
         """Return the tokens whose whole text is now shown."""
         start = self._num_released
         while self._num_released < len(self._tokens):
-            num_chars = self._num_released_chars + len(self._tokens[self._num_released].text)
+            token = self._tokens[self._num_released]
+            num_chars = self._num_released_chars + (0 if token is self._silent_end else len(token.text))
             if num_chars > self._num_shown_chars:
                 break
             self._num_released_chars = num_chars

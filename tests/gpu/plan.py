@@ -82,6 +82,9 @@ PARTS: dict[str, Part] = {
     "steps-large": Part("decode steps with Falcon-40B and Mixtral-8x7B shapes", "steps", 150, ("large",)),
     "batching": Part("rolling and static batches on the same kernels, Llama-3-8B shapes", "batching", 190),
     "aws": Part("the AWS post's two scenarios, Falcon-40B shapes", "aws", 240),
+    "server": Part(
+        "the server on a GPU: start, tokens, drain, death of the engine, engine=Python", "server", 200
+    ),
     "idle": Part("gaps between kernels while 256 sequences decode, from the profiler", "idle", 60),
     "ceilings": Part("device ceilings: copies, reads, matrix products, launches, transfers", "ceilings", 40),
     "tune": Part("search for launch parameters, for kernels/lmi_kernels/tuned/", "tune", 430),
@@ -113,7 +116,8 @@ CHAPTERS: dict[int, Chapter] = {
     6: Chapter(
         "AWS post, idle time, ceilings", (("device",), ("compile",), ("aws",), ("idle",), ("ceilings",))
     ),
-    7: Chapter("launch parameters", (("device",), ("tune",))),
+    7: Chapter("the server", (("device",), ("compile",), ("server",))),
+    8: Chapter("launch parameters", (("device",), ("tune",))),
 }
 
 

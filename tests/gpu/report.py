@@ -16,8 +16,7 @@ from tests.gpu.targets import TARGETS
 NOT_RUN = "not run"
 _UNCOVERED = (
     "tensor parallelism over several GPUs: NCCL runs with one rank only",
-    "the server itself on a GPU: start-up, `/ping` while graphs are captured, drain, a failing device",
-    "engine=Python on a GPU",
+    "a device that fails",
     "the container image",
     "real checkpoints: all models here have random weights",
     "GPUs other than the device listed above; kernels for sm_80, sm_86 and sm_90 are compiled without a GPU",

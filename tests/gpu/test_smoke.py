@@ -24,9 +24,11 @@ _SIMILAR = {
     *("engine-mixtral", "engine-others", "engine-falcon"),
 }
 """Parts that differ from others only in the model or dtype."""
+_ELSEWHERE = {"server"}
+"""Tested in `test_serving.py`, without the interpreter."""
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part not in _SIMILAR])
+@pytest.mark.parametrize("part", [part for part in PARTS if part not in _SIMILAR | _ELSEWHERE])
 def test_a_part_finishes_and_its_checks_pass(part: str, tmp_path: Path) -> None:
     # The interpreter is slow on a busy machine. Only `tune` always uses all of its time.
     seconds = PARTS[part].seconds * (1 if part == "tune" else 10)

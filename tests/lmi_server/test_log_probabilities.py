@@ -188,10 +188,13 @@ def test_an_echoed_prompt_without_text_lists_its_tokens(stream: bool, client: Fl
     assert lists["text_offset"][:2] == [0, 0]
 
 
+@pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_eos_token_of_a_chat_has_a_name(stream: bool, client: FlaskClient, engine: FakeEngine) -> None:
+def test_the_eos_token_of_a_chat_has_a_name(
+    stream: bool, skip: bool, client: FlaskClient, engine: FakeEngine
+) -> None:
     engine.script = lambda request: tokens(request, [*encode("one"), 2], FinishReason.EOS_TOKEN)
-    reply = post(client, CHAT, logprobs=True, top_logprobs=1, stream=stream)
+    reply = post(client, CHAT, logprobs=True, top_logprobs=1, stream=stream, skip_special_tokens=skip)
     choices = [record["choices"][0] for record in (chunks(reply) if stream else [reply.get_json()])]
     content = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
     named = {"token": "<|im_end|>", "logprob": -0.5, "bytes": list(b"<|im_end|>")}

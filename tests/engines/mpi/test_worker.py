@@ -6,15 +6,19 @@ import itertools
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
+from ctypes import c_double
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engines.client import ClientStream
 from engines.core import AbortReason, FinishReason, RequestOutput
-from engines.health import EngineState
+from engines.health import EngineState, StatusBoard
+from engines.mpi import worker
 from engines.mpi.worker import _warm_up_request
 from tests.engines.conftest import Answer
 from tests.support import processes
@@ -57,6 +61,26 @@ def _check_all_free(engine: EngineProcess) -> None:
         gauges["lmi_kv_blocks_free"] + gauges["lmi_kv_blocks_cached"] == gauges["lmi_kv_blocks_total"] == 40
     )
     assert gauges["lmi_requests_running"] == gauges["lmi_requests_waiting"] == 0
+
+
+def test_native_code_of_a_rank_writes_the_heartbeat_of_its_board(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loading(Exception):
+        """Raised instead of loading the model."""
+
+    def load(*arguments: object) -> None:
+        raise Loading
+
+    places: list[c_double] = []
+    board = StatusBoard.create(tmp_path / "status", 1)
+    monkeypatch.setattr(worker, "shared_team", lambda: SimpleNamespace(show_alive_at=places.append))
+    monkeypatch.setattr(worker, "load_model", load)
+    with pytest.raises(Loading):
+        worker._start(make_config(tiny_llama), board, tmp_path)
+    (place,) = places
+    place.value = time.monotonic() - 60
+    assert 60 <= board.read().heartbeat_age < 65
 
 
 def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(

@@ -197,7 +197,9 @@ def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, l
     repeats = context.size(400, 1)
     operations, product = ceilings.time_matmul(context, repeats)
     context.results.figure(
-        f"{name}: bf16 matmul, median of {repeats} in succession", operations / product.median / 1e12, "TFLOP/s"
+        f"{name}: bf16 matmul, median of {repeats} in succession",
+        operations / product.median / 1e12,
+        "TFLOP/s",
     )
 
 
