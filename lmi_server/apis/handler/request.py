@@ -29,8 +29,8 @@ from lmi_server.request_log import RequestRecord
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MAX_PARTS = 1000
 _MAX_HEADER_BYTES = 8 * 1024
-"""Maximum number of bytes of the headers of a part, and of what precedes the first part. The time to parse headers
-grows with the square of their length."""
+"""Maximum number of bytes of the headers of a part, and of what precedes the first part. It keeps the time to parse the
+headers of all parts to seconds."""
 _PIECE_BYTES = 64 * 1024
 """Number of bytes of a form that are decoded before other greenlets run."""
 
