@@ -4,7 +4,7 @@ engine=Python."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -116,19 +116,28 @@ def _check_tokens(context: Context, name: str, server: Server, model: Model) -> 
     context.results.check(f"{name}: tokens of {len(asks)} requests at once", not wrong, "; ".join(wrong))
 
 
+def _interrupted(
+    server: Server, prompt: Sequence[int], count: int, interrupt: Callable[[], object]
+) -> Outcome:
+    """Stream `count` tokens. Call `interrupt` after the first one."""
+    outcome = Outcome()
+    with (
+        server.client.call("POST", "/invocations", _ask(prompt, count, stream=True).body()) as call,
+        closing(server.client.follow(call, outcome)) as records,
+    ):
+        next(records)
+        interrupt()
+        for _ in records:
+            pass
+    return outcome
+
+
 def _check_rolling(context: Context, model: Model) -> None:
     """SIGTERM arrives while a stream runs: it ends as if nothing had happened."""
     with _started(context, "engine=MPI", model, "MPI", kv_cache_gb=context.size(1, 0.01)) as server:
         _check_tokens(context, "engine=MPI", server, model)
-        outcome, count = Outcome(), context.size(400, 20)
-        with (
-            server.client.call("POST", "/invocations", _ask(model.prompts[0], count, True).body()) as call,
-            closing(server.client.follow(call, outcome)) as records,
-        ):
-            next(records)
-            server.process.terminate()
-            for _ in records:
-                pass
+        count = context.size(400, 200)
+        outcome = _interrupted(server, model.prompts[0], count, server.process.terminate)
         code, left = server.wait_exit(_END_SECONDS), server.leftover_processes(_END_SECONDS)
         passed = outcome.ending is Ending.COMPLETE and len(outcome.token_ids) == count and code == 0
         note = f"{outcome.describe()}, exit code {code}, processes left: {left or 'none'}"
@@ -141,15 +150,8 @@ def _check_death(context: Context, model: Model) -> None:
     before = _used_bytes(context)
     options = {"kv_cache_gb": context.size(1, 0.01)}
     with _started(context, "engine=MPI, killed", model, "MPI", **options) as server:
-        outcome, count = Outcome(), context.size(2000, 40)
-        with (
-            server.client.call("POST", "/invocations", _ask(model.prompts[0], count, True).body()) as call,
-            closing(server.client.follow(call, outcome)) as records,
-        ):
-            next(records)
-            server.ranks()[0].kill()
-            for _ in records:
-                pass
+        count = context.size(2000, 200)
+        outcome = _interrupted(server, model.prompts[0], count, server.ranks()[0].kill)
         code, left = server.wait_exit(_END_SECONDS), server.leftover_processes(_END_SECONDS)
     passed = outcome.ending is Ending.ERROR and code not in (None, 0) and not left
     note = f"{outcome.describe()}, exit code {code}, processes left: {left or 'none'}"
