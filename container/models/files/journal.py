@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
 from pathlib import Path
 
 PART_BYTES = 8 << 20
@@ -48,6 +49,8 @@ class PartsFile:
         self._note = os.open(note_of(target), flags, 0o644)
         os.pwrite(self._note, mark + b"".join(_COUNT.pack(count) for count in self.done), 0)
         self._mark_bytes = len(mark)
+        self._writing = threading.Lock()
+        """File systems let one thread write to a file at a time; the others would burn CPU time while they wait."""
 
     def open_parts(self) -> list[int]:
         """Return the indices of incomplete parts."""
@@ -61,7 +64,8 @@ class PartsFile:
         offset = index * PART_BYTES + self.done[index]
         view = memoryview(data)
         while view:
-            count = os.pwrite(self._file, view, offset)
+            with self._writing:
+                count = os.pwrite(self._file, view, offset)
             view, offset = view[count:], offset + count
         self.done[index] += len(data)
         os.pwrite(self._note, _COUNT.pack(self.done[index]), self._mark_bytes + index * _COUNT.size)
