@@ -3,8 +3,9 @@
 # The first Python found that is at least 3.11.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# The build of torch to install: cpu or cuda.
-TORCH ?= cpu
+# The build of torch to install: cpu or cuda. The default is the build that is installed, or else cpu.
+TORCH ?= $(INSTALLED_TORCH)
+INSTALLED_TORCH := $(if $(wildcard .venv/.installed-cuda),cuda,cpu)
 PROPERTIES ?= properties_examples/smollm2-rolling-paged
 PORT ?= 8080
 # Optional dependencies besides those for serving. The image installs none.

@@ -53,7 +53,8 @@ def check(
     concurrent requests and start-up time.
     In a folder of several models, each model is checked as if it were alone.
     Exit codes: 0 the file is valid; 1 it is not; 2 the command line is not; 3 the named hardware cannot serve the
-    model, or the model is not on this disk. Several models: 1 if any file is not valid, else 3 if any cannot be served.
+    model, or nothing can be predicted for it because the model is not on this disk. Several models: 1 if any file is
+    not valid, else 3 if any cannot be served.
     """
     environ = launch.environment()
     examine = partial(

@@ -199,7 +199,8 @@ def _bundled_tokenizer() -> Path:
     folder = bundled_folder(launch.cache_dir(launch.environment()))
     if not folder.is_dir():
         raise BenchError(
-            "--tokenizer: not given, and the bundled model is not prepared (run lmi prepare); "
+            "--tokenizer: not given, and the bundled model is not prepared (run lmi prepare "
+            f"{BUNDLED_MODEL}); "
             "allowed: the folder of the served model, or its tokenizer.json"
         )
     return folder

@@ -128,7 +128,7 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
     help="Run more rounds until the interval of output tokens/s is at most this wide to each side, such as 3%.",
 )
 @click.option(
-    "--time", "max_seconds", type=_DURATION, help="Run more rounds until this time has passed, such as 10m."
+    "--time", "max_seconds", type=_DURATION, help="Start new rounds until this time has passed, such as 10m, or --max-rounds is reached."
 )
 @click.option(
     "--max-rounds",
