@@ -52,6 +52,9 @@ class StepPlanner:
         """Running sequences by id, in the order of admission."""
         self.started: list[Sequence] = []
         """Sequences admitted for the first time. The reader clears the list."""
+        self.is_blocked = False
+        """Whether the next sequence could not be admitted although a place was free, for lack of blocks or because a
+        static batch runs."""
         self.num_preemptions = 0
         self.num_prefix_hit_tokens = 0
         self.num_recomputed_tokens = 0
@@ -87,17 +90,15 @@ class StepPlanner:
         if mode.pauses_decodes and (
             prefilling or mode.is_due(len(self.running), len(self.waiting), self._num_decode_steps, settings)
         ):
-            self._plan_prefills(prefilling, draft)
-            self._admit_newcomers(draft)
+            self._plan_prompts(prefilling, draft)
         if not draft.prefills:
             if len(self.running) > settings.max_num_batched_tokens:
                 self._take_turns(draft)
+                prefilling = []
             else:
                 self._plan_decodes(others, draft)
-                if not mode.pauses_decodes:
-                    self._plan_prefills(prefilling, draft)
             if not mode.pauses_decodes:
-                self._admit_newcomers(draft)
+                self._plan_prompts(prefilling, draft)
         self._num_decode_steps = 0 if draft.prefills else self._num_decode_steps + 1
         return self._finish(draft)
 
@@ -154,6 +155,15 @@ class StepPlanner:
             self._num_turns += 1
             sequence.last_turn = self._num_turns
 
+    def _plan_prompts(self, prefilling: list[Sequence], draft: StepDraft) -> None:
+        """Plan chunks of running sequences and of newcomers. A newcomer goes first if the policy gives it precedence;
+        else a long prompt would delay it until its end."""
+        precedence = self.waiting.policy.precedence
+        for sequence in sorted(prefilling, key=precedence):
+            self._admit_newcomers(draft, before=precedence(sequence))
+            self._plan_prefills([sequence], draft)
+        self._admit_newcomers(draft)
+
     def _plan_prefills(self, sequences: list[Sequence], draft: StepDraft) -> None:
         """Plan prefill chunks of these sequences, as far as the budgets allow."""
         for sequence in sequences:
@@ -184,13 +194,22 @@ class StepPlanner:
         sequence.sibling = None
         return True
 
-    def _admit_newcomers(self, draft: StepDraft) -> None:
-        """Admit waiting sequences while there are places, blocks and budget, and plan their first chunks."""
+    def _admit_newcomers(self, draft: StepDraft, before: int | None = None) -> None:
+        """Admit waiting sequences while there are places, blocks and budget, and plan their first chunks.
+
+        before: admit only sequences with a smaller precedence.
+        """
         while not draft.preempted and self._chunk_size(1, draft):
             candidate = self._candidate()
-            if candidate is None or not self._chunk_size(candidate.num_tokens, draft):
+            if candidate is None:
+                self.is_blocked = len(self.waiting) > 0 and len(self.running) < self.settings.max_num_seqs
                 return
-            if not self._take_blocks(candidate):
+            if before is not None and self.waiting.policy.precedence(candidate) >= before:
+                return
+            if not self._chunk_size(candidate.num_tokens, draft):
+                return
+            self.is_blocked = not self._take_blocks(candidate)
+            if self.is_blocked:
                 self._close_batch()
                 return
             self._start(candidate)

@@ -42,10 +42,8 @@ def check_request(
     check_token_ids(sequence.request.prompt_token_ids, vocab_size)
 
 
-def check_queue(
-    sequence: Sequence, settings: SchedulerSettings, waiting: WaitingQueue, num_running: int
-) -> None:
-    """Check that the queue has room for a request.
+def check_queue(sequence: Sequence, settings: SchedulerSettings, waiting: WaitingQueue, places: int) -> None:
+    """Check that the queue has room for a request. places: number of newcomers that can run at once.
 
     Requests that have a free place do not count, so that a burst on an idle server does not fill the queue. Preempted
     sequences do not count either: they were accepted before and get their places back. Here places are assigned by
@@ -54,7 +52,6 @@ def check_queue(
     Raises:
         Overloaded: a limit is reached.
     """
-    places = max(0, settings.max_num_seqs - num_running - waiting.num_preempted)
     if waiting.num_newcomers - places >= settings.max_waiting:
         raise Overloaded(
             f"the queue is full: {settings.max_waiting} requests are already waiting (job_queue_size)"

@@ -86,6 +86,13 @@ class Scheduler:
         """Return the ids of all requests, waiting or running, in the order of arrival."""
         return list(self._by_id)
 
+    @property
+    def num_free_places(self) -> int:
+        """Number of newcomers that can run at once; 0 while the next one has to wait for another reason."""
+        if self._planner.is_blocked:
+            return 0
+        return max(0, self.settings.max_num_seqs - self.num_running - self._planner.waiting.num_preempted)
+
     def reconfigure(self, settings: SchedulerSettings) -> None:
         """Apply new settings from the next step on. Running sequences are not evicted: a smaller limit only stops
         admission until it is met."""
@@ -102,7 +109,7 @@ class Scheduler:
         if sequence.id in self._by_id:
             raise InvalidRequest(f"request id {sequence.id!r} is in use")
         check_request(sequence, self.settings, self._blocks, self._max_model_len, self._vocab_size)
-        check_queue(sequence, self.settings, self._planner.waiting, self.num_running)
+        check_queue(sequence, self.settings, self._planner.waiting, self.num_free_places)
         self._num_added += 1
         sibling = self._by_id.get(request.same_prompt_as)
         if sibling is not None and _shares_prompt(sequence, sibling):

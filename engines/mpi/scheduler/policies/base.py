@@ -34,7 +34,7 @@ class SchedulingPolicy(Protocol):
         """Record that a step was planned with this many tokens, prompt or output, of each running sequence."""
 
     def precedence(self, sequence: Sequence) -> int:
-        """Rank a running sequence for a step that cannot hold all of them: smaller goes first, equals take turns."""
+        """Rank a sequence for a step that cannot hold all of them: smaller goes first, equals take turns."""
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
         """Select the sequence to preempt from these running ones (at least one): the last in the policy's order."""

@@ -185,3 +185,28 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
     assert lab.scheduler.request_ids() == ["b"]
     assert lab.scheduler.expire(7.0) == []
     lab.scheduler.check()
+
+
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
+def test_requests_that_cannot_use_a_free_place_count_as_waiting(policy: str) -> None:
+    """All blocks are in use, or a static batch runs, so a place is of no use."""
+    lab = Lab(
+        num_blocks=16,
+        max_num_seqs=8,
+        max_waiting=2,
+        max_prefill_tokens=64,
+        max_queued_tokens=50,
+        policy=policy,
+        prefix_caching=False,
+    )
+    for name in ("running", "head"):
+        lab.scheduler.add(make_request(name, range(40), 8))
+        lab.step()
+    with pytest.raises(Overloaded, match="40 tokens are already waiting"):
+        lab.scheduler.add(make_request("large", range(20), 8))
+    lab.scheduler.add(make_request("small", range(4), 8))
+    with pytest.raises(Overloaded, match="2 requests are already waiting"):
+        lab.scheduler.add(make_request("one more", [1], 2))
+    lab.run()
+    for i in range(8):
+        lab.scheduler.add(make_request(f"placed {i}", range(40), 8))

@@ -67,3 +67,19 @@ def test_a_prompt_takes_turns_with_decodes() -> None:
             tokens += output.token_ids if output.id == "long" else ()
     assert tokens == expected_output(long)[0], "the long request has ended while the others continue"
     assert lab.scheduler.num_running == 3
+
+
+@pytest.mark.parametrize("scheduling_policy", ["priority", "fcfs"])
+def test_a_request_with_precedence_does_not_wait_for_the_end_of_a_long_prompt(scheduling_policy: str) -> None:
+    lab = Lab(max_num_batched_tokens=8, max_prefill_tokens=8, scheduling_policy=scheduling_policy)
+    long = make_request("long", range(40), 2)
+    lab.scheduler.add(replace(long, priority=10))
+    lab.step()
+    lab.scheduler.add(replace(make_request("short", range(3), 2), priority=-10))
+    lab.scheduler.add(replace(make_request("last", range(3), 2), priority=20))
+    steps = [ids(lab.step()[0]) for _ in range(2)]
+    if scheduling_policy == "fcfs":
+        assert steps == [["long"], ["long"]]
+    else:
+        assert set(steps[0]) == {"short", "long"}
+        assert all("last" not in step for step in steps)
