@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.host_memory import available_bytes, cgroup_folders, read_text
+
 _SMI_TIMEOUT_S = 2.0
 INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
 """Instruction sets of the native CPU kernels, as in `lmi_kernels.cpu.library`, whose package imports torch."""
@@ -55,7 +57,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
 
     environ: read for CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS and LMI_CPU_KERNELS; root: parent of /proc, /sys and /dev.
     """
-    cgroups = _cgroup_folders(root)
+    cgroups = cgroup_folders(root)
     names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
     kernels, kernels_problem = _cpu_kernels(environ.get("LMI_CPU_KERNELS", ""))
     note = ""
@@ -64,7 +66,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
         names = ()
     return Machine(
         cpu_count=_cpu_count(cgroups),
-        memory_available_bytes=_memory_available(root, cgroups),
+        memory_available_bytes=available_bytes(root),
         gpu_count=len(names),
         gpu_names=tuple(name for name, _ in names),
         shared_memory_bytes=_shared_memory(root / "dev/shm"),
@@ -84,7 +86,7 @@ def describe(machine: Machine) -> str:
         gpus = f"{machine.gpu_count} GPU{'s' if machine.gpu_count > 1 else ''}" + (
             f" ({names})" if names else ""
         )
-    model = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    model = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
     processor = model[1].strip() if model else platform.machine()
     return f"{cores} ({processor}), {machine.memory_available_bytes / 1024**3:.1f} GiB free, {gpus}"
 
@@ -100,32 +102,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _cgroup_folders(root: Path) -> tuple[Path, ...]:
-    """Return the folders of this process's cgroup and its parents, in cgroup v2 and v1. The limits of all apply."""
-    folders: list[Path] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(",") if controllers else [""]:
-            top = root / "sys/fs/cgroup" / controller
-            group = top / path.lstrip("/")
-            # In a container the path may be the host's and not exist here. Then the top is the container's own group.
-            folders += [folder for folder in (group, *group.parents) if folder.is_relative_to(top)]
-    return tuple(dict.fromkeys(folders))
-
-
 def _cpu_count(cgroups: tuple[Path, ...]) -> int:
     count = float(len(os.sched_getaffinity(0)))
     for folder in cgroups:
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
         if not quota:
-            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:
             count = min(count, int(quota) / int(period))
     return max(1, int(count))
@@ -135,24 +117,6 @@ def _omp_num_threads(text: str) -> int | None:
     """Return the first number of a list for nested levels; None for a value that OpenMP would ignore."""
     first = text.partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
-
-
-def _memory_available(root: Path, cgroups: tuple[Path, ...]) -> int:
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    available = int(match[1]) * 1024 if match else 0
-    for folder in cgroups:
-        for limit_file, usage_file, cache_key in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
-            if not (limit.isdecimal() and usage.isdecimal()):
-                continue
-            # The kernel reclaims inactive file pages before an allocation fails.
-            cache = re.search(rf"^{cache_key} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
-            free = int(limit) - int(usage) + (int(cache[1]) if cache else 0)
-            available = min(available, max(0, free))
-    return available
 
 
 def _shared_memory(folder: Path) -> int | None:
@@ -249,6 +213,6 @@ def _torch_is_cpu_build() -> bool:
     """Return whether torch is a CPU build, read from its version file: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
-        match = re.search(r"^cuda\b[^=]*=\s*(.+)$", _read(Path(folder) / "version.py"), re.MULTILINE)
+        match = re.search(r"^cuda\b[^=]*=\s*(.+)$", read_text(Path(folder) / "version.py"), re.MULTILINE)
         return match is not None and match[1].strip() == "None"
     return False

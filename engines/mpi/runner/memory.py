@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from engines import host_memory
 from engines.mpi.runner import budget
 
 _GIB = 1024**3
@@ -85,23 +86,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the available bytes: of the GPU, or of the machine within the limits of this process's cgroups."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return host_free_bytes()
-
-
-def host_free_bytes(root: Path = Path("/")) -> int:
-    """Return the available bytes of the host. root: folder with /proc and /sys."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    free = int(match[1]) * 1024 if match else 0
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(",") if controllers else [""]:
-            top = root / "sys/fs/cgroup" / controller
-            own = top / path.lstrip("/")
-            # In a container, the path as the host sees it may not exist; the top folder is then the own group.
-            for folder in (own, *own.parents):
-                if folder.is_relative_to(top):
-                    free = min(free, _cgroup_free(folder, free))
-    return free
+    return host_memory.available_bytes()
 
 
 def require_fit(kv_cache: int, activations: int, weights: int, free: int, num_tokens: int) -> None:
@@ -134,30 +119,9 @@ def _floor(count: int) -> str:
     return f"{int(count * 100 / _GIB) / 100:.2f}"
 
 
-def _cgroup_free(folder: Path, free: int) -> int:
-    """Return the bytes that the limit of one cgroup leaves; `free` if it has no limit."""
-    for limit_file, usage_file, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, usage = _read(folder / limit_file), _read(folder / usage_file)
-        if limit.isdecimal() and usage.isdecimal():
-            # The kernel reclaims inactive file pages before anything fails.
-            cache = re.search(rf"^{cache_key} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
-            return max(0, int(limit) - int(usage) + (int(cache[1]) if cache else 0))
-    return free
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _status_bytes(name: str) -> int:
     """Return a value of /proc/self/status in bytes; 0 if it is missing."""
-    match = re.search(rf"^{name}:\s+(\d+) kB", _read(Path("/proc/self/status")), re.MULTILINE)
+    match = re.search(rf"^{name}:\s+(\d+) kB", host_memory.read_text(Path("/proc/self/status")), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 

@@ -57,48 +57,6 @@ def test_bytes_in_use_follow_allocations() -> None:
     assert abs(memory.bytes_in_use(CPU) - before) < 20 * MIB
 
 
-def _make_root(root: Path, cgroup: str, files: dict[str, str]) -> Path:
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:     8388608 kB\n")
-    (root / "proc/self/cgroup").write_text(cgroup)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "files", "gib"),
-    [
-        ("0::/\n", {}, 8),
-        ("0::/\n", {"memory.max": "max", "memory.current": "5"}, 8),
-        ("0::/a/b\n", {"a/memory.max": str(6 * GIB), "a/memory.current": str(4 * GIB)}, 2),
-        (
-            "0::/\n",
-            {
-                "memory.max": str(6 * GIB),
-                "memory.current": str(4 * GIB),
-                "memory.stat": f"active_file 7\ninactive_file {GIB}\n",
-            },
-            3,
-        ),
-        (
-            "5:cpu,memory:/gone\n",
-            {
-                "memory/memory.limit_in_bytes": str(2 * GIB),
-                "memory/memory.usage_in_bytes": str(3 * GIB),
-            },
-            0,
-        ),
-    ],
-)
-def test_free_memory_is_limited_by_cgroups(
-    tmp_path: Path, cgroup: str, files: dict[str, str], gib: int
-) -> None:
-    assert memory.host_free_bytes(_make_root(tmp_path, cgroup, files)) == gib * GIB
-
-
 def test_a_cache_that_fits_exactly_is_accepted() -> None:
     memory.require_fit(3 * GIB, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
     with pytest.raises(ValueError):
