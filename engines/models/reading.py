@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -77,7 +78,8 @@ class _Staging:
             self._free.remove(memory)
         else:
             memory = mmap.mmap(-1, request.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel without transparent huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
         # The tensor's storage keeps the view alive as long as any tensor uses it.
         view = memoryview(memory)
         weakref.finalize(view, self._release, memory).atexit = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.core import PromptLogprob
+from lmi_kernels import row_logprobs
 
 SLICE_ROWS = 128
 """Rows whose logits are computed at once. All logits of a long prompt over a large vocabulary would take gigabytes."""
@@ -65,16 +66,11 @@ def _by_row(lens: Sequence[int], targets: Sequence[PromptTargets]) -> list[tuple
 
 def _score(logits: torch.Tensor, wanted: Sequence[tuple[int, int] | None]) -> list[PromptLogprob | None]:
     """Return one result for each of `wanted`. logits: [n, vocab_size], any float dtype."""
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    next_ids = torch.tensor([want[0] if want else 0 for want in wanted], device=logits.device)
-    token_logprobs = logprobs.gather(1, next_ids[:, None])[:, 0].tolist()
-    most = max((want[1] for want in wanted if want), default=0)
-    values, ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    top_values, top_ids = values.tolist(), ids.tolist()
-    return [
-        want
-        and PromptLogprob(
-            token_logprobs[i], tuple(zip(top_ids[i][: want[1]], top_values[i][: want[1]], strict=True))
-        )
-        for i, want in enumerate(wanted)
-    ]
+    scores: list[PromptLogprob | None] = [None] * len(wanted)
+    known = {row: want for row, want in enumerate(wanted) if want is not None}
+    if known:
+        next_ids = torch.tensor([token for token, _ in known.values()], device=logits.device)
+        logprobs, tops = row_logprobs(logits, list(known), next_ids, [count for _, count in known.values()])
+        for row, logprob, top in zip(known, logprobs, tops, strict=True):
+            scores[row] = PromptLogprob(logprob, top)
+    return scores

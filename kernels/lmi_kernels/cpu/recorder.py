@@ -158,8 +158,10 @@ class Recorder:
             "inputs": (choices * hidden, torch.float32),
             "middle": (choices * padded(down[0].in_features), torch.float32),
             "parts": (choices * hidden, torch.float32),
-            **max(gate_up[0], down[0], key=lambda each: each.in_features).scratch_sizes(choices),
         }
+        for each in (gate_up[0], down[0]):  # their storages may differ
+            for name, (size, dtype) in each.scratch_sizes(choices).items():
+                scratch[name] = max(size, scratch.get(name, (0, dtype))[0]), dtype
         fields = {
             "gate_up": tables[0].data_ptr(),
             "down": tables[1].data_ptr(),

@@ -29,10 +29,15 @@ class Team:
     """Threads that are started once and run one program after the other. `run` is thread-safe."""
 
     def __init__(self, library: Library, num_threads: int) -> None:
-        """num_threads: number of threads, including the caller's."""
+        """num_threads: number of threads, including the caller's. Raises RuntimeError if they cannot be started."""
         self.num_threads = num_threads
         self.library = library
         self._handle = library.team_new(num_threads)
+        if not self._handle:
+            raise RuntimeError(
+                f"the system refuses to start {num_threads} threads; raise the limit of processes (docker run"
+                " --pids-limit, ulimit -u), or set OMP_NUM_THREADS"
+            )
         self._lock = threading.Lock()
         self._seconds = SECONDS()
         self._scratch = torch.empty(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import re
 import struct
 import threading
@@ -302,3 +304,14 @@ def test_memory_of_released_tensors_is_reused(
         del tensor
     assert len(set(addresses)) < len(addresses)
     assert torch.equal(part, tensors[NAMES[-1]][3:8])
+
+
+def test_tensors_are_read_on_a_system_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory(mmap.mmap):
+        def madvise(self, *arguments: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    staging = reading._Staging()
+    tensor = staging.new_tensor(reading.Request((512, 1024), torch.float32, ()))
+    assert tensor.shape == (512, 1024)

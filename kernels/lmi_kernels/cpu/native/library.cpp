@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <system_error>
 
 #include "native.h"
 #include "team.h"
@@ -77,7 +78,14 @@ EXPORT const char* lmi_use_instructions(const char* wanted) {
   return nullptr;
 }
 
-EXPORT Team* lmi_team_new(int32_t num_threads) { return new Team(num_threads); }
+// Start a team of threads. Returns null if the system refuses a thread.
+EXPORT Team* lmi_team_new(int32_t num_threads) {
+  try {
+    return new Team(num_threads);
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
 
 EXPORT void lmi_team_free(Team* team) { delete team; }
 

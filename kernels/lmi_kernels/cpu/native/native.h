@@ -114,6 +114,9 @@ class Worker {
   // self-scheduling, Polychronopoulos and Kuck 1987), so that all workers finish together even if one is interrupted.
   // Returns an empty range when nothing is left.
   Range claim(int64_t total, int64_t least = 1);
+  // Let the claims of this worker restart at 0 for other work, without waiting for pieces that others still do. All
+  // workers call it when the pieces of the same total are claimed.
+  void next() { first_ += total_; }
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
   // Write a heartbeat. `claim` does so too.
@@ -122,6 +125,8 @@ class Worker {
  private:
   Team& team_;
   int index_;
+  int64_t first_ = 0;  // claims of the team before this work, since the last barrier
+  int64_t total_ = 0;
 };
 
 // An operation of a program: `what` points to the struct of its kind.

@@ -26,10 +26,17 @@ void spin_until(Done done) {
 }  // namespace
 
 Team::Team(int num_threads) {
-  for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { follow(index); });
+  try {
+    for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { follow(index); });
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;
@@ -89,19 +96,22 @@ void Worker::show_alive() {
 
 Range Worker::claim(int64_t total, int64_t least) {
   show_alive();
+  total_ = total;
   std::atomic<int64_t>& claimed = team_.claimed_;
+  const int64_t end = first_ + total;
   int64_t start = claimed.load(std::memory_order_relaxed), stop;
   do {
-    if (start >= total) return {total, total};
-    const int64_t share = (total - start) / (2 * count());
+    if (start >= end) return {total, total};
+    const int64_t share = (end - start) / (2 * count());
     stop = start + (share > least ? share : least);
-    if (stop > total) stop = total;
+    if (stop > end) stop = end;
   } while (!claimed.compare_exchange_weak(start, stop, std::memory_order_relaxed));
-  return {start, stop};
+  return {start - first_, stop - first_};
 }
 
 void Worker::barrier() {
   Team& team = team_;
+  first_ = 0;
   if (team.threads_.empty()) {
     team.claimed_.store(0, std::memory_order_relaxed);
     return;

@@ -17,6 +17,7 @@ class Team {
  public:
   using Work = void (*)(void* argument, Worker& worker);
 
+  // Throws std::system_error if the system refuses a thread.
   explicit Team(int num_threads);
   ~Team();
   Team(const Team&) = delete;
@@ -31,6 +32,7 @@ class Team {
  private:
   friend class Worker;
   void follow(int index);
+  void end();
   bool wait_for_work(uint64_t seen);
 
   std::vector<std::thread> threads_;
