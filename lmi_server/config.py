@@ -156,7 +156,6 @@ class WebConfig:
     server: ServerConfig
     engine: str
     """Key of `engines.capabilities.CAPABILITIES`."""
-    model_name: str
     model_path: str
     """Local folder with tokenizer.json, config.json, generation_config.json and the chat template."""
     max_model_len: int

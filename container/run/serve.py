@@ -158,7 +158,6 @@ def _write_configs(
     web = WebConfig(
         server=config.server,
         engine=engine.engine,
-        model_name=engine.model.name,
         model_path=engine.model.path,
         max_model_len=engine.model.max_model_len,
         engines=tuple((each.engine_address, str(each.status)) for each in paths.copies(copies)),

@@ -14,9 +14,7 @@ from lmi_server.generation.answer_text import Completion, TextOutput, TokenText
 from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.client_gone import ClientWatch
-from lmi_server.http.json_reply import dump
-
-_DATA = "data: "
+from lmi_server.http.framing import JSON_LINES, SSE, SSE_DONE
 
 
 class FormattedReply:
@@ -32,6 +30,8 @@ class FormattedReply:
         self._reads_tokens = True
         """Whether the formatter reads tokens. Known after its first response."""
         self._tokens: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+        self._opening = ""
+        """Records that begin the stream. The formatter gets them with the first output."""
         self.streamed = reply.streamed
         self.content_type = reply.content_type
 
@@ -51,25 +51,36 @@ class FormattedReply:
         return values if isinstance(body, list) or len(values) > 1 else values[0]
 
     def start(self) -> str:
-        return self._reply.start()
+        self._opening = self._reply.start()
+        return ""
 
     def records(self, output: TextOutput) -> str:
-        frames = [line for line in self._reply.records(output).splitlines() if line]
-        framed = bool(frames) and frames[0].startswith(_DATA)
-        content: dict[str, Any] = {
-            "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames]
-        }
-        if self._reads_tokens:
-            content["answers"] = [self._all_tokens(output)]
-        rewritten = self._formatter.rewrite_response(content, self._client)
-        self._reads_tokens = rewritten.reads_tokens
-        return "".join(_frame(value, framed) for value in rewritten.results)
+        text, self._opening = self._opening + self._reply.records(output), ""
+        answers = {"answers": [self._all_tokens(output)]} if self._reads_tokens else {}
+        return self._rewritten(text, answers)
 
     def end(self, result: GenerationResult) -> str:
-        return self._reply.end(result)
+        text = self._reply.end(result)
+        if self._reads_tokens:
+            return ""  # the formatter has written the whole response
+        done = SSE_DONE if text.endswith(SSE_DONE) else ""
+        text = text.removesuffix(done)
+        return (self._rewritten(text, {}) if text else "") + done
 
     def failure(self, error: ErrorReply) -> str:
         return self._reply.failure(error)
+
+    def _rewritten(self, text: str, answers: dict[str, Any]) -> str:
+        """Return the records in `text`, or the tokens in `answers`, as the formatter rewrites them."""
+        frames = [line for line in text.splitlines() if line]
+        records = [msgspec.json.decode(frame.removeprefix(SSE.prefix)) for frame in frames]
+        rewritten = self._formatter.rewrite_response({"records": records, **answers}, self._client)
+        self._reads_tokens = rewritten.reads_tokens
+        framing = SSE if frames and frames[0].startswith(SSE.prefix) else JSON_LINES
+        # A string is sent as it is, because the user has framed it.
+        return "".join(
+            value if isinstance(value, str) else framing.frame(value) for value in rewritten.results
+        )
 
     def _all_tokens(self, output: TextOutput) -> dict[str, Any]:
         """Return the tokens of an answer so far, with its request. The formatter's process keeps no state."""
@@ -122,10 +133,3 @@ def _tokens(tokens: Sequence[TokenText], flushed_text: str, *, ended: bool) -> l
     if entries:
         entries[-1]["text"] += flushed_text
     return entries
-
-
-def _frame(value: Any, as_events: bool) -> str:
-    """Return a string as it is, because the user has framed it. Frame other values like records of the stream."""
-    if isinstance(value, str):
-        return value
-    return f"{_DATA}{dump(value)}\n\n" if as_events else dump(value) + "\n"

@@ -59,17 +59,17 @@ def encode_prompts(
 
     `texts`: prompts by field. `add_special_tokens`: default for bodies that do not set it.
 
-    Raises `InvalidRequest` if a text has no token or leaves no room for an output. A text that cannot fit the context
-    is rejected before it is tokenized.
+    Raises `InvalidRequest` if a text has no token or leaves no room for an output. A text that cannot fit the context,
+    and is not truncated, is rejected before it is tokenized.
     """
+    limit = truncation_limit(context, parameters)
     for field, text in texts.items():
-        if len(text) > max_prompt_chars(context):
+        if limit is None and len(text) > max_prompt_chars(context):
             raise too_many_chars(context, field, str(len(text)))
 
     if parameters["add_special_tokens"] is not None:
         add_special_tokens = parameters["add_special_tokens"]
 
-    limit = truncation_limit(context, parameters)
     # The tokens that the tokenizer adds, such as BOS. They are kept as in transformers.
     added = context.text.encode("") if add_special_tokens and limit is not None else ()
 

@@ -11,12 +11,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def dump(value: Any) -> str:
-    """Write compact JSON on one line.
+    """Write compact JSON on one line. Text in `msgspec.Raw` is returned as it is.
 
     Of the non-ASCII characters, only those are escaped that many clients treat as line breaks when they split a stream.
     """
     text = _encode(value).decode()
-    if text.isascii():
+    if text.isascii() or isinstance(value, msgspec.Raw):
         return text
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

@@ -106,7 +106,6 @@ def web_config(
     return WebConfig(
         server=server or ServerConfig(),
         engine=engine,
-        model_name="test-model",
         model_path=str(folder),
         max_model_len=MAX_MODEL_LEN,
         engines=(("ipc:///nowhere", "/nowhere"),),

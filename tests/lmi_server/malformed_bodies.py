@@ -233,6 +233,7 @@ BODIES: tuple[Malformed, ...] = (
     _combination({"num_beams": 2, "top_n_tokens": 1}, "num_beams", "log-probabilities"),
     _combination({"num_beams": 2, "decoder_input_details": True}, "num_beams", "log-probabilities"),
     _combination({"num_beams": 2, "output_formatter": "sse"}, "num_beams", "streamed"),
+    _combination({"num_beams": 2, "renormalize_logits": True}, "num_beams", "renormalize_logits"),
     _combination({"n": 2, "output_formatter": "sse"}, "n", "2", "streamed"),
     _combination({"best_of": 2, "output_formatter": "jsonlines"}, "best_of", "2", "streamed"),
     _combination(

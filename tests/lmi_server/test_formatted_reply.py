@@ -220,3 +220,37 @@ def test_beam_search_is_formatted_without_log_probabilities(
 ) -> None:
     assert post(client, "/invocations", num_beams=2).text == ANSWER + "\n"
     assert {token["log_prob"] for token in new_tokens(formatter.answers[0])} == {None}
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        (CHAT, {"n": 2, "stream_options": {"include_usage": True}}),
+        ("/v1/completions", {"echo": True, "stream_options": {"include_usage": True}}),
+    ],
+)
+def test_all_records_of_a_stream_are_rewritten(
+    path: str, changes: dict[str, Any], client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    """Also those before the first token and after the last one."""
+    formatter.reads_tokens = False
+    plain = post(client, path, stream=True, **changes).text
+    rewritten = [record for content in formatter.contents for record in content["records"]]
+    *frames, done = plain.removesuffix("\n\n").split("\n\n")
+    assert [json.loads(frame.removeprefix("data: ")) for frame in frames] == rewritten
+    assert rewritten[-1]["usage"]["completion_tokens"] > 0
+    assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_of_a_token_formatter_has_only_its_texts(
+    path: str, client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    assert post(client, path, stream=True).text == ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_is_sent_unchanged(stream: bool, client: FlaskClient, engine: FakeEngine) -> None:
+    text = "line\u2028separator"
+    engine.script = says(text)
+    assert post(client, "/invocations", stream=stream).text.removesuffix("\n") == text

@@ -118,12 +118,17 @@ def test_truncation_keeps_the_end_of_the_prompt(
 
 
 def test_a_prompt_longer_than_the_context_can_be_truncated(client: FlaskClient, engine: FakeEngine) -> None:
-    long = "one two three " * 100
-    assert client.post("/invocations", json={"inputs": long}).status_code == 424
-    cut = {"inputs": long, "parameters": {"truncate": 10, "return_full_text": True}}
-    reply = client.post("/invocations", json=cut)
-    assert reply.get_json()["generated_text"] == long + ANSWER
-    assert len(engine.requests[-1].prompt_token_ids) == 10
+    for repeats in (100, 1000):
+        long = "one two three " * repeats
+        assert client.post("/invocations", json={"inputs": long}).status_code == 424
+        cut = {"inputs": long, "parameters": {"truncate": 10, "return_full_text": True}}
+        reply = client.post("/invocations", json=cut)
+        assert reply.get_json()["generated_text"] == long + ANSWER
+        assert len(engine.requests[-1].prompt_token_ids) == 10
+        messages = [{"role": "user", "content": long}]
+        assert client.post(PATHS[0], json={"messages": messages}).status_code == 400
+        assert client.post(PATHS[0], json={"messages": messages, "truncate": 10}).status_code == 200
+        assert len(engine.requests[-1].prompt_token_ids) == 10
     ids = {"prompt": [5] * (MAX_MODEL_LEN + 5), "truncate": 7}
     assert client.post("/v1/completions", json=ids).status_code == 200
     assert engine.requests[-1].prompt_token_ids == (5,) * 7

@@ -15,7 +15,13 @@ from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, parse
-from lmi_server.apis.prompts import Prompt, encode_prompts, max_prompt_chars, too_many_chars
+from lmi_server.apis.prompts import (
+    Prompt,
+    encode_prompts,
+    max_prompt_chars,
+    too_many_chars,
+    truncation_limit,
+)
 from lmi_server.apis.serve import answer
 from lmi_server.errors import InvalidField
 from lmi_server.text.chat_template import RenderedTooLong
@@ -36,6 +42,8 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
     if context.text.chat_template is None:
         raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
     max_chars = max_prompt_chars(context)
+    if truncation_limit(context, fields.parameters) is not None:
+        max_chars = max(max_chars, context.config.server.max_request_size)
     try:
         text = context.text.chat_template.render(messages, max_chars)
     except RenderedTooLong as error:

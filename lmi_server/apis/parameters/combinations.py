@@ -82,6 +82,7 @@ def check_beams(
         "n above 1": counts.n > 1,
         "best_of above 1": counts.best_of > 1,
         "a streamed answer": streamed,
+        "renormalize_logits": parameters["renormalize_logits"],
         "log-probabilities": report.logprobs or report.top > 0 or report.prompt is not None,
     }
     for what, hinders in hindrances.items():

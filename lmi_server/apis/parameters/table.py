@@ -89,6 +89,8 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("num_beams", type=Int(1, MAX_BEAMS), default=1),
     everywhere("length_penalty", type=Float(-10, 10), default=1.0),
     everywhere("early_stopping", type=Bool(), default=False),
+    # Without beams no answer depends on it.
+    everywhere("renormalize_logits", type=Bool(), default=False),
 )
 
 _ANSWER: tuple[Parameter, ...] = (

@@ -40,9 +40,6 @@ LABELS: tuple[Parameter, ...] = (
     *(Parameter(name, Object(), openai=(name,)) for name in ("prompt_cache_options", "metadata")),
     # Parameters of transformers. The server decides how to pad and compute.
     *(everywhere(name, type=_TOKEN_ID) for name in ("pad_token_id", "bos_token_id")),
-    *(
-        everywhere(name, type=Bool())
-        for name in ("use_cache", "renormalize_logits", "return_dict_in_generate")
-    ),
+    *(everywhere(name, type=Bool()) for name in ("use_cache", "return_dict_in_generate")),
 )
 """Parameters that are accepted because no answer depends on them."""

@@ -213,6 +213,12 @@ def test_a_folder_without_properties_needs_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert load(tmp_path, {}).config.source.model_id is None
     assert "is not served" in load(tmp_path, {"HF_MODEL_ID": "a/b"}).warnings[0]
+    assert load(tmp_path, {"HF_MODEL_ID": str(tmp_path)}).warnings == ()
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    assert load(tmp_path, {}).config.source.local_path == tmp_path
 
 
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
