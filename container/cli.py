@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import click
 
 from engines.registry import Registry
@@ -34,6 +37,17 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command: click.Command | None = _COMMANDS.get(cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PermissionError as error:
+            if error.filename is None:
+                raise
+            raise click.ClickException(
+                f"{error.filename}: {error.strerror} to user {os.geteuid()}; check the owner and mode of the file and"
+                " its folders"
+            ) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -142,11 +142,13 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
     if found.loaded is None:
         raise PropertiesError(tuple(found.problems), tuple(found.warnings))
     config = found.loaded.config
+    from_file = variables.from_file(found.entries)
+    if endpoint.model_data is not None:
+        from_file.pop(variables.MODEL_ID, None)  # a place on this machine
     # The file overrides the other variables, as in a container.
-    environment: dict[str, Value] = {**endpoint.environment, **variables.from_file(found.entries)}
+    environment: dict[str, Value] = {**endpoint.environment, **from_file}
     variables.require_short(environment)
     if endpoint.model_data is not None:
-        environment.pop(variables.MODEL_ID, None)
         return config, environment
     if config.handler is not None or config.formatter is not None:
         raise CannotDeploy(

@@ -18,8 +18,9 @@ def parts_of(name: str) -> list[str]:
 
 
 def is_first(name: str) -> bool:
-    """Return whether a file is a model's only file or its first part."""
-    return name.endswith(SUFFIX) and parts_of(name)[:1] == [name]
+    """Return whether a file is a language model's only file or its first part. `mmproj` files read images."""
+    is_model = name.endswith(SUFFIX) and not name.rpartition("/")[2].startswith("mmproj")
+    return is_model and parts_of(name)[:1] == [name]
 
 
 def split_address(model_id: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILES = ("serving.properties", "config.json", "model.py")
-"""Files of which a model's folder has at least one."""
+"""Files of which a model's folder has at least one, unless it has a GGUF file."""
 _NAMING = ("HF_MODEL_ID", "OPTION_MODEL_ID")
 """Environment variables that name a single model."""
 
@@ -26,4 +26,4 @@ def model_folders(path: Path, environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _FILES)
+    return any((folder / name).is_file() for name in _FILES) or any(folder.glob("*.gguf"))

@@ -129,7 +129,10 @@ def predict_need(
     If only memory is lacking, the need exceeds the memory of `machine`.
     """
     examine = partial(check, folder, environ, lenient=lenient, allow_remote_code=allow_remote_code)
-    report = examine(machine)
+    try:
+        report = examine(machine)
+    except OSError as error:
+        raise BadModel(f"the model's files cannot be read: {error}") from error
     if lacks_memory := bool(report.reasons):
         report = examine(replace(machine, memory_available_bytes=_AMPLE_BYTES))
     if wrong := report.problems or report.reasons:

@@ -266,11 +266,11 @@ def _require_model(found: Examination) -> None:
     """Report a problem if neither the folder nor the settings provide a model: PATH is probably wrong."""
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
-    if not (found.folder / "config.json").exists():
+    if not (found.folder / "config.json").exists() and not any(found.folder.glob("*.gguf")):
         found.file_problem(
             found.folder,
-            f"the folder holds neither a {FILE_NAME} nor a model (config.json), and neither HF_MODEL_ID nor"
-            " OPTION_MODEL_ID specifies one",
+            f"the folder holds neither a {FILE_NAME} nor a model (config.json or a GGUF file), and neither HF_MODEL_ID"
+            " nor OPTION_MODEL_ID specifies one",
         )
 
 
@@ -284,7 +284,7 @@ def _model_folders(found: Examination) -> list[Path]:
 def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> None:
     """Warn if HF_MODEL_ID overrides a model in the folder. LMI serves both and cannot tell them apart."""
     model = found.values.get("option.model_id")
-    if model is None or not (found.folder / "config.json").exists():
+    if model is None or not (found.folder / "config.json").exists() or len(_model_folders(found)) == 1:
         return
     if any(setting.source.variable == "HF_MODEL_ID" for setting in settings):
         found.warnings.append(

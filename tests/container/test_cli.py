@@ -100,3 +100,13 @@ def test_check_reads_the_model_folder_from_the_environment(tmp_path: Path) -> No
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
     result = CliRunner().invoke(cli.main, ["check"], env={"LMI_MODEL_DIR": str(tmp_path)})
     assert str(tmp_path) in result.output
+
+
+def test_a_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> dict[str, Path]:
+        raise PermissionError(13, "Permission denied", "/model/config.json")
+
+    monkeypatch.setattr("container.explain.check_command.model_folders", refuse)
+    result = CliRunner().invoke(cli.main, ["check", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "/model/config.json: Permission denied to user" in result.output

@@ -13,6 +13,7 @@ from container.explain.target import ServingTarget
 from container.models import files as model_files
 from engines.models.config import ModelConfig
 from engines.models.gguf_index import read_index
+from engines.models.weight_files import weight_files
 from lmi_server.config import LmiConfig
 
 DISK_RATE = 1e9
@@ -47,7 +48,7 @@ def predict_start(
     if config.source.load_format == "dummy":
         return None
     gguf = read_index(folder)
-    sizes = gguf.sizes.values() if gguf else (file.stat().st_size for file in folder.glob("*.safetensors"))
+    sizes = gguf.sizes.values() if gguf else (file.stat().st_size for file in weight_files(folder))
     size = sum(sizes) or model.weight_bytes(4 if model.dtype == "float32" else 2)
     network = target.instance.network if target.instance else None
     if config.source.load_format == "stream":

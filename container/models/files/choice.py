@@ -117,7 +117,7 @@ def _gguf_files(snapshot: Snapshot) -> list[str]:
     Raises: ModelNotAvailable.
     """
     name, wanted, paths = snapshot.name, snapshot.selection.gguf, [file.path for file in snapshot.files]
-    listed = [path for path in paths if is_first(path) and not path.rpartition("/")[2].startswith("mmproj")]
+    listed = [path for path in paths if is_first(path)]
     if wanted:
         first = parts_of(wanted)[0]
         found = [path for path in listed if path == first or has_quantisation(path, wanted)]

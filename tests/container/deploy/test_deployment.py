@@ -58,6 +58,16 @@ def test_with_a_prefix_the_platform_downloads_the_model_and_the_model_id_is_unse
     assert any(f"serving.properties under {MODEL_DATA} takes precedence" in note for note in deployment.notes)
 
 
+def test_a_model_id_of_the_command_line_is_kept(tmp_path: Path) -> None:
+    file = "/opt/ml/model/model-Q4_K_M.gguf"
+    deployment = planned(
+        write_properties(tmp_path, "engine=MPI", f"option.model_id={tmp_path}"),
+        environment={"OPTION_MODEL_ID": file},
+    )
+    container = parameters(deployment, "create_model")["PrimaryContainer"]
+    assert container["Environment"]["OPTION_MODEL_ID"] == file
+
+
 def test_without_a_prefix_the_container_downloads_the_model(tmp_path: Path) -> None:
     folder = write_properties(tmp_path, "option.model_id=HuggingFaceTB/SmolLM2-135M-Instruct")
     deployment = planned(folder, model_data=None)

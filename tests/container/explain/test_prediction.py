@@ -274,3 +274,13 @@ def test_file_bytes_of_a_gguf_model_are_those_of_its_gguf_files(tmp_path: Path) 
     start = check(tmp_path, {}, CPU_MACHINE, lambda source: model).start
     assert start is not None
     assert start.file_bytes == 5000
+
+
+def test_file_bytes_do_not_include_another_copy_of_the_weights(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", SMALL)
+    for name, size in (("model.safetensors", 3000), ("consolidated.safetensors", 3500)):
+        (model / name).write_bytes(bytes(size))
+    (tmp_path / "serving.properties").write_text("option.model_id=owner/name\n")
+    start = check(tmp_path, {}, CPU_MACHINE, lambda source: model).start
+    assert start is not None
+    assert start.file_bytes == 3000

@@ -13,6 +13,8 @@ def test_each_part_of_a_split_file_gives_the_names_of_all_parts() -> None:
     assert [is_first(part) for part in parts] == [True, False, False]
     assert parts_of("m-Q4_0.gguf") == ["m-Q4_0.gguf"]
     assert is_first("m.gguf")
+    assert not is_first("mmproj-m.gguf")
+    assert not is_first("folder/mmproj-m.gguf")
     assert not is_first("m.safetensors")
 
 

@@ -15,7 +15,12 @@ from container.run.serve import ServeOptions
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    for name, file in (("chat", "serving.properties"), ("code.v2", "config.json"), ("own", "model.py")):
+    for name, file in (
+        ("chat", "serving.properties"),
+        ("code.v2", "config.json"),
+        ("own", "model.py"),
+        ("small", "small-Q4_K_M.gguf"),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
     return tmp_path
@@ -27,7 +32,7 @@ def options(path: Path) -> ServeOptions:
 
 def test_a_folder_that_contains_only_model_folders_is_several_models(store: Path) -> None:
     (store / ".cache").mkdir()
-    assert model_folders(store, {}) == {name: store / name for name in ("chat", "code.v2", "own")}
+    assert model_folders(store, {}) == {name: store / name for name in ("chat", "code.v2", "own", "small")}
 
 
 @pytest.mark.parametrize(

@@ -132,3 +132,14 @@ def test_free_gpu_memory_is_that_of_the_fullest_gpu(monkeypatch: pytest.MonkeyPa
     assert room.holds(MemoryNeed(1, 700 << 20))
     assert not room.holds(MemoryNeed(1, (700 << 20) + 1))
     assert not Room(machine).holds(MemoryNeed(0, 1))
+
+
+def test_files_that_may_not_be_read_are_the_models_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/model/config.json")
+
+    monkeypatch.setattr(memory, "check", refuse)
+    with pytest.raises(BadModel, match=r"cannot be read: .*/model/config\.json"):
+        need_of(write_dummy_model(tmp_path))

@@ -50,6 +50,11 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
         return _status_error(error, address, file, what)
     if isinstance(error, httpx2.HTTPError):
         return RemoteUnreachable(f"{what}: {_no_answer(error, address.shown)}")
+    if isinstance(error, OSError | ImportError):
+        settings = "SSL_CERT_FILE, SSL_CERT_DIR, HTTPS_PROXY, ALL_PROXY"
+        return ModelNotAvailable(
+            f"{what}: cannot connect to {address.shown}: {one_line(error)}; check {settings}"
+        )
     why = one_line(error).replace(address.endpoint, address.shown)
     return ModelNotAvailable(f"{what}: {address.shown} did not respond like a model hub ({why})")
 

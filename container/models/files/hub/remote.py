@@ -80,8 +80,11 @@ class HubRemote:
         def ask() -> None:
             try:
                 answer.set_result(self._ask())
-            except ModelNotAvailable as error:
-                answer.set_exception(error)
+            except (
+                Exception
+            ) as error:  # also those of HTTP settings, such as an SSL_CERT_FILE that does not exist
+                known = isinstance(error, ModelNotAvailable)
+                answer.set_exception(error if known else unavailable(error, self.address))
 
         threading.Thread(target=ask, name="hub listing", daemon=True).start()
         try:

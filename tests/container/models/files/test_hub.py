@@ -368,3 +368,16 @@ def test_without_a_copy_the_error_is_one_line(environment: dict[str, str], words
     assert result.stderr.startswith("Error: ")
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_wrong_settings_of_the_connection_are_named(
+    hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.commit(ID, model())
+
+    def fail(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/corp/ca.pem")
+
+    monkeypatch.setattr(remote.HfApi, "model_info", fail)
+    with pytest.raises(ModelNotAvailable, match=r"/corp/ca\.pem.*; check SSL_CERT_FILE"):
+        obtain()
