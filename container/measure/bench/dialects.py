@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+import urllib3
+from urllib3.exceptions import HTTPError
 
 from container.measure.bench.workload import BenchRequest
+
+_OUR_MODEL = "lmi"
+_LISTING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,9 @@ class Dialect(Protocol):
     @property
     def pieces_are_tokens(self) -> bool:
         """Whether each record is a token. If not, only the server knows how many tokens a piece of text has."""
+
+    def for_server(self, url: str) -> Dialect:
+        """Return the dialect for the server at `url`, whose model may have a name."""
 
     def body(self, request: BenchRequest) -> bytes:
         """Encode a request as JSON: streamed, greedy, EOS ignored, exactly `request.output_tokens` tokens."""
@@ -84,6 +92,9 @@ class LmiDialect:
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_LmiRecord)
+
+    def for_server(self, url: str) -> Dialect:
+        return self
 
     def body(self, request: BenchRequest) -> bytes:
         parameters = {
@@ -136,6 +147,14 @@ class _OpenAiChunk(msgspec.Struct):
     error: Any = None
 
 
+class _OpenAiModel(msgspec.Struct):
+    id: str
+
+
+class _OpenAiModels(msgspec.Struct):
+    data: list[_OpenAiModel]
+
+
 class OpenAiDialect:
     """`POST /v1/completions` with server-sent events: pieces of text, a chunk with the token counts, [DONE]."""
 
@@ -143,12 +162,16 @@ class OpenAiDialect:
     path = "/v1/completions"
     pieces_are_tokens = False
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = _OUR_MODEL) -> None:
+        self._model = model
         self._decoder = msgspec.json.Decoder(_OpenAiChunk)
+
+    def for_server(self, url: str) -> Dialect:
+        return OpenAiDialect(_served_model(url))
 
     def body(self, request: BenchRequest) -> bytes:
         body = {
-            "model": "lmi",
+            "model": self._model,
             "prompt": request.prompt,
             "max_tokens": request.output_tokens,
             "temperature": 0,
@@ -178,6 +201,18 @@ class OpenAiDialect:
 
 
 _DONE = Record(ends=True)
+
+
+def _served_model(url: str) -> str:
+    """Return the name to request: this server's own, unless the server lists only others, then the first of them."""
+    try:
+        timeout = _LISTING_SECONDS
+        response = urllib3.request("GET", f"{url}/v1/models", timeout=timeout, retries=False, redirect=False)
+        names = [model.id for model in msgspec.json.decode(response.data, type=_OpenAiModels).data]
+    except (HTTPError, msgspec.DecodeError):
+        return _OUR_MODEL  # the requests will tell what is wrong
+    return _OUR_MODEL if _OUR_MODEL in names or not names else names[0]
+
 
 DIALECTS: Mapping[str, Dialect] = {"lmi": LmiDialect(), "openai": OpenAiDialect()}
 

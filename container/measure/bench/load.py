@@ -105,7 +105,8 @@ def run_load(
 
     A failed request gives an outcome with an error, never an exception.
     """
-    threads = _SessionThreads(sessions, lambda: BenchConnection(url, dialect, timeout, headers))
+    named = dialect.for_server(url)
+    threads = _SessionThreads(sessions, lambda: BenchConnection(url, named, timeout, headers))
     cpu_before = time.process_time()
     threads.start()
     try:

@@ -59,7 +59,7 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
         low = max((trial.rate for trial in trials if not trial.too_high), default=0.0)
         # A rate may pass by chance although a lower one failed: only failures above the best rate count.
         high = min((trial.rate for trial in trials if trial.too_high and trial.rate > low), default=math.inf)
-        if high <= low * _PRECISION or trials[-1].hopeless:
+        if high <= low * _PRECISION or (not low and trials[-1].hopeless):
             break
         if math.isinf(high):
             rate = low * _STEP

@@ -128,7 +128,10 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
     help="Run more rounds until the interval of output tokens/s is at most this wide to each side, such as 3%.",
 )
 @click.option(
-    "--time", "max_seconds", type=_DURATION, help="Start new rounds until this time has passed, such as 10m, or --max-rounds is reached."
+    "--time",
+    "max_seconds",
+    type=_DURATION,
+    help="Start rounds until this time has passed, such as 10m.",
 )
 @click.option(
     "--max-rounds",
@@ -247,6 +250,8 @@ def run_comparison(
         except StopRequested:
             shutil.rmtree(logs, ignore_errors=True)
             raise
+        except NoMetrics as error:  # the server may have ended
+            raise NoMetrics(f"{error}; the servers' logs are in {logs}") from error
         finally:
             view.finish()
     _publish(options, comparison, origin)

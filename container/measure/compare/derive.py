@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import javaproperties
@@ -33,15 +33,35 @@ def derive(name: str, source: Path, work_folder: Path, changes: Mapping[str, str
     file = file_of(source)
     target = work_folder / f"{len(list(work_folder.iterdir())):02}"
     target.mkdir()
-    for path in file.parent.iterdir():
+    for path in files_beside(file):
+        copy = target / path.relative_to(file.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         # Copied, because the server refuses a handler whose link leads out of the folder.
-        if path.is_file() and (path.suffix == ".py" or path.name == REQUIREMENTS):
-            shutil.copyfile(path, target / path.name)
-        elif path.name != loader.FILE_NAME:
-            (target / path.name).symlink_to(path.resolve())
+        if is_code(path):
+            shutil.copyfile(path, copy)
+        else:
+            copy.symlink_to(path.resolve())
     (target / loader.FILE_NAME).write_bytes(rewrite(file, changes, target))
     origin = ", ".join(f"{key}={value}" for key, value in changes.items())
     return NamedPath(name, target, f"{source} with {origin}")
+
+
+def files_beside(file: Path) -> Iterator[Path]:
+    """Yield all files and folders beside a configuration, and in place of a folder with user code its content."""
+
+    def within(folder: Path) -> Iterator[Path]:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink() and any(path.rglob("*.py")):
+                yield from within(path)
+            elif path.name != loader.FILE_NAME or folder != file.parent:
+                yield path
+
+    return within(file.parent)
+
+
+def is_code(path: Path) -> bool:
+    """Return whether a path beside a configuration is user code or its requirements."""
+    return path.is_file() and (path.suffix == ".py" or path.name == REQUIREMENTS)
 
 
 def file_of(path: Path) -> Path:

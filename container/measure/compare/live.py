@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from container.measure.bench.connection import error_message
+from container.measure.compare import derive
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.scrape import open_url
 from container.measure.compare.server_process import ServerFailed
@@ -71,12 +72,24 @@ def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]
     return tuple(found)
 
 
-def _code(config: Configuration) -> frozenset[tuple[str, bytes]]:
-    """Return the user's code beside the file, such as formatters, as pairs of file name and content."""
+def _code(config: Configuration) -> frozenset[tuple[str, bytes | str]]:
+    """Return the user's code beside the file, such as formatters, and all other files that it may read.
+
+    Pairs of path and content, or of path and place if it is no code; empty without code.
+    """
     if config.path is None:
         return frozenset()
-    folder = config.path if config.path.is_dir() else config.path.parent
-    return frozenset((file.name, file.read_bytes()) for file in folder.glob("*.py"))
+    file = derive.file_of(config.path)
+    beside = list(derive.files_beside(file)) if file.parent.is_dir() else []
+    if not any(map(derive.is_code, beside)):
+        return frozenset()
+    return frozenset(
+        (
+            str(path.relative_to(file.parent)),
+            path.read_bytes() if derive.is_code(path) else str(path.resolve()),
+        )
+        for path in beside
+    )
 
 
 def _step_size(config: Configuration) -> tuple[bool, int, int]:

@@ -32,6 +32,8 @@ from container.measure.numbers import format_number, seconds
 from container.progress import ProgressView
 from container.run import launch
 
+_MAX_STEM = 100
+"""Maximum characters of a configuration's name in the names of its files."""
 _SIGNAL_SECONDS = 0.5
 _END_SECONDS = 5.0
 _SETTLE_SECONDS = 5.0
@@ -131,7 +133,7 @@ class ComparisonRunner:
     def _start(self, shared: SharedServer, place: int, name: str, number: int) -> _ServerUse:
         """Start a server and warm it up. name: its next configuration; number: number of its first round."""
         config = shared.started_as
-        stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)}"
+        stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)[:_MAX_STEM]}"
         variables = {launch.ADMIN_TOKEN: self.admin_token} if shared.switches else {}
         trace = kept = None
         if self.trace_folder is not None and config.engine == "MPI" and not config.url:

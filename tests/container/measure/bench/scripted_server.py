@@ -73,7 +73,9 @@ class ScriptedServer(LoopbackServer):
         plan: Planner,
         ping: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}"),
         metrics: Callable[[], bytes] = bytes,
+        models: tuple[int, bytes] = (404, b""),
     ) -> None:
+        """models: response to `GET /v1/models`."""
         super().__init__(_Handler)
         self.seen: list[SeenRequest] = []
         self.lock = threading.Lock()
@@ -82,6 +84,7 @@ class ScriptedServer(LoopbackServer):
         self.plan = plan
         self.ping = ping
         self.metrics = metrics
+        self.models = models
 
     def begin(self, seen: SeenRequest) -> Script:
         with self.lock:
@@ -101,7 +104,11 @@ class _Handler(QuietHandler):
     server: ScriptedServer
 
     def do_GET(self) -> None:
-        answers = {"/ping": self.server.ping, "/metrics": lambda: (200, self.server.metrics())}
+        answers = {
+            "/ping": self.server.ping,
+            "/metrics": lambda: (200, self.server.metrics()),
+            "/v1/models": lambda: self.server.models,
+        }
         self._send_whole(*answers.get(self.path, lambda: (404, b""))())
 
     def do_POST(self) -> None:

@@ -60,6 +60,9 @@ class Reporting:
         self.pieces_are_tokens = self._real.pieces_are_tokens
         self.tokens_read = threading.Semaphore(0)
 
+    def for_server(self, url: str) -> Dialect:
+        return self
+
     def body(self, request: BenchRequest) -> bytes:
         return self._real.body(request)
 
@@ -90,6 +93,24 @@ def test_every_request_gets_its_whole_response_on_its_users_connection(
     assert {seen.path for seen in server.seen} == {DIALECTS[dialect].path}
     assert len({seen.connection for seen in server.seen}) == 4
     assert figures(run, requests).num_errors == 0
+
+
+@pytest.mark.parametrize(
+    ("models", "name"),
+    [
+        ((200, b'{"data": [{"id": "qwen"}, {"id": "phi"}]}'), "qwen"),
+        ((200, b'{"data": [{"id": "qwen"}, {"id": "lmi"}]}'), "lmi"),
+        ((200, b'{"data": []}'), "lmi"),
+        ((200, b"<html>"), "lmi"),
+        ((404, b""), "lmi"),
+    ],
+)
+def test_requests_name_the_model_that_the_server_lists(
+    scripted: StartScripted, models: tuple[int, bytes], name: str
+) -> None:
+    server = scripted(models=models)
+    load(server, make_bench_requests(2), dialect="openai")
+    assert [seen.body["model"] for seen in server.seen] == [name, name]
 
 
 @pytest.mark.parametrize(("dialect", "chunked"), [("lmi", True), ("openai", True), ("lmi", False)])

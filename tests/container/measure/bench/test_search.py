@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -57,6 +58,20 @@ def test_the_saturation_rate_of_a_queue_is_found(service: float, start: float | 
     # A rate counts as too high if less than 90 % of its requests complete in time.
     assert 0.9 <= best.rate * service <= 1.12
     assert best.figures.requests_per_second * service <= 1.0 + 1e-9
+
+
+def test_a_rate_with_idle_time_ends_the_search_only_if_none_was_sustained() -> None:
+    """Of a rate that leaves the server idle most of the time, lower ones are no better, unless one has passed."""
+
+    def quick(limit: float, rate: float) -> RateTrial:
+        trial = measure(rate, 0.01)
+        return trial if rate <= limit else replace(trial, too_high="94 % within the limits")
+
+    trials = search_rate(partial(quick, 2.8), 2.0)
+    best = best_trial(trials)
+    assert best is not None
+    assert 2.8 / 1.05 <= best.rate <= 2.8
+    assert len(search_rate(partial(quick, 1.0), 2.0)) == 1
 
 
 def test_a_first_run_of_all_requests_at_once_gives_the_start_rate() -> None:

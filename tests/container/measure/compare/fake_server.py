@@ -105,6 +105,7 @@ class FakeServers:
     """Environment variables of each start."""
 
     def __call__(self, config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        log.write_text("")
         self.variables.append(dict(variables))
         life = FakeServer(config, self.behaviours.get(config.name, Behaviour()), self.journal)
         self.lives.setdefault(config.name, []).append(life)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
 from container.measure.compare.results import Comparison
+from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerProcess, StartServer
 from container.measure.report.svg import SvgRenderer
 from tests.container.measure.compare.made_up import compare_speeds, make_configuration
@@ -168,6 +170,22 @@ def test_results_are_written_and_kept_as_json_when_the_report_cannot_be_written(
     assert result.exit_code == 1
     assert f"Error: --output: cannot write {output}: No such file or directory" in result.output
     assert json.loads(results.read_text(encoding="utf-8"))["rounds"]
+
+
+def test_the_logs_of_a_server_that_has_ended_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure_made_up_speeds(monkeypatch)
+
+    def run(runner: object) -> Comparison:
+        raise NoMetrics("cannot read http://127.0.0.1:1/metrics")
+
+    monkeypatch.setattr(compare_command.ComparisonRunner, "run", run)
+    result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    assert result.exit_code == 1
+    found = re.search(r"cannot read \S+; the servers' logs are in (\S+)", result.output)
+    assert found is not None
+    Path(found[1]).rmdir()
 
 
 def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:

@@ -91,6 +91,10 @@ def test_a_copy_runs_the_users_code_with_the_files_next_to_it(
     (source / "labels.py").write_text("NAMES = ()\n")
     (source / "data").mkdir()
     (source / "data" / "words.txt").write_text("a b")
+    (source / "src" / "deep").mkdir(parents=True)
+    (source / "src" / "deep" / "more.py").write_text("")
+    (source / "src" / "prompt.txt").write_text("hello")
+    (source / "src" / "up").symlink_to(source)
     first = derive("derived", source, copies, {"batch_size": "4"}).path
     path = derive("second", first, copies, {"batch_size": "8"}).path
     before, after = loader.load(source, {}).config, loader.load(path, {}).config
@@ -104,6 +108,20 @@ def test_a_copy_runs_the_users_code_with_the_files_next_to_it(
     assert after.source.local_path == before.source.local_path
     assert after.options.batch_size == 8
     assert (path / "labels.py").is_file()
+    assert (path / "src/deep/more.py").resolve().is_relative_to(path)
+    assert (path / "src/prompt.txt").read_text() == "hello"
+
+
+@pytest.mark.parametrize("entry", ["src/format.py", "src.format"])
+def test_a_copy_runs_code_in_a_folder_of_its_own(tmp_path: Path, copies: Path, entry: str) -> None:
+    source = write_properties(tmp_path / "source", "engine=MPI", f"option.entryPoint={entry}")
+    (source / "config.json").write_text("{}")
+    (source / "src").mkdir()
+    (source / "src" / "format.py").write_text(CODE["formatter"])
+    path = derive("derived", source, copies, {"option.dtype": "fp32"}).path
+    formatter = loader.load(path, {}).config.formatter
+    assert formatter is not None
+    assert Path(formatter.file) == path / "src/format.py"
 
 
 @given(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from container.measure.compare.configurations import Configuration
+from container.measure.compare.derive import derive
 from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
 from container.measure.compare.server_process import ServerFailed
 from tests.container.measure.compare.made_up import make_configuration
@@ -70,6 +71,19 @@ def test_configurations_with_different_code_do_not_share_servers(tmp_path: Path)
         ("copy", ["one", "copy"]),
         ("other", ["other"]),
     ]
+
+
+def test_code_in_a_folder_and_the_files_that_it_may_read_count_too(tmp_path: Path, copies: Path) -> None:
+    configs = []
+    for name, code, prompt in (("a", "x = 1", "p"), ("b", "x = 2", "p"), ("c", "x = 1", "q")):
+        folder = tmp_path / name
+        (folder / "src").mkdir(parents=True)
+        (folder / "src" / "format.py").write_text(code)
+        (folder / "src" / "prompt.txt").write_text(prompt)
+        configs.append(dataclasses.replace(config(name, size=4 + len(configs)), path=folder))
+    derived = derive("derived", tmp_path / "a", copies, {"option.max_rolling_batch_size": "9"})
+    configs.append(dataclasses.replace(config("derived", size=9), path=derived.path))
+    assert names(shared_servers(configs)) == [("derived", ["a", "derived"]), ("b", ["b"]), ("c", ["c"])]
 
 
 def test_settings_are_sent_in_their_json_types_and_unset_values_as_null() -> None:

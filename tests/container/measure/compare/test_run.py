@@ -85,6 +85,13 @@ def test_configurations_take_turns_and_get_the_same_prompts(lab: Lab) -> None:
     assert {stay.start_up_seconds for stay in comparison.stays} == {1.5}
 
 
+def test_files_of_a_configuration_with_a_long_name_have_short_names(lab: Lab) -> None:
+    lab.run(make_configuration("a" * 300), make_configuration("a" * 299 + "b"))
+    names = [path.name for path in lab.folder.iterdir() if path.suffix == ".log"]
+    assert len(names) == 2
+    assert max(map(len, names)) < 120
+
+
 def test_figures_exclude_the_warm_up_and_times_are_relative_to_the_start_of_the_round(lab: Lab) -> None:
     before = time.monotonic()
     comparison = lab.run()
