@@ -20,6 +20,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.core": 0,
     "engines.errors": 0,
     "engines.health": 0,
+    "engines.host_memory": 0,
     "engines.invocations": 0,
     "engines.partition": 0,
     "engines.process": 0,

@@ -206,7 +206,31 @@ def test_a_declared_endpoint_goes_into_service(block: Block, tmp_path: Path) -> 
         assert platform.wait("InService")["EndpointName"] == ENDPOINT
 
 
-@pytest.mark.parametrize("block", blocks("json"), ids=str)
+def json_blocks(policies: bool) -> list[Block]:
+    """The IAM policies of all pages, or their other JSON, which is responses."""
+    return [block for block in blocks("json") if ('"Statement"' in block.text) is policies]
+
+
+@pytest.mark.parametrize("block", json_blocks(policies=False), ids=str)
+@pytest.mark.e2e
+@pytest.mark.model
+def test_a_response_is_as_shown(block: Block, paged_server: Server) -> None:
+    """Up to the second decimal place of log-probabilities."""
+
+    def parse(text: str) -> Any:
+        return json.loads(text, parse_float=lambda number: round(float(number), 2))
+
+    streamed = block.text.startswith('{"token"')
+    shown = [parse(line) for line in block.text.splitlines()] if streamed else parse(block.text)
+    details = {} if streamed else shown.get("details", {})
+    num_tokens = len(shown) if streamed else details.get("generated_tokens", 16)
+    parameters = {"max_new_tokens": num_tokens, "details": bool(details)}
+    body = {"inputs": "The capital of France is", "parameters": parameters, "stream": streamed}
+    reply = paged_server.client.post("/invocations", body).body
+    assert ([parse(line) for line in reply.splitlines()] if streamed else parse(reply)) == shown
+
+
+@pytest.mark.parametrize("block", json_blocks(policies=True), ids=str)
 def test_an_iam_policy_grants_what_the_role_needs(block: Block) -> None:
     statements = json.loads(block.text)["Statement"]
     actions = {action for one in statements for action in one["Action"]}
