@@ -80,9 +80,8 @@ class HubRemote:
         def ask() -> None:
             try:
                 answer.set_result(self._ask())
-            except (
-                Exception
-            ) as error:  # also those of HTTP settings, such as an SSL_CERT_FILE that does not exist
+            except Exception as error:
+                # Settings of HTTP raise any error, such as FileNotFoundError for SSL_CERT_FILE.
                 known = isinstance(error, ModelNotAvailable)
                 answer.set_exception(error if known else unavailable(error, self.address))
 
