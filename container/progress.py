@@ -26,6 +26,10 @@ class ProgressView(Protocol):
         """Finish the current task."""
 
 
+_LOST = contextlib.suppress(OSError, ValueError)
+"""The reader or the terminal may be gone, or the disk full."""
+
+
 class LogLines:
     """Progress in logs: a line at the start and at every quarter of a task. Lines that cannot be written are lost."""
 
@@ -35,7 +39,7 @@ class LogLines:
         self._quarters = 0
 
     def say(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the reader may be gone, or the disk full
+        with _LOST:
             print(text, file=self._stream, flush=True)
 
     def start(self, title: str) -> None:
@@ -53,14 +57,15 @@ class LogLines:
 
 
 class Bars:
-    """Progress bars on a terminal."""
+    """Progress bars on a terminal. What cannot be written, as after a hang-up, is lost."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress: Progress | None = None
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with _LOST:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, title: str) -> None:
         self.finish()
@@ -71,16 +76,19 @@ class Bars:
             TextColumn("{task.fields[note]}", markup=False),
             console=self._console,
         )
-        self._progress.add_task(title, total=None, note="")
-        self._progress.start()
+        with _LOST:
+            self._progress.add_task(title, total=None, note="")
+            self._progress.start()
 
     def update(self, done: int, total: int, note: str = "") -> None:
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=done, total=total, note=note)
+            with _LOST:
+                self._progress.update(self._progress.task_ids[0], completed=done, total=total, note=note)
 
     def finish(self) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            with _LOST:
+                self._progress.stop()
             self._progress = None
 
 

@@ -48,5 +48,6 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
             code = serve_until_end(options, environ, view)
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
         raise click.ClickException(str(error)) from error
-    drop_unwritten(sys.stdout)
+    for stream in (sys.stdout, sys.stderr):
+        drop_unwritten(stream)
     sys.exit(code)

@@ -17,7 +17,8 @@ class RouterWorker(Worker):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        gevent.spawn(self.wsgi.extensions["models"].close)
+        if self.booted:  # otherwise there is no app yet, and `run` closes it
+            gevent.spawn(self.wsgi.extensions["models"].close)
 
     def run(self) -> None:
         try:

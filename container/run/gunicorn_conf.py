@@ -15,8 +15,8 @@ keepalive = 75
 """Seconds that an idle connection is kept, longer than load balancers keep theirs."""
 timeout = 120
 """Seconds without a heartbeat after which a worker is replaced. Long, because the model may keep the machine busy."""
-graceful_timeout = 1
-"""Seconds for responses in flight at shutdown; by then the engine has ended every request."""
+graceful_timeout = 29
+"""Seconds for responses in flight at shutdown. The engine has ended every request, but clients may read slowly."""
 backlog = 4096
 limit_request_line = 8190
 limit_request_fields = 100

@@ -39,7 +39,7 @@ class ShutdownTimes:
     report_errors: float = 1.5
     """Time for the web server to report the engine's death to clients before it is stopped."""
     web_end: float = 2.5
-    """After this the web server is killed."""
+    """After this, since the failure or `engine_end`, the web server is killed."""
 
 
 class Failure(Exception):
@@ -178,11 +178,12 @@ class Supervisor:
 
     def _stop(self) -> int:
         """Let running requests finish, then stop. A second signal stops at once; a slow engine is killed."""
+        deadline = time.monotonic() + self._times.engine_end + self._times.web_end
         broken = self._drain()
         for copy in self._copies:
             copy.stop()
         if self._signals.count < 2:
-            self._end_web()
+            self._end_web(deadline)
         if self._signals.count > 1:
             self._say("stopped immediately on a second signal")
             return 1
@@ -225,13 +226,13 @@ class Supervisor:
             until = time.monotonic() + self._times.report_errors
             while (remaining := until - time.monotonic()) > 0 and self._signals.count == 0:
                 self._signals.wait(remaining)
-            self._end_web()
+            self._end_web(time.monotonic() + self._times.web_end)
         self._say(f"error: shutting down: {cause}")
         return 1
 
-    def _end_web(self) -> None:
+    def _end_web(self, deadline: float) -> None:
+        """Let clients read the responses in flight, until the deadline, in seconds of the monotonic clock."""
         self._web.terminate()
-        deadline = time.monotonic() + self._times.web_end
         while self._web.poll() is None and self._signals.count < 2 and time.monotonic() < deadline:
             self._signals.wait(min(_POLL_SECONDS, deadline - time.monotonic()))
         self._web.kill_all()

@@ -51,3 +51,14 @@ def test_a_terminal_gets_a_bar_and_unwrapped_lines() -> None:
     view.say("x" * 100 + "[not markup]")
     assert "converting v[int8]" in screen.getvalue()
     assert "x" * 100 + "[not markup]" in screen.getvalue()
+
+
+def test_a_terminal_that_is_gone_is_no_error() -> None:
+    with full_disk() as stream:
+        view = Bars(Console(file=stream, force_terminal=True, width=60))
+        view.say("lost")
+        view.start("converting")
+        view.update(1, 2)
+        view.finish()
+        view.say("lost too")
+        drop_unwritten(stream)

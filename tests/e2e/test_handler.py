@@ -6,8 +6,11 @@ The working directory has files that are named like modules that the server impo
 from __future__ import annotations
 
 import os
+import socket
+import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -153,3 +156,23 @@ def test_metrics_include_the_handler_counters(server: Server) -> None:
 def test_files_in_the_working_directory_are_not_imported(server: Server, working_directory: Path) -> None:
     assert server.client.ping() == 200
     assert not list(working_directory.glob("*.ran"))
+
+
+def test_a_slow_client_gets_its_whole_response_during_the_shutdown(tmp_path: Path) -> None:
+    """The handler has long ended when the client begins to read."""
+    size = 24 << 20  # more than the sockets hold
+    (tmp_path / "model.py").write_text(
+        f"from djl_python import Output\ndef handle(inputs):\n    return Output().add(bytes({size}))\n"
+    )
+    with Server(tmp_path, "engine=Python\n") as server, closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"POST /invocations HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
+        received = len(client.recv(1 << 16))
+        server.process.terminate()
+        time.sleep(4)
+        assert server.process.poll() is None
+        while data := client.recv(1 << 20):
+            received += len(data)
+        assert received > size
+        assert server.wait_exit() == 0

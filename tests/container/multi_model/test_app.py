@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from werkzeug.test import TestResponse
 from container.multi_model import metrics
 from container.multi_model.app import make_app
 from container.multi_model.manager import ModelManager
+from container.multi_model.worker import RouterWorker
 from tests.container.multi_model.fakes import FakeModels
 from tests.support.waiting import wait_until
 
@@ -282,3 +284,10 @@ def test_ping_and_requests_return_503_after_shutdown(lab: FakeModels) -> None:
     rejected = client.post("/predictions/a", data=b"x")
     assert rejected.status_code == 503
     assert "Retry-After" in rejected.headers
+
+
+def test_a_signal_before_the_app_is_loaded_ends_the_worker() -> None:
+    worker = RouterWorker.__new__(RouterWorker)
+    worker.booted, worker.alive, worker._connections = False, True, set()
+    worker.handle_exit(signal.SIGTERM, None)
+    assert not worker.alive
