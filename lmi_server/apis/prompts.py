@@ -22,7 +22,11 @@ from lmi_server.values.show import as_json
 MAX_PROMPTS = 128
 """Maximum number of prompts in one HTTP request."""
 _LONG_TEXT_CHARS = 32_768
-# Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause.
+"""Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause."""
+_PIECE_CHARS = 1 << 20
+"""Characters that are tokenized at once, whatever they are. A tokenizer needs hundreds of bytes for each token."""
+_CUT_TOKENS = 64
+"""Bound on the number of tokens that a cut between two pieces adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,13 @@ class Prompt:
     """Whether `token_ids` is only a part of the text."""
 
 
-def max_prompt_chars(context: ApiContext) -> int:
-    """Return an upper bound on the number of characters of a prompt that fits the context."""
-    return context.config.max_model_len * context.text.max_token_chars
+def max_prompt_chars(context: ApiContext, limit: int | None = None) -> int:
+    """Return an upper bound on the number of characters of a prompt that fits the context.
+
+    `limit`: from `truncation_limit`. A truncated prompt may be longer, as far as it can be tokenized in little memory.
+    """
+    most = context.config.max_model_len * context.text.max_token_chars
+    return most if limit is None else max(most, _PIECE_CHARS)
 
 
 def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLong:
@@ -64,7 +72,7 @@ def encode_prompts(
     """
     limit = truncation_limit(context, parameters)
     for field, text in texts.items():
-        if limit is None and len(text) > max_prompt_chars(context):
+        if len(text) > max_prompt_chars(context, limit):
             raise too_many_chars(context, field, str(len(text)))
 
     if parameters["add_special_tokens"] is not None:
@@ -74,6 +82,8 @@ def encode_prompts(
     added = context.text.encode("") if add_special_tokens and limit is not None else ()
 
     def encode() -> list[tuple[int, ...]]:
+        for field, text in texts.items():
+            _check_long_text(context, field, text)
         return [context.text.encode(text, add_special_tokens) for text in texts.values()]
 
     num_chars = sum(map(len, texts.values()))
@@ -87,6 +97,21 @@ def encode_prompts(
         check_length(context, field, len(kept))
         prompts.append(Prompt(field, text, kept, len(kept) < len(whole)))
     return tuple(prompts)
+
+
+def _check_long_text(context: ApiContext, field: str, text: str) -> None:
+    """Raise `ContextTooLong` if a text of more than one piece has more tokens than the context."""
+    limit = context.config.max_model_len
+    num_tokens = num_cut = 0
+    for start in range(0, len(text), _PIECE_CHARS) if len(text) > _PIECE_CHARS else ():
+        num_tokens += len(context.text.encode(text[start : start + _PIECE_CHARS], False))
+        num_cut += _CUT_TOKENS
+        if num_tokens - num_cut >= limit:
+            raise ContextTooLong(
+                field,
+                f"given at least {num_tokens - num_cut} tokens; accepted: at most {limit - 1} (option.max_model_len), "
+                f"or at most {_PIECE_CHARS} characters with 'truncate'",
+            )
 
 
 def truncation_limit(context: ApiContext, parameters: Parameters) -> int | None:

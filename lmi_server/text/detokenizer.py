@@ -19,6 +19,8 @@ _MAX_CHARACTER_BYTES = 4
 """Bytes of the longest character in UTF-8, and so the most byte tokens of a character."""
 _MAX_HELD_CHARS = 32
 """Longest run of U+FFFD to hold back. More of them than a character has bytes are not the start of a character."""
+_KEPT_TOKENS = 8
+"""Number of tokens with final text that stay the context of an incomplete character."""
 
 
 class IncrementalDetokenizer:
@@ -70,6 +72,7 @@ class IncrementalDetokenizer:
                 return self._take_invalid()
             piece = stable[self._num_returned :]
             self._num_returned = max(self._num_returned, len(stable))
+            self._forget_final(len(new) - self._num_returned)
             return piece
         return self._take(new) if new else ""
 
@@ -85,6 +88,19 @@ class IncrementalDetokenizer:
         piece = self._take(self._new_text())
         self._window += start
         return piece
+
+    def _forget_final(self, num_held: int) -> None:
+        """Forget most tokens whose text is final, if there are many: each new token is decoded with all of the window.
+
+        `num_held`: number of characters at the end that have not been returned.
+        """
+        # A held-back U+FFFD stands for at most three bytes, which may be tokens. The window may then begin within a
+        # character. Its rest is counted as returned text.
+        num_kept = _KEPT_TOKENS + (_MAX_CHARACTER_BYTES - 1) * num_held
+        if len(self._window) >= 2 * num_kept:
+            self._window = self._window[-num_kept:]
+            self._num_read = self._num_context_chars = 0
+            self._num_returned = len(self._new_text()) - num_held
 
     def _new_text(self) -> str:
         return self._decode(self._window, self._skip_special_tokens)[self._num_context_chars :]

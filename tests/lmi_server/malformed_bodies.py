@@ -249,6 +249,13 @@ BODIES: tuple[Malformed, ...] = (
     _chat("no messages", {}, "messages", "at least 1"),
     _chat("not JSON", b"{", "body", "not valid JSON"),
     _messages("empty messages", [], "messages", "[]", "at least 1"),
+    _messages(
+        "too many parts",
+        [{"role": "user", "content": [{"type": "text", "text": ""}] * 2048}] * 3,
+        "messages",
+        "6144 text parts",
+        "4096",
+    ),
     _messages("messages is a string", "Hello", "messages", "Hello", "a list"),
     _messages("message is a string", ["Hello"], "messages[0]", "Hello", "an object"),
     _messages("no role", [{"content": "Hello"}], "messages[0].role", "null", "user"),

@@ -9,7 +9,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from engines.core import FinishReason
+from lmi_server.apis import prompts
 from lmi_server.config import ServerConfig
+from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import BODIES, PROMPT, post, refusal_of, text_of
 from tests.lmi_server.conftest import ANSWER, MakeClient
 from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, encode, tokens
@@ -233,3 +235,27 @@ def test_beam_search_returns_details(client: FlaskClient, engine: FakeEngine) ->
     assert body["details"]["generated_tokens"] == len(encode(ANSWER))
     for path in PATHS[:2]:
         assert text_of(post(client, path, num_beams=2, temperature=0)) == ANSWER
+
+
+@pytest.mark.parametrize("truncate", [None, 10])
+def test_tokens_of_a_very_long_text_are_counted_only_as_far_as_needed(
+    truncate: int | None, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer needs hundreds of bytes for each token."""
+    monkeypatch.setattr(prompts, "_PIECE_CHARS", 100)
+    monkeypatch.setattr(prompts, "_CUT_TOKENS", 1)
+    seen: list[int] = []
+    encode_text = TextModel.encode
+
+    def encode_and_record(model: TextModel, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        seen.append(len(text))
+        return encode_text(model, text, add_special_tokens)
+
+    monkeypatch.setattr(TextModel, "encode", encode_and_record)
+    parameters = {"truncate": truncate} if truncate else {}
+    many = client.post("/invocations", json={"inputs": "one " * 750, "parameters": parameters})
+    assert many.status_code == 424
+    assert "accepted: at most 255 (option.max_model_len), or at most 100 characters" in many.text
+    assert max(seen) == 100
+    few = client.post("/invocations", json={"inputs": "one two " * 20, "parameters": parameters})
+    assert few.status_code == 200

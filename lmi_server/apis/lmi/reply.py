@@ -10,6 +10,7 @@ from lmi_server.apis.parameters.row import Parameters
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
+from lmi_server.generation.turns import in_turns
 from lmi_server.http.framing import JSON_LINES, Framing
 
 
@@ -106,9 +107,9 @@ class LmiReply:
 
     def _full_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
         details = _details(request, completion)
-        details["tokens"] = [_token(token, token.text) for token in completion.tokens]
+        details["tokens"] = [_token(token, token.text) for token in in_turns(completion.tokens)]
         if self._shows_top_tokens:
-            details["top_tokens"] = [_top_tokens(token, token.text) for token in completion.tokens]
+            details["top_tokens"] = [_top_tokens(token, token.text) for token in in_turns(completion.tokens)]
         return details
 
     def _text(self, request: GenerationRequest, completion: Completion) -> str:

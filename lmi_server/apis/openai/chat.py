@@ -41,9 +41,7 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
     messages = parse_messages(body.get("messages"))
     if context.text.chat_template is None:
         raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
-    max_chars = max_prompt_chars(context)
-    if truncation_limit(context, fields.parameters) is not None:
-        max_chars = max(max_chars, context.config.server.max_request_size)
+    max_chars = max_prompt_chars(context, truncation_limit(context, fields.parameters))
     try:
         text = context.text.chat_template.render(messages, max_chars)
     except RenderedTooLong as error:

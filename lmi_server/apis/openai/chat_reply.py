@@ -9,6 +9,7 @@ from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_log
 from lmi_server.apis.pipeline import BodyFields, Conventions
 from lmi_server.generation.answer_text import GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
+from lmi_server.generation.turns import in_turns
 
 
 class ChatReply(OpenAiReply):
@@ -64,7 +65,7 @@ class ChatReply(OpenAiReply):
     def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
         if not self._shows_logprobs:
             return None
-        return {"content": [_entry(token) for token in tokens], "refusal": None}
+        return {"content": [_entry(token) for token in in_turns(tokens)], "refusal": None}
 
 
 def _entry(token: TokenText) -> dict[str, Any]:

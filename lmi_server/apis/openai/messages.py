@@ -8,6 +8,8 @@ from lmi_server.apis.parameters.checks import refuse
 from lmi_server.errors import InvalidField
 
 _MAX_MESSAGES = 4096
+_MAX_PARTS = 4096
+"""Maximum number of text parts of all messages together."""
 _ROLES = {
     "system": "system",
     # OpenAI's newer name of the system role. Chat templates do not know it.
@@ -27,6 +29,10 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
         raise refuse("messages", value, "a list of at least 1 message")
     if len(value) > _MAX_MESSAGES:
         raise InvalidField("messages", f"given {len(value)} messages; accepted: at most {_MAX_MESSAGES}")
+    contents = [message.get("content") for message in value if isinstance(message, dict)]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > _MAX_PARTS:
+        raise InvalidField("messages", f"given {num_parts} text parts; accepted: at most {_MAX_PARTS}")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 

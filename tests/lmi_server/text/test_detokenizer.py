@@ -93,6 +93,30 @@ def test_characters_after_a_run_of_invalid_bytes(
         assert "".join(stream(text_model, whole)) == text_model.decode(whole)
 
 
+@pytest.fixture(scope="module")
+def mixed() -> TextModel:
+    """A byte-level tokenizer with tokens of whole characters and the start, the middle or the end of others."""
+    words = ["a", "ð", "Ł", "ĺ", "Ģ", "aðŁ", "aaðŁĺ", "ĺĢað", "ŁĺĢ", "Ģa"]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return TextModel(tokenizer, (), {}, frozenset(), None, 5, len(words))
+
+
+@given(st.lists(st.integers(0, 9), max_size=60))
+def test_tokens_of_whole_and_partial_characters(mixed: TextModel, ids: list[int]) -> None:
+    assert "".join(stream(mixed, ids)) == mixed.decode(ids)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_the_window_stays_short_whatever_is_repeated(mixed: TextModel, ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(mixed)
+    shown = ""
+    for token in ids * (400 // len(ids)):
+        shown += detokenizer.push(token)
+        assert len(detokenizer._window) < 256
+    assert shown + detokenizer.flush() == mixed.decode(ids * (400 // len(ids)))
+
+
 def test_a_run_of_invalid_bytes_with_sentencepiece(sentencepiece_like: TextModel) -> None:
     ids = [*[token_id(sentencepiece_like, "<0x80>")] * 100, token_id(sentencepiece_like, "▁one")]
     pieces = stream(sentencepiece_like, ids)
