@@ -59,6 +59,10 @@ class VariantSpec:
     weight: float = 1.0
 
 
+_HAS_DISK = re.compile(r"ml\.[a-z]+\d+[a-z]*d")
+"""Instances with a `d` in their family, such as ml.m5d.large, have a disk, and SageMaker refuses a volume for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
     """A requested endpoint: the settings that all its variants share."""
@@ -217,7 +221,7 @@ def _production_variant(
     row["ContainerStartupHealthCheckTimeoutInSeconds"] = health
     if hardware.device(endpoint.instance.device).compute_capability:
         row["InferenceAmiVersion"] = HOST_IMAGE
-    if start is not None and not endpoint.instance.disk_bytes:
+    if start is not None and not (endpoint.instance.disk_bytes or _HAS_DISK.match(endpoint.instance.name)):
         row["VolumeSizeInGB"] = volume_gb(start.file_bytes)
     return row
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 from werkzeug.datastructures import Headers
@@ -121,8 +120,9 @@ class AsyncInvocations:
 
 
 def _place(location: str) -> dict[str, str]:
-    address = urlsplit(location)
-    return {"Bucket": address.netloc, "Key": address.path.lstrip("/")}
+    # Not `urlsplit`: a key may contain # and ?.
+    bucket, _, key = location.partition("://")[2].partition("/")
+    return {"Bucket": bucket, "Key": key}
 
 
 def _read(client: Any, location: str) -> bytes:

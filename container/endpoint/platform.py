@@ -92,6 +92,8 @@ class Platform:
     def _create_endpoint(self, params: Mapping[str, Any]) -> dict[str, object]:
         name = params["EndpointName"]
         endpoint = Endpoint(name, self._fleet(name, params["EndpointConfigName"]), self._report)
+        deployment = endpoint.last_deployment = params.get("DeploymentConfig", {})
+        self._rollout(deployment, endpoint.fleet)  # refuses what an update would refuse
         answer = self._endpoints.add(name, endpoint)
         endpoint.create()
         return answer
@@ -110,9 +112,12 @@ class Platform:
         deployment = params.get("DeploymentConfig", {})
         if params.get("RetainDeploymentConfig"):
             deployment = endpoint.last_deployment
-        count = sum(variant.count for variant in green.variants.values())
-        endpoint.update(green, Rollout.of(deployment, count, self.alarms), deployment)
+        endpoint.update(green, self._rollout(deployment, green), deployment)
         return {"EndpointArn": arn("endpoint", endpoint.name)}
+
+    def _rollout(self, deployment: Mapping[str, Any], fleet: Fleet) -> Rollout:
+        """Read the `DeploymentConfig` of a fleet. Raises ApiError."""
+        return Rollout.of(deployment, sum(one.count for one in fleet.variants.values()), self.alarms)
 
     def _scale(self, params: Mapping[str, Any]) -> dict[str, object]:
         endpoint = self._endpoints.get(params["EndpointName"])

@@ -62,12 +62,13 @@ class Traffic:
         target: the variant to use regardless of its weight. session: an id that `pin` has tied to a container.
         """
         with self._changed:
-            fleet = self._fleet()
-            variant = self._variant(fleet, target)
             container = self._sessions.get(session or "")
-            if container not in variant.containers:
-                container = self._container(variant)
-            return self._lend(variant, container)
+            for fleet in (self._blue, self._green):
+                for variant in fleet.variants.values() if fleet and container else ():
+                    if container in variant.containers and target in (None, variant.name):
+                        return self._lend(variant, container)
+            variant = self._variant(self._fleet(), target)
+            return self._lend(variant, self._container(variant))
 
     def lease_async(self) -> Lease:
         """Wait for a container that may run another asynchronous invocation. Raises ApiError."""

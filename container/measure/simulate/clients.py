@@ -110,8 +110,8 @@ class VirtualFront(Front):
         now, answers = self._clock.now, self._answers
         for output in outputs:
             answer = answers.get(output.id)
-            if answer is None:  # the client has disconnected
-                continue
+            if answer is None or now > answer.due + self._timeout:
+                continue  # the client has disconnected, which `receive` may not have recorded yet
             if output.token_ids:
                 answer.token_times.append(now)
             if output.finish_reason is not None or output.error_kind:

@@ -11,6 +11,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from container.deploy import CannotDeploy
+from container.deploy.deploy_command import find_instance
 from container.deploy.deployment import VariantSpec, plan
 from container.deploy.variables import from_command_line
 from container.explain import hardware
@@ -134,6 +135,8 @@ def test_instances_without_local_storage_get_a_volume_for_the_model(tmp_path: Pa
     folder = write_model(tmp_path, "engine=MPI", num_bytes=100 * GB)
     assert "VolumeSizeInGB" not in variant_of(planned(folder))
     assert 100 < variant_of(planned(folder, instance=CPU))["VolumeSizeInGB"] <= 512
+    for name in ("ml.m5d.xlarge", "ml.c6gd.4xlarge", "ml.r5dn.large"):
+        assert "VolumeSizeInGB" not in variant_of(planned(folder, instance=find_instance(name)))
 
 
 def test_timeouts_grow_with_the_model_size(tmp_path: Path) -> None:

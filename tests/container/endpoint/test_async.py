@@ -106,3 +106,13 @@ def test_invalid_calls_raise_validation_errors(platform: FakeLab) -> None:
             api.invoke_endpoint_async(EndpointName=ENDPOINT, **params)
     with pytest.raises(api.exceptions.ValidationError, match="use InvokeEndpointAsync"):
         api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?b=c", "a%20b", "one two"])
+def test_names_of_objects_may_have_any_character(platform: FakeLab, s3: FakeS3, name: str) -> None:
+    deploy(platform)
+    s3.objects[f"bucket/in/{name}"] = b"question"
+    reply = platform.runtime.invoke_endpoint_async(
+        EndpointName=ENDPOINT, InputLocation=f"s3://bucket/in/{name}", InferenceId=name.replace(" ", "_")
+    )
+    assert wait_object(s3, reply["OutputLocation"]) == b"question"

@@ -119,6 +119,17 @@ def test_a_session_stays_with_its_container() -> None:
     assert len({id(traffic.lease(session="s1").container) for _ in range(50)}) == 5
 
 
+def test_a_session_stays_with_its_container_beside_other_variants_and_a_new_fleet() -> None:
+    traffic, blue = Traffic(), make_fleet("blue", A={}, B={"InitialVariantWeight": 9.0})
+    traffic.use(blue, make_fleet("green", A={}, B={}), 0.5)
+    (first,) = blue.variants["A"].containers
+    traffic.pin("s1", first)
+    assert {id(traffic.lease(session="s1").container) for _ in range(30)} == {id(first)}
+    assert traffic.lease("B", session="s1").variant.name == "B"
+    traffic.remove(blue.variants["A"], [first])
+    assert traffic.lease(session="s1").container is not first
+
+
 @pytest.mark.parametrize(("weight", "share"), [(1.0, 1.0), (0.25, 0.25), (3.0, 1.0)])
 def test_a_shadow_variant_gets_copies_by_its_share_of_the_production_weight(
     weight: float, share: float

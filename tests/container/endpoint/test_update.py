@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -213,3 +214,17 @@ def served_requests(seconds: float, *statuses: int) -> list[ServedRequest]:
 def test_when_an_alarm_is_raised(rule: AlarmRule, served: list[ServedRequest], words: str | None) -> None:
     reason = rule.reason(served)
     assert reason is None if words is None else reason is not None and words in reason
+
+
+def test_the_deployment_of_a_new_endpoint_is_checked_and_kept(platform: FakeLab) -> None:
+    platform.configure("one", A={})
+    create = partial(platform.sagemaker.create_endpoint, EndpointName="new", EndpointConfigName="one")
+    with pytest.raises(ClientError, match="RollingUpdatePolicy: not supported"):
+        create(
+            DeploymentConfig={
+                "RollingUpdatePolicy": {"MaximumBatchSize": percent(10), "WaitIntervalInSeconds": 1}
+            }
+        )
+    policy = deployment("CANARY", CanarySize=percent(20))
+    create(DeploymentConfig=policy)
+    assert platform.sagemaker.describe_endpoint(EndpointName="new")["LastDeploymentConfig"] == policy

@@ -93,6 +93,12 @@ def test_a_request_that_times_out_at_the_client_is_aborted(llama: Path) -> None:
     assert simulation.stats.counters["lmi_requests_aborted_total"] == 1
 
 
+def test_a_request_whose_last_step_ends_after_the_time_limit_has_failed(llama: Path) -> None:
+    simulation = simulate(rolling_server(llama), Times(3.0), scenario(1, 8, 1), timeout=2.0)
+    (outcome,) = simulation.run.outcomes
+    assert (outcome.timed_out, outcome.ended) == (True, 2.0)
+
+
 def test_a_request_that_times_out_at_the_server_gets_an_error(llama: Path) -> None:
     simulation = simulate(rolling_server(llama), Times(10.0), scenario(1, 8, 40))
     (outcome,) = simulation.run.outcomes
