@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from container.models.gguf_config import Metadata, UnknownGguf, read_config
 from container.models.gguf_names import parts_of
@@ -29,7 +29,12 @@ _BESIDE = (
 )
 """Files beside a GGUF file that override its metadata."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-_CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
+_CONTROL_TOKEN, _USER_TOKEN = 3, 4  # gguf's TokenType.CONTROL and TokenType.USER_DEFINED
+_ENDS_OF_TURN = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
+"""Tokens that end an answer, as in llama.cpp, even if the metadata has the end of texts only."""
+_BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
+"""Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
+_PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
 
 
@@ -57,7 +62,8 @@ def _reader(file: Path) -> gguf.GGUFReader:
 def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:
     """Write generation_config.json, the chat template, and the tokenizer's two files. Raises UnknownGguf."""
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in (*_SPECIAL.values(), "eot")}
-    stops = sorted({ids[name] for name in ("eos", "eot") if ids[name] is not None})
+    named = {ids[name] for name in ("eos", "eot") if ids[name] is not None}
+    stops = sorted(named | _ends_of_turn(metadata))
     generation = {"bos_token_id": ids["bos"], "eos_token_id": stops or None, "pad_token_id": ids["padding"]}
     write_json(folder / "generation_config.json", generation)
     if (template := metadata.get("tokenizer.chat_template")) is not None:
@@ -68,6 +74,17 @@ def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bo
         special = {name: tokens[ids[key]] for name, key in _SPECIAL.items() if ids[key] is not None}
         kind = "PreTrainedTokenizerFast"
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, **special})
+
+
+def _ends_of_turn(metadata: Metadata) -> set[int]:
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") or () for name in ("tokens", "token_type"))
+    kinds = zip(tokens, types, strict=True) if types else ()
+    return {
+        number
+        for number, (token, kind) in enumerate(kinds)
+        # The first Gemma files have it as an ordinary token.
+        if token in _ENDS_OF_TURN and (kind in (_CONTROL_TOKEN, _USER_TOKEN) or token == "<end_of_turn>")  # noqa: S105
+    }
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -123,9 +140,27 @@ def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
             f"transformers cannot convert the tokenizer of the GGUF file ({why}); {advice}"
         ) from error
     backend: Tokenizer = tokenizer.backend_tokenizer
-    if kind == "llama" and metadata["general.architecture"] not in GGUF_SENTENCEPIECE_BUILDERS:
+    architecture = metadata["general.architecture"]
+    if kind == "llama" and architecture not in GGUF_SENTENCEPIECE_BUILDERS:
         _prefix_as_sentencepiece(backend, metadata.get("tokenizer.ggml.add_space_prefix") is not False)
-    return backend
+    if kind == "gpt2" and pre in _BEGIN_WITH_BOS and metadata.get("tokenizer.ggml.add_bos_token") is None:
+        _begin_with_bos(backend, metadata.get("tokenizer.ggml.bos_token_id"))
+    return _without_following_spaces(backend) if (kind, architecture) == ("llama", "phi3") else backend
+
+
+def _begin_with_bos(tokenizer: Tokenizer, bos: int | None) -> None:
+    if bos is not None and (token := tokenizer.id_to_token(bos)) is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=[(token, bos)]
+        )
+
+
+def _without_following_spaces(tokenizer: Tokenizer) -> Tokenizer:
+    """Make special tokens take the spaces and newlines after them, as in Phi-3's tokenizer.json and in llama.cpp."""
+    data = json.loads(tokenizer.to_str())
+    for token in data["added_tokens"]:
+        token["rstrip"] = token["special"] and token["content"] not in _PHI3_KEEPS_SPACES
+    return Tokenizer.from_str(json.dumps(data))
 
 
 def _prefix_as_sentencepiece(tokenizer: Tokenizer, adds_space: bool) -> None:

@@ -86,6 +86,11 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", _SLIDING | {"head_dim": 10}),
     "ernie4_5": ("ernie4_5", {"use_bias": True}),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_dense",
+        {"head_dim": 8}
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+    ),
     "nanochat": ("nanochat", {}),
     "modernbert-decoder": (
         "modernbert-decoder",

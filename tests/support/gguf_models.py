@@ -144,6 +144,9 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
         writer.add_token_scores([-float(number) for number in range(len(tokens))])
         writer.add_add_space_prefix("Prepend" in json.dumps(data["normalizer"]))
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    bos = (token for token in ("<|begin_of_text|>", "<bos>", "<s>") if token in tokens.values())
+    numbers = {token: number for number, token in tokens.items()}
+    writer.add_bos_token_id(numbers[next(bos)])
     writer.add_chat_template("{{ messages }}")
 
 

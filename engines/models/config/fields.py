@@ -166,10 +166,11 @@ class Fields:
         name = "max_position_embeddings"
         return _rope_scaling(rope, dim, None if self._data.get(name) is None else self.count(name))
 
-    def rope_types(self) -> set[str]:
-        """Return the rope types in the file, for all layer types together."""
+    def rope_types(self, fixed_by: str = "") -> set[str]:
+        """Return the rope types in the file, for all layer types together, without those that have this parameter."""
         ropes = [self.part(name)._data for name in _ROPES]
         ropes += [each for rope in ropes for each in rope.values() if isinstance(each, dict)]
+        ropes = [rope for rope in ropes if not rope.get(fixed_by)]
         return {str(rope.get("rope_type") or rope.get("type") or "default") for rope in ropes}
 
     def _rope(self, layer_type: str | None) -> dict[str, Any]:

@@ -64,9 +64,12 @@ class ForeignConfig(ModelConfig):
     scalings: tuple[Scaling, ...] = ()
     """Rotary scaling of each layer type. The module applies it itself, so `rotaries` is empty."""
 
+    model_max_length: int = 0
+    """Length for which the model was trained, if config.json has it, as those of Command-R do; else 0."""
+
     @property
     def longest_sequence(self) -> int:
-        return longest_sequence(self.max_position_embeddings, self.scalings)
+        return max(self.model_max_length, longest_sequence(self.max_position_embeddings, self.scalings))
 
     def split_plan(self, ranks: int, rank: int) -> SplitPlan:
         return SplitPlan(self.plan, self.num_heads, self.num_kv_heads, self.head_dim, ranks, rank)
@@ -180,7 +183,9 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
     others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
     if others:
         raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
-    if changing := fields.rope_types().difference(_ROPE_TYPES):
+    # HunYuan's files call a fixed scaling "dynamic".
+    fixed_by = "alpha" if architecture.startswith("HunYuan") else ""
+    if changing := fields.rope_types(fixed_by).difference(_ROPE_TYPES):
         raise UnsupportedModel(
             f"{architecture} with rope type {changing.pop()!r}, whose angles depend on the other sequences of a batch"
         )
@@ -212,7 +217,15 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         plan=source.plan,
         tensors=tuple((tensor.name, tensor.shape) for tensor in stored_tensors(folder)),
         scalings=tuple(fields.rope_scalings(head_dim)),
+        model_max_length=_model_max_length(fields),
     )
+
+
+def _model_max_length(fields: Fields) -> int:
+    try:
+        return fields.count_or_none("model_max_length") or 0
+    except UnsupportedModel:  # some files have 1e30 for no limit
+        return 0
 
 
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:

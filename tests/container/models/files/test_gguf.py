@@ -207,19 +207,35 @@ def test_a_rope_scaling_that_would_shorten_the_context_is_rejected(key: str, tmp
 
 
 @pytest.mark.parametrize(
-    ("family", "pre"), [("llama3", "llama-bpe"), ("mistral", ""), ("mistral_v3", ""), ("llama2", "")]
+    ("family", "pre"),
+    [("llama3", "llama-bpe"), ("mistral", ""), ("mistral_v3", ""), ("llama2", ""), ("phi3", "")],
 )
 def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_path: Path) -> None:
     """Texts with leading spaces are important for SentencePiece."""
     described = _described(tmp_path, family, pre)
     theirs = Tokenizer.from_file(str(tmp_path / family / "tokenizer.json"))
     ours = Tokenizer.from_file(str(described / "tokenizer.json"))
-    for text in (*script_texts(100, ["<|eot_id|>", "<s>", "[INST]"]), " a", "  a", "▁a", "", " "):
+    chat = "<|user|>\nYou\n  a<|end|>\n<|assistant|>\n"
+    for text in (*script_texts(100, ["<|eot_id|>", "<s>", "[INST]"]), chat, " a", "  a", "▁a", "", " "):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == expected
+        if pre:
+            assert ours.encode(text).ids == theirs.encode(text).ids, "BOS"
         assert pre or ours.decode(expected) == theirs.decode(expected)
     assert read_templates(described) == {"default": "{{ messages }}"}
     assert tokenizer_files.loads_unchanged(described)
+
+
+@pytest.mark.parametrize(("family", "pre"), [("llama3", "llama-bpe"), ("phi3", ""), ("gemma3", "")])
+def test_generation_ends_with_a_turn(family: str, pre: str, tmp_path: Path) -> None:
+    """The metadata have no end of a turn, as in many files."""
+    described = _described(tmp_path, family, pre)
+    ends = json.loads((described / "generation_config.json").read_text())["eos_token_id"]
+    tokenizer = Tokenizer.from_file(str(tmp_path / family / "tokenizer.json"))
+    known = {
+        tokenizer.token_to_id(token) for token in ("<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+    }
+    assert set(ends) == {1, *known} - {None}, "1 is the end of texts"
 
 
 def test_sentencepiece_without_a_space_prefix(tmp_path: Path) -> None:
@@ -250,8 +266,9 @@ def _described(folder: Path, family: str, pre: str) -> Path:
     tokenizer, checkpoint, described = (folder / name for name in (family, "checkpoint", "described"))
     if not tokenizer.exists():
         FAMILIES[family](tokenizer)
-    save_model(checkpoint, "llama", **SHAPE)
+    architecture = {"phi3": "phi3", "gemma3": "gemma3"}.get(family, "llama")
+    save_model(checkpoint, {"gemma3": "gemma3_text"}.get(family, architecture), **SHAPE)
     described.mkdir()
-    write_gguf(checkpoint, folder / "model.gguf", "llama", Kind.F32, tokenizer, pre)
+    write_gguf(checkpoint, folder / "model.gguf", architecture, Kind.F32, tokenizer, pre)
     describe(folder / "model.gguf", described)
     return described

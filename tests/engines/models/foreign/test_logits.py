@@ -31,6 +31,7 @@ FEW = (
     "cohere-plus",
     "glm4",
     "exaone4",
+    "hunyuan-alpha",
     "minicpm3",
     "qwen2_moe",
     "qwen2_moe-window",
