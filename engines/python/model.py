@@ -107,10 +107,10 @@ def _free_gpu_bytes() -> list[int]:
 
 
 def _require_gpus_only(module: Any) -> None:
-    other_devices = {str(place) for place in module.hf_device_map.values() if not isinstance(place, int)}
-    if other_devices:
+    # Layers on the disk, and on the CPU next to layers on a GPU, are on the device "meta" until they are computed.
+    if any(parameter.device.type != "cuda" for parameter in module.parameters()):
         raise ValueError(
-            f"the model does not fit on the GPUs: layers would go to {', '.join(sorted(other_devices))}; "
+            "the model does not fit on the GPUs: some layers would go to the CPU or the disk; "
             "raise option.tensor_parallel_degree, or lower option.dtype"
         )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from engines.config import ParallelConfig
+from engines.python import model as loading
 from engines.python.model import load_model, placement
 from tests.support.dynamic_engine import make_dynamic_config
 from tests.support.tiny_architectures import VOCAB_SIZE, make_model
@@ -19,6 +23,20 @@ def test_one_gpu_gets_the_whole_model_and_more_gpus_balance_its_layers() -> None
     placed = placement(2, [80 * _GIB, 40 * _GIB, 80 * _GIB, 80 * _GIB])
     assert placed["device_map"] == "balanced"
     assert placed["max_memory"] == {0: 72 * _GIB, 1: 36 * _GIB}
+
+
+def test_a_model_whose_layers_are_all_on_one_gpu_is_accepted_and_layers_elsewhere_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    config = replace(make_dynamic_config(tmp_path), parallel=ParallelConfig(1, "cuda", 1))
+    monkeypatch.setattr(loading, "placement", lambda *_: {"device_map": {"": "cpu"}})
+    with pytest.raises(ValueError, match=r"does not fit on the GPUs"):
+        load_model(config)
+    with FakeTensorMode():
+        on_gpu = torch.empty(1, device="cuda")  # without a GPU
+    monkeypatch.setattr(torch.nn.Module, "parameters", lambda _: iter([on_gpu]))
+    load_model(config)
 
 
 @pytest.mark.parametrize(("architecture", "encoder_decoder"), [("gpt2", False), ("t5", True)])
