@@ -14,6 +14,8 @@ from tests.gpu.traces import uniform
 
 MODEL = "falcon-40b"
 USERS = 32
+REQUESTS = 64
+"""Per scenario: each user sends its next request when the previous one is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def _measure(
     context: Context, engine: Engine, configuration: Configuration, baselines: dict[int, Outcome]
 ) -> None:
     for scenario, (input_tokens, output_tokens) in enumerate(_scenarios(context)):
-        trace = uniform(context.size(128, 2), input_tokens, output_tokens, engine.config.vocab_size)
+        trace = uniform(context.size(REQUESTS, 2), input_tokens, output_tokens, engine.config.vocab_size)
         requests = trace_requests(f"{configuration.name} {scenario}", trace)
         running = engine.start(configuration.policy, max_num_seqs=context.size(configuration.max_num_seqs, 2))
         outcome = run_requests(running, requests, context.device, users=USERS)
