@@ -19,10 +19,8 @@ from container.endpoint.validation import Service
 class Platform:
     """All deployed resources. Thread-safe: each name is added and removed atomically."""
 
-    def __init__(
-        self, launcher: Launcher, report: Report, alarms: Mapping[str, AlarmRule] | None = None
-    ) -> None:
-        self.alarms = dict(alarms or {})
+    def __init__(self, launcher: Launcher, report: Report) -> None:
+        self.alarms: dict[str, AlarmRule] = {}
         self._launcher = launcher
         self._report = report
         self._service = Service("sagemaker", refused)

@@ -36,10 +36,10 @@ class Traffic:
     and has none in flight.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._random = random.Random(seed)
-        self._shadow_random = random.Random(seed)
+        self._random = random.Random(0)
+        self._shadow_random = random.Random(0)
         self._blue: Fleet | None = None
         self._green: Fleet | None = None
         self._green_share = 0.0

@@ -102,11 +102,6 @@ class ReplicaSet:
         self._request_loads: dict[str, _RequestLoad] = {}
         self._turns = 0
 
-    @property
-    def loads(self) -> list[int]:
-        """Tokens that each copy still has to compute for this web process."""
-        return [copy.load for copy in self._replicas]
-
     def submit(self, *requests: Request) -> RequestStream:
         stream = _CountedStream(self._count)
         serving = self._serving()

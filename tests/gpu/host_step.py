@@ -191,8 +191,8 @@ class HostSteps(GpuSteps):
         self.num_seqs = 0
 
     def prepare(self, plan: StepPlan) -> Any:
-        self.num_seqs = plan.num_sequences
-        self.decodes_only = plan.num_tokens == plan.num_sequences
+        self.num_seqs = len(plan.rows)
+        self.decodes_only = plan.num_tokens == len(plan.rows)
         return super().prepare(plan)
 
     def compute(self, *arguments: Any) -> StepResult:

@@ -160,7 +160,8 @@ def lab(
 ) -> Iterator[EndpointLab]:
     """Serve a platform without endpoints during the block."""
     reports: list[str] = []
-    platform = Platform(launcher, reports.append, alarms)
+    platform = Platform(launcher, reports.append)
+    platform.alarms.update(alarms or {})
     runtime = Runtime(limits or TimeLimits())
     asynchronous = AsyncInvocations(runtime, s3, reports.append)
     server = EndpointServer(make_app(platform, runtime, asynchronous, _HOST), _listener())

@@ -43,7 +43,7 @@ class BlockManager(ABC):
     @property
     def num_promised(self) -> int:
         """Blocks promised to sequences and not taken yet."""
-        return 0
+        return sum(self._promised.values())
 
     @property
     def num_unfilled_slots(self) -> int:

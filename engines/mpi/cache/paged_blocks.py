@@ -45,10 +45,6 @@ class PagedBlocks(BlockManager):
     def num_cached(self) -> int:
         return self.prefix_cache.num_idle if self.prefix_cache is not None else 0
 
-    @property
-    def num_promised(self) -> int:
-        return self._num_promised
-
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
         worst = self.blocks_needed(sequence.max_num_tokens, whole=True)

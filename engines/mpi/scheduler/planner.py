@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from engines.config import SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.scheduler import prefill
 from engines.mpi.scheduler.policies import POLICIES
-from engines.mpi.scheduler.prefill import make_prefill_mode
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step import Step, StepDraft
 from engines.mpi.scheduler.waiting_queue import WaitingQueue
@@ -59,7 +59,6 @@ class StepPlanner:
         self.num_prefix_hit_tokens = 0
         self.num_recomputed_tokens = 0
         self._admission = ADMISSION_MODES[config.batch_scheduler_policy]
-        self._prefill = make_prefill_mode(config.settings.chunked_prefill)
         self._blocks = blocks
         self._decoding: dict[Sequence, None] = {}
         """Running sequences that have only their newest token to compute, without beams."""
@@ -77,18 +76,17 @@ class StepPlanner:
         if settings.scheduling_policy != self.settings.scheduling_policy:
             self.waiting.change_policy(POLICIES[settings.scheduling_policy]())
         if settings.chunked_prefill != self.settings.chunked_prefill:
-            self._prefill = make_prefill_mode(settings.chunked_prefill)
             self._num_decode_steps = 0
         self.settings = settings
 
     def schedule(self) -> Step | None:
         """Plan the next step. Returns None when there is nothing to compute."""
         draft = StepDraft()
-        settings, mode = self.settings, self._prefill
+        settings = self.settings
         others = self._other_sequences()
         prefilling = [sequence for sequence in others if not sequence.is_decoding]
-        if mode.pauses_decodes and (
-            prefilling or mode.is_due(len(self.running), len(self.waiting), self._num_decode_steps, settings)
+        if (prefilling and not settings.chunked_prefill) or prefill.decodes_pause(
+            len(self.running), len(self.waiting), self._num_decode_steps, settings
         ):
             self._plan_prompts(prefilling, draft)
         if not draft.prefills:
@@ -97,7 +95,7 @@ class StepPlanner:
                 prefilling = []
             else:
                 self._plan_decodes(others, draft)
-            if not mode.pauses_decodes:
+            if settings.chunked_prefill:
                 self._plan_prompts(prefilling, draft)
         self._num_decode_steps = 0 if draft.prefills else self._num_decode_steps + 1
         return self._finish(draft)
@@ -149,7 +147,7 @@ class StepPlanner:
                 break
             if sequence.is_decoding:
                 self._plan_decode(sequence, draft)
-            elif not self._prefill.pauses_decodes:
+            elif self.settings.chunked_prefill:
                 self._plan_prefills([sequence], draft)
         for sequence in (*draft.decodes, *draft.prefills):
             self._num_turns += 1
@@ -175,9 +173,7 @@ class StepPlanner:
                 draft.add_prefill(sequence, count)
 
     def _chunk_size(self, num_missing: int, draft: StepDraft) -> int:
-        return self._prefill.chunk_size(
-            num_missing, draft.num_prefill_tokens, draft.num_tokens, self.settings
-        )
+        return prefill.chunk_size(num_missing, draft.num_prefill_tokens, draft.num_tokens, self.settings)
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Return whether the sequence can compute now. A sequence with a sibling waits until it can take over the

@@ -55,10 +55,6 @@ class StepPlan:
     """Pairs of blocks: source, destination. Copied in order, before the step."""
 
     @property
-    def num_sequences(self) -> int:
-        return len(self.rows)
-
-    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row_keys
+from lmi_kernels.sampling.truncate_logits_cpu import select_rows
 
 _CHUNK = 64
 _MIN_FLOAT = torch.finfo(torch.float32).min
@@ -35,19 +36,15 @@ def choose_tokens_cpu(
         ((temperature != 0.0) & finite).nonzero()[:, 0],
     )
     if len(greedy):
-        chosen[greedy] = _select_rows(x, greedy).argmax(dim=-1)
+        chosen[greedy] = select_rows(x, greedy).argmax(dim=-1)
     if len(drawn):
         keys = row_keys(seeds[drawn], positions[drawn])
         tokens, scores = _draw(
-            _select_rows(x, drawn), temperature[drawn], thresholds[drawn], last_ids[drawn], keys
+            select_rows(x, drawn), temperature[drawn], thresholds[drawn], last_ids[drawn], keys
         )
         finite[drawn] = scores > -torch.inf
         chosen[drawn] = tokens.where(finite[drawn], 0)
     return chosen, finite
-
-
-def _select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return x if len(rows) == len(x) else x[rows]
 
 
 def _draw(

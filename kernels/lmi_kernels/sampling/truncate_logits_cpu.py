@@ -29,11 +29,11 @@ def logit_thresholds_cpu(
     if len(rows):
         ranks = top_k[rows, None]
         thresholds[rows] = (
-            _select_rows(x, rows).topk(int(ranks.max()), dim=-1).values.gather(1, ranks - 1)[:, 0]
+            select_rows(x, rows).topk(int(ranks.max()), dim=-1).values.gather(1, ranks - 1)[:, 0]
         )
     rows = (drawn & (top_p < 1.0)).nonzero()[:, 0]
     if len(rows):
-        keys, edges = _select_rows(x, rows), thresholds[rows, None]
+        keys, edges = select_rows(x, rows), thresholds[rows, None]
         if bool((edges > -torch.inf).any()):
             keys = keys.where(keys >= edges, -torch.inf)
         probabilities = (keys / divisors[rows, None]).softmax(dim=-1)
@@ -46,13 +46,13 @@ def logit_thresholds_cpu(
         # In logarithms, because a ratio of probabilities is a difference of logits. The result is rounded once.
         shares = min_p[rows].float().clamp(min=1e-37).double()
         distances = temperature.float()[rows].double() * shares.log()
-        relative = (_select_rows(x, rows).amax(dim=-1).double() + distances).float()
+        relative = (select_rows(x, rows).amax(dim=-1).double() + distances).float()
         last_ids[rows] = last_ids[rows].where(relative <= thresholds[rows], NO_LAST_ID)
         thresholds[rows] = relative.maximum(thresholds[rows])
     return thresholds.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), last_ids
 
 
-def _select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x if len(rows) == len(x) else x[rows]
 
 

@@ -121,7 +121,7 @@ def replay(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> 
         return whole
     batch, graphs = engine.runner.steps.prepare(plan), engine.runner.steps._graphs
     if not batch.bucket:
-        raise AssertionError(f"no graph was captured for {plan.num_sequences} sequences")
+        raise AssertionError(f"no graph was captured for {len(plan.rows)} sequences")
 
     @torch.inference_mode()
     def replay_graph() -> object:
@@ -134,7 +134,7 @@ def _decode(
     context: Context, ceilings_: Ceilings, engine: Engine, name: str, plan: StepPlan, target: str
 ) -> None:
     timing = time_calls([replay(engine, plan)], context.device, repeats=context.size(30, 1))
-    batch, keys = plan.num_sequences, plan.starts[0] + 1
+    batch, keys = len(plan.rows), plan.starts[0] + 1
     floor = decode_work(engine.config, batch, batch * keys).floor(ceilings_)
     context.results.time(
         f"{name}, decode of {batch} at {keys} keys, graph alone",
@@ -163,7 +163,7 @@ def _graphs(context: Context, engine: Engine, name: str, plan: StepPlan) -> None
 
 def _nucleus(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
     """Time top-p sampling against greedy sampling. The same graph serves both."""
-    repeats, batch = context.size(30, 1), plan.num_sequences
+    repeats, batch = context.size(30, 1), len(plan.rows)
     greedy = time_calls([replay(engine, plan)], context.device, repeats)
     nucleus = time_calls([replay(engine, plan, _NUCLEUS)], context.device, repeats)
     context.results.time(

@@ -11,11 +11,11 @@ from engines.core import RequestOutput, SchedulerSettings
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.prefix_cache import PrefixCache
 from engines.mpi.cache.window import Window
+from engines.mpi.scheduler import prefill
 from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.policies.fair import Fair
 from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
 from engines.mpi.scheduler.policies.priority import Priority
-from engines.mpi.scheduler.prefill import ChunkedPrefill, ExclusivePrefill
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.scheduler.property_combinations import Combination, combinations
@@ -68,17 +68,13 @@ def _block_kept_on_abort(patch: pytest.MonkeyPatch) -> None:
 
 
 def _budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    for mode in (ChunkedPrefill, ExclusivePrefill):
-        patch.setattr(mode, "chunk_size", _with_one_more(mode.chunk_size))
+    chunk_size = prefill.chunk_size
 
+    def more(missing: int, prefills: int, tokens: int, settings: SchedulerSettings) -> int:
+        larger = replace(settings, max_prefill_tokens=settings.max_prefill_tokens + 1)
+        return chunk_size(missing, prefills, tokens, larger)
 
-def _with_one_more(chunk: Callable[..., int]) -> Callable[..., int]:
-    def more(self: object, *rest: object) -> int:
-        *counts, settings = rest
-        assert isinstance(settings, SchedulerSettings)
-        return chunk(self, *counts, replace(settings, max_prefill_tokens=settings.max_prefill_tokens + 1))
-
-    return more
+    patch.setattr(prefill, "chunk_size", more)
 
 
 def _end_reported_twice(patch: pytest.MonkeyPatch) -> None:

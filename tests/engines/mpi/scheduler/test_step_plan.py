@@ -38,8 +38,8 @@ def test_a_plan_survives_encoding(plan: StepPlan) -> None:
 
 @given(_plans(), st.data())
 def test_parts_of_a_plan_have_its_tokens_without_state_changes(plan: StepPlan, data: st.DataObject) -> None:
-    middle = data.draw(st.integers(0, plan.num_sequences))
-    parts = plan.part(0, middle), plan.part(middle, plan.num_sequences)
+    middle = data.draw(st.integers(0, len(plan.rows)))
+    parts = plan.part(0, middle), plan.part(middle, len(plan.rows))
     for part in parts:
         assert part.num_tokens == sum(part.query_lens)
         assert not (*part.table_updates, *part.copies)
