@@ -1,4 +1,5 @@
-"""Detect this machine's cores, free memory and GPUs. Requires neither torch nor a network; takes well under 1 s."""
+"""Detect this machine's cores, free memory and GPUs. Requires neither torch nor a network; takes well under 1 s unless
+the GPU driver is slow."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from engines.host_memory import available_bytes, cgroup_folders, read_text
 
-_SMI_TIMEOUT_S = 2.0
+_SMI_TIMEOUT_S = 10.0
+"""nvidia-smi takes seconds if no process has the driver loaded."""
 INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
 """Instruction sets of the native CPU kernels, as in `lmi_kernels.cpu.library`, whose package imports torch."""
 _PACKAGES = ("lmi-server", "torch", "transformers", "tokenizers", "urllib3")
@@ -158,20 +160,21 @@ def parse_listing(listing: str) -> tuple[tuple[str, str], ...]:
 
 
 def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES selects: indices or UUID prefixes, up to the first invalid one."""
-    if visible is None:
-        return gpus
-    selected: list[tuple[str, str]] = []
-    for part in visible.split(","):
+    """Return the GPUs that a process sees: those that CUDA_VISIBLE_DEVICES selects by indices or UUID prefixes, up to
+    the first invalid one. CUDA gives a process at most one MIG slice."""
+    selected: list[tuple[str, str]] = [] if visible is not None else list(gpus)
+    for part in (visible or "").split(","):
         word = part.strip()
         if word.isdecimal():
-            found = [gpus[int(word)]] if int(word) < len(gpus) else []
+            found = list(gpus[int(word) :][:1])
         else:
-            found = [gpu for gpu in gpus if word and gpu[1].startswith(word)][:1]
+            # Without nvidia-smi the UUIDs are unknown.
+            is_uuid = word.startswith(("GPU-", "MIG-"))
+            found = [gpu for gpu in gpus if is_uuid and (gpu[1].startswith(word) or not gpu[1])][:1]
         if not found:
             break
         selected += found
-    return tuple(selected)
+    return tuple([gpu for gpu in selected if gpu[1].startswith("MIG")][:1] or selected)
 
 
 def _cpu_kernels(wanted: str) -> tuple[str, str]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from container.explain.check import check
-from container.explain.prediction.memory import CONTEXT_BYTES
 from container.machine import Machine, detect
 from container.multi_model.errors import BadModel
 from container.run.launch import VISIBLE_GPUS
 from container.run.processes import process_tree
+from engines.mpi.runner.budget import CONTEXT_BYTES
 
 _PROCESS_BYTES = 600 << 20
 """Memory of a server's processes besides weights, activations and KV cache."""

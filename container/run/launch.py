@@ -27,6 +27,12 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"
 SEGMENT_BYTES = 4 << 20
 """Shared memory of Open MPI for each rank, a quarter of its default: 8 ranks fit into docker's 64 MiB."""
+SUM_ORDER = {
+    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    "OMPI_MCA_coll_tuned_allreduce_algorithm": "3",
+}
+"""Recursive doubling: all elements are added in the same order of ranks. With more than two ranks, the default order
+depends on the size of the message and the element's place in it, and so on the batch."""
 _CORES_PER_WEB_WORKER = 16
 _MAX_WEB_WORKERS = 4
 _MAX_CONNECTIONS = 8192
@@ -184,6 +190,8 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
         "PYTORCH_ALLOC_CONF": base.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         # All ranks are on this machine. NCCL would listen on another interface.
         "NCCL_SOCKET_IFNAME": "lo",
+        # NCCL would register the buffers of captured collectives, which fails for expandable segments.
+        "NCCL_GRAPH_REGISTER": "0",
         **base,
         **gpus,
         "OMP_NUM_THREADS": str(parallel.threads_per_rank),
@@ -197,6 +205,7 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
         "OMPI_MCA_btl_vader_backing_directory": str(paths.folder),
         "OMPI_MCA_btl_sm_segment_size": str(SEGMENT_BYTES),
         "OMPI_MCA_btl_vader_segment_size": str(SEGMENT_BYTES),
+        **(SUM_ORDER if parallel.tp_size > 2 else {}),
         "PRTE_MCA_prte_tmpdir_base": str(paths.folder),
         "OMPI_MCA_orte_tmpdir_base": str(paths.folder),
     }

@@ -172,6 +172,27 @@ def test_cuda_visible_devices_selects_gpus(gpu_root: Path, visible: str | None, 
     assert machine.note == ""
 
 
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [
+        (None, "MIG 3g.40gb"),
+        ("MIG-b", "MIG 1g.10gb"),
+        ("MIG-b,MIG-a", "MIG 1g.10gb"),
+        ("0,1", "MIG 3g.40gb"),
+    ],
+)
+def test_a_process_sees_one_slice_of_a_gpu(gpu_root: Path, visible: str | None, name: str) -> None:
+    (gpu_root.parent / "tools" / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{SLICED}END\n")
+    machine = detect({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, gpu_root)
+    assert machine.gpu_names == (name,)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("GPU-22", 1), ("GPU-22,GPU-11", 2), ("none", 0), ("1", 1)])
+def test_gpus_are_selected_without_nvidia_smi(gpu_root: Path, visible: str, count: int) -> None:
+    (gpu_root.parent / "tools" / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    assert detect({"CUDA_VISIBLE_DEVICES": visible}, gpu_root).gpu_count == count
+
+
 def test_gpus_that_torch_cannot_use_are_reported_but_not_counted(gpu_root: Path) -> None:
     version = gpu_root.parent / "site" / "torch" / "version.py"
     version.write_text("__version__ = '2+cpu'\ncuda: Optional[str] = None\n")

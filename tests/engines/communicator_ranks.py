@@ -29,6 +29,13 @@ def main() -> None:
     with torch.inference_mode():
         found["inference sum"] = comm.all_reduce(torch.ones(3)).tolist()
 
+    generator = torch.Generator().manual_seed(comm.rank)
+    rows = torch.randn(64, 576, generator=generator) * 3.0**comm.rank
+    sums = comm.all_reduce(rows.clone())
+    found["sums of some rows"] = [
+        torch.equal(comm.all_reduce(rows[a:b].clone()), sums[a:b]) for a, b in ((0, 1), (1, 3), (5, 12))
+    ]
+
     tensor = torch.full((5,), 40 + comm.rank)
     found["broadcast"] = [comm.broadcast(tensor) is tensor, tensor.unique().tolist()]
 

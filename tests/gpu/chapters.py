@@ -25,8 +25,8 @@ _MIN_SECONDS = 15.0
 _GRACE_SECONDS = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 _MAX_LOG_BYTES = 12_000_000
-_EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""The setting of `container.run.launch`."""
+_EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
+"""The settings of `container.run.launch`."""
 NO_GPU = 2
 
 

@@ -18,13 +18,11 @@ from engines.models.architectures import read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.foreign.description import ForeignConfig, describe
 from engines.mpi.cache.window import request_blocks
-from engines.mpi.runner.budget import ACTIVATION_HEADROOM, gpu_cache_bytes, local_bytes
+from engines.mpi.runner.budget import ACTIVATION_HEADROOM, CONTEXT_BYTES, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
 from lmi_server.config import EngineOptions
 
-CONTEXT_BYTES = 1 << 29
-"""Assumed size of the driver's context on a GPU, in addition to all tensors."""
 _SAMPLED_COPIES = 30
 _SCORED_COPIES = 1.5
 """Simultaneous fp32 copies of a row of logits, besides the row itself, with every sampling parameter set. Fitted to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+CONTEXT_BYTES = 1 << 29
+"""Assumed size of the driver's context on a GPU, in addition to all tensors."""
 ACTIVATION_HEADROOM = 1.1
 """Factor by which the largest step may exceed its measurement, because memory is never filled without gaps."""
 
@@ -10,7 +12,7 @@ def gpu_cache_bytes(total: int, utilization: float, others: int, weights: int, a
     """Return the bytes that one GPU's KV cache may take: its share of the memory, minus everything else. Negative when
     nothing is left.
 
-    others: bytes on the device that are not tensors of this process.
+    others: bytes of this process on the device that are not tensors.
     """
     return int(total * utilization) - others - weights - activations
 

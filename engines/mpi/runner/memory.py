@@ -75,11 +75,14 @@ def empty_cache() -> None:
 
 
 def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) -> int:
-    """Return the bytes that one GPU's KV cache may take, after weights, the largest step and everything else."""
+    """Return the bytes that one GPU's KV cache may take: this process's share of the memory, after weights and the
+    largest step, but at most what other processes leave."""
     free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    weights = torch.cuda.memory_allocated(device)
-    return budget.gpu_cache_bytes(total, utilization, others, weights, activations)
+    reserved, weights = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    # Other processes cannot be told from this process's context.
+    context = min(total - free - reserved, budget.CONTEXT_BYTES)
+    share = budget.gpu_cache_bytes(total, utilization, context, weights, activations)
+    return min(share, free + reserved - _MAX_OUTSIDE - weights - activations)
 
 
 def free_bytes(device: torch.device) -> int:

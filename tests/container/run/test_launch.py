@@ -62,12 +62,20 @@ def test_mpirun_starts_unbound_ranks_that_share_memory(major: int, btl: str) -> 
         ({"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
         ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
         ({}, {"NCCL_SOCKET_IFNAME": "lo"}),
+        ({}, {"NCCL_GRAPH_REGISTER": "0"}),
         ({"NCCL_SOCKET_IFNAME": "eth1"}, {"NCCL_SOCKET_IFNAME": "eth1"}),
     ],
     ids=str,
 )
 def test_the_environment_of_ranks(base: dict[str, str], expected: dict[str, str]) -> None:
     assert expected.items() <= launch.engine_environment(base, CONFIG, PATHS).items()
+
+
+def test_more_than_two_ranks_add_in_one_order() -> None:
+    for ranks in (1, 2, 3):
+        config = replace(CONFIG, parallel=replace(CONFIG.parallel, tp_size=ranks))
+        found = launch.engine_environment({}, config, PATHS)
+        assert (launch.SUM_ORDER.items() <= found.items()) == (ranks > 2)
 
 
 def test_the_loopback_library_is_appended_to_ld_preload() -> None:

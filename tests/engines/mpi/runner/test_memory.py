@@ -57,6 +57,28 @@ def test_bytes_in_use_follow_allocations() -> None:
     assert abs(memory.bytes_in_use(CPU) - before) < 20 * MIB
 
 
+@pytest.mark.parametrize(
+    ("utilization", "others", "expected"),
+    [
+        (0.9, 0, 90 - 0.5 - 16 - 2),
+        (0.45, 0, 45 - 0.5 - 16 - 2),
+        (0.45, 45, 45 - 0.5 - 16 - 2),  # another model's share
+        (0.9, 45, 100 - 45.5 - 0.25 - 16 - 2),  # what it leaves
+        (0.1, 0, 10 - 0.5 - 16 - 2),
+    ],
+)
+def test_a_gpus_cache_gets_this_process_share_of_the_memory(
+    utilization: float, others: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of 100 GiB with 16 GiB of weights; the allocator holds 17, the driver's context 0.5."""
+    free = (100 - 17 - 0.5 - others) * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 17 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB)
+    found = memory.gpu_cache_bytes(torch.device("cuda", 0), utilization, 2 * GIB)
+    assert found == pytest.approx(expected * GIB)
+
+
 def test_a_cache_that_fits_exactly_is_accepted() -> None:
     memory.require_fit(3 * GIB, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
     with pytest.raises(ValueError):
@@ -113,9 +135,9 @@ def test_the_largest_steps_reach_the_limits_exactly(tokens: int, seqs: int) -> N
     chunks, singles = LargestStep(tokens, seqs, max_model_len=128).plans(block_size=8)
     for plan in (chunks, singles):
         assert plan.num_tokens == sum(plan.query_lens) <= tokens
-        assert plan.num_sequences <= seqs
+        assert len(plan.rows) <= seqs
         ends = [start + count for start, count in zip(plan.starts, plan.query_lens, strict=True)]
-        assert ends == [128] * plan.num_sequences
+        assert ends == [128] * len(plan.rows)
     assert chunks.num_tokens == min(tokens, seqs * 127)
     assert singles.num_sampled == min(tokens, seqs)
     assert set(singles.wants) == {WANT_LOGITS}
