@@ -17,8 +17,8 @@ Deliver = Callable[[list[RequestOutput]], Collection[str]]
 class BatchRow:
     """One request of a batch. Lives as long as the batch, across several calls of `generate` if one fails.
 
-    A later call generates from the prompt again. Tokens that were already delivered are not delivered again, but must
-    be reproduced. Greedy decoding reproduces them; so does sampling, which depends only on seed and position.
+    A later call continues after the tokens that were delivered. A model with an encoder starts again and must reproduce
+    them: greedy decoding does, and so does sampling, which depends only on seed and position.
     """
 
     def __init__(self, request: Request) -> None:
@@ -37,6 +37,13 @@ class BatchRow:
     @property
     def num_delivered(self) -> int:
         return len(self._delivered.tokens)
+
+    def resume(self) -> list[int]:
+        """Start a call of `generate` after the prompt and all delivered tokens. Return these."""
+        self.begin([*self.request.prompt_token_ids, *self._delivered.tokens])
+        self._num_start = len(self.request.prompt_token_ids)
+        self._delivered.restart(self.num_delivered)
+        return self._context.copy()
 
     def begin(self, context: Sequence[int]) -> None:
         """Start a call of `generate`. context: the tokens before the first new one (prompt or decoder start)."""

@@ -112,10 +112,12 @@ class BatchRunner:
 
     def _generate(self, rows: Sequence[BatchRow], steps: Steps) -> None:
         """Call `generate` for rows. Raises: `DeadlineReached`; any error of the model or the sampler."""
-        prompts = [row.request.prompt_token_ids for row in rows]
-        for row, prompt in zip(rows, prompts, strict=True):
-            row.begin(prompt)
-        longest = max(row.request.sampling.max_new_tokens for row in rows)
+        if self._model.is_encoder_decoder:  # the rows begin with the decoder's start tokens
+            prompts = [list(row.request.prompt_token_ids) for row in rows]
+            longest = max(row.request.sampling.max_new_tokens for row in rows)
+        else:
+            prompts = [row.resume() for row in rows]
+            longest = max(row.request.sampling.max_new_tokens - row.num_delivered for row in rows)
         steps.waste.prompt_padding += max(map(len, prompts)) * len(prompts) - sum(map(len, prompts))
         generate(self._model, prompts, longest, steps.choose, steps.advance)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+from transformers.quantizers import AutoHfQuantizer
 
 from engines.config import PythonEngineConfig
 
@@ -39,8 +39,9 @@ def load_model(config: PythonEngineConfig) -> LoadedModel:
 
     On a CPU, weights are rounded to the configured dtype, and the model computes in fp32.
 
-    Raises: `FileNotFoundError` if there is no config.json; `ValueError` if the model does not fit on the GPUs; any
-        error of transformers.
+    Raises: `FileNotFoundError` if there is no config.json; `ValueError` if the model does not fit on the GPUs, if
+        tensors are missing, or if they are quantised in a way that transformers would ignore; any error of
+        transformers.
     """
     path = config.model.path
     if not (Path(path) / "config.json").is_file():
@@ -50,14 +51,22 @@ def load_model(config: PythonEngineConfig) -> LoadedModel:
     auto = AutoModelForSeq2SeqLM if hf_config.is_encoder_decoder else AutoModelForCausalLM
     storage = _DTYPES[config.model.dtype]
     on_gpu = config.parallel.device == "cuda"
-    module = auto.from_pretrained(
+    quantization = getattr(hf_config, "quantization_config", None)
+    if quantization and not AutoHfQuantizer.supports_quant_method(quantization):
+        raise ValueError(
+            f"transformers does not support the checkpoint's quantization ({quantization.get('quant_method')})"
+        )
+    module, loaded = auto.from_pretrained(
         path,
+        output_loading_info=True,
         config=hf_config,
         use_safetensors=True,
         dtype=storage if on_gpu else torch.float32,
-        **(placement(config.parallel.tp_size, _free_gpu_bytes()) if on_gpu else {}),
+        **(placement(config.parallel.tp_size) if on_gpu else {}),
         **common,
     )
+    if missing := sorted(loaded["missing_keys"]):
+        raise ValueError(f"the checkpoint lacks {len(missing)} of the model's tensors, such as {missing[0]}")
     if on_gpu:
         _require_gpus_only(module)
     else:
@@ -90,20 +99,16 @@ def describe(module: Any) -> LoadedModel:
     )
 
 
-def placement(degree: int, free_bytes: Sequence[int]) -> dict[str, Any]:
+def placement(degree: int) -> dict[str, Any]:
     """Return arguments of `from_pretrained` that place all layers on one GPU, or evenly on the first `degree` GPUs.
 
-    degree: the tensor-parallel degree, here the number of GPUs; free_bytes: free memory of each GPU. No layer goes to
-    the CPU or the disk.
+    degree: the tensor-parallel degree, here the number of GPUs. Other GPUs are not touched, and no layer goes to the
+    CPU or the disk.
     """
     if degree == 1:
         return {"device_map": {"": 0}}
-    memory = {gpu: int(free * _MEMORY_SHARE) for gpu, free in enumerate(free_bytes[:degree])}
+    memory = {gpu: int(torch.cuda.mem_get_info(gpu)[0] * _MEMORY_SHARE) for gpu in range(degree)}
     return {"device_map": "balanced", "max_memory": memory}
-
-
-def _free_gpu_bytes() -> list[int]:
-    return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
 
 
 def _require_gpus_only(module: Any) -> None:

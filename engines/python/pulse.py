@@ -31,8 +31,15 @@ class Pulse:
         """Call `beat` before each layer of a model. Return the number of layers found."""
         layers = list(_layers(module))
         for layer in layers:
-            layer.register_forward_pre_hook(lambda module, arguments: self.beat())
+            layer.register_forward_pre_hook(lambda module, arguments: self._before_layer(arguments))
         return len(layers)
+
+    def _before_layer(self, arguments: tuple[Any, ...]) -> None:
+        """Beat. On a GPU, first wait for the previous layer of a prompt: its kernels have only been queued."""
+        states = arguments[0] if arguments else None
+        if isinstance(states, torch.Tensor) and states.is_cuda and states.dim() > 1 and states.shape[-2] > 1:
+            torch.cuda.current_stream(states.device).synchronize()
+        self.beat()
 
 
 def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

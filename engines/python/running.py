@@ -17,15 +17,15 @@ def batch_timed_out(limit: float, num_tokens: int) -> DeadlineExceeded:
 
 
 class Delivered:
-    """The tokens that a request has delivered. Another run of the request must reproduce them."""
+    """The tokens that a request has delivered. Another run of the request continues or reproduces them."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._num_repeated = 0
 
-    def restart(self) -> None:
-        """Prepare for another run of the request."""
-        self._num_repeated = 0
+    def restart(self, num_repeated: int = 0) -> None:
+        """Prepare for another run of the request, which starts after the first `num_repeated` tokens."""
+        self._num_repeated = num_repeated
 
     def record(self, tokens: Sequence[int]) -> bool:
         """Record a run's next tokens. Return whether they are new.

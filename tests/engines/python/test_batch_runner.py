@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engines.core import FinishReason, Request, SampledToken
+from engines.python.pulse import Pulse
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from tests.engines.python.conftest import RecordedOutputs, Runner, generate, request
@@ -194,7 +198,7 @@ def _check_greedy(heard: RecordedOutputs, llama: Any, request: Request) -> None:
 
 
 def test_tokens_sent_before_a_failure_are_not_sent_twice(runner: Runner, llama: Any) -> None:
-    """The batch fails in its fifth step, when `a` has ended. The rerun gives the same tokens to all rows."""
+    """The batch fails in its fifth step, when `a` has ended. The other rows continue and get the same tokens."""
     _break_in_step(runner, 5)
     requests = [request("a", [10, 11], 3), request("b", [12], 9), *_different_requests()[2:5]]
     heard = runner.run(requests)
@@ -214,21 +218,39 @@ def _break_in_step(runner: Runner, step: int) -> None:
     runner.model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-def test_a_row_whose_rerun_differs_fails(runner: Runner, llama: Any) -> None:
-    _break_in_step(runner, 5)
+def _disturb(model: Any, place: int) -> None:
+    """Change the logits of the n-th forward pass that succeeds."""
     calls = itertools.count(1)
 
     def disturb(module: Any, arguments: Any, output: Any) -> None:
-        # Completed forward passes: four with both rows, then those of the first row alone.
-        if next(calls) == 6:
+        if next(calls) == place:
             output.logits[..., 1] += 1000.0
 
-    runner.model.register_forward_hook(disturb)
+    model.register_forward_hook(disturb)
+
+
+def test_a_rerun_continues_after_the_tokens_that_were_sent(runner: Runner, llama: Any) -> None:
+    """On a GPU, a batch of another size may give other tokens."""
+    _break_in_step(runner, 5)
+    _disturb(runner.model, 5)
+    rows = [request("a", [10, 11], 9), request("b", [12, 13], 9)]
+    heard = runner.run(rows)
+    assert heard.end("a").finish_reason is FinishReason.LENGTH
+    assert heard.tokens("a")[:5] == [*generate_alone(llama, [10, 11], 4), 1]
+    assert len(heard.tokens("a")) == 9
+    _check_greedy(heard, llama, rows[1])
+
+
+def test_a_row_of_an_encoder_decoder_whose_rerun_differs_fails() -> None:
+    model = make_model("t5")
+    runner = Runner(make_model("t5"))
+    _break_in_step(runner, 5)
+    _disturb(runner.model, 6)  # four passes with both rows, then the second one with the first row alone
     rows = [request("a", [10, 11], 9), request("b", [12, 13], 9)]
     heard = runner.run(rows)
     assert heard.end("a").error_kind == "request_failed"
     assert "its output differed" in heard.end("a").error_message
-    _check_greedy(heard, llama, rows[1])
+    _check_greedy(heard, model, rows[1])
 
 
 @pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0}, {"logprobs": True}])
@@ -325,6 +347,22 @@ def test_every_layer_of_every_step_sends_a_heartbeat(runner: Runner) -> None:
     before = runner.num_beats
     runner.run([request("a", [5], 4)])
     assert runner.num_beats - before >= 2 * 4
+
+
+def test_on_a_gpu_a_heartbeat_waits_for_the_previous_layer_of_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: events.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([torch.nn.Identity()])
+    assert Pulse(lambda: events.append("beat"), time.monotonic).attach(model) == 1
+    with FakeTensorMode():  # without a GPU
+        prompt, token = (torch.empty(1, length, 8, device="cuda") for length in (5, 1))
+    model.layers[0](prompt)
+    model.layers[0](token)
+    assert events == ["wait", "beat", "beat"]
 
 
 def test_positions_of_ended_rows_stay_inside_the_position_table() -> None:

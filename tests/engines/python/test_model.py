@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engines.config import ParallelConfig
@@ -18,9 +19,13 @@ from tests.support.tiny_architectures import VOCAB_SIZE, make_model
 _GIB = 1 << 30
 
 
-def test_one_gpu_gets_the_whole_model_and_more_gpus_balance_its_layers() -> None:
-    assert placement(1, [80 * _GIB, 80 * _GIB]) == {"device_map": {"": 0}}
-    placed = placement(2, [80 * _GIB, 40 * _GIB, 80 * _GIB, 80 * _GIB])
+def test_one_gpu_gets_the_whole_model_and_more_gpus_balance_its_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = [80 * _GIB, 40 * _GIB]  # reading the memory of a third GPU would use it
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free[gpu], 80 * _GIB))
+    assert placement(1) == {"device_map": {"": 0}}
+    placed = placement(2)
     assert placed["device_map"] == "balanced"
     assert placed["max_memory"] == {0: 72 * _GIB, 1: 36 * _GIB}
 
@@ -76,6 +81,25 @@ def test_tied_weights_stay_tied_when_rounded(tmp_path: Path) -> None:
     saved.save_pretrained(tmp_path)
     loaded = load_model(make_dynamic_config(tmp_path, dtype="fp16")).module
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_a_checkpoint_without_one_of_the_tensors_is_refused(tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"the checkpoint lacks 1 of the model's tensors, such as {name}"):
+        load_model(make_dynamic_config(tmp_path))
+
+
+def test_a_quantisation_that_transformers_would_ignore_is_refused(tmp_path: Path) -> None:
+    model = make_model("llama")
+    model.config.quantization_config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    model.config.save_pretrained(tmp_path)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not support the checkpoint's quantization \(modelopt\)"):
+        load_model(make_dynamic_config(tmp_path))
 
 
 def test_only_safetensors_weights_are_read(tmp_path: Path) -> None:
