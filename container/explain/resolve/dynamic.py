@@ -13,7 +13,7 @@ from container.machine import Machine
 from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
 from engines.models.config.attention import longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
-from engines.models.foreign.sources import generating_architectures
+from engines.models.foreign.sources import generates, generating_architectures
 from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -40,6 +40,7 @@ def resolve(
     remote_code = _remote_code(config, data, allow_remote_code, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
+        weights.require_declared(model_path, data)
     if read_index(model_path) is not None:
         raise CannotServe("the weights are in a GGUF file, which engine=Python does not read; set engine=MPI")
     options = config.options
@@ -68,7 +69,7 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisio
     names = data.get("architectures")
     architecture = class_name(str(names[0])) if isinstance(names, list) and names else ""
     known = generating_architectures()
-    if not known or architecture in known:
+    if not known or generates(architecture, data):
         if requested:
             decisions.notes.append(
                 f"option.trust_remote_code=true: transformers implements {architecture or 'the model'}, so"

@@ -16,6 +16,7 @@ from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.config.fields import class_name
 from engines.models.foreign.description import ForeignConfig, describe
+from engines.models.foreign.sources import generates
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
@@ -54,6 +55,7 @@ def resolve(
     model = _describe(config, model_path, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
+        weights.require_declared(model_path, weights.read_config(model_path))
     foreign = isinstance(model, ForeignConfig)
     if config.source.trust_remote_code:
         decisions.notes.append(
@@ -123,10 +125,12 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
     if not unknown:
         raise CannotServe(refusal)
     remote = " (option.trust_remote_code=true has no effect under engine=MPI)"
+    data = weights.read_config(path)
+    served = generates(architecture, data) or data.get("auto_map")
+    advice = "; engine=Python with option.rolling_batch=disable serves it with transformers" if served else ""
     raise CannotServe(
         f"engine=MPI does not support the architecture {architecture}"
-        f"{remote if config.source.trust_remote_code else ''}: {refusal}; engine=Python with"
-        " option.rolling_batch=disable serves every text generation model of transformers"
+        f"{remote if config.source.trust_remote_code else ''}: {refusal}{advice}"
     )
 
 

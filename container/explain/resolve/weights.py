@@ -29,6 +29,19 @@ def require_safetensors(path: Path) -> None:
         raise CannotServe(sentence)
 
 
+def require_declared(path: Path, config: dict[str, Any]) -> None:
+    """Raise CannotServe if matrices are quantised, but config.json does not say how. Their scales would be ignored."""
+    if config.get("quantization_config"):
+        return
+    for tensor in stored_tensors(path):
+        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith((".weight", ".weight_packed"))
+        if is_matrix and tensor.dtype not in (*_DTYPES, "F64"):
+            raise CannotServe(
+                f"the weights are quantised: {tensor.name} has the dtype {tensor.dtype}, and config.json has no"
+                " quantization_config; use the unquantised model"
+            )
+
+
 def count_parameters(path: Path) -> int:
     """Return the number of a model's parameters, from the headers of its files; 0 if they are missing or incomplete."""
     try:

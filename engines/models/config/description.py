@@ -158,7 +158,10 @@ class ModelConfig:
         rows = 0 if self.tie_word_embeddings else vocabulary
         total = linear_bytes(vocabulary, self.hidden_size, element, int8)
         for layer in range(self.num_layers):
-            total += sum(linear_bytes(*shape, element, int8) for shape in self._layer_matrices(layer, ranks))
+            total += sum(
+                count * linear_bytes(outputs, inputs, element, int8)
+                for count, outputs, inputs in self._layer_matrices(layer, ranks)
+            )
             if self.experts is not None and self.has_experts(layer):
                 rows += self.experts.num_experts
         if self.position_table is not None:
@@ -168,20 +171,20 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
 
-    def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int]]:
-        """Return (outputs, inputs) of each linear layer on rank 0. A sharded bias counts as one more input."""
+    def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int, int]]:
+        """Return (number, outputs, inputs) of linear layers on rank 0. A sharded bias counts as one more input."""
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim
         keys_values = 2 * share.kv_heads.size * self.head_dim
-        attention = [(queries + keys_values, hidden + self.qkv_bias), (hidden, queries)]
+        attention = [(1, queries + keys_values, hidden + self.qkv_bias), (1, hidden, queries)]
         if self.experts is None or not self.has_experts(layer):
             middle = split_evenly(self.intermediate_size, ranks, 0).size
             return [
                 *attention,
-                ((2 if self.gated_mlp else 1) * middle, hidden + self.mlp_bias),
-                (hidden, middle),
+                (1, (2 if self.gated_mlp else 1) * middle, hidden + self.mlp_bias),
+                (1, hidden, middle),
             ]
         middle = split_evenly(self.experts.intermediate_size, ranks, 0).size
-        expert = [(2 * middle, hidden), (hidden, middle)]
-        return [*attention, *expert * self.experts.num_experts]
+        count = self.experts.num_experts
+        return [*attention, (count, 2 * middle, hidden), (count, hidden, middle)]

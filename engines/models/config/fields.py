@@ -10,10 +10,14 @@ from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, 
 
 _ROPES = ("rope_scaling", "rope_parameters")
 """Fields with the parameters of rotary embeddings. The first one present takes precedence."""
-_MOST = {"num_hidden_layers": 4096, "n_layer": 4096, "n_layers": 4096}
-"""Largest accepted number of layers. Each layer has an object, so a typo could fill the memory."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_MOST = dict.fromkeys(_LAYERS, 4096) | dict.fromkeys((*_HEADS, *_EXPERTS), 65536)
+"""Largest accepted numbers of what has an object each, so that a typo or an attack does not fill the memory."""
 _MOST_OTHERWISE = 2**31 - 1
 _CLASS_NAMES = {
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "MPTForCausalLM": "MptForCausalLM",
     "PhiMoEForCausalLM": "PhimoeForCausalLM",

@@ -17,7 +17,7 @@ from engines.models.foreign.description import ForeignConfig
 from engines.models.foreign.experts import DOWN, GATE_UP, PackedExperts, experts_activation
 from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
 from engines.models.foreign.paged_layer import NAME, PagedLayer, StepState
-from engines.models.foreign.patterns import epsilon, gate_activation, native_norm
+from engines.models.foreign.patterns import epsilon, gate_activation, native_norm, rounds_before_weight
 from engines.models.foreign.renames import stored_names
 from engines.models.foreign.split_norm import SplitNorm
 from engines.models.parts import Parts, down_columns, gate_up_rows
@@ -242,6 +242,7 @@ class _Builder:
             width,
             max(before - rows.start, 0),
             self._comm,
+            rounds_before_weight(norm),
         )
 
     def _ranges(self, path: str, linear: nn.Linear) -> tuple[Shard, ...]:

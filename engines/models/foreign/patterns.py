@@ -36,6 +36,20 @@ def epsilon(norm: nn.Module) -> float | None:
     return found if isinstance(found, float) else None
 
 
+def rounds_before_weight(norm: nn.Module) -> bool:
+    """Return whether an RMSNorm rounds features to its dtype before it multiplies by the weights. False until the
+    weights are loaded."""
+    weight, eps = norm.get_parameter("weight"), epsilon(norm)
+    if weight.is_meta:
+        return False
+    x = numbers(_ROWS, len(weight)).to(weight)
+    with torch.inference_mode():
+        expected = norm(x).float()
+        normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + (eps or 0.0))
+        first, last = weight * normed.to(x.dtype), (weight * normed).to(x.dtype)
+        return bool((first - expected).abs().sum() < (last - expected).abs().sum())
+
+
 def native_norm(module: nn.Module) -> NativeNorm | None:
     """Return the replacement of a norm with loaded weights. Return None for other modules."""
     named, eps = dict(module.named_parameters()), epsilon(module)

@@ -48,6 +48,26 @@ def generating_architectures() -> frozenset[str]:
     return frozenset(name for table in tables for names in table.values() for name in names)
 
 
+def generates(architecture: str, config: Mapping[str, Any]) -> bool:
+    """Return whether transformers' auto classes load this model by a class of its own. config: its config.json.
+
+    They select by the model type. A class name that differs from the tables' belongs to the type if it begins alike,
+    such as InternLM3ForCausalLM, or Qwen3_5ForConditionalGeneration around a text model. Other names stand for other
+    code or for other tasks.
+    """
+    if architecture in generating_architectures():
+        return True
+    model_type = config.get("model_type")
+    types = {name for table in (_CAUSAL, _ENCODER_DECODER) for name in _table(table)}
+    if not isinstance(model_type, str) or model_type not in types:
+        return False
+    plain, beginning = (re.sub("[-_]", "", name).lower() for name in (architecture, model_type))
+    wraps_text = isinstance(config.get("text_config"), dict)
+    return plain == f"{beginning}forcausallm" or (
+        wraps_text and plain == f"{beginning}forconditionalgeneration"
+    )
+
+
 @cache
 def causal_architectures() -> Mapping[str, str]:
     """Return the architectures of causal language models, each with one of its model types."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from container.explain.resolve import CannotServe, resolve
 from container.explain.resolve.weights import count_parameters
@@ -118,6 +120,53 @@ def test_an_alternative_spelling_of_an_architecture_needs_no_remote_code(tmp_pat
         tmp_path, architectures=["PhiMoEForCausalLM"], auto_map={"AutoModelForCausalLM": "phi.PhiMoE"}
     )
     assert not resolve_engine(folder).trust_remote_code
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [
+        ("InternLM3ForCausalLM", "internlm3"),
+        ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        ("Llama4ForConditionalGeneration", "llama4"),
+        ("ExaoneMoEForCausalLM", "exaone_moe"),
+    ],
+)
+def test_a_model_that_transformers_finds_by_its_type_needs_no_remote_code(
+    tmp_path: Path, architecture: str, model_type: str
+) -> None:
+    folder = make_gpt2(
+        tmp_path,
+        architectures=[architecture],
+        model_type=model_type,
+        auto_map={"AutoModelForCausalLM": "own.Own"},
+        text_config={},
+    )
+    assert not resolve_engine(folder).trust_remote_code
+
+
+def test_another_class_of_a_known_type_is_other_code(tmp_path: Path) -> None:
+    for architecture, model_type in (
+        ("OwnLlamaForCausalLM", "llama"),
+        ("LlamaOwnForCausalLM", "llama"),
+        ("LlamaForSequenceClassification", "llama"),
+        ("BertForMaskedLM", "bert"),
+        ("WhisperForConditionalGeneration", "whisper"),
+    ):
+        with pytest.raises(CannotServe, match="no text generation model"):
+            resolve_engine(make_gpt2(tmp_path, architectures=[architecture], model_type=model_type))
+
+
+@pytest.mark.parametrize("engine", ["MPI", "Python"])
+def test_quantised_weights_that_the_config_does_not_declare_are_refused(tmp_path: Path, engine: str) -> None:
+    folder = make_model(tmp_path)
+    tensors = {"model.norm.weight": torch.ones(4), "attn.bias": torch.ones(2, 2, dtype=torch.uint8)}
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for dtype in (torch.float8_e4m3fn, torch.int8, torch.uint32):
+        save_file({**tensors, name: torch.ones(2, 2).to(dtype)}, folder / "model.safetensors")
+        with pytest.raises(CannotServe, match=f"the weights are quantised: {name} has the dtype"):
+            resolve(config(engine), folder, CPU)
+    save_file({**tensors, name: torch.ones(2, 2)}, folder / "model.safetensors")
+    resolve(config(engine), folder, CPU)
 
 
 def test_generating_architectures_are_read_from_transformers() -> None:

@@ -140,6 +140,7 @@ def test_unreasonable_configs_are_refused_at_once(
     for changes, message in (
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is too large; allowed: at most 4096"),
         ({"hidden_size": 10**9 * 32}, "hidden_size is too large"),
+        ({"hidden_size": 2**30, "num_attention_heads": 2**30}, "num_attention_heads is too large; allowed"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | changes))
         with pytest.raises(UnsupportedModel, match=message):

@@ -10,15 +10,28 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import load_file, save_file
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.olmoe.modeling_olmoe import OlmoeRMSNorm
 
 from engines.models.foreign.build import _Builder, build
 from engines.models.foreign.description import describe
+from engines.models.foreign.patterns import rounds_before_weight
+from engines.models.foreign.split_norm import SplitNorm
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.foreign_models import differences, foreign_runner, save_foreign
 from tests.support.thread_ranks import run_ranks
+
+
+@pytest.mark.parametrize("kind", [Olmo2RMSNorm, OlmoeRMSNorm])
+def test_a_norm_over_all_heads_rounds_as_the_original(kind: type[torch.nn.Module]) -> None:
+    norm = kind(96, 1e-6).to(torch.bfloat16)
+    weight = torch.nn.init.uniform_(norm.get_parameter("weight"), 0.5, 2.0)
+    x = torch.randn(64, 96).to(torch.bfloat16)
+    split = SplitNorm(weight, 1e-6, 96, 0, Communicator(), rounds_before_weight(norm))
+    assert torch.equal(split(x), norm(x))
 
 
 def test_ranks_read_their_weights_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
