@@ -167,6 +167,8 @@ class HandlerSettings:
     """Seconds that a worker may take to load when it is restarted."""
     worker_gpus: tuple[str, ...] = ()
     """Groups of GPUs, each as a value of `CUDA_VISIBLE_DEVICES`; worker n gets the n-th one. Empty without GPUs."""
+    module: str = ""
+    """Dotted name by which the model folder has the file; empty: the file is imported without a package."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,18 @@ def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str,
     return server_settings, handler_options
 
 
+def stepwise_calls(settings: Collection[RawSetting]) -> list[Problem]:
+    """Return a problem if LMI would call the handler once per step, with all running requests."""
+    rolling, asynchronous = (
+        _effective_setting(settings, name) for name in ("option.rolling_batch", "option.async_mode")
+    )
+    is_async = asynchronous is not None and asynchronous.text.strip().lower() == "true"
+    if rolling is None or is_async or rolling.text.strip() in ("", "disable"):
+        return []
+    reason = "LMI would call the handler once per step; here each call gets whole requests"
+    return [Problem(rolling.source, rolling.key, rolling.text, reason, "disable")]
+
+
 def is_server_option(key: str) -> bool:
     """Return True if the server uses this key under a handler. All other options belong to the handler."""
     return not key.startswith("option.") or key in _SERVER_OPTIONS
@@ -133,6 +145,7 @@ def build(
         min_workers=workers,
         max_workers=max(workers, _number(values, "maxWorkers", workers)),
         max_idle_seconds=_number(values, "max_idle_time", 60),
+        module=_module(_text(values, _ENTRY_POINT, "")),
     )
 
 
@@ -150,6 +163,11 @@ def _effective_setting(settings: Collection[RawSetting], name: str) -> RawSettin
     option = by_name()[name]
     keys = (option.name, *option.aliases)
     return min((one for one in settings if one.key in keys), key=lambda one: one.rank, default=None)
+
+
+def _module(name: str) -> str:
+    """Return the dotted name by which LMI imports an entry point; empty if it names a file or built-in code."""
+    return "" if "/" in name or name.endswith((".py", ".txt")) or name.startswith(BUILT_IN) else name
 
 
 def _resolve_file(folder: Path, name: str) -> Path:

@@ -269,6 +269,27 @@ def test_an_error_during_a_stream_is_its_last_record(client: FlaskClient, engine
     assert client.post("/invocations", data=b"x").data == b'one\ntwo\n{"error":"gone","code":424}\n'
 
 
+@pytest.mark.parametrize(
+    ("path", "content_type", "record"),
+    [
+        ("/v1/chat/completions", "text/event-stream", b'data: {"error":{"message":"gone",'),
+        ("/v1/completions", "", b'data: {"error":{"message":"gone",'),
+        ("/invocations", "Text/Event-Stream; charset=utf-8", b'data: {"error":"gone","code":424}\n\n'),
+    ],
+)
+def test_an_error_during_a_stream_of_events_is_an_event(
+    path: str, content_type: str, record: bytes, client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
+    headers = (("content-type", content_type),) if content_type else ()
+    engine.outputs = [
+        InvocationOutput("", AnswerHead(200, "OK", headers), b"data: 1\n\n"),
+        InvocationOutput("", error_kind="request_failed", error_message="gone"),
+    ]
+    found = client.post(path, data=b"x").data
+    assert found.startswith(b"data: 1\n\n" + record)
+    assert found.endswith(b"\n\n")
+
+
 def test_a_stream_that_is_closed_early_is_aborted(client: FlaskClient, engine: FakeHandlerEngine) -> None:
     engine.outputs = [InvocationOutput("", AnswerHead(200, "OK", ()), b"one\n")]
     answer = client.post("/invocations", data=b"x", buffered=False)

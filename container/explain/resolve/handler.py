@@ -51,6 +51,12 @@ def resolve(
     if model_path is not None:
         properties["model_id"] = str(model_path)
     decisions.notes.append(f"requests are served by the handler {handler.file}")
+    idle = machine.gpu_count - num_gpus * handler.max_workers
+    if idle >= num_gpus:
+        decisions.notes.append(
+            f"{idle} of {machine.gpu_count} GPUs stay idle: maxWorkers is {handler.max_workers}, and each worker has"
+            f" {num_gpus}; set maxWorkers={machine.gpu_count // num_gpus} to use them"
+        )
     return HandlerEngineConfig(
         model=ModelSettings(str(folder.resolve()), config.source.model_id or Path(handler.file).name, "", 0),
         parallel=ParallelConfig(
@@ -91,7 +97,7 @@ def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> Handler
         model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),
         parallel=ParallelConfig(threads_per_rank=1),
         batching=replace(batching(config), batch_size=1, max_batch_delay=0.0),
-        handler=_settings(config, user, properties),
+        handler=replace(_settings(config, user, properties), module=""),
     )
 
 
@@ -105,4 +111,5 @@ def _settings(config: LmiConfig, user: UserHandler, properties: dict[str, str]) 
         max_workers=user.max_workers,
         max_idle_seconds=float(user.max_idle_seconds),
         loading_timeout=config.options.model_loading_timeout,
+        module=user.module,
     )

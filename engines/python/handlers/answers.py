@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from djl_python import Output
 from djl_python.outputs import encode_json
 
+from engines.errors import RequestFailed
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 
 logger = logging.getLogger(__name__)
@@ -18,6 +20,11 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 16 * 1024 * 1024
 """Maximum body bytes per message. A longer body is sent in several messages."""
 _FAILED = 424
+_OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "No available memory for the cache blocks",
+)
 _NO_CONTENT = AnswerHead(HTTPStatus.NO_CONTENT, "No Content", ())
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 
@@ -27,7 +34,11 @@ class CannotAnswer(Exception):
 
 
 def check_load(result: Any) -> None:
-    """Raise `CannotAnswer` if the call that loads the handler returned an error."""
+    """Raise `CannotAnswer` if the call that loads the handler returned an error, or has not been awaited."""
+    if inspect.isawaitable(result):
+        raise CannotAnswer(
+            f"the handler returned {type(result).__name__}; declare it with async def, or set option.async_mode=true"
+        )
     if isinstance(result, Output) and result.code >= 300:
         raise CannotAnswer(f"the handler's first call returned {_error(result)}")
 
@@ -68,9 +79,10 @@ def failure(request_id: str, error: Exception) -> InvocationOutput:
 
 
 def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
-    """Return the last record of a stream that raised an error."""
+    """Return the end of a stream that raised an error."""
     logger.error("%s: the handler's stream failed", request_id, exc_info=error)
-    return InvocationOutput(request_id, body=encode_json({"error": _text(error), "code": _FAILED}) + b"\n")
+    message = _text(error) or type(error).__name__
+    return InvocationOutput(request_id, error_kind=RequestFailed.kind, error_message=message)
 
 
 def stream_of(output: Output) -> Generator[bytes, None, None]:
@@ -115,7 +127,9 @@ def finalize(output: Output | None) -> None:
 
 def out_of_memory(error: Exception) -> bool:
     """Return whether an error of any library means that CPU or GPU memory is exhausted."""
-    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "CUDA out of memory" in _text(error)
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError"):
+        return True
+    return any(text in _text(error) for text in _OUT_OF_MEMORY)
 
 
 def _pieces(request_id: str, first: AnswerHead, data: bytes) -> Iterator[InvocationOutput]:

@@ -99,6 +99,7 @@ class AsyncCalls:
                 self._deliver(InvocationOutput(name, body=piece))
         except Exception as error:
             self._deliver(answers.stream_failure(name, error))
+            return
         self._deliver(InvocationOutput(name, last=True))
 
     def _finish(self, name: str) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from djl_python import Input, Output
+from djl_python.inputs import Properties
 
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.handlers import answers
@@ -93,6 +94,7 @@ class Calls:
                 self._deliver(InvocationOutput(request_id, body=piece))
         except Exception as error:
             self._deliver(answers.stream_failure(request_id, error))
+            return
         finally:
             pieces.close()
         self._deliver(InvocationOutput(request_id, last=True))
@@ -109,7 +111,7 @@ class Calls:
 def load_input(properties: Mapping[str, str]) -> Input:
     """Return the input without content with which a handler loads its model."""
     inputs = Input()
-    inputs.properties = dict(properties)
+    inputs.properties = Properties(properties)
     return inputs
 
 
@@ -118,7 +120,7 @@ def single_input(invocation: Invocation, loaded: Mapping[str, str]) -> Input:
     inputs = load_input({**_of_client(invocation), **_repeated(loaded)})
     inputs.request_id = invocation.properties.get("requestId", invocation.id)
     for name, value in invocation.content:
-        inputs.content.add(name, value)
+        inputs.content.add(name, bytearray(value))
     return inputs
 
 
@@ -129,12 +131,12 @@ def batch_input(batch: Sequence[Invocation], loaded: Mapping[str, str]) -> Input
         for name, text in _of_client(invocation).items():
             inputs.properties[f"batch_{index:03d}.{name}"] = text
         for name, value in invocation.content:
-            inputs.content.add(f"batch_{index:03d}.{name}", value)
+            inputs.content.add(f"batch_{index:03d}.{name}", bytearray(value))
     return inputs
 
 
 def _of_client(invocation: Invocation) -> dict[str, str]:
-    return {name: text for name, text in invocation.properties.items() if name not in _RESERVED}
+    return {name: text for name, text in invocation.properties.items() if name.lower() not in _RESERVED}
 
 
 def _repeated(loaded: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -53,13 +54,17 @@ class AsyncHandler:
         return await result if inspect.isawaitable(result) else result
 
 
-def load_module(file: Path, folder: Path) -> ModuleType:
+def load_module(file: Path, folder: Path, name: str = "") -> ModuleType:
     """Run the user's file as a module. The file can import from its own folder and from the model's.
+
+    name: dotted name of the file in the model's folder, so that it can import its package; empty: it has none.
 
     Raises: any error of the user's code; `ImportError` if the file is not a Python file.
     """
     for path in dict.fromkeys((str(folder), str(file.parent))):
         sys.path.insert(0, path)
+    if "." in name and _is_module(name, file):
+        return importlib.import_module(name)
     name = file.stem if file.stem not in sys.modules else f"handler_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -68,6 +73,17 @@ def load_module(file: Path, folder: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _is_module(name: str, file: Path) -> bool:
+    """Return whether `name` imports the file. Its package may have the name of another module, such as `code`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return False
+        raise
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file.resolve()
 
 
 def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Handler | AsyncHandler:
@@ -80,8 +96,10 @@ def find_handler(module: ModuleType, function: str, properties: dict[str, str]) 
     if not function:
         return Formatters.of(module, properties)
     found = getattr(module, function, None)
-    if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found):
+    if not callable(found):
+        return Stages.of(module, function, properties)
+    is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+    # With async_mode, as in LMI, a function may return something to await.
+    if is_async or properties.get("async_mode", "").strip().lower() == "true":
         return AsyncHandler(found)
-    if callable(found):
-        return FunctionHandler(found)
-    return Stages.of(module, function, properties)
+    return FunctionHandler(found)

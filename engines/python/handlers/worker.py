@@ -40,7 +40,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     # Each worker sees only its own GPUs, so its first GPU is always number 0.
     device_id = "0" if config.parallel.device == "cuda" else "-1"
     properties = {**config.handler.properties, "model_dir": str(folder), "device_id": device_id}
-    module = load_module(Path(config.handler.file), folder)
+    module = load_module(Path(config.handler.file), folder, config.handler.module)
     handler = find_handler(module, config.handler.function, properties)
     is_async = isinstance(handler, AsyncHandler)
     calls = (

@@ -18,7 +18,7 @@ from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
 from lmi_server.http.client_gone import ClientWatch
-from lmi_server.http.framing import JSON_LINES
+from lmi_server.http.framing import JSON_LINES, SSE, UNBUFFERED
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
         if first.finished:
             pieces.close()
             return _response(first.head, first.body)
-        response = _response(first.head, _stream(first, pieces, record))
+        response = _response(first.head, _stream(first, pieces, record, request.path))
+        response.headers.setdefault(UNBUFFERED, "no")
         # A generator that was never started does not run its `finally` block.
         response.call_on_close(pieces.close)
     except ClientDisconnected:
@@ -116,7 +117,9 @@ class _AnswerPieces:
             self._engine.abort(self._id, AbortReason.CLIENT_LEFT)
 
 
-def _stream(first: InvocationOutput, pieces: _AnswerPieces, record: RequestRecord) -> Iterator[bytes]:
+def _stream(
+    first: InvocationOutput, pieces: _AnswerPieces, record: RequestRecord, path: str
+) -> Iterator[bytes]:
     """Yield the bodies of all pieces. A failure becomes the last record; nothing is raised."""
     record.finish = "client_gone"  # unless the stream reaches its end
     output = first
@@ -135,9 +138,18 @@ def _stream(first: InvocationOutput, pieces: _AnswerPieces, record: RequestRecor
         return
     except EngineError as error:
         record.finish = error.kind
-        yield JSON_LINES.frame(ErrorReply.from_exception(error).body(ErrorForm.LMI)).encode()
+        yield _last_record(first.head, path, error)
     finally:
         pieces.close()
+
+
+def _last_record(head: AnswerHead | None, path: str, error: EngineError) -> bytes:
+    """Return the record that ends a failed stream: an event on OpenAI's paths and in streams of events, else a line."""
+    form = ErrorForm.of_path(path)
+    headers = {name.lower(): value.lower() for name, value in (head.headers if head else ())}
+    sends_events = headers.get("content-type", "").startswith("text/event-stream")
+    framing = SSE if sends_events or form is ErrorForm.OPENAI else JSON_LINES
+    return framing.frame(ErrorReply.from_exception(error).body(form)).encode()
 
 
 def _response(head: AnswerHead, body: bytes | Iterator[bytes]) -> Response:

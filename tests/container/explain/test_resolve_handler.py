@@ -78,6 +78,21 @@ def test_the_handler_gets_the_number_of_gpus_of_its_worker(
     assert resolved_engine.handler.properties["tensor_parallel_degree"] == str(degree)
 
 
+def test_idle_gpus_are_noted(folder: Path) -> None:
+    def notes(**environ: str) -> str:
+        return "\n".join(resolve(load(folder, environ).config, None, GPUS, False).notes)
+
+    assert "3 of 4 GPUs stay idle: maxWorkers is 1, and each worker has 1; set maxWorkers=4" in notes(
+        TENSOR_PARALLEL_DEGREE="1"
+    )
+    for environ in (
+        {},
+        {"TENSOR_PARALLEL_DEGREE": "2", "SERVING_MAX_WORKERS": "2"},
+        {"TENSOR_PARALLEL_DEGREE": "3"},
+    ):
+        assert "stay idle" not in notes(**environ)
+
+
 def test_max_request_size_is_limited_for_handlers(folder: Path) -> None:
     with pytest.raises(CannotServe, match="allowed: at most 134217728"):
         resolve_engine(folder, SERVING_MAX_REQUEST_SIZE="134217729")

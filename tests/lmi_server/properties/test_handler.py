@@ -82,7 +82,17 @@ def test_an_entry_point_is_a_file_or_a_module_in_the_folder(folder: Path, entry:
     (folder / "src").mkdir()
     (folder / "src" / "serve.py").write_text("import os\n\nif os.name:\n    async def handle(inputs): ...\n")
     (folder / "model.py").unlink()
-    assert handler(folder, f"option.entryPoint={entry}").file == str(folder / "src" / "serve.py")
+    found = handler(folder, f"option.entryPoint={entry}")
+    assert found.file == str(folder / "src" / "serve.py")
+    assert found.module == ("src.serve" if entry == "src.serve" else "")
+
+
+def test_a_handler_that_lmi_calls_once_per_step_is_refused(folder: Path) -> None:
+    text = refusal(folder, "option.rolling_batch=auto")
+    assert "option.rolling_batch=auto: LMI would call the handler once per step" in text
+    assert "accepted: disable" in text
+    handler(folder, "option.rolling_batch=disable")
+    handler(folder, "option.rolling_batch=vllm", "option.async_mode=true")
 
 
 @pytest.mark.parametrize(
@@ -214,4 +224,9 @@ def test_formatters_alone_keep_the_configured_engine(folder: Path, engine: str) 
     assert config.formatter is not None
     assert config.formatter.function == ""
     assert config.formatter.options == {"dtype": "fp32", "predict_timeout": "9"}
-    assert "unknown key" in refusal(folder, f"engine={engine}", "option.own=x")
+    loaded = with_properties(folder, f"engine={engine}", "option.own=x", "option.dtpye=fp32")
+    assert loaded.config.formatter is not None
+    assert loaded.config.formatter.options == {"own": "x", "dtpye": "fp32"}
+    [note] = [note for note in loaded.notes if "option.dtpye" in note]
+    assert note.endswith("unknown key; did you mean option.dtype?; passed to the formatters in model.py")
+    assert "unknown key" in refusal(folder, f"engine={engine}", "own=x")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from .outputs import Output, encode_json
+from .outputs import Output, encode_record
 
 
 def create_non_stream_output(
@@ -63,6 +63,4 @@ def _output(
     output = Output(code or 200).add_property("Content-Type", content_type)
     for name, value in properties.items():
         output.add_property(name, value)
-    if error and not data:
-        data = {"error": error, "code": code or 424}
-    return output.add((data.encode() if isinstance(data, str) else encode_json(data)) + b"\n")
+    return output.add(encode_record(data, error, code))

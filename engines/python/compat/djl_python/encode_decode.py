@@ -28,12 +28,16 @@ def decode(
 ) -> Any:
     """Decode a request's content by its content type. Defaults to JSON. Unknown types are returned as bytes.
 
+    Without a content type, missing content, as in the call that loads the worker, gives {"inputs": ""}.
+
     require_csv_headers: as in `decode_csv`.
 
     Raises:
         ValueError: the content is not valid for its type.
         KeyError: there is no part named `key`.
     """
+    if not content_type and not inputs.get_as_bytes(key):
+        return {"inputs": ""}
     kind = (content_type or _JSON).partition(";")[0].strip().lower()
     if kind == _JSON:
         return inputs.get_as_json(key)

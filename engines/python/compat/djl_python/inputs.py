@@ -13,13 +13,35 @@ from .pair_list import PairList
 _DATA = "data"
 
 
+class Properties(dict[str, str]):
+    """Properties by name. Names in another case are found too: web servers change the case of headers."""
+
+    def __missing__(self, key: str) -> str:
+        name = self._name(key)
+        if name is None:
+            raise KeyError(key)
+        return dict.__getitem__(self, name)
+
+    def __contains__(self, key: object) -> bool:
+        return self._name(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        name = self._name(key)
+        return default if name is None else dict.__getitem__(self, name)
+
+    def _name(self, key: object) -> str | None:
+        if isinstance(key, str) and not dict.__contains__(self, key):
+            return next((name for name in self if name.lower() == key.lower()), None)
+        return key if isinstance(key, str) else None
+
+
 class Input:
     """One request or a batch. In the call that loads a worker, there is no content, and the options are properties."""
 
     def __init__(self) -> None:
         self.request_id = ""
         self.function_name = "handle"
-        self.properties: dict[str, str] = {}
+        self.properties: dict[str, str] = Properties()
         """HTTP headers, custom attributes and the like. In a batch, names have prefixes such as `batch_000.`."""
         self.content = PairList()
         """Parts of the body by name. A body without parts is named `data`."""
@@ -35,10 +57,8 @@ class Input:
 
     def get_property(self, key: str) -> str | None:
         """Return a property by its case-insensitive name; None if it is missing."""
-        if key in self.properties:
-            return self.properties[key]
-        wanted = key.lower()
-        return next((value for name, value in self.properties.items() if name.lower() == wanted), None)
+        found: str | None = Properties(self.properties).get(key)
+        return found
 
     def get_content(self) -> PairList:
         return self.content
@@ -80,7 +100,7 @@ class Input:
         """
         if self.content.is_empty():
             return None
-        if key is None:
+        if not key:
             return self.content.get(_DATA) if self.content.contains(_DATA) else self.content.value_at(0)
         if not self.content.contains(key):
             raise KeyError(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import np_util
@@ -20,7 +20,7 @@ def encode_json(value: Any, indent: int | None = None) -> bytes:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return value.isoformat()
+        return str(value)  # as in LMI
     if hasattr(value, "tolist"):  # numpy's arrays and scalars, and tensors on a CPU
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
@@ -31,8 +31,24 @@ def _default_stream_output_formatter(item: Any) -> bytes:
     return encode_json({"outputs": item}) + b"\n"
 
 
+def encode_record(data: str | dict[str, Any], error: str | None = None, code: int | None = None) -> bytes:
+    """Return a line with the data, or with the error if there is no data."""
+    if error and not data:
+        data = {"error": error, "code": code or 424}
+    return (data.encode() if isinstance(data, str) else encode_json(data)) + b"\n"
+
+
 class Output:
     """The response to one request or to a batch."""
+
+    # Handlers written for LMI use these names.
+    _default_stream_output_formatter = staticmethod(_default_stream_output_formatter)
+    _encode_json = staticmethod(encode_json)
+
+    @staticmethod
+    def binary_encode(data: Mapping[str, Any]) -> bytes:
+        """Return the body of a record of LMI's asynchronous handlers: its `data`, or its `error` if that is empty."""
+        return encode_record(data.get("data", ""), data.get("error"), data.get("code"))
 
     def __init__(self, code: int = 200, message: str = "OK") -> None:
         self.code = code

@@ -205,8 +205,10 @@ def test_errors_that_utf8_cannot_encode_are_reported(
 
     reply = Line(fail).ask(b"x")
     assert (reply.status, reply.json()["error"]) == (424, text)
-    reply = Line(lambda inputs: Output().add_stream_content(stream(), None)).ask(b"x")
-    assert reply.body == b'first{"error": "%s", "code": 424}\n' % text.encode()
+    line = Line(lambda inputs: Output().add_stream_content(stream(), None))
+    line.run(b"x")
+    assert [output.body for output in line.outputs] == [b"first", b""]
+    assert (line.outputs[-1].error_kind, line.outputs[-1].error_message) == ("request_failed", text)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +280,45 @@ def test_the_content_of_the_loading_call_is_none() -> None:
     assert Input().get_data() is None
 
 
+def test_properties_are_found_in_any_case_and_bodies_can_be_changed() -> None:
+    seen: list[Input] = []
+    line = Line(lambda inputs: seen.extend(inputs.get_batches()))
+    for count in (1, 2):
+        properties = {"X-Amzn-Sagemaker-Adapter-Identifier": "a", "x": "y"}
+        line.calls.run([Invocation(f"r{i}", 0.0, properties, (("data", b"x"),)) for i in range(count)])
+    for inputs in seen:
+        found, name = inputs.get_properties(), "X-Amzn-SageMaker-Adapter-Identifier"
+        assert (name in found, found[name], found.get(name), found.get("z", "no")) == (True, "a", "a", "no")
+        assert "z" not in found
+        with pytest.raises(KeyError, match="z"):
+            found["z"]
+        numpy.frombuffer(inputs.get_as_bytes(), "u1")[0] = 65
+        assert inputs.get_as_string() == "A"
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("text", ["CUDA error: out of memory", "No available memory for the cache blocks."])
+def test_exhausted_memory_is_507(text: str) -> None:
+    def fail(inputs: Input) -> Output:
+        raise RuntimeError(text)
+
+    assert Line(fail).ask(b"x").status == 507
+
+
+def test_a_handler_that_is_not_awaited_cannot_load() -> None:
+    async def load() -> None:
+        pass
+
+    pending = load()
+    with pytest.raises(CannotAnswer, match=r"returned coroutine; .* option\.async_mode=true"):
+        Line(lambda inputs: pending).calls.load()
+    pending.close()
+
+
 def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
     seen: list[Input] = []
     line = Line(lambda inputs: seen.extend(inputs.get_batches()))
-    properties = {"batch_size": "3", "Accept": "text/plain"}
+    properties = {"batch_size": "3", "Batch_Size": "4", "Accept": "text/plain"}
     assert line.calls.run([Invocation("r0", 0.0, properties, (("data", b"x"),))])
     (inputs,) = seen
     assert not inputs.is_batch()
@@ -292,7 +329,7 @@ def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
 def test_a_client_cannot_make_a_request_of_a_batch_look_like_a_batch() -> None:
     seen: list[Input] = []
     line = Line(lambda inputs: seen.extend(inputs.get_batches()))
-    properties = {"batch_size": "3", "model_dir": "/other", "Accept": "text/plain"}
+    properties = {"Batch_Size": "3", "Model_Dir": "/other", "Accept": "text/plain"}
     line.calls.run([Invocation(name, 0.0, properties, (("data", b"x"),)) for name in ("r0", "r1")])
     assert [inputs.is_batch() for inputs in seen] == [False, False]
     assert seen[1].properties == {"Accept": "text/plain"}
@@ -313,7 +350,7 @@ def test_each_call_has_the_properties_of_its_worker(bodies: tuple[bytes, ...]) -
 def test_a_client_cannot_replace_the_properties_of_the_worker() -> None:
     seen: list[dict[str, str]] = []
     line = Line(lambda inputs: seen.append(inputs.get_properties()))
-    line.calls.run([Invocation("r0", 0.0, {"model_dir": "/other"}, (("data", b"x"),))])
+    line.calls.run([Invocation("r0", 0.0, {"model_dir": "/other", "Device_Id": "9"}, (("data", b"x"),))])
     assert seen == [OF_THE_WORKER]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib
 import io
 import threading
@@ -10,12 +11,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from djl_python import Output
+from djl_python import Input, Output
 from djl_python.async_utils import (
     create_non_stream_output,
     create_stream_chunk_output,
     handle_streaming_response,
 )
+from djl_python.encode_decode import decode
 from djl_python.streaming_utils import STREAM_THREAD, StreamingUtils
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -55,6 +57,25 @@ def test_a_missing_key_of_the_content_is_none() -> None:
     content = make_input(b"x").get_content()
     assert content.get("other") is None
     assert content.get("data") == b"x"
+
+
+def test_the_loading_call_is_decoded_as_an_empty_text() -> None:
+    assert decode(Input(), None) == {"inputs": ""}
+    with pytest.raises(ValueError, match="Expecting value"):
+        decode(make_input(b"x"), None)
+
+
+def test_keys_that_are_not_set_mean_the_body() -> None:
+    assert make_input(b"[1]").get_as_json("") == [1]
+    assert make_input(b"[1]").get_as_json(0) == [1]  # type: ignore[arg-type]
+
+
+def test_names_of_outputs_that_handlers_use() -> None:
+    assert Output.binary_encode({"data": "hi", "last": True}) == b"hi\n"
+    assert Output.binary_encode({"data": {"a": 1}}) == b'{"a": 1}\n'
+    assert Output.binary_encode({"error": "no", "code": 400}) == b'{"error": "no", "code": 400}\n'
+    assert Output._default_stream_output_formatter("a") == b'{"outputs": "a"}\n'
+    assert Output._encode_json({"at": datetime.datetime(2024, 1, 1)}) == b'{"at": "2024-01-01 00:00:00"}'
 
 
 def test_properties_of_an_output_are_found_by_name() -> None:
