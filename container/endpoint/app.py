@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from container.endpoint import figures
+from container.endpoint import figures, peer
 from container.endpoint.api import ApiError, refused
 from container.endpoint.asynchronous import AsyncInvocations
 from container.endpoint.container_call import MAX_BODY_BYTES
@@ -36,11 +37,17 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
 
     @app.before_request
     def only_for_this_host() -> None:
-        """Prevent DNS rebinding, by which a web page in a local browser reaches this port under its own name."""
-        if host in LOCAL and urlsplit(f"//{request.host}").hostname not in LOCAL:
+        """Prevent DNS rebinding, by which a web page in a local browser reaches this port under its own name, and
+        requests of other users, who could run programs as this one."""
+        if host not in LOCAL:
+            return
+        if urlsplit(f"//{request.host}").hostname not in LOCAL:
             raise refused(
                 f"Host: not a name of this machine (got {request.host}); allowed: {', '.join(LOCAL)}"
             )
+        client = (str(request.environ["REMOTE_ADDR"]), int(request.environ["REMOTE_PORT"]))
+        if peer.is_listed() and peer.user_of(*client) not in (0, os.getuid()):
+            raise refused("only processes of the user who runs lmi endpoint may call it")
 
     @app.post("/")
     def control() -> Response:

@@ -9,6 +9,7 @@ stderr.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from container.models.gguf_config import Metadata, UnknownGguf, read_config
 from container.models.gguf_names import parts_of
 from engines.models.gguf_index import GgufIndex, GgufTensor
 
+_MAX_BYTES = 8 << 30
+"""Memory that metadata may take: an array of any length may be announced."""
 _TOKENIZER = "tokenizer.json"
 _BESIDE = (
     *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
@@ -189,15 +192,27 @@ def _smollm(metadata: Metadata) -> Tokenizer:
     return tokenizer
 
 
-def run(work: Callable[[Path, Path], None]) -> int:
-    """Run `work` on the two paths of the command line. Returns the process's exit code."""
+def run(work: Callable[[Path, Path], None], max_bytes: int | None = None) -> int:
+    """Run `work` on the two paths of the command line. Returns the process's exit code.
+
+    max_bytes: memory that may be allocated. Mapped files do not count.
+    """
+    if max_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    is_memory_full = False
     try:
         work(*map(Path, sys.argv[1:]))
+    except MemoryError:
+        is_memory_full = True  # until the end of this block
     except (UnknownGguf, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    return 0
+    if is_memory_full:
+        print(f"{sys.argv[1]} is not a complete GGUF file: its metadata fill the memory", file=sys.stderr)
+    return int(is_memory_full)
 
 
 if __name__ == "__main__":
-    sys.exit(run(describe))
+    sys.exit(run(describe, _MAX_BYTES))

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from lmi_server.config import ModelSource
 from lmi_server.properties.handler import BUILT_IN, REQUIREMENTS, HandlerFile
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem, Source
@@ -52,6 +53,16 @@ def violations(
         for channel in channels[1:]
         if not channel.is_dir()
     )
+    # The file, which is not trusted, may select a model elsewhere.
+    model = values.get("option.model_id")
+    selected = model if model is not None and not model.source.variable else None
+    if selected is not None:
+        place = ModelSource(str(selected.value), str(folder)).local_path
+        if place.exists():
+            channels.append(place)
+        elif "DISALLOW_CHAT_TEMPLATE" in controls:
+            reason = f"its chat template is not known, and DISALLOW_CHAT_TEMPLATE ({_CONTROLS}) forbids one"
+            found.append(Problem(selected.source, selected.written_key, selected.text, reason))
     for control in controls:
         found += (
             Problem(source, "", "", f"forbidden by the security control {control} ({_CONTROLS})")
@@ -108,7 +119,6 @@ def _contains(path: Path, text: bytes) -> bool:
 
 def _files(channels: list[Path], forbidden: Callable[[Path], bool]) -> Iterator[Source]:
     """Yield the forbidden files below the channels, each once."""
-    found = {
-        path for channel in channels for path in channel.rglob("*") if path.is_file() and forbidden(path)
-    }
+    files = (path for channel in channels for path in (channel, *channel.rglob("*")))
+    found = {path for path in files if path.is_file() and forbidden(path)}
     yield from (Source(str(path)) for path in sorted(found))

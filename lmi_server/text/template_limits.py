@@ -63,6 +63,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             # No variable of the template can shadow an attribute of the environment.
             call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+            if isinstance(node, nodes.For) and node.test is not None:  # a loop of its own, without the body
+                node.test = nodes.And(nodes.Not(call), node.test)
         return self.from_string(tree)
 
     @contextmanager
@@ -87,11 +89,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def check_time(self) -> None:
-        """Check the time limit. Called by loops, macros and filters. Raises `TemplateLimitError`."""
+        """Check the time limit. Called by loops, macros, filters and calls. Raises `TemplateLimitError`."""
         if time.thread_time() > self._deadline:
             raise TemplateLimitError(f"it takes longer than {MAX_RENDER_SECONDS:g} s")
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        __self.check_time()
+        return super().call(__context, __obj, *args, **kwargs)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self.check_time()
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_BITS:

@@ -43,6 +43,13 @@ def masked(key: str, text: str, secret: bool = False) -> str:
     return "***" if secret or _SECRET.search(key) else text
 
 
+def without_secrets(address: str) -> str:
+    """Return an address without its user name, password and query, which may be keys."""
+    scheme, separator, rest = address.rpartition("://")
+    plain, has_query, _ = rest.partition("?")
+    return f"{scheme}{separator}{plain.rpartition('@')[2]}{has_query and '?...'}"
+
+
 def names_in_log(names: Sequence[str]) -> str:
     """Return the first few of the names that a client sent, each cut to 64 characters."""
     few = ", ".join(ascii(name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES])

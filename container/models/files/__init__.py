@@ -20,6 +20,7 @@ from container.models.files.s3.source import S3Models
 from container.progress import ProgressView
 from container.run.launch import cache_dir, environment
 from lmi_server.config import ModelSource
+from lmi_server.values.show import without_secrets
 
 __all__ = [
     "SCHEMES",
@@ -67,7 +68,7 @@ def refusal(source: ModelSource) -> str | None:
     model_id = source.model_id or ""
     if hub_id := id_of_address(model_id):
         return f"option.model_id={model_id}: use the id of the hub model instead of its URL; did you mean {hub_id}?"
-    return f"option.model_id={model_id}: '{model_id.split('://')[0]}://' is not supported"
+    return f"option.model_id={without_secrets(model_id)}: '{model_id.split('://')[0]}://' is not supported"
 
 
 def locate(source: ModelSource, cache: Path | None = None) -> Path | None:

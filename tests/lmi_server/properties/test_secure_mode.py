@@ -94,6 +94,22 @@ def test_untrusted_channels_are_checked(folder: Path) -> None:
     assert "model.pkl: forbidden" in refusal(folder, variables)
 
 
+def test_a_model_that_the_file_selects_elsewhere_is_checked(folder: Path) -> None:
+    (folder / "model.py").unlink()
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "serving.properties").write_text(f"option.model_id={elsewhere}\n")
+    assert load(folder, environ(f"{TEMPLATES},{PICKLES}"))
+    (elsewhere / "chat_template.jinja").write_text("x")
+    assert f"{elsewhere / 'chat_template.jinja'}: forbidden" in refusal(folder, environ(TEMPLATES))
+    for model in ("some/model", "s3://bucket/prefix"):
+        (folder / "serving.properties").write_text(f"option.model_id={model}\n")
+        assert "its chat template is not known" in refusal(folder, environ(TEMPLATES))
+        assert load(folder, environ(PICKLES))
+    (folder / "serving.properties").unlink()
+    assert load(folder, environ(TEMPLATES, OPTION_MODEL_ID="some/model")), "the operator selected it"
+
+
 def test_secure_mode_requires_security_controls(folder: Path) -> None:
     text = refusal(folder, {"SAGEMAKER_SECURE_MODE": "true"})
     assert "SAGEMAKER_SECURITY_CONTROLS is not set" in text

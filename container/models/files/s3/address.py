@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from container.models.errors import ModelNotAvailable
+from lmi_server.values.show import without_secrets
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -32,7 +33,8 @@ def parse_address(model_id: str) -> S3Address:
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
         raise ModelNotAvailable(
-            f"option.model_id={model_id!r}: {bucket!r} is not a bucket name; allowed: s3://bucket/prefix"
+            f"option.model_id={without_secrets(model_id)!r}: {without_secrets(bucket)!r} is not a bucket name; allowed:"
+            " s3://bucket/prefix"
         )
     if not prefix.isprintable() or len(prefix.encode()) > _MAX_PREFIX_BYTES:
         raise ModelNotAvailable(

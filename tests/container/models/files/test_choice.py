@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from container.models import files as model_files
 from container.models.errors import ModelNotAvailable
 from container.models.files import choice
 from container.models.files.remote import RemoteFile, Selection, Snapshot
+from lmi_server.config import ModelSource
 
 _PIECES = ["a", ".", "..", "/", "\\", "\0", "\n", "é", " ", "~", "x" * 200]
 _NAMES = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)
@@ -180,3 +182,17 @@ def test_the_digest_depends_on_content_and_source() -> None:
         Snapshot(one.name, (one.files[0], RemoteFile("model.safetensors", 10, "2"))),
     ]
     assert len({one.digest, *(other.digest for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("model_id", "shown"),
+    [
+        ("https://user:word@host/m?X-Amz-Signature=abc", "option.model_id=https://host/m?...: 'https://' is"),
+        ("s3://KEY:word@bucket/m", "option.model_id='s3://bucket/m': 'bucket' is not a bucket name"),
+    ],
+)
+def test_keys_in_an_address_are_not_shown(model_id: str, shown: str) -> None:
+    text = model_files.refusal(ModelSource(model_id=model_id))
+    assert text is not None
+    assert shown in text
+    assert not any(secret in text for secret in ("word", "abc", "KEY"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
 from lmi_server.text.template_files import read_templates
 from tests.support.gguf_models import SHAPE, save_gguf, write_gguf
+from tests.support.paths import child_environment
 from tests.support.script_texts import script_texts
 from tests.support.tiny_models import save_model
 from tests.support.tokenizer_families import FAMILIES
@@ -138,6 +142,23 @@ def test_a_truncated_file_is_rejected(file: Path, tmp_path: Path, size: float) -
         ModelNotAvailable, match=rf"{truncated} cannot be served: .* is not a complete GGUF file"
     ):
         _obtain(ModelSource(model_id=str(truncated)), tmp_path)
+
+
+def test_an_array_longer_than_the_memory_is_rejected(tmp_path: Path) -> None:
+    name = b"general.architecture"
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", len(name)) + name
+    (tmp_path / "a.gguf").write_bytes(head + struct.pack("<IIQ", 9, 0, 1 << 60))  # bytes without an end
+    script = "from container.models import gguf_describe as g; exit(g.run(g.describe, 250 << 20))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "a.gguf"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=child_environment(),
+    )
+    assert done.stderr == f"{tmp_path / 'a.gguf'} is not a complete GGUF file: its metadata fill the memory\n"
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""The user at the other end of a loopback connection, as Linux lists it."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from pathlib import Path
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_ESTABLISHED = "01"
+
+
+def is_listed() -> bool:
+    """Return whether this system lists connections and their users."""
+    return Path(_TABLES[0]).exists()
+
+
+def user_of(address: str, port: int) -> int | None:
+    """Return the id of the user whose process has the established connection from this address and port.
+
+    None if there is none: a connection that its process has closed belongs to no user.
+    """
+    wanted = _in_table(address, port)
+    for table in map(Path, _TABLES):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            fields = line.split()
+            if fields[1] == wanted and fields[3] == _ESTABLISHED:
+                return int(fields[7])
+    return None
+
+
+def _in_table(address: str, port: int) -> str:
+    """Return an address as the tables have it: hexadecimal, in words of the machine's byte order."""
+    packed = ipaddress.ip_address(address).packed
+    words = (int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4))
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
