@@ -63,6 +63,11 @@ class ModelSource:
         return (Path(self.model_dir) / path).resolve()
 
 
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder is a model's: it has a config.json or a GGUF file."""
+    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Options of the engine. `container/explain/resolve` resolves None and 'auto'."""
@@ -130,6 +135,8 @@ class UserHandler:
     min_workers: int = 1
     max_workers: int = 1
     max_idle_seconds: int = 60
+    module: str = ""
+    """Dotted name by which option.entryPoint imports the file, such as `package.model`; empty for a file's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem
 
+_LARGE_BATCHES = ("vllm", "lmi-dist", "trtllm")
+"""Values of option.rolling_batch for which LMI's default batch size is larger."""
 _NOT_ROLLING = (
     "without batch_size or option.rolling_batch: dynamic batching, one request at a time; LMI uses rolling batching"
     " here (option.rolling_batch=auto)"
@@ -43,7 +45,7 @@ def decide(values: dict[str, OptionValue]) -> Batching:
         return Batching("MPI", rolling[0].place, tuple(problems))
     engine = values.get("engine")
     if rolling:
-        return Batching("MPI", _source("MPI", engine, rolling), note=_note(engine, rolling))
+        return Batching("MPI", _source("MPI", engine, rolling), note=_note(engine, rolling, values))
     if dynamic:
         return Batching("Python", _source("Python", engine, dynamic))
     if engine is not None:
@@ -98,14 +100,22 @@ def _source(decided: str, engine: OptionValue | None, because: list[OptionValue]
     return f"{engine.place}: {_joined(engine, because)}"
 
 
-def _note(engine: OptionValue | None, rolling: list[OptionValue]) -> str:
+def _note(engine: OptionValue | None, rolling: list[OptionValue], values: dict[str, OptionValue]) -> str:
     ours = engine is None or engine.value == "MPI"
     if ours and all(item.option.name == "engine" or item.value in ("auto", True) for item in rolling):
         return ""
     return (
         f"{(engine or rolling[0]).place}: {_joined(engine, rolling)} selects rolling batching, which this server's"
-        " own rolling-batch engine (engine=MPI) provides"
+        f" own rolling-batch engine (engine=MPI) provides{_limit_note(values)}"
     )
+
+
+def _limit_note(values: dict[str, OptionValue]) -> str:
+    batch = values.get("option.rolling_batch")
+    sizes = ("option.max_rolling_batch_size", "option.max_num_seqs")
+    if batch is None or batch.value not in _LARGE_BATCHES or any(name in values for name in sizes):
+        return ""
+    return "; at most 32 sequences run, where LMI's default for it is 256 (option.max_rolling_batch_size)"
 
 
 def _joined(engine: OptionValue | None, because: list[OptionValue]) -> str:

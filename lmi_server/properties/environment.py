@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+from lmi_server.config import holds_model
 from lmi_server.properties.problems import Problem, Source
 from lmi_server.values.show import masked
 
@@ -171,22 +172,37 @@ def _option_key(variable: str) -> str:
     return f"option.{suffix.lower() if re.fullmatch('[A-Z_0-9]+', suffix) else suffix}"
 
 
+def named_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the local folder of the only model that `SERVING_LOAD_MODELS` names; None if it names none or several."""
+    named = _named_model(environ.get("SERVING_LOAD_MODELS", ""))
+    return Path(named[1]) if named is not None and "://" not in named[1] else None
+
+
+def _named_model(text: str) -> tuple[list[str], str] | None:
+    """Return name, version, engine and devices, as far as they are given, and the location of the only model."""
+    items = re.split(r"[,\s]+", text.strip())
+    match = _LOAD_MODELS.match(items[0]) if len(items) == 1 and items[0] not in ("ALL", "NONE") else None
+    return ((match["labels"] or "").split(":"), match["url"].removeprefix("file://")) if match else None
+
+
 def _read_load_models(text: str, folder: Path, found: Environment) -> None:
-    """Read the engine and the model folder from `name:version:engine:devices=folder`."""
+    """Read engine, devices and model folder from `name:version:engine:devices=folder`."""
     source = Source(variable="SERVING_LOAD_MODELS")
-    text = text.strip()
-    if text == "ALL":
+    if text.strip() == "ALL":
         return
-    items = re.split(r"[,\s]+", text)
-    match = _LOAD_MODELS.match(items[0]) if len(items) == 1 and text != "NONE" else None
-    if match is None:
+    named = _named_model(text)
+    if named is None:
         reason = "only one model is served; name exactly one"
         accepted = "name:version:engine=folder, as in test::MPI=/opt/ml/model"
-        found.problems.append(Problem(source, source.variable, masked("", text), reason, accepted))
+        found.problems.append(Problem(source, source.variable, masked("", text.strip()), reason, accepted))
         return
-    labels = (match["labels"] or "").split(":")
-    url = match["url"].removeprefix("file://")
-    if len(labels) > 2 and labels[2]:
-        found.settings.append(RawSetting("engine", labels[2], source, Rank.SERVING))
-    if Path(url).resolve() != folder.resolve() and not (folder / "config.json").exists():
+    labels, url = named
+    for key, label in zip(("engine", "load_on_devices"), labels[2:4], strict=False):
+        if label not in ("", "*"):
+            found.settings.append(RawSetting(key, label, source, Rank.SERVING))
+    if Path(url).resolve() == folder.resolve():
+        return
+    if holds_model(folder):
+        found.notes.append(f"{source}: {url} is not served, because {folder} contains a model")
+    else:
         found.settings.append(RawSetting("option.model_id", url, source, Rank.SERVING))

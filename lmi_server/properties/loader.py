@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmi_server.config import LmiConfig, ModelSource
+from lmi_server.config import LmiConfig, ModelSource, holds_model
 from lmi_server.properties import environment, grammar, handler, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
-from lmi_server.properties.handler import HandlerFile, Supplies
+from lmi_server.properties.handler import MODEL_FILE, HandlerFile, Supplies
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name, shown
 from lmi_server.properties.problems import Problem, PropertiesError, Source
@@ -89,19 +89,24 @@ def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loade
 
 def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Examination:
     """Load the configuration like `load`, but return problems in the result instead of raising."""
-    found = _read_file(path)
+    found = _read_file(_path_to_read(path, environ))
     from_environment = environment.read(environ, found.folder)
     found.problems += from_environment.problems
     found.notes += from_environment.notes
-    settings = _file_settings(found) + from_environment.settings
+    settings = _of_one_model(_file_settings(found) + from_environment.settings, found)
     handler_options: dict[str, str] = {}
     code = handler.find(settings, found.folder, found.problems)
     if code is not None and code.note:
         found.notes.append(code.note)
     if code is not None and code.supplies is Supplies.HANDLER:
         found.handler = code
+        found.problems += handler.stepwise_calls(settings)
         settings, handler_options = handler.split(settings)
     known, unknown = _group_by_option(settings)
+    if code is not None and code.formatters:
+        own = [problem for problem in unknown if problem.key.startswith("option.")]
+        unknown = [problem for problem in unknown if problem not in own]
+        found.notes += [f"{problem}; passed to the formatters in {code.path.name}" for problem in own]
     for option, candidates in known.values():
         _resolve_option(option, candidates, found)
     _require_model(found)
@@ -116,6 +121,11 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.notes += verdict.notes
     _note_effectless(found)
     _warn_of_second_model(settings, found)
+    found.warnings += [
+        f"{folder / FILE_NAME} is not read: only the one of the folder that is served, {found.folder}, would be"
+        for folder in _model_folders(found)[1:]
+        if (folder / FILE_NAME).is_file()
+    ]
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
@@ -130,6 +140,30 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found
+
+
+def _path_to_read(path: Path, environ: Mapping[str, str]) -> Path:
+    """Return the model folder that SERVING_LOAD_MODELS names if only that one has a serving.properties, else `path`."""
+    named = environment.named_folder(environ)
+    if named is None or not path.is_dir() or not (named / FILE_NAME).is_file():
+        return path
+    serves_own = holds_model(path) or any((path / name).exists() for name in (FILE_NAME, MODEL_FILE))
+    return path if serves_own else named
+
+
+def _of_one_model(settings: list[RawSetting], found: Examination) -> list[RawSetting]:
+    """Leave out HF_REVISION and HF_TASK if HF_MODEL_ID, to which they belong, does not name the model."""
+    model = by_name()["option.model_id"]
+    naming = [setting for setting in settings if setting.key in (model.name, *model.aliases)]
+    winner = min(naming, key=lambda setting: setting.rank, default=None)
+    named = [setting.text.strip() for setting in naming if setting.source.variable == "HF_MODEL_ID"]
+    if winner is None or not named or winner.text.strip() in named:
+        return settings
+    left_out = [setting for setting in settings if setting.source.variable in ("HF_REVISION", "HF_TASK")]
+    found.notes += [
+        f"{setting.source}: not used, because {winner.source} names the model" for setting in left_out
+    ]
+    return [setting for setting in settings if setting not in left_out]
 
 
 def _read_file(path: Path) -> Examination:
@@ -266,7 +300,7 @@ def _require_model(found: Examination) -> None:
     """Report a problem if neither the folder nor the settings provide a model: PATH is probably wrong."""
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
-    if not (found.folder / "config.json").exists() and not any(found.folder.glob("*.gguf")):
+    if not holds_model(found.folder):
         found.file_problem(
             found.folder,
             f"the folder holds neither a {FILE_NAME} nor a model (config.json or a GGUF file), and neither HF_MODEL_ID"
@@ -284,7 +318,7 @@ def _model_folders(found: Examination) -> list[Path]:
 def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> None:
     """Warn if HF_MODEL_ID overrides a model in the folder. LMI serves both and cannot tell them apart."""
     model = found.values.get("option.model_id")
-    if model is None or not (found.folder / "config.json").exists() or len(_model_folders(found)) == 1:
+    if model is None or not holds_model(found.folder) or len(_model_folders(found)) == 1:
         return
     if any(setting.source.variable == "HF_MODEL_ID" for setting in settings):
         found.warnings.append(

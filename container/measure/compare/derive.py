@@ -10,8 +10,7 @@ from pathlib import Path
 import javaproperties
 
 from container.measure.compare.configurations import NamedPath
-from container.models import gguf_names
-from lmi_server.config import ModelSource
+from lmi_server.config import ModelSource, holds_model
 from lmi_server.properties import grammar, loader
 from lmi_server.properties.handler import REQUIREMENTS
 from lmi_server.properties.options import by_name
@@ -115,12 +114,7 @@ def _model_path(entries: Iterable[grammar.Entry], folder: Path) -> str:
     """
     named = [entry.value.strip() for entry in entries if _canonical(entry.key) == _MODEL]
     path = ModelSource(named[-1] if named else None, str(folder)).local_path
-    is_model = path.exists() if named else any(map(_is_of_model, path.iterdir()))
-    return str(path) if is_model else ""
-
-
-def _is_of_model(path: Path) -> bool:
-    return path.name == "config.json" or path.suffix == gguf_names.SUFFIX
+    return str(path) if (path.exists() if named else holds_model(path)) else ""
 
 
 def _canonical(key: str) -> str:

@@ -57,6 +57,12 @@ def test_an_explicit_model_is_one_model(store: Path) -> None:
     assert model_folders(store / "chat" / "serving.properties", {}) == {}
 
 
+def test_a_named_folder_is_one_model(store: Path) -> None:
+    assert model_folders(store, {"SERVING_LOAD_MODELS": f"chat::MPI={store / 'chat'}"}) == {}
+    for text in ("ALL", f"test::MPI={store}"):
+        assert len(model_folders(store, {"SERVING_LOAD_MODELS": text})) == 4
+
+
 def test_one_model_is_served_without_a_router(store: Path) -> None:
     assert router_config(options(store / "chat"), {}) is None
     assert router_config(options(store / "chat"), {"SAGEMAKER_MULTI_MODEL": "false"}) is None

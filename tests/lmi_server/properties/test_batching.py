@@ -80,6 +80,9 @@ def test_other_names_of_rolling_batching_are_noted(tmp_path: Path, text: str, no
     loaded = load_text(tmp_path, text)
     assert loaded.config.engine == "MPI"
     assert f"{note} selects rolling batching" in loaded.notes[0]
+    assert ("LMI's default for it is 256" in loaded.notes[0]) == ("vllm" in note)
+    loaded = load_text(tmp_path, f"{text}option.max_rolling_batch_size=64\n")
+    assert "default for it" not in loaded.notes[0]
 
 
 @pytest.mark.parametrize(

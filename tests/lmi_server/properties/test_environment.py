@@ -133,9 +133,44 @@ class TestLoadModels:
         loaded = load_text(tmp_path, text, {"SERVING_LOAD_MODELS": "test::Python=/x"})
         assert (loaded.config.engine, loaded.config.source.model_id) == ("MPI", "/y")
 
+    def test_a_folder_with_its_own_file_is_served(self, tmp_path: Path) -> None:
+        served, named = tmp_path / "served", tmp_path / "named"
+        served.mkdir()
+        named.mkdir()
+        (named / "config.json").write_text("{}")
+        (named / "serving.properties").write_text("option.max_model_len=77\n")
+        environ = {"SERVING_LOAD_MODELS": f"test::MPI={named}"}
+        config = load(served, environ).config
+        assert (config.options.max_model_len, config.source.model_dir) == (77, str(named))
+        loaded = load_text(served, "option.dtype=fp32\n", environ)
+        assert (loaded.config.options.max_model_len, loaded.config.source.model_id) == (None, str(named))
+        assert any(f"{named / 'serving.properties'} is not read" in text for text in loaded.warnings)
+
+    @pytest.mark.parametrize("file", ["config.json", "model.gguf"])
+    def test_a_model_in_the_folder_is_served_with_a_note(self, tmp_path: Path, file: str) -> None:
+        (tmp_path / file).write_text("{}")
+        loaded = load(tmp_path, {"SERVING_LOAD_MODELS": "test::MPI=/x"})
+        assert loaded.config.source.model_id is None
+        assert f"/x is not served, because {tmp_path} contains a model" in "".join(loaded.notes)
+
+    def test_devices_are_refused(self, tmp_path: Path) -> None:
+        load(tmp_path, {"SERVING_LOAD_MODELS": "test::MPI:*=/x"})
+        problem = single_problem(tmp_path, "", {"SERVING_LOAD_MODELS": "test::MPI:0;1=/x"})
+        assert (problem.key, problem.value) == ("load_on_devices", "0;1")
+
     @pytest.mark.parametrize("text", ["NONE", "a::MPI=/x,b::MPI=/y"])
     def test_anything_but_one_model_is_refused(self, tmp_path: Path, text: str) -> None:
         assert "exactly one" in single_problem(tmp_path, "", {"SERVING_LOAD_MODELS": text}).reason
+
+
+def test_the_revision_belongs_to_the_model_of_its_variable(tmp_path: Path) -> None:
+    environ = {"HF_MODEL_ID": "org/b", "HF_REVISION": "v2"}
+    assert load(tmp_path, environ).config.source.revision == "v2"
+    loaded = load_text(tmp_path, "option.model_id=org/a\n", environ)
+    assert (loaded.config.source.model_id, loaded.config.source.revision) == ("org/a", None)
+    assert any("HF_REVISION: not used, because" in note for note in loaded.notes)
+    for same in ({"HF_REVISION": "v2"}, {"HF_REVISION": "v2", "HF_MODEL_ID": "org/a"}):
+        assert load_text(tmp_path, "option.model_id=org/a\n", same).config.source.revision == "v2"
 
 
 def test_variables_of_other_programs_are_ignored(tmp_path: Path) -> None:
