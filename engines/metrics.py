@@ -7,10 +7,14 @@ from collections.abc import Mapping
 
 from engines.core import AbortReason, EngineInfo, EngineStats, HistogramData
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 240.0, 480.0),
+)
 _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _TOKENS = (*_BATCH, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 _SHORT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+_PARTS = (*_SHORT, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MODEL_PARTS = ("attention", "model", "sample", "wait")
 """Parts of a step that are not overhead."""
 
@@ -80,7 +84,7 @@ class EngineMetrics:
         for part, seconds in seconds_by_part.items():
             histogram = self._step_parts.get(part)
             if histogram is None:
-                histogram = self._step_parts[part] = Histogram("lmi_step_seconds", _SECONDS, {"part": part})
+                histogram = self._step_parts[part] = Histogram("lmi_step_seconds", _PARTS, {"part": part})
             histogram.observe(seconds)
 
     def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:

@@ -13,18 +13,16 @@ from engines.errors import EngineError
 from lmi_server.apis import APIS, HANDLER_APIS
 from lmi_server.apis.base import ApiContext, ServerContext
 from lmi_server.apis.parameters.model_defaults import openai_defaults
+from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.config import WebConfig
-from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.errors import ErrorForm, ErrorReply, status_of
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
-from lmi_server.request_log import begin_record, current_record
+from lmi_server.request_log import QUIET_PATHS, begin_record, current_record
 from lmi_server.text.tokenizer import TextModel
 
 _logger = logging.getLogger(__name__)
-
-_QUIET_PATHS = ("/ping", "/health", "/metrics")
-"""Paths that are polled continuously. Their requests are counted but not logged."""
 
 
 def create_app(
@@ -32,6 +30,7 @@ def create_app(
 ) -> Flask:
     """Create the web application for a running engine. `text` is None with a user's handler, which receives bytes."""
     app = Flask(__name__, static_folder=None)
+    app.url_map.merge_slashes = False  # a redirect would name the wrong scheme behind a proxy with TLS
     bodies = Bodies(config.server.max_request_size)
     metrics = Metrics()
     if text is None:
@@ -59,6 +58,15 @@ def _register_errors(app: Flask, config: WebConfig) -> None:
         return problem.response(ErrorForm.of_path(request.path), config.server.throttle_error_http_code)
 
 
+def _counted_status(status: int, finish: str, path: str) -> int:
+    """Return the status that counts for a request: a stream may fail after its status has been sent."""
+    if status >= 400:
+        return status
+    if finish == "client_gone":
+        return CLIENT_GONE_STATUS
+    return status_of(finish, ErrorForm.of_path(path)) or status
+
+
 def _register_records(app: Flask, metrics: Metrics) -> None:
     @app.before_request
     def begin() -> None:
@@ -74,8 +82,8 @@ def _register_records(app: Flask, metrics: Metrics) -> None:
 
         @response.call_on_close
         def done() -> None:
-            metrics.count_request(route, response.status_code)
-            if path not in _QUIET_PATHS:
+            metrics.count_request(route, _counted_status(response.status_code, record.finish, path))
+            if path not in QUIET_PATHS:
                 record.log(method, route if route != "other" else ascii(path)[:200], response.status_code)
 
         return response

@@ -160,6 +160,14 @@ class ErrorReply:
         return {"error": error}
 
 
+def status_of(kind: str, form: ErrorForm) -> int | None:
+    """Return the HTTP status of a kind of error; None for anything else."""
+    row = _TABLE.get(kind)
+    if row is None:
+        return None
+    return row.lmi_status if form is ErrorForm.LMI else row.openai_status
+
+
 def _from_http_exception(error: HTTPException, max_request_size: int) -> ErrorReply:
     code = error.code or 500
     kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")

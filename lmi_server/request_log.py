@@ -16,6 +16,8 @@ from lmi_server.generation.generation import TextGeneration
 
 _logger = logging.getLogger(__name__)
 
+QUIET_PATHS = ("/ping", "/health", "/metrics")
+"""Paths that are polled continuously. Their requests are counted but not logged."""
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}")
 _LABEL_HEADERS = ("X-Amzn-SageMaker-Inference-Id", "x-request-id")
 

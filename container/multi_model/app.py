@@ -6,16 +6,17 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 from prometheus_client import CONTENT_TYPE_LATEST
 from werkzeug.exceptions import HTTPException
 
 from container.multi_model.errors import BadModel, ModelNotFound
-from container.multi_model.forward import forward
+from container.multi_model.forward import relay, send
 from container.multi_model.manager import ModelManager
 from container.multi_model.metrics import render
 from container.multi_model.names import check_name, folder_of_url
@@ -26,7 +27,7 @@ from lmi_server.http.body import Bodies
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import json_response
-from lmi_server.request_log import begin_record, current_record
+from lmi_server.request_log import QUIET_PATHS, begin_record, current_record
 from lmi_server.values.show import as_json
 
 _MOST_LISTED = 100
@@ -39,6 +40,7 @@ _logger = logging.getLogger(__name__)
 def make_app(manager: ModelManager, max_request_size: int, models_root: Path | None = None) -> Flask:
     """Create the app. models_root: parent folder of models that can be loaded; None if models are configured."""
     app = Flask(__name__, static_folder=None)
+    app.url_map.merge_slashes = False  # a redirect would name the wrong scheme behind a proxy with TLS
     app.extensions["models"] = manager
     bodies = Bodies(max_request_size)
     started = int(time.time())
@@ -51,7 +53,11 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
             full = f"{target}?{query}" if query else target
             watch, form = ClientWatch.from_environ(request.environ), ErrorForm.of_path(target)
             lease = manager.lease(choose(body))
-            return forward(lease, request.method, full, dict(request.headers), body, watch, form)
+            sent = send(lease, request.method, full, dict(request.headers), body, watch)
+        del body, data  # only bodies that are not sent yet count
+        response = relay(sent, form)
+        g.is_forwarded = True
+        return response
 
     @app.get("/ping")
     @app.get("/health")
@@ -136,8 +142,11 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
 
     @app.after_request
     def end(response: Response) -> Response:
-        response.headers.setdefault("x-request-id", current_record().label)
+        record, path = current_record(), ascii(request.path)[1:-1][:200]
+        response.headers.setdefault("x-request-id", record.label)
         response.headers.setdefault("Cache-Control", "no-cache")
+        if not g.get("is_forwarded") and request.path not in QUIET_PATHS:  # the models log forwarded requests
+            response.call_on_close(partial(record.log, request.method, path, response.status_code))
         return response
 
     @app.errorhandler(Exception)
@@ -146,7 +155,9 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
             _logger.exception("%s unexpected error", current_record().id, exc_info=error)
         managed = re.fullmatch(r"/models(/[^/]*)?", request.path)
         form = ErrorForm.ADMIN if managed else ErrorForm.of_path(request.path)
-        return ErrorReply.from_exception(error, max_request_size).response(form)
+        reply = ErrorReply.from_exception(error, max_request_size)
+        current_record().finish = reply.kind
+        return reply.response(form)
 
 
 def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:

@@ -7,6 +7,8 @@ import http.client
 import logging
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from flask import Response
 from urllib3.connection import HTTPConnection
@@ -32,54 +34,72 @@ _FAILURES = (OSError, HTTPError, http.client.HTTPException)
 _logger = logging.getLogger(__name__)
 
 
-def forward(
-    lease: ModelLease,
-    method: str,
-    target: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    watch: ClientWatch,
-    form: ErrorForm,
-) -> Response:
-    """Send a request to a lease's server. The lease ends with the response or when the client disconnects.
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """A request that a lease's server is processing. It ends with the response or when the client disconnects."""
 
-    target: path and query. watch: notices when the client disconnects. form: of the error that ends a broken stream.
-    Each request has its own connection: a kept-alive one might be closed just when a request is sent.
+    connection: HTTPConnection
+    lease: ModelLease
+    watch: ClientWatch
+    sockets: list[socket.socket]
+    """The connection's socket, which `connection` may drop before the response is read."""
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            for each in self.sockets:
+                each.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        self.watch.stop()
+        self.hang_up()
+        self.connection.close()
+        self.lease.release()
+
+
+def send(
+    lease: ModelLease, method: str, target: str, headers: Mapping[str, str], body: bytes, watch: ClientWatch
+) -> SentRequest:
+    """Send a request to a lease's server. `relay` must follow.
+
+    target: path and query. watch: notices when the client disconnects. Each request has its own connection: a
+    kept-alive one might be closed just when a request is sent.
 
     Raises EngineDied.
     """
     connection = HTTPConnection(HOST, lease.server.port)
-
-    connected: list[socket.socket] = []  # `connection` may drop its socket before the response is read
-
-    def hang_up() -> None:
-        with contextlib.suppress(OSError):
-            for each in connected:
-                each.shutdown(socket.SHUT_RDWR)
-
-    def end() -> None:
-        watch.stop()
-        hang_up()
-        connection.close()
-        lease.release()
-
-    try:
+    sent = SentRequest(connection, lease, watch, [])
+    with _ended_on_failure(sent):
         connection.connect()
-        connected.append(connection.sock)
+        sent.sockets.append(connection.sock)
         passed_on = {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
         connection.request(method, target, body, passed_on, preload_content=False, decode_content=False)
-        watch.start(hang_up)
-        answer = connection.getresponse()
+        watch.start(sent.hang_up)
+    return sent
+
+
+def relay(sent: SentRequest, form: ErrorForm) -> Response:
+    """Return the response to a request. form: of the error that ends a broken stream. Raises EngineDied."""
+    with _ended_on_failure(sent):
+        answer = sent.connection.getresponse()
+    left_out = _OWN | _HOP_BY_HOP - {"content-length"}
+    passed_back = [(name, value) for name, value in answer.headers.items() if name.lower() not in left_out]
+    status = f"{answer.status} {answer.reason or ''}".rstrip()
+    response = Response(_pieces(answer, sent.watch, form), status, passed_back)
+    if "Content-Type" not in answer.headers:
+        del response.headers["Content-Type"]  # Flask's default
+    response.call_on_close(sent.end)
+    return response
+
+
+@contextmanager
+def _ended_on_failure(sent: SentRequest) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
-        end()
+        sent.end()
         if isinstance(error, _FAILURES):
             raise EngineDied("the model's server has exited") from error
         raise
-    left_out = _OWN | _HOP_BY_HOP - {"content-length"}
-    passed_back = [(name, value) for name, value in answer.headers.items() if name.lower() not in left_out]
-    response = Response(_pieces(answer, watch, form), answer.status, passed_back)
-    response.call_on_close(end)
-    return response
 
 
 def _pieces(answer: BaseHTTPResponse, watch: ClientWatch, form: ErrorForm) -> Iterator[bytes]:

@@ -5,14 +5,15 @@ The time limits of connections are in `lmi_server/http/connection.py`.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import signal
 from typing import Any
 
+from engines.process import die_with_parent
+
 worker_class = "lmi_server.http.gevent_worker.Worker"
-keepalive = 75
-"""Seconds that an idle connection is kept, longer than load balancers keep theirs."""
+keepalive = 3700
+"""Seconds that an idle connection is kept, longer than load balancers (10 minutes) and Envoy (1 hour) keep theirs: a
+request that arrives on a closed connection is lost."""
 timeout = 120
 """Seconds without a heartbeat after which a worker is replaced. Long, because the model may keep the machine busy."""
 graceful_timeout = 29
@@ -25,14 +26,16 @@ accesslog = None
 errorlog = "-"
 loglevel = "warning"
 control_socket_disable = True
+# No proxy is trusted: its clients could send these headers too, and change the path.
+forwarded_allow_ips = ""
+forwarder_headers = ""
+secure_scheme_headers: dict[str, str] = {}
 proc_name = "lmi-web"
-
-_PR_SET_PDEATHSIG = 1
 
 
 def post_fork(server: Any, worker: Any) -> None:
     """Have the kernel kill a worker when gunicorn's master ends, even if the master is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
 
 def post_worker_init(worker: Any) -> None:

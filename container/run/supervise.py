@@ -8,11 +8,13 @@ the engine; then the web server, which by then has nothing left to send; then al
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from container.progress import LogLines
 from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_orphans
@@ -188,7 +190,7 @@ class Supervisor:
             self._say("stopped immediately on a second signal")
             return 1
         for child, code in broken:
-            self._say(f"error: {cause_of_death(child.name, code, child.last_lines())}")
+            self._complain(cause_of_death(child.name, code, child.last_lines()))
         if not broken:
             self._say("stopped")
         return 1 if broken else 0
@@ -227,8 +229,12 @@ class Supervisor:
             while (remaining := until - time.monotonic()) > 0 and self._signals.count == 0:
                 self._signals.wait(remaining)
             self._end_web(time.monotonic() + self._times.web_end)
-        self._say(f"error: shutting down: {cause}")
+        self._complain(f"shutting down: {cause}")
         return 1
+
+    def _complain(self, cause: str) -> None:
+        """Print why the server ends, on stderr: a parent process takes its last line for the reason."""
+        LogLines(sys.stderr).say(f"error: {cause}")
 
     def _end_web(self, deadline: float) -> None:
         """Let clients read the responses in flight, until the deadline, in seconds of the monotonic clock."""

@@ -21,13 +21,14 @@ from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.generation import ClientDisconnected, TextGeneration
 from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.framing import UNBUFFERED
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
-"""HTTP status in the log and the counters for a client that disconnected."""
+"""HTTP status in the counters for a client that disconnected, and in the log if it did so before the response."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:
@@ -114,6 +115,7 @@ def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> R
         response = Response(
             _stream(call, generation, first, outputs, record), content_type=call.reply.content_type
         )
+        response.headers[UNBUFFERED] = "no"
         # A generator that was never started does not run its `finally` block.
         response.call_on_close(generation.close)
         return response

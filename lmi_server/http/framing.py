@@ -21,6 +21,8 @@ class Framing:
         return self.prefix + dump(record) + self.suffix
 
 
+UNBUFFERED = "X-Accel-Buffering"
+"""Header of streams, with the value `no`: nginx then passes on each record at once."""
 JSON_LINES = Framing("application/jsonlines", "", "\n")
 SSE = Framing("text/event-stream; charset=utf-8", "data: ", "\n\n")
 SSE_DONE = "data: [DONE]\n\n"

@@ -19,6 +19,8 @@ REFUSED: dict[str, Any] = {
     "guided_grammar": "root ::= x",
     "guided_decoding_backend": "xgrammar",
     "guided_whitespace_pattern": " ",
+    "guided_decoding": {"json": {}},
+    "guided_decoding_guide": "[0-9]+",
     "structured_outputs": {"choice": ["yes", "no"]},
     "structural_tag": "x",
     "response_format": {"type": "json_object"},

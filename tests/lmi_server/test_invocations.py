@@ -61,6 +61,7 @@ def test_stream_of_json_lines(per_step: int, client: FlaskClient, engine: FakeEn
     reply = post(client, {"details": True}, stream=True)
     assert reply.status_code == 200
     assert reply.content_type == "application/jsonlines"
+    assert reply.headers["X-Accel-Buffering"] == "no"
     lines = records(reply)
     assert [line["token"]["id"] for line in lines] == list(encode(ANSWER))
     assert "".join(line["token"]["text"] for line in lines) == ANSWER
@@ -173,15 +174,20 @@ def test_line_separators_in_an_answer_do_not_split_the_lines_of_its_stream(
         assert "".join(texts) == answer
 
 
-def test_sagemakers_streaming_call_streams(client: FlaskClient) -> None:
+def test_sagemakers_streaming_call_streams(client: FlaskClient, make_client: MakeClient) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
     for fields, mimetype in (
         ({}, "application/jsonlines"),
         ({"stream": False}, "application/json"),
         ({"parameters": {"stream": False}}, "application/json"),
+        ({"parameters": {"output_formatter": "json"}}, "application/json"),
+        ({"parameters": {"output_formatter": "sse"}}, "text/event-stream"),
     ):
         reply = client.post("/invocations", json={"inputs": PROMPT, **fields}, headers=headers)
         assert reply.mimetype == mimetype
+    whole = make_client(ServerConfig(output_formatter="json"))
+    reply = whole.post("/invocations", json={"inputs": PROMPT}, headers=headers)
+    assert reply.mimetype == "application/json"
 
 
 @pytest.mark.parametrize("unknown_parameters", ["error", "warn"])

@@ -14,9 +14,10 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from container.measure.compare import scrape
-from engines.core import EngineStats
+from engines.core import EngineStats, FinishReason
+from engines.errors import EngineDied
 from engines.health import STALE_AFTER_SECONDS, EngineState, Health
-from tests.lmi_server.fakes import FakeEngine, make_stats
+from tests.lmi_server.fakes import FakeEngine, make_stats, says, tokens
 from tests.support.logs import Logs
 from tests.support.metrics import parse_metrics
 
@@ -124,6 +125,29 @@ def test_metrics_count_requests_by_route_and_status(client: FlaskClient) -> None
     assert count("/invocations", "200") == 1
     assert count("/invocations", "424") == 1
     assert count("other", "404") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/invocations", {"inputs": "Hello"}), ("/v1/completions", {"prompt": "Hello"})]
+)
+def test_a_stream_that_fails_counts_with_the_status_of_its_error(
+    path: str, body: dict[str, str], client: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = lambda request: tokens(request, [5], EngineDied("gone"))
+    assert client.post(path, json={**body, "stream": True}, buffered=True).status_code == 200
+    engine.script = lambda request: tokens(request, [5], FinishReason.LENGTH)
+    assert client.post(path, json={**body, "stream": True}, buffered=True).status_code == 200
+    engine.script = says("one two three", per_step=1)
+    reply = client.post(path, json={**body, "stream": True}, buffered=False)
+    next(reply.iter_encoded())
+    reply.close()  # the client leaves
+    found = samples(client)
+    for status in ("503", "200", "499"):
+        assert found["lmi_http_requests_total", frozenset({("path", path), ("status", status)})] == 1
+
+
+def test_a_double_slash_is_no_redirect(client: FlaskClient) -> None:
+    assert client.post("/v1//chat/completions", json={"messages": []}).status_code == 404
 
 
 def test_metrics_of_an_engine_that_does_not_answer(client: FlaskClient, engine: FakeEngine) -> None:

@@ -12,7 +12,7 @@ from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.figures import Figures, Spread, failure
 from container.measure.bench.load import LoadRun
 from container.measure.bench.scenario import Scenario
-from container.measure.bench.search import RateTrial, best_trial, trials_table
+from container.measure.bench.search import RateTrial, best_trial, open_bound, trials_table
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchRequest
 from container.measure.numbers import format_number, percent, seconds
@@ -183,10 +183,12 @@ class SearchReport:
         limited = dict.fromkeys(
             trial.figures.client_limited for trial in self.trials if trial.figures.client_limited
         )
+        bound = open_bound(self.trials)
+        stopped = f"the search ended after {len(self.trials)} runs, and the rate is {bound}; set --rate"
         return [
             (found, "bold"),
             (self.origin.notes, ""),
-            *((f"note: {sentence}", "yellow") for sentence in limited),
+            *((f"note: {sentence}", "yellow") for sentence in [*limited, *([stopped] if bound else [])]),
         ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from container.measure.bench.figures import Figures
@@ -56,9 +56,7 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
     rate = start
     while rate > 0 and len(trials) < _MAX_TRIALS:
         trials.append(measure(rate))
-        low = max((trial.rate for trial in trials if not trial.too_high), default=0.0)
-        # A rate may pass by chance although a lower one failed: only failures above the best rate count.
-        high = min((trial.rate for trial in trials if trial.too_high and trial.rate > low), default=math.inf)
+        low, high = _bounds(trials)
         if high <= low * _PRECISION or (not low and trials[-1].hopeless):
             break
         if math.isinf(high):
@@ -68,6 +66,24 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
         else:
             rate = math.sqrt(low * high)
     return tuple(trials)
+
+
+def open_bound(trials: tuple[RateTrial, ...]) -> str:
+    """Return what is known of the highest rate if the search ended before it was found; else an empty string."""
+    low, high = _bounds(trials)
+    if high <= low * _PRECISION or (not low and trials[-1].hopeless):
+        return ""
+    if math.isinf(high):
+        return f"at least {format_number(low)} requests/s"
+    return f"below {format_number(high)} requests/s" + (f", at least {format_number(low)}" if low else "")
+
+
+def _bounds(trials: Sequence[RateTrial]) -> tuple[float, float]:
+    """Return the best sustained rate, or 0, and the lowest rate above it that is too high, or infinity."""
+    low = max((trial.rate for trial in trials if not trial.too_high), default=0.0)
+    # A rate may pass by chance although a lower one failed: only failures above the best rate count.
+    high = min((trial.rate for trial in trials if trial.too_high and trial.rate > low), default=math.inf)
+    return low, high
 
 
 def best_trial(trials: tuple[RateTrial, ...]) -> RateTrial | None:

@@ -94,7 +94,8 @@ def _parse(context: ApiContext, body: Body) -> Call:
 
 
 def _default_stream() -> bool | None:
-    """Return `stream` for a body that does not set it. SageMaker's header names the API that the client called."""
+    """Return `stream` for a body that sets neither it nor a format. SageMaker's header names the API that the client
+    called."""
     return True if request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API else None
 
 
@@ -119,14 +120,17 @@ def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
     )
     if parameters.unknown:
         _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
-    return BodyFields(parameters, _framing(context, parameters, _stream(body, parameters)))
+    stream = _stream(body, parameters)
+    if stream is None and not (parameters["output_formatter"] or context.config.server.output_formatter):
+        stream = _default_stream()
+    return BodyFields(parameters, _framing(context, parameters, stream))
 
 
 def _stream(body: Body, parameters: Parameters) -> bool | None:
     """Return `stream` of the body or of its parameters, where LMI reads it. Raises `InvalidField` if they differ."""
     inner: bool | None = parameters["stream"]
     if body.get("stream") is None:
-        return _default_stream() if inner is None else inner
+        return inner
     outer = check_flag("stream", body["stream"])
     if inner not in (None, outer):
         raise refuse(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmi_server.apis.parameters.checks import refuse_unknown
-from lmi_server.apis.parameters.row import Names, Parameters
+from lmi_server.apis.parameters.row import Names, Parameter, Parameters
 from lmi_server.apis.parameters.table import defaults, rows
 from lmi_server.errors import InvalidField
 from lmi_server.values.base import is_one_of
@@ -34,7 +34,7 @@ def parse_parameters(
     fields: dict[str, str] = {}
     unknown: list[str] = []
     for name, value in body.items():
-        row = table.get(name)
+        row = _row(table, name)
         if row is None:
             if refuse_unknown_names:
                 supported = (known for known, one in table.items() if one.neutral is None)
@@ -53,8 +53,13 @@ def parse_parameters(
     return Parameters(values, body, fields, tuple(unknown))
 
 
+def _row(table: Mapping[str, Parameter], name: str) -> Parameter | None:
+    """Return the row of a parameter. All names `guided_*` are constraints, so none of them may be ignored."""
+    return table.get(name) or (table.get("guided_json") if name.startswith("guided_") else None)
+
+
 def refuse_unsupported(field: str, value: Any, names: Names) -> None:
     """Check a field that is not used. Raises `InvalidField` if it requests something that is not supported."""
-    row = rows(names).get(field)
+    row = _row(rows(names), field)
     if row is not None and row.neutral is not None and value is not None:
         row.check(field, value)

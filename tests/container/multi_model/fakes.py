@@ -155,6 +155,11 @@ class _Handler(QuietHandler):
         if body in (b"stream", b"break"):
             self._stream(broken=body == b"break")
             return
+        if body == b"bare":
+            self.send_response(418, "Tea")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         response = {"model": self.server.server.folder.name, "path": self.path, "bytes": len(body)}
         headers = {"Content-Type": "application/json", "x-request-id": self.headers.get("x-request-id", "")}
         self.respond(200, json.dumps(response).encode(), headers)

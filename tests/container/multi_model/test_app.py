@@ -15,7 +15,9 @@ from container.multi_model import metrics
 from container.multi_model.app import make_app
 from container.multi_model.manager import ModelManager
 from container.multi_model.worker import RouterWorker
+from lmi_server.http import body
 from tests.container.multi_model.fakes import FakeModels
+from tests.support.logs import Logs
 from tests.support.waiting import wait_until
 
 MAX_BYTES = 1000
@@ -223,6 +225,39 @@ def test_a_stream_is_forwarded_unchanged(folder: FlaskClient) -> None:
     assert response.headers["Content-Type"] == "application/jsonlines"
     assert response.data == b'{"token":1}\n{"token":2}\n'
     assert all(model["status"] != "unloading" for model in folder.get("/models").json["models"])
+
+
+def test_the_reason_is_forwarded_and_no_content_type_is_added(folder: FlaskClient) -> None:
+    response = folder.post("/predictions/a", data=b"bare")
+    assert response.status == "418 Tea"
+    assert "Content-Type" not in response.headers
+
+
+def test_bodies_that_a_model_has_received_do_not_count(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "MIN_BYTES_IN_FLIGHT", 2 * MAX_BYTES)
+    client = client_of(lab.manager("a"))
+    assert client.post("/invocations", data=bytes(900)).status_code == 200
+    lab.arrived.acquire()
+    lab.go.clear()
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            running = [pool.submit(client.post, "/invocations", data=bytes(900)) for _ in range(3)]
+            wait_until(lambda: lab.arrived._value == 3 or any(one.done() for one in running))
+        finally:
+            lab.go.set()
+    assert [one.result().status_code for one in running] == [200] * 3
+
+
+def test_what_the_router_answers_itself_is_logged(folder: FlaskClient, logs: Logs) -> None:
+    folder.post("/predictions/a", data=b"x")
+    assert not any("POST /predictions/a " in message for message in logs.messages)
+    folder.post("/predictions/none", data=b"x")
+    assert any(
+        "POST /predictions/none status=404" in message and message.endswith("finish=model_not_found")
+        for message in logs.messages
+    )
 
 
 def test_a_broken_stream_ends_with_an_error_record(folder: FlaskClient) -> None:

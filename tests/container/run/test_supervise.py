@@ -44,6 +44,8 @@ class Run:
             text=True,
             env=child_environment({"BURST": str(burst), "END": str(end), "COPIES": str(copies)}),
         )
+        self.errors = ""
+        """Text on stderr, once the run has ended."""
         self.web, *self.engines = map(int, self.read_line().split()[1:])
         self.engine = self.engines[0]
 
@@ -52,8 +54,10 @@ class Run:
         return self.process.stdout.readline().strip() if self.process.stdout else ""
 
     def wait_exit(self, code: int) -> str:
-        """Return the rest of stdout. Check the exit code, and that no process outlives the supervisor."""
-        out, _ = self.process.communicate(timeout=200)
+        """Return the rest of stdout, then stderr, which has the reason of a failure. Check the exit code, and that no
+        process outlives the supervisor."""
+        out, self.errors = self.process.communicate(timeout=200)
+        out += self.errors
         assert self.process.returncode == code, out
         wait_until(lambda: not self.members(), seconds=60)
         return out
@@ -151,6 +155,8 @@ def test_a_killed_engine_stops_the_server_and_the_cause_is_reported(start: Start
     out = run.wait_exit(1)
     assert time.monotonic() - killed >= 0.3
     assert out.splitlines()[-1].startswith("error: shutting down: engine was killed by SIGKILL")
+    # A parent takes the last line of stderr for the reason.
+    assert run.errors.splitlines()[-1].startswith("error: shutting down: engine was killed by SIGKILL")
 
 
 def test_an_engine_that_cannot_load_stops_the_server_and_its_error_is_quoted(start: Start) -> None:
@@ -197,7 +203,7 @@ def test_process_1_of_a_container_reaps_orphans(tmp_path: Path) -> None:
     )
     assert result.returncode == 1, result.stderr
     # Reaping orphans does not lose the exit code of the engine.
-    assert "engine ended with exit code 3: left: []" in result.stdout
+    assert "engine ended with exit code 3: left: []" in result.stderr
 
 
 def test_a_killed_copy_is_restarted_with_the_settings_of_the_others(start: Start) -> None:

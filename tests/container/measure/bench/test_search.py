@@ -17,6 +17,7 @@ from container.measure.bench.search import (
     RateTrial,
     best_trial,
     judge_rate,
+    open_bound,
     search_rate,
     trials_table,
 )
@@ -78,6 +79,19 @@ def test_a_first_run_of_all_requests_at_once_gives_the_start_rate() -> None:
     trials = search_rate(lambda rate: measure(rate, 0.5), None)
     assert (trials[0].rate, trials[0].too_high) == (math.inf, "all at once")
     assert trials[1].rate == pytest.approx(2.0)
+
+
+def test_a_search_that_ends_early_says_what_is_known() -> None:
+    found = search_rate(partial(measure, service=0.5), 1.5)
+    assert open_bound(found) == ""
+    for trials, known in (
+        (search_rate(partial(measure, service=1e-4), 1.0), "at least 86.5 requests/s"),
+        (search_rate(partial(measure, service=0.5), 1.5)[:1], "at least 1.50 requests/s"),
+    ):
+        assert open_bound(trials) == known
+    low, high = measure(1.0, 0.5), measure(4.0, 0.5)
+    assert open_bound((high,)) == "below 4.00 requests/s"
+    assert open_bound((low, high)) == "below 4.00 requests/s, at least 1.00"
 
 
 def test_limits_are_found_below_saturation() -> None:
