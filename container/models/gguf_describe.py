@@ -204,7 +204,7 @@ def run(work: Callable[[Path, Path], None], max_bytes: int | None = None) -> int
     is_memory_full = False
     try:
         work(*map(Path, sys.argv[1:]))
-    except MemoryError:
+    except (MemoryError, SystemError):  # C code without memory may raise no error of its own
         is_memory_full = True  # until the end of this block
     except (UnknownGguf, OSError) as error:
         print(error, file=sys.stderr)
