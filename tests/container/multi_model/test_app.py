@@ -243,8 +243,10 @@ def test_bodies_that_a_model_has_received_do_not_count(
     lab.go.clear()
     with ThreadPoolExecutor(3) as pool:
         try:
-            running = [pool.submit(client.post, "/invocations", data=bytes(900)) for _ in range(3)]
-            wait_until(lambda: lab.arrived._value == 3 or any(one.done() for one in running))
+            running = []
+            for _ in range(3):  # the previous body has been sent before the next one is read
+                running.append(pool.submit(client.post, "/invocations", data=bytes(900)))
+                wait_until(lambda: lab.arrived.acquire(blocking=False) or running[-1].done())
         finally:
             lab.go.set()
     assert [one.result().status_code for one in running] == [200] * 3
