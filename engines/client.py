@@ -77,7 +77,7 @@ class ClientStream(Generic[EngineOutput]):
         """Wait for `put`. A gevent queue and its timeouts cost several times as much per token."""
         waiter = self._waiter = Waiter()
         timer = gevent.get_hub().loop.timer(timeout)
-        timer.start(waiter.switch, None)
+        timer.start(waiter.switch, None, update=True)  # else it begins when the loop last ran
         try:
             waiter.get()
         finally:

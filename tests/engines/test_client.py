@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,8 @@ def engine(tmp_path: Path) -> Iterator[_Engine]:
 
 @pytest.fixture
 def client(tmp_path: Path, board: StatusBoard) -> Iterator[EngineClient]:
+    # gevent's clock stands still while other tests run, and its time-outs begin at that time.
+    gevent.get_hub().loop.update_now()
     client = EngineClient(f"ipc://{tmp_path}/e.sock", tmp_path / "status")
     yield client
     client.close()
@@ -106,6 +109,14 @@ def _collect(stream: ClientStream) -> list[RequestOutput]:
         outputs.append(output)
         if output.finished:
             return outputs
+
+
+def test_a_wait_is_not_cut_short_by_computation_before_it() -> None:
+    gevent.sleep(0.01)  # the event loop notes the time
+    time.sleep(0.4)
+    before = time.monotonic()
+    assert ClientStream(RequestOutput).next(0.3) is None
+    assert time.monotonic() - before >= 0.29
 
 
 def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineClient) -> None:
