@@ -162,10 +162,7 @@ class ErrorReply:
 
 def status_of(kind: str, form: ErrorForm) -> int | None:
     """Return the HTTP status of a kind of error; None for anything else."""
-    row = _TABLE.get(kind)
-    if row is None:
-        return None
-    return row.lmi_status if form is ErrorForm.LMI else row.openai_status
+    return ErrorReply(kind, "").status(form) if kind in _TABLE else None
 
 
 def _from_http_exception(error: HTTPException, max_request_size: int) -> ErrorReply:

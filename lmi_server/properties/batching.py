@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_server.properties.option import OptionValue
+from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem
 
 _LARGE_BATCHES = ("vllm", "lmi-dist", "trtllm")
@@ -115,7 +116,8 @@ def _limit_note(values: dict[str, OptionValue]) -> str:
     sizes = ("option.max_rolling_batch_size", "option.max_num_seqs")
     if batch is None or batch.value not in _LARGE_BATCHES or any(name in values for name in sizes):
         return ""
-    return "; at most 32 sequences run, where LMI's default for it is 256 (option.max_rolling_batch_size)"
+    ours = by_name()[sizes[0]].default
+    return f"; at most {ours} sequences run, where LMI's default for it is 256 ({sizes[0]})"
 
 
 def _joined(engine: OptionValue | None, because: list[OptionValue]) -> str:

@@ -145,7 +145,7 @@ def build(
         min_workers=workers,
         max_workers=max(workers, _number(values, "maxWorkers", workers)),
         max_idle_seconds=_number(values, "max_idle_time", 60),
-        module=_module(_text(values, _ENTRY_POINT, "")),
+        module="" if file.formatters else _module(_text(values, _ENTRY_POINT, "")),
     )
 
 

@@ -104,9 +104,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
         settings, handler_options = handler.split(settings)
     known, unknown = _group_by_option(settings)
     if code is not None and code.formatters:
-        own = [problem for problem in unknown if problem.key.startswith("option.")]
-        unknown = [problem for problem in unknown if problem not in own]
-        found.notes += [f"{problem}; passed to the formatters in {code.path.name}" for problem in own]
+        unknown = _pass_to_formatters(unknown, code, found)
     for option, candidates in known.values():
         _resolve_option(option, candidates, found)
     _require_model(found)
@@ -121,11 +119,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.notes += verdict.notes
     _note_effectless(found)
     _warn_of_second_model(settings, found)
-    found.warnings += [
-        f"{folder / FILE_NAME} is not read: only the one of the folder that is served, {found.folder}, would be"
-        for folder in _model_folders(found)[1:]
-        if (folder / FILE_NAME).is_file()
-    ]
+    _warn_of_second_file(found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
@@ -217,6 +211,13 @@ def _group_by_option(
         text = shown(setting.key, setting.text)
         unknown.append(Problem(setting.source, setting.key, text, "unknown key", nearest=near))
     return known, unknown
+
+
+def _pass_to_formatters(unknown: list[Problem], code: HandlerFile, found: Examination) -> list[Problem]:
+    """Note the options that only the formatters may know. Return the other unknown keys."""
+    own = [problem for problem in unknown if problem.key.startswith("option.")]
+    found.notes += [f"{problem}; passed to the formatters in {code.path.name}" for problem in own]
+    return [problem for problem in unknown if problem not in own]
 
 
 def _resolve_option(option: Option, settings: list[RawSetting], found: Examination) -> None:
@@ -325,6 +326,15 @@ def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> Non
             f"{found.folder} contains a model, which is not served because option.model_id is {model.text}"
             f" ({model.place})"
         )
+
+
+def _warn_of_second_file(found: Examination) -> None:
+    """Warn if the model's folder, which is not the one that is served, has a serving.properties."""
+    found.warnings += [
+        f"{folder / FILE_NAME} is not read: only the one of the folder that is served, {found.folder}, would be"
+        for folder in _model_folders(found)[1:]
+        if (folder / FILE_NAME).is_file()
+    ]
 
 
 def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) -> tuple[EffectiveValue, ...]:

@@ -40,7 +40,6 @@ def resolve(
     remote_code = _remote_code(config, data, allow_remote_code, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
-        weights.require_declared(model_path, data)
     if read_index(model_path) is not None:
         raise CannotServe("the weights are in a GGUF file, which engine=Python does not read; set engine=MPI")
     options = config.options

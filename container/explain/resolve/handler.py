@@ -97,7 +97,7 @@ def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> Handler
         model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),
         parallel=ParallelConfig(threads_per_rank=1),
         batching=replace(batching(config), batch_size=1, max_batch_delay=0.0),
-        handler=replace(_settings(config, user, properties), module=""),
+        handler=_settings(config, user, properties),
     )
 
 

@@ -55,7 +55,6 @@ def resolve(
     model = _describe(config, model_path, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
-        weights.require_declared(model_path, weights.read_config(model_path))
     foreign = isinstance(model, ForeignConfig)
     if config.source.trust_remote_code:
         decisions.notes.append(

@@ -24,14 +24,11 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def require_safetensors(path: Path) -> None:
-    """Raise CannotServe if safetensors files are missing from the folder or incomplete."""
+    """Raise CannotServe if safetensors files are missing from the folder or incomplete, or if matrices are quantised
+    and config.json does not say how: their scales would be ignored."""
     if sentence := weights_problem(path):
         raise CannotServe(sentence)
-
-
-def require_declared(path: Path, config: dict[str, Any]) -> None:
-    """Raise CannotServe if matrices are quantised, but config.json does not say how. Their scales would be ignored."""
-    if config.get("quantization_config"):
+    if read_config(path).get("quantization_config"):
         return
     for tensor in stored_tensors(path):
         is_matrix = len(tensor.shape) > 1 and tensor.name.endswith((".weight", ".weight_packed"))

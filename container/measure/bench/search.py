@@ -56,9 +56,9 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
     rate = start
     while rate > 0 and len(trials) < _MAX_TRIALS:
         trials.append(measure(rate))
-        low, high = _bounds(trials)
-        if high <= low * _PRECISION or (not low and trials[-1].hopeless):
+        if _is_over(trials):
             break
+        low, high = _bounds(trials)
         if math.isinf(high):
             rate = low * _STEP
         elif low == 0:
@@ -71,11 +71,17 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
 def open_bound(trials: tuple[RateTrial, ...]) -> str:
     """Return what is known of the highest rate if the search ended before it was found; else an empty string."""
     low, high = _bounds(trials)
-    if high <= low * _PRECISION or (not low and trials[-1].hopeless):
+    if _is_over(trials) or (not low and math.isinf(high)):
         return ""
     if math.isinf(high):
         return f"at least {format_number(low)} requests/s"
     return f"below {format_number(high)} requests/s" + (f", at least {format_number(low)}" if low else "")
+
+
+def _is_over(trials: Sequence[RateTrial]) -> bool:
+    """Return whether the highest rate is found, or no lower rate is worth a trial."""
+    low, high = _bounds(trials)
+    return high <= low * _PRECISION or (not low and trials[-1].hopeless)
 
 
 def _bounds(trials: Sequence[RateTrial]) -> tuple[float, float]:

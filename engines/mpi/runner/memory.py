@@ -82,6 +82,7 @@ def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) 
     # Other processes cannot be told from this process's context.
     context = min(total - free - reserved, budget.CONTEXT_BYTES)
     share = budget.gpu_cache_bytes(total, utilization, context, weights, activations)
+    # What other processes leave must also do for what the driver takes later.
     return min(share, free + reserved - _MAX_OUTSIDE - weights - activations)
 
 

@@ -85,8 +85,8 @@ class StepPlanner:
         settings = self.settings
         others = self._other_sequences()
         prefilling = [sequence for sequence in others if not sequence.is_decoding]
-        if (prefilling and not settings.chunked_prefill) or prefill.decodes_pause(
-            len(self.running), len(self.waiting), self._num_decode_steps, settings
+        if prefill.decodes_pause(
+            len(prefilling), len(self.running), len(self.waiting), self._num_decode_steps, settings
         ):
             self._plan_prompts(prefilling, draft)
         if not draft.prefills:

@@ -10,15 +10,19 @@ from engines.core import SchedulerSettings
 
 
 def decodes_pause(
-    num_running: int, num_waiting: int, num_decode_steps: int, settings: SchedulerSettings
+    num_prefilling: int,
+    num_running: int,
+    num_waiting: int,
+    num_decode_steps: int,
+    settings: SchedulerSettings,
 ) -> bool:
-    """Return whether decodes pause now for the prompts of newcomers.
+    """Return whether decodes pause now for the prompts of running sequences, `num_prefilling`, and of newcomers.
 
     num_decode_steps: steps since the last one with prefills.
     """
     if settings.chunked_prefill:
         return False
-    if num_running == 0:
+    if num_prefilling or num_running == 0:
         return True
     if num_waiting == 0 or num_decode_steps < settings.waiting_steps:
         return False

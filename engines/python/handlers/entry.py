@@ -80,7 +80,7 @@ def _is_module(name: str, file: Path) -> bool:
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
+        if f"{name}.".startswith(f"{error.name}."):
             return False
         raise
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file.resolve()

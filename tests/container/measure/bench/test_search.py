@@ -91,6 +91,7 @@ def test_a_search_that_ends_early_says_what_is_known() -> None:
         assert open_bound(trials) == known
     low, high = measure(1.0, 0.5), measure(4.0, 0.5)
     assert open_bound((high,)) == "below 4.00 requests/s"
+    assert open_bound((replace(high, rate=math.inf),)) == "", "all requests at once show nothing"
     assert open_bound((low, high)) == "below 4.00 requests/s, at least 1.00"
 
 
