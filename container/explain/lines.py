@@ -53,7 +53,7 @@ def _explanation(entry: Entry, option: Option | None, found: Examination, plan: 
     effect = {
         Status.WORKS: "",
         Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",
-        Status.REFUSED: " Accepted: the server always does this.",
+        Status.REFUSED: " Accepted: this value changes nothing here.",
     }
     return f"{alias}{option.help}{effect[option.status]}{_decision(option.name, plan)}"
 

@@ -1,7 +1,8 @@
 """Choice of the batching mode, rolling (continuous) or dynamic, and with it the engine.
 
 The `engine` key alone does not decide. Files written for today's LMI say `engine=Python` and request rolling batching
-with `option.rolling_batch` or `option.async_mode`. This server's rolling engine, engine=MPI, serves them.
+with `option.rolling_batch`, `option.async_mode` or `option.mpi_mode`. This server's rolling engine, engine=MPI, serves
+them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
     candidates = (
         engine if engine and engine.value != "Python" else None,
         batch if batch and batch.value != "disable" else None,
-        _async_mode(values),
+        _true("option.async_mode", values),
+        _true("option.mpi_mode", values),
     )
     return [item for item in candidates if item is not None]
 
@@ -83,13 +85,15 @@ def _dynamic_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
     """Return the options that request dynamic batching, except `engine`."""
     size, batch = values.get("batch_size"), values.get("option.rolling_batch")
     # rolling_batch=disable with async_mode=true is LMI's asynchronous handler, which uses rolling batching.
-    disabled = batch if batch and batch.value == "disable" and _async_mode(values) is None else None
+    disabled = (
+        batch if batch and batch.value == "disable" and _true("option.async_mode", values) is None else None
+    )
     candidates = (size if size and size.value != 1 else None, disabled)
     return [item for item in candidates if item is not None]
 
 
-def _async_mode(values: dict[str, OptionValue]) -> OptionValue | None:
-    item = values.get("option.async_mode")
+def _true(name: str, values: dict[str, OptionValue]) -> OptionValue | None:
+    item = values.get(name)
     return item if item is not None and item.value is True else None
 
 

@@ -95,7 +95,6 @@ ENV_NAMES: tuple[EnvName, ...] = (
 _SPECIAL_SUFFIX = {"ENTRYPOINT": "option.entryPoint", "ENTRY_POINT": "option.entryPoint", "ENGINE": "engine"}
 _NOT_KEYS = {
     "SERVING_FEATURES": "this server has a single engine",
-    "SERVING_FAIL_FAST": "the server always exits if the model fails",
     "SERVING_HEALTH_CHECK_OVERRIDE": "/ping depends on the engine's progress",
     "SERVING_PROMETHEUS": "/metrics is always available",
     "SERVING_OPTS": "this server does not use a Java virtual machine",
@@ -103,6 +102,7 @@ _NOT_KEYS = {
 }
 # Variables that Kubernetes injects for a service named `serving` or `serving-*`.
 _KUBERNETES = re.compile(r"SERVING_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")
+_FILE_URL = re.compile(r"\Afile:(?:/{2})?/")
 _LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
 
 
@@ -182,7 +182,7 @@ def _named_model(text: str) -> tuple[list[str], str] | None:
     """Return name, version, engine and devices, as far as they are given, and the location of the only model."""
     items = re.split(r"[,\s]+", text.strip())
     match = _LOAD_MODELS.match(items[0]) if len(items) == 1 and items[0] not in ("ALL", "NONE") else None
-    return ((match["labels"] or "").split(":"), match["url"].removeprefix("file://")) if match else None
+    return ((match["labels"] or "").split(":"), _FILE_URL.sub("/", match["url"])) if match else None
 
 
 def _read_load_models(text: str, folder: Path, found: Environment) -> None:

@@ -20,12 +20,20 @@ _NO_HANDLER = (
 )
 
 
-def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> list[Problem]:
+def unused_files(
+    folders: Iterable[Path], code: HandlerFile | None = None, invalid: Path | None = None
+) -> list[Problem]:
     """Return a problem for each unused file in the model's folders that would change what LMI serves.
 
     `code` is the user's file. If it supplies anything, it and its requirements count as used.
+    `invalid`: the folder of a handler that has a problem of its own, so whether its files are used is unknown.
     """
-    found = [folder / name for folder in folders for name in _REASONS if _is_present(folder / name)]
+    found = [
+        folder / name
+        for folder in folders
+        for name in _REASONS
+        if _is_present(folder / name) and (folder != invalid or name == _ADAPTERS)
+    ]
     reasons = {place: _REASONS[place.name] for place in found}
     if code is not None and code.supplies is Supplies.NOTHING:
         reasons[code.path] = _NO_HANDLER

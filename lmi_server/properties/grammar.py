@@ -39,6 +39,14 @@ class Entry:
     """Natural lines as they stand in the file, without the last line terminator."""
 
     @property
+    def comment_problem(self) -> str:
+        """Error message if the value seems to include a comment, else empty."""
+        comment = _INLINE_COMMENT.search(self.value)
+        if comment is None:
+            return ""
+        return f"comments must be on separate lines; {comment.group().strip()!r} is part of the value"
+
+    @property
     def ends_in_blanks(self) -> bool:
         """Whether the value has trailing blanks that are not escaped. Escaped blanks are intentional."""
         return self.value.rstrip(_BLANKS) != self.value and not self.text.endswith(("\\ ", "\\t", "\\f"))
@@ -147,13 +155,12 @@ def _check_entry(entry: Entry, found: _Findings) -> None:
     value = entry.value
     if reason := placeholder(f"{entry.key} {value}"):
         found.problem(entry.line, entry.key, value, reason)
-    if comment := _INLINE_COMMENT.search(value):
-        found.warning(
-            entry, f"comments must be on separate lines; {comment.group().strip()!r} is part of the value"
-        )
+    if reason := entry.comment_problem:
+        found.warning(entry, reason)
     if _QUOTED.match(value):
         found.warning(entry, "quotes are not removed; they are part of the value")
-    _check_encoding(entry, found)
+    if not entry.comment_problem:
+        _check_encoding(entry, found)
 
 
 def _check_encoding(entry: Entry, found: _Findings) -> None:

@@ -27,6 +27,8 @@ from lmi_server.values.show import as_option, masked
 FILE_NAME = "serving.properties"
 _MAX_SUGGESTIONS = 20
 """Unknown keys for which the nearest known one is searched, which takes milliseconds each."""
+_BATCHING = {"engine", "batch_size", "option.rolling_batch", "option.async_mode", "option.mpi_mode"}
+"""Options that determine the engine."""
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
@@ -95,7 +97,9 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.notes += from_environment.notes
     settings = _of_one_model(_file_settings(found) + from_environment.settings, found)
     handler_options: dict[str, str] = {}
+    num_problems = len(found.problems)
     code = handler.find(settings, found.folder, found.problems)
+    invalid_handler = code is None and len(found.problems) > num_problems
     if code is not None and code.note:
         found.notes.append(code.note)
     if code is not None and code.supplies is Supplies.HANDLER:
@@ -108,7 +112,10 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     for option, candidates in known.values():
         _resolve_option(option, candidates, found)
     _require_model(found)
-    ignorable = [*unknown, *unused_files(_model_folders(found), code)]
+    ignorable = [
+        *unknown,
+        *unused_files(_model_folders(found), code, found.folder if invalid_handler else None),
+    ]
     if lenient or environment.is_lenient(environ):
         found.warnings += [f"{problem}; ignored" for problem in ignorable]
     else:
@@ -116,8 +123,12 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     verdict = rules.apply(found.values, found.handler is not None)
     found.problems += verdict.problems
     found.problems += secure_mode.violations(environ, found.folder, found.values, code)
-    found.notes += verdict.notes
+    if not _BATCHING & {
+        by_name()[problem.key].name for problem in found.problems if problem.key in by_name()
+    }:
+        found.notes += verdict.notes
     _note_effectless(found)
+    _explain_comments(found)
     _warn_of_second_model(settings, found)
     _warn_of_second_file(found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
@@ -205,12 +216,19 @@ def _group_by_option(
         if (option := options.get(setting.key)) is not None:
             known.setdefault(option.name, (option, []))[1].append(setting)
             continue
-        near = nearest(setting.key, options) if len(unknown) < _MAX_SUGGESTIONS else ""
+        near = nearest(setting.key, _similar_kind(setting.key)) if len(unknown) < _MAX_SUGGESTIONS else ""
         if near and (variable := setting.source.variable):
             near = nearest(variable, environment.variables_of(near)) or near
         text = shown(setting.key, setting.text)
         unknown.append(Problem(setting.source, setting.key, text, "unknown key", nearest=near))
     return known, unknown
+
+
+def _similar_kind(key: str) -> list[str]:
+    """Return the known keys to suggest. After `option.`, these are options and the same name without `option.`."""
+    if not key.startswith("option."):
+        return list(by_name())
+    return [name for name in by_name() if name.startswith("option.") or name == key.removeprefix("option.")]
 
 
 def _pass_to_formatters(unknown: list[Problem], code: HandlerFile, found: Examination) -> list[Problem]:
@@ -290,11 +308,22 @@ def _note_effectless(found: Examination) -> None:
     for item in found.values.values():
         if item.option.status is not Status.WORKS and item.place not in bad:
             refused = item.option.status is Status.REFUSED
-            reason = "this server always does so" if refused else item.option.reason
+            reason = "this value changes nothing here" if refused else item.option.reason
             found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
     entry = found.values.get("option.entryPoint")
-    if entry is not None and found.handler is None:
+    if entry is not None and found.handler is None and entry.place not in bad:
         found.notes.append(f"{entry.place}: {entry}: the server's own text generation is used")
+
+
+def _explain_comments(found: Examination) -> None:
+    """Replace the reason of each problem with a value that includes a comment, which is the cause of the problem."""
+    comments = {entry.line: entry.comment_problem for entry in found.entries if entry.comment_problem}
+    for index, problem in enumerate(found.problems):
+        if problem.line in comments and problem.key in by_name():
+            explained = dataclasses.replace(problem, reason=comments[problem.line], nearest="")
+            found.problems[index] = explained
+            warning = str(dataclasses.replace(explained, accepted=""))
+            found.warnings = [text for text in found.warnings if text != warning]
 
 
 def _require_model(found: Examination) -> None:

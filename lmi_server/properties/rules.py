@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from lmi_server.properties import batching
 from lmi_server.properties.option import OptionValue
-from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem
 from lmi_server.values.base import Scalar
-from lmi_server.values.show import as_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +20,13 @@ class Verdict:
     notes: tuple[str, ...]
 
 
-_SAME_AS = {
-    "option.tensor_parallel_size": "option.tensor_parallel_degree",
-    "option.max_num_seqs": "option.max_rolling_batch_size",
-}
-
-
 def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     """Choose the engine, and check the values against it and against each other.
 
     The keys of `values` are option names. `has_handler`: whether a user's handler answers requests.
     """
     decided = batching.for_handler(values) if has_handler else batching.decide(values)
-    problems = [*decided.problems, *_equal_names(values), *_needs_paging(values), *_needs_s3(values)]
+    problems = [*decided.problems, *_needs_paging(values), *_needs_s3(values)]
     problems += [] if has_handler else _copies(values)
     notes = [decided.note] if decided.note else []
     notes += _needs_pauses(values, decided.engine)
@@ -77,6 +69,7 @@ def _is_unused(item: OptionValue, engine: str) -> bool:
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
+_STREAMS = 'under engine=Python each request decides whether to stream ("stream": true); remove this line'
 _MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
     ("option.load_format", "dummy"): (
         "engine=Python only loads weights from files; use engine=MPI for random weights"
@@ -85,7 +78,8 @@ _MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
         "option.load_format",
         "stream",
     ): "engine=Python only loads weights from files; use engine=MPI to stream them",
-    ("option.mpi_mode", True): "engine=Python does not run MPI ranks; use engine=MPI",
+    ("option.enable_streaming", "true"): _STREAMS,
+    ("option.enable_streaming", "huggingface"): _STREAMS,
 }
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (
@@ -125,19 +119,3 @@ def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:
         for name in _PAUSE_ONLY
         if (item := values.get(name)) is not None and item.option.engine == engine
     ]
-
-
-def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
-    """Return a problem for each option with vLLM's name that contradicts the option with LMI's name."""
-    problems = []
-    for name, other in _SAME_AS.items():
-        item = values.get(name)
-        if item is None:
-            continue
-        twin = values.get(other)
-        expected = twin.value if twin is not None else by_name()[other].default
-        if item.value != expected:
-            where = f"as {twin.place} says" if twin is not None else "its default"
-            reason = f"must be equal to {other}, which is {as_option(expected)}, {where}; write {other}={item.text}"
-            problems.append(Problem(item.source, item.written_key, item.text, reason, as_option(expected)))
-    return problems

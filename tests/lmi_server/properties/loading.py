@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.loader import Examination, Loaded, examine, load
 from lmi_server.properties.problems import Problem, PropertiesError
 
 
@@ -15,6 +15,12 @@ def load_text(
 ) -> Loaded:
     (folder / "serving.properties").write_text(text, encoding="iso-8859-1")
     return load(folder, environ or {}, lenient)
+
+
+def examine_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> Examination:
+    """Examine a serving.properties with this text."""
+    (folder / "serving.properties").write_text(text, encoding="iso-8859-1")
+    return examine(folder, environ or {})
 
 
 def refusal(folder: Path, text: str, environ: dict[str, str] | None = None) -> PropertiesError:

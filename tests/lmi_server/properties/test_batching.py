@@ -1,4 +1,4 @@
-"""Choice of the engine from `engine`, `batch_size`, `option.rolling_batch` and `option.async_mode`."""
+"""Choice of the engine from `engine`, `batch_size` and the options rolling_batch, async_mode and mpi_mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_server.properties.loader import Loaded, load
-from tests.lmi_server.properties.loading import load_text, single_problem
+from tests.lmi_server.properties.loading import examine_text, load_text, single_problem
 
 
 def engine_source(loaded: Loaded) -> str:
@@ -19,6 +19,7 @@ def engine_source(loaded: Loaded) -> str:
 ROLLING = [
     *(f"option.rolling_batch={value}" for value in ("auto", "vllm", "lmi-dist", "scheduler", "trtllm")),
     "option.async_mode=true",
+    "option.mpi_mode=true",
     "option.rolling_batch=disable\noption.async_mode=true",
 ]
 
@@ -110,6 +111,7 @@ def test_the_engine_is_inferred_when_it_is_not_set(
     [
         ("batch_size=4", "option.rolling_batch=vllm"),
         ("batch_size=4", "option.async_mode=true"),
+        ("batch_size=4", "option.mpi_mode=true"),
         ("max_dynamic_batch_size=4", "option.rolling_batch=auto"),
         ("batch_size=4", "engine=Rolling"),
         ("batch_size=4", "engine=MPI"),
@@ -148,3 +150,10 @@ def test_the_engine_can_be_set_by_the_environment_alone(
 def test_rolling_batch_in_the_environment_conflicts_with_batch_size_in_the_file(tmp_path: Path) -> None:
     problem = single_problem(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})
     assert "OPTION_ROLLING_BATCH), which selects rolling batching" in problem.reason
+
+
+def test_an_invalid_batching_key_has_no_note_about_the_engine(tmp_path: Path) -> None:
+    text = "engine=Python\noption.rolling_batch=deepspeed\noption.max_rolling_batch_size=8\n"
+    found = examine_text(tmp_path, text)
+    assert [problem.key for problem in found.problems] == ["option.rolling_batch"]
+    assert found.notes == []

@@ -119,8 +119,9 @@ def test_an_invalid_line_is_refused_even_if_sagemaker_overrides_it(tmp_path: Pat
 
 
 class TestLoadModels:
-    def test_sets_engine_and_model_id(self, tmp_path: Path) -> None:
-        config = load(tmp_path, {"SERVING_LOAD_MODELS": "test::Python=/some/model"}).config
+    @pytest.mark.parametrize("url", ["/some/model", "file:/some/model", "file:///some/model"])
+    def test_sets_engine_and_model_id(self, tmp_path: Path, url: str) -> None:
+        config = load(tmp_path, {"SERVING_LOAD_MODELS": f"test::Python={url}"}).config
         assert (config.engine, config.source.model_id) == ("Python", "/some/model")
 
     def test_the_served_folder_needs_no_model_id(self, tmp_path: Path) -> None:

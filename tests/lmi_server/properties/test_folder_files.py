@@ -63,3 +63,13 @@ def test_other_files_are_accepted(tmp_path: Path) -> None:
         place(tmp_path, name)
     (tmp_path / "adapters").mkdir()
     assert load_text(tmp_path, "option.model_id=owner/model\n").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("", "def handle(:"), ("option.entryPoint=inference.py", "def handle(inputs): ..."), ("", "x = 1\x00")],
+)
+def test_the_files_of_an_invalid_handler_are_not_called_unused(tmp_path: Path, line: str, code: str) -> None:
+    (tmp_path / "model.py").write_text(code)
+    place(tmp_path, "requirements.txt")
+    assert "not used here" not in str(single_problem(tmp_path, f"{line}\n"))

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from lmi_server.properties.loader import load
+from lmi_server.properties.option import Status
+from lmi_server.properties.options import OPTIONS
 from lmi_server.properties.problems import PropertiesError
-from tests.lmi_server.properties.loading import load_text, refusal, single_problem
+from lmi_server.values.show import as_option
+from tests.lmi_server.properties.loading import examine_text, load_text, refusal, single_problem
 
 
 @pytest.mark.parametrize(
@@ -17,7 +20,8 @@ from tests.lmi_server.properties.loading import load_text, refusal, single_probl
         ("option.dtpye", "option.dtype"),
         ("dtype", "option.dtype"),
         ("minworkers", "minWorkers"),
-        ("option.batch_size", "batch_size"),
+        ("option.max_batch_delay", "max_batch_delay"),
+        ("option.job_queue_sizes", ""),
         ("option.entrypoint", "option.entryPoint"),
         ("option.tensor_paralel_degree", "option.tensor_parallel_degree"),
         ("option.enable_loras", "option.enable_lora"),
@@ -135,10 +139,39 @@ def test_trailing_blanks_are_removed_from_typed_values_and_kept_in_text(tmp_path
     assert text.endswith("kept, because they may be intended")
 
 
-def test_an_inline_comment_makes_the_value_invalid_and_is_warned_about(tmp_path: Path) -> None:
-    error = refusal(tmp_path, "job_queue_size=7 # few\n")
-    assert error.problems[0].value == "7 # few"
-    assert "comments must be on separate lines" in error.warnings[0]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job_queue_size=7 # few",
+        "option.device_map=auto  # \u00e4 comment",
+        "option.task=text-generation # task",
+        "option.entryPoint=model.py  # my handler.py",
+    ],
+)
+def test_an_inline_comment_is_the_reason_of_an_invalid_value(tmp_path: Path, line: str) -> None:
+    found = examine_text(tmp_path, f"{line}\n")
+    [problem] = found.problems
+    assert problem.value == line.partition("=")[2]
+    assert problem.reason.startswith("comments must be on separate lines")
+    assert (found.warnings, found.notes) == ([], [])
+
+
+def test_an_inline_comment_in_a_valid_text_is_warned_about(tmp_path: Path) -> None:
+    [warning] = load_text(tmp_path, "option.model_id=/model # mine\n").warnings
+    assert "comments must be on separate lines" in warning
+
+
+def test_an_invalid_entry_point_is_not_said_to_be_replaced(tmp_path: Path) -> None:
+    found = examine_text(tmp_path, "option.entryPoint=model.py\n")
+    assert len(found.problems) == 1
+    assert found.notes == []
+
+
+def test_a_refused_feature_that_is_off_is_not_said_to_be_on(tmp_path: Path) -> None:
+    for option in OPTIONS:
+        for value in option.neutral if option.status is Status.REFUSED else ():
+            [note] = load_text(tmp_path, f"{option.name}={as_option(value)}\n").notes
+            assert note.endswith("accepted without effect: this value changes nothing here")
 
 
 def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
@@ -160,10 +193,12 @@ def test_options_without_effect_under_chunked_prefill_are_noted(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("option.tensor_parallel_degree=2\noption.tensor_parallel_size=4\n", "which is 2"),
-        ("option.tensor_parallel_size=4\n", "which is max, its default"),
-        ("option.max_num_seqs=64\n", "which is 32, its default"),
-        ("engine=Python\noption.mpi_mode=true\n", "use engine=MPI"),
+        (
+            "option.tensor_parallel_degree=2\noption.tensor_parallel_size=4\n",
+            "the same option with another value",
+        ),
+        ("engine=Python\noption.enable_streaming=true\n", "each request decides whether to stream"),
+        ("engine=Python\noption.enable_streaming=huggingface\n", "each request decides whether to stream"),
         ("engine=Python\noption.load_format=dummy\n", "use engine=MPI for random weights"),
         (
             "engine=Python\noption.load_format=stream\noption.model_id=s3://a/b\n",
@@ -185,9 +220,23 @@ def test_contradictory_keys_are_refused(tmp_path: Path, text: str, reason: str) 
     assert reason in single_problem(tmp_path, text).reason
 
 
-def test_backend_names_with_the_same_value_are_accepted(tmp_path: Path) -> None:
-    text = "option.tensor_parallel_degree=2\noption.tensor_parallel_size=2\n"
-    assert load_text(tmp_path, text).config.options.tensor_parallel_degree == 2
+@pytest.mark.parametrize("text", ["", "option.tensor_parallel_degree=2\noption.max_rolling_batch_size=64\n"])
+def test_the_names_of_vllm_set_the_same_options(tmp_path: Path, text: str) -> None:
+    text += "option.tensor_parallel_size=2\noption.max_num_seqs=64\n"
+    options = load_text(tmp_path, text).config.options
+    assert (options.tensor_parallel_degree, options.max_rolling_batch_size) == (2, 64)
+
+
+def test_the_names_of_djl_for_a_device_limit_the_copies(tmp_path: Path) -> None:
+    assert load_text(tmp_path, "gpu.maxWorkers=1\n").config.options.max_workers == 1
+
+
+def test_a_key_without_prefix_is_noted_like_its_variable(tmp_path: Path) -> None:
+    notes = [
+        load_text(tmp_path, "fail_fast=true\n").notes,
+        load_text(tmp_path, "", {"SERVING_FAIL_FAST": "true"}).notes,
+    ]
+    assert all("the server always exits if the model fails" in note for [note] in notes)
 
 
 def test_values_report_their_source(tmp_path: Path) -> None:

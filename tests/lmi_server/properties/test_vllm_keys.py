@@ -47,21 +47,51 @@ tokenizer_revision tool_call_parser tool_parser_plugin trust_remote_code use_tqd
 video_pruning_rate worker_cls worker_extension_cls worker_use_ray
 """
 """Engine arguments of vLLM 0.5 to 0.11."""
+LATER_ENGINE_ARGUMENTS = """
+aggregate_engine_logging allow_deprecated_quantization attention_backend attention_config
+cp_kv_cache_interleave_size cpu_offload_params cudagraph_metrics dcp_comm_backend dcp_kv_cache_interleave_size
+default_mm_loras disable_nccl_for_dp_synchronization distributed_timeout_seconds ec_transfer_config
+enable_elastic_ep enable_ep_weight_filter enable_flashinfer_autotune enable_layerwise_nvtx_tracing
+enable_logging_iteration_details enable_mamba_cache_stochastic_rounding enable_mfu_metrics enable_mm_embeds
+enable_mm_processor_stats enable_return_routed_experts enable_tower_connector_lora fail_on_environ_validation
+gdn_prefill_backend ir_op_priority kernel_config kv_cache_dtype_skip_layers kv_cache_metrics
+kv_cache_metrics_sample kv_offloading_backend kv_offloading_size language_model_only lora_target_modules
+mamba_backend mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds mamba_config
+mamba_ssm_cache_dtype master_addr master_port mm_encoder_attn_backend mm_encoder_attn_dtype
+mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only
+mm_shm_cache_max_object_size_mb mm_tensor_ipc model_weights moe_backend nnodes node_rank numa_bind
+numa_bind_cpus numa_bind_nodes offload_backend offload_group_size offload_num_in_group offload_params
+offload_prefetch_step optimization_level performance_mode prefill_context_parallel_size profiler_config
+quantization_config reasoning_config reasoning_parser_plugin renderer_num_workers scheduler_reserve_full_isl
+shutdown_timeout specialize_active_lora stream_interval tokens_only ubatch_size weight_transfer_config
+"""
+"""Engine arguments that vLLM has added since, until May 2026."""
+OPTIONS_OF_LMI = """
+adapters awq_calib_size awq_format baichuan_model_version batch_size calib_batch_size calib_size
+chatglm_model_version draft_model_compiled_path enable_mixed_precision_accumulation enable_saturate_infinity
+gpt_model_version group_query_attention lmcache_auto_config lmcache_config_file load_by_shard logits_dtype
+max_new_tokens multi_query_mode q_format rotary_base rotary_dim rotary_scaling_factor rotary_scaling_type
+smoothquant_alpha smoothquant_per_channel smoothquant_per_token trtllm_checkpoint_path use_fp8_context_fmha
+"""
+"""Options of LMI for TensorRT-LLM, AWS Neuron, LMCache and adapters."""
 
 
-def test_every_engine_argument_of_vllm_is_known() -> None:
+@pytest.mark.parametrize("names", [ENGINE_ARGUMENTS, LATER_ENGINE_ARGUMENTS, OPTIONS_OF_LMI])
+def test_every_option_of_vllm_and_lmi_is_known(names: str) -> None:
     known = by_name()
-    assert [name for name in ENGINE_ARGUMENTS.split() if f"option.{name}" not in known] == []
+    assert [name for name in names.split() if f"option.{name}" not in known] == []
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "option.mpi_mode=true",
         "option.low_cpu_mem_usage=true",
         "option.task=text2text-generation",
         "option.pipeline_parallel_degree=1",
-        "option.max_num_seqs=32",
+        "option.attention_backend=FLASH_ATTN",
+        "option.enable_streaming=true",
+        "option.nnodes=1",
+        "option.batch_size=1",
         "option.swap_space=0",
         "option.cpu_offload_gb=0",
         "option.seed=42",
@@ -104,7 +134,10 @@ def test_keys_without_effect_are_noted(tmp_path: Path, line: str) -> None:
         ("option.worker_cls=a.B", "cannot be loaded into this server"),
         ("option.enable_kv_cache_reuse=true", "use option.enable_prefix_caching"),
         ("option.hf_token=hunter2", "set HF_TOKEN"),
-        ("gpu.maxWorkers=2", "use maxWorkers"),
+        ("cpu.maxWorkers=2", "use maxWorkers"),
+        ("option.batch_size=4", "use batch_size for dynamic batching"),
+        ("option.max_new_tokens=64", "each request sets its own"),
+        ("option.nnodes=2", "all ranks run on this machine"),
         ("option.pipeline_parallel_degree=2", "use option.tensor_parallel_degree"),
         ("option.speculative_draft_model=x", "speculative decoding"),
         ("translator=com.example.X", "Java engines"),
