@@ -9,6 +9,7 @@ stderr.
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import sys
@@ -33,10 +34,17 @@ _BESIDE = (
 """Files beside a GGUF file that override its metadata."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 _CONTROL_TOKEN, _USER_TOKEN = 3, 4  # gguf's TokenType.CONTROL and TokenType.USER_DEFINED
-_ENDS_OF_TURN = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
-"""Tokens that end an answer, as in llama.cpp, even if the metadata has the end of texts only."""
+_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+    }
+)
+"""Tokens that end a turn or a text, as in llama.cpp, even if the metadata has only one of them."""
 _BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
+_UNKNOWN_VERSION = re.compile(r"version (\d+) which we cannot handle")
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
 
@@ -59,14 +67,23 @@ def _reader(file: Path) -> gguf.GGUFReader:
     try:
         return gguf.GGUFReader(file)
     except (ValueError, IndexError, KeyError) as error:
-        raise UnknownGguf(f"{file} is not a complete GGUF file: {error}") from None
+        raise UnknownGguf(_unreadable(file, str(error))) from None
+
+
+def _unreadable(file: Path, error: str) -> str:
+    """Return why gguf cannot read a file."""
+    if found := _UNKNOWN_TYPE.search(error):
+        return f"{file} has tensors of the unknown type {found[1]}; choose a file with another quantization"
+    if found := _UNKNOWN_VERSION.search(error):
+        return f"{file} has version {found[1]} of the GGUF format, which is not supported; convert the model again"
+    return f"{file} is not a complete GGUF file: {error}"
 
 
 def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:
     """Write generation_config.json, the chat template, and the tokenizer's two files. Raises UnknownGguf."""
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in (*_SPECIAL.values(), "eot")}
     named = {ids[name] for name in ("eos", "eot") if ids[name] is not None}
-    stops = sorted(named | _ends_of_turn(metadata))
+    stops = sorted(named | _ends(metadata))
     generation = {"bos_token_id": ids["bos"], "eos_token_id": stops or None, "pad_token_id": ids["padding"]}
     write_json(folder / "generation_config.json", generation)
     if (template := metadata.get("tokenizer.chat_template")) is not None:
@@ -79,14 +96,14 @@ def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bo
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, **special})
 
 
-def _ends_of_turn(metadata: Metadata) -> set[int]:
+def _ends(metadata: Metadata) -> set[int]:
     tokens, types = (metadata.get(f"tokenizer.ggml.{name}") or () for name in ("tokens", "token_type"))
     kinds = zip(tokens, types, strict=True) if types else ()
     return {
         number
         for number, (token, kind) in enumerate(kinds)
         # The first Gemma files have it as an ordinary token.
-        if token in _ENDS_OF_TURN and (kind in (_CONTROL_TOKEN, _USER_TOKEN) or token == "<end_of_turn>")  # noqa: S105
+        if token in _ENDS and (kind in (_CONTROL_TOKEN, _USER_TOKEN) or token == "<end_of_turn>")  # noqa: S105
     }
 
 

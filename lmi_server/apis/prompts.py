@@ -50,13 +50,18 @@ def max_prompt_chars(context: ApiContext, limit: int | None = None) -> int:
     return most if limit is None else max(most, _PIECE_CHARS)
 
 
+def _context_length(context: ApiContext) -> str:
+    """Return the context limit for messages, in the words by which clients recognize that they exceed it."""
+    limit = context.config.max_model_len
+    return f"this model's maximum context length is {limit} tokens, prompt and output together (option.max_model_len)"
+
+
 def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLong:
     """Create the error for a text that is too long however it is tokenized."""
     return ContextTooLong(
         field,
-        f"given {given} characters; accepted: at most {max_prompt_chars(context)}, as prompt and output together "
-        f"may have {context.config.max_model_len} tokens (option.max_model_len), none of them longer than "
-        f"{context.text.max_token_chars} characters",
+        f"given {given} characters; accepted: at most {max_prompt_chars(context)}; {_context_length(context)}, and no"
+        f" token is longer than {context.text.max_token_chars} characters",
     )
 
 
@@ -109,8 +114,8 @@ def _check_long_text(context: ApiContext, field: str, text: str) -> None:
         if num_tokens - num_cut >= limit:
             raise ContextTooLong(
                 field,
-                f"given at least {num_tokens - num_cut} tokens; accepted: at most {limit - 1} (option.max_model_len), "
-                f"or at most {_PIECE_CHARS} characters with 'truncate'",
+                f"given at least {num_tokens - num_cut} tokens; accepted: at most {limit - 1}, or at most"
+                f" {_PIECE_CHARS} characters with 'truncate'; {_context_length(context)}",
             )
 
 
@@ -159,8 +164,7 @@ def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
     if num_tokens >= limit:
         raise ContextTooLong(
             field,
-            f"given {num_tokens} tokens; accepted: at most {limit - 1}, as prompt and output together may have "
-            f"{limit} tokens (option.max_model_len)",
+            f"given {num_tokens} tokens; accepted: at most {limit - 1}; {_context_length(context)}",
         )
 
 
@@ -225,8 +229,8 @@ def _max_new_tokens(
         value: int = parameters[name]
         raise ContextTooLong(
             parameters.fields[name],
-            f"given {as_json(value)}; accepted: at most {value - most + room}, as the prompt ({prompt.field}) has "
-            f"{num_prompt} tokens and prompt and output together may have {limit} (option.max_model_len)",
+            f"given {as_json(value)}; accepted: at most {value - most + room}, as the prompt ({prompt.field}) has"
+            f" {num_prompt} tokens; {_context_length(context)}",
         )
     return most
 

@@ -6,6 +6,7 @@ body is parsed. `json.loads` alone would block every stream of the process for s
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from typing import Any, NoReturn
@@ -40,6 +41,8 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """
     if not data or data.isspace():
         raise InvalidRequest("body: empty; accepted: a JSON object")
+    if data.startswith(codecs.BOM_UTF8):
+        data = b" " * len(codecs.BOM_UTF8) + data[len(codecs.BOM_UTF8) :]  # keeps the offsets of errors
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

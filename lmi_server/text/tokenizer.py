@@ -186,11 +186,10 @@ def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str])
 
 
 def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
-    """Return the smaller of the tokenizer's vocabulary size and config.json's `vocab_size`. The two may differ."""
-    size = max(vocabulary.values(), default=-1) + 1
+    """Return config.json's `vocab_size`, the number of token ids that the model knows, else the tokenizer's size."""
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     for part in (config, text_config if isinstance(text_config, dict) else {}):
         if isinstance(part.get("vocab_size"), int):
-            size = min(size, part["vocab_size"])
-    return size
+            return int(part["vocab_size"])
+    return max(vocabulary.values(), default=-1) + 1

@@ -253,3 +253,10 @@ def test_too_many_bytes_in_flight_are_rejected_like_a_full_queue(
     assert int(replies[0].headers["Retry-After"]) > 0
     assert len(replies) == 3
     assert status not in [reply.status_code for reply in replies[1:]]
+
+
+def test_a_byte_order_mark_is_ignored() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert parse_object(mark + b'{"inputs": "a"}') == {"inputs": "a"}
+    with pytest.raises(InvalidRequest, match="byte 14 "):
+        parse_object(mark + b'{"inputs": \xff}')

@@ -9,7 +9,7 @@ from werkzeug.test import TestResponse
 from tests.lmi_server.bodies import BODIES, error_of, post
 from tests.lmi_server.fakes import FakeEngine
 from tests.lmi_server.malformed_bodies import BODIES as MALFORMED
-from tests.lmi_server.malformed_bodies import CHAT, INVOCATIONS, Malformed
+from tests.lmi_server.malformed_bodies import CHAT, COMPLETIONS, INVOCATIONS, Malformed
 
 
 def error_text(reply: TestResponse, path: str) -> str:
@@ -42,5 +42,16 @@ def test_a_malformed_body_is_refused_and_the_next_requests_succeed(
 def test_openai_errors_have_the_field_and_a_code(client: FlaskClient) -> None:
     error = post(client, CHAT, temperature=9).get_json()["error"]
     assert (error["param"], error["code"]) == ("temperature", "invalid_request")
-    body = {"messages": [{"role": "user", "content": "word " * 2000}]}
-    assert client.post(CHAT, json=body).get_json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("num_words", [2_000, 200_000])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_clients_recognize_that_the_context_is_exceeded(
+    client: FlaskClient, path: str, num_words: int
+) -> None:
+    """LiteLLM and others search for these words."""
+    text = "word " * num_words
+    body = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    error = client.post(path, json=body).get_json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "this model's maximum context length is" in error["message"].lower()

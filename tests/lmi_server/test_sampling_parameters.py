@@ -255,7 +255,10 @@ def test_tokens_of_a_very_long_text_are_counted_only_as_far_as_needed(
     parameters = {"truncate": truncate} if truncate else {}
     many = client.post("/invocations", json={"inputs": "one " * 750, "parameters": parameters})
     assert many.status_code == 424
-    assert "accepted: at most 255 (option.max_model_len), or at most 100 characters" in many.text
+    assert (
+        "accepted: at most 255, or at most 100 characters with 'truncate'; this model's maximum context"
+        in many.text
+    )
     assert max(seen) == 100
     few = client.post("/invocations", json={"inputs": "one two " * 20, "parameters": parameters})
     assert few.status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ _SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _OTHER_FORMATS = (*pickled.SUFFIXES, SUFFIX, ".h5", ".msgpack", ".onnx")
 WEIGHTS_FORMATS = (_WEIGHTS, *_OTHER_FORMATS)
 
+_ALWAYS_NEEDED = re.compile(
+    r"(.*\.index|config|generation_config|tokenizer.*|vocab.*|merges.*|special_tokens_map|added_tokens|chat_template.*)"
+    r"\.(json|txt)|.*\.(model|tiktoken|jinja|py)"
+)
+"""Files that serving reads. Other files, such as training data, are left out if they are large."""
 MAX_FILES = 4096
 MAX_SMALL_BYTES = 256 << 20
 """Maximum size of a file other than weights. The largest tokenizers have about 30 MiB."""
@@ -97,6 +103,7 @@ def choose(snapshot: Snapshot) -> Snapshot:
     selected = {file.path: file for file in files if file.path.endswith(_SUFFIXES)}
     # An index of GGUF files names files to read, so only this program may write one.
     selected = {path: file for path, file in selected.items() if path.rpartition("/")[2] != gguf_index.NAME}
+    selected = {path: file for path, file in selected.items() if not _is_unrelated(file)}
     selected |= {file.path: file for file in snapshot.files if _is_template(file.path)}
     if gguf or not snapshot.selection.with_weights:
         selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}
@@ -109,6 +116,12 @@ def choose(snapshot: Snapshot) -> Snapshot:
     chosen = tuple(selected[path] for path in sorted(selected))
     _check_limits(snapshot.name, chosen)
     return dataclasses.replace(snapshot, files=chosen)
+
+
+def _is_unrelated(file: RemoteFile) -> bool:
+    """Return True for a large file, such as training data, that no part of serving reads."""
+    name = file.path.rpartition("/")[2]
+    return file.size > MAX_SMALL_BYTES and not is_weights(name) and not _ALWAYS_NEEDED.fullmatch(name)
 
 
 def _gguf_files(snapshot: Snapshot) -> list[str]:

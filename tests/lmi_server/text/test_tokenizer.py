@@ -223,3 +223,22 @@ def test_missing_and_invalid_files_are_named_in_the_error(tmp_path: Path) -> Non
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         TextModel.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"vocab_size": 512}, 512),
+        ({"vocab_size": 20}, 20),
+        ({"text_config": {"vocab_size": 600}}, 600),
+        ({}, None),
+    ],
+)
+def test_the_vocabulary_is_the_models(config: dict[str, Any], expected: int | None, own_folder: Path) -> None:
+    """A model often has more ids than its tokenizer, for padding. It can generate them, so prompts may have them."""
+    (own_folder / "config.json").write_text(json.dumps(config))
+    text = TextModel.from_folder(own_folder)
+    size = AutoTokenizer.from_pretrained(own_folder).vocab_size if expected is None else expected
+    assert text.vocabulary_size == size
+    if size > 400:
+        assert text.decode((size - 1,)) == ""

@@ -196,3 +196,23 @@ def test_keys_in_an_address_are_not_shown(model_id: str, shown: str) -> None:
     assert text is not None
     assert shown in text
     assert not any(secret in text for secret in ("word", "abc", "KEY"))
+
+
+@pytest.mark.parametrize("name", ["train.json", "corpus.txt", "optimizer_state.json"])
+def test_large_files_that_serving_does_not_read_are_left_out(name: str) -> None:
+    large = RemoteFile(name, 400 << 20, "1")
+    listed = snapshot("config.json", "model.safetensors", "tokenizer.json")
+    chosen = choice.choose(replace(listed, files=(*listed.files, large)))
+    assert chosen.files == listed.files
+    small = replace(large, size=10)
+    assert small in choice.choose(replace(listed, files=(*listed.files, small))).files
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja"]
+)
+def test_large_files_that_serving_reads_are_refused(name: str) -> None:
+    large = RemoteFile(name, 400 << 20, "1")
+    listed = snapshot("config.json", "model.safetensors")
+    with pytest.raises(ModelNotAvailable, match=f"{name} is too large"):
+        choice.choose(replace(listed, files=(*listed.files, large)))

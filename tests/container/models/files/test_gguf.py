@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -23,7 +24,7 @@ from container.models import files as model_files
 from container.models import tokenizer_files
 from container.models.files import ModelNotAvailable
 from container.models.gguf_config import Metadata, UnknownGguf, read_config
-from container.models.gguf_describe import describe
+from container.models.gguf_describe import describe, write_texts
 from container.progress import LogLines
 from engines.config import MpiEngineConfig
 from engines.models.gguf_index import read_index
@@ -247,15 +248,25 @@ def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_pat
     assert tokenizer_files.loads_unchanged(described)
 
 
+@pytest.mark.parametrize("turn", ["<|im_end|>", "<|eot_id|>"])
+@pytest.mark.parametrize("text", ["<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"])
+def test_generation_ends_with_a_text_even_if_the_metadata_name_a_turn(
+    turn: str, text: str, tmp_path: Path
+) -> None:
+    fields = {"tokens": ["a", text, turn, "b"], "token_type": [1, 3, 3, 1], "eos_token_id": 2}
+    metadata: Any = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+    write_texts(tmp_path / "model.gguf", metadata, tmp_path, with_tokenizer=False)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
+
+
 @pytest.mark.parametrize(("family", "pre"), [("llama3", "llama-bpe"), ("phi3", ""), ("gemma3", "")])
 def test_generation_ends_with_a_turn(family: str, pre: str, tmp_path: Path) -> None:
     """The metadata have no end of a turn, as in many files."""
     described = _described(tmp_path, family, pre)
     ends = json.loads((described / "generation_config.json").read_text())["eos_token_id"]
     tokenizer = Tokenizer.from_file(str(tmp_path / family / "tokenizer.json"))
-    known = {
-        tokenizer.token_to_id(token) for token in ("<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-    }
+    names = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")
+    known = {tokenizer.token_to_id(token) for token in names}
     assert set(ends) == {1, *known} - {None}, "1 is the end of texts"
 
 
@@ -272,6 +283,24 @@ def test_sentencepiece_without_a_space_prefix(tmp_path: Path) -> None:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == ids
         assert ours.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("version", "type_", "reason"),
+    [(1, 0, "version 1 of the GGUF format"), (3, 31, "the unknown type 31")],
+)
+def test_a_file_of_an_unknown_kind_is_not_called_incomplete(
+    version: int, type_: int, reason: str, file: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "model.gguf"
+    copy.write_bytes(file.read_bytes())
+    reader = gguf.GGUFReader(copy, "r+")
+    reader.fields["GGUF.version"].parts[0][0] = version
+    reader.tensors[0].field.parts[4][0] = type_
+    reader.data.flush()
+    with pytest.raises(UnknownGguf, match=reason) as caught:
+        describe(copy, tmp_path)
+    assert "complete" not in str(caught.value)
 
 
 def test_an_unknown_tokenizer_is_rejected(tmp_path: Path) -> None:
