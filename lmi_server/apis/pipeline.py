@@ -20,7 +20,7 @@ from lmi_server.apis.parameters.sampling import LogprobReport, check_vocabulary
 from lmi_server.apis.prompts import Prompt, generation_requests
 from lmi_server.errors import ErrorForm
 from lmi_server.generation.answer_text import GenerationRequest
-from lmi_server.http.framing import Framing
+from lmi_server.http.framing import SSE, Framing
 
 Body = Mapping[str, Any]
 
@@ -35,10 +35,13 @@ class Conventions:
     """Whether an output that does not fit the context is cut and ends with `length`. Otherwise it is rejected."""
     completions_sample: bool
     """Whether completions use the sampling defaults of OpenAI and the model, as chats do. Otherwise they are greedy."""
+    openai_framing: Callable[[], Framing]
+    """Returns the framing of streams in OpenAI's format."""
 
 
-OPENAI = Conventions(ErrorForm.OPENAI, cut_to_context=False, completions_sample=True)
-LMI = Conventions(ErrorForm.LMI, cut_to_context=True, completions_sample=False)
+OPENAI = Conventions(
+    ErrorForm.OPENAI, cut_to_context=False, completions_sample=True, openai_framing=lambda: SSE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class BodyFormat:
     continues_prompt: bool = True
     """Whether the output continues the prompt's text. In a chat it is a separate text."""
     best_of_is_n: bool = False
-    """Whether `n` defaults to `best_of`, as in LMI. Otherwise it defaults to 1."""
+    """Whether `n` defaults to `best_of`, and the most likely answer comes first, as in LMI. Otherwise `n` defaults to
+    1, and answers are only ranked if `best_of` is more than `n`."""
     streams_choices: bool = True
     """Whether a stream may carry several answers."""
 

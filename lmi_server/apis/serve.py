@@ -19,9 +19,10 @@ from lmi_server.apis.tenant import tenant_of
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
+from lmi_server.generation.formatter import errors_of_returned_body
 from lmi_server.generation.generation import ClientDisconnected, TextGeneration
 from lmi_server.http.client_gone import ClientWatch
-from lmi_server.http.framing import UNBUFFERED
+from lmi_server.http.framing import UNBUFFERED, split_events
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
@@ -82,9 +83,11 @@ def _read_body(context: ApiContext) -> Iterator[dict[str, Any]]:
     formatter = context.formatter
     if formatter is not None and formatter.reads_bodies:
         with context.bodies.raw(request) as data:
-            yield formatter.rewrite_request(
+            body = formatter.rewrite_request(
                 data, dict(request.headers.items()), ClientWatch.from_environ(request.environ)
             )
+            with errors_of_returned_body(headers=request.headers):
+                yield body
     else:
         with context.bodies.json_object(request) as body:
             yield body
@@ -137,7 +140,10 @@ def _stream(
     outputs: Iterator[TextOutput],
     record: RequestRecord,
 ) -> Iterator[bytes]:
-    """Yield one chunk for all available outputs. A failure becomes the last record; nothing is raised."""
+    """Yield one chunk for all available outputs, or one for each server-sent event.
+
+    Some clients parse each chunk by itself. A failure becomes the last record; nothing is raised.
+    """
     record.finish = "client_gone"  # unless the stream reaches its end
     frames = ""
     try:
@@ -149,17 +155,20 @@ def _stream(
                 record.finish = _finish_reasons(generation)
             elif generation.ready:
                 continue
-            if frames:
-                yield frames.encode()
-                frames = ""
+            yield from _chunks(frames)
+            frames = ""
     except ClientDisconnected:
         return
     except EngineError as error:
         record.finish = error.kind
-        yield (frames + call.reply.failure(ErrorReply.from_exception(error))).encode()
+        yield from _chunks(frames + call.reply.failure(ErrorReply.from_exception(error)))
     except Exception as error:
         _logger.exception("%s stream failed", record.id)
         record.finish = "internal"
-        yield (frames + call.reply.failure(ErrorReply.from_exception(error))).encode()
+        yield from _chunks(frames + call.reply.failure(ErrorReply.from_exception(error)))
     finally:
         generation.close()
+
+
+def _chunks(frames: str) -> Iterator[bytes]:
+    return map(str.encode, split_events(frames))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -136,10 +137,16 @@ class ChatTemplate:
             raise ValueError(f"chat template, line {error.lineno}: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_chars: int,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the prompt text, ready for the assistant's turn.
 
         Each content is a string or a list of text parts. The template gets it in the form that it reads.
+        `variables`: further variables that the template may read, such as `enable_thinking`.
 
         Raises:
             InvalidRequest: the template rejects the messages, or takes too much time or memory for them.
@@ -149,15 +156,9 @@ class ChatTemplate:
         size = 0
         try:
             with self._environment.limits():
-                for part in self._template.generate(
-                    messages=[
-                        {**message, "content": self._content(message["content"])} for message in messages
-                    ],
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=True,
-                    **self._special_tokens,
-                ):
+                contents = [{**message, "content": self._content(message["content"])} for message in messages]
+                own = {"messages": contents, "tools": None, "documents": None, "add_generation_prompt": True}
+                for part in self._template.generate({**variables, **self._special_tokens, **own}):
                     size += len(part)
                     if size > max_chars:
                         raise RenderedTooLong(f"messages: more than {max_chars} characters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,61 @@ def test_stream(path: str, include_usage: bool, client: FlaskClient) -> None:
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(choice["delta"].get("content", "") for choice in choices) == ANSWER
     assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    assert choices[-1]["delta"] == {}
+    assert all("content" in choice["delta"] for choice in choices), "some clients read it from every chunk"
     assert choices[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_each_event_is_a_chunk_of_its_own(
+    path: str, ahead: bool, client: FlaskClient, engine: FakeEngine
+) -> None:
+    """Some clients of SageMaker parse each part of a stream by itself."""
+    engine.ahead = ahead
+    events = list(post(client, path, stream=True, stream_options={"include_usage": True}).iter_encoded())
+    assert all(event.startswith(b"data: ") and event.find(b"\n\n") == len(event) - 2 for event in events)
+    assert events[-1] == b"data: [DONE]\n\n"
+
+
+def test_a_chat_on_invocations_can_be_streamed_as_json_lines(client: FlaskClient) -> None:
+    body = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
+    for path, mimetype in (
+        ("/invocations", "application/jsonlines"),
+        ("/v1/chat/completions", "text/event-stream"),
+    ):
+        reply = client.post(path, json=body, headers={"Accept": "application/jsonlines"})
+        assert reply.mimetype == mimetype
+    reply = client.post("/invocations", json=body, headers={"Accept": "application/jsonlines"})
+    *records, usage = map(json.loads, reply.text.splitlines())
+    assert "".join(record["choices"][0]["delta"]["content"] for record in records) == ANSWER
+    assert usage["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize("outer", [{}, {"max_tokens": 3}])
+def test_the_parameters_of_a_chat_on_invocations_may_be_an_object(
+    outer: dict[str, int], client: FlaskClient, engine: FakeEngine
+) -> None:
+    inner = {"max_new_tokens": 2, "temperature": 0, "return_full_text": False, "unknown": 1}
+    body = {"messages": MESSAGES, "parameters": inner, **outer}
+    assert client.post("/invocations", json=body).status_code == 200
+    [request] = engine.requests
+    assert request.sampling.max_new_tokens == outer.get("max_tokens", 2)
+    assert request.sampling.temperature == 0
+    inner["temperature"] = 9
+    assert "temperature" in client.post("/invocations", json=body).get_json()["error"]
+
+
+def test_a_chat_may_set_variables_of_the_template(client: FlaskClient, engine: FakeEngine) -> None:
+    assert post(client, chat_template_kwargs={"enable_thinking": False, "effort": "low"}).status_code == 200
+    error = post(client, chat_template_kwargs={"messages": 1}).get_json()["error"]
+    assert error["param"] == "chat_template_kwargs.messages"
+
+
+@pytest.mark.parametrize("value", [[], {"a": []}, {"A b": 1}, {"eos_token": "x"}, {"x": "y" * 5000}])
+def test_other_variables_of_the_template_are_refused(value: Any, client: FlaskClient) -> None:
+    reply = post(client, chat_template_kwargs=value)
+    assert reply.status_code == 400
+    assert "variables of the chat template" in reply.text or "the server's own" in reply.text
 
 
 def test_finish_reason_is_stop_for_an_eos_token(client: FlaskClient, engine: FakeEngine) -> None:

@@ -23,16 +23,22 @@ from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupporte
 from lmi_server.apis.parameters.row import Names, Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
-from lmi_server.apis.pipeline import LMI, Body, BodyFields, BodyFormat, Conventions, parse
+from lmi_server.apis.pipeline import Body, BodyFields, BodyFormat, Conventions, parse
 from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
 from lmi_server.apis.serve import answer
-from lmi_server.errors import InvalidField
+from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import JSON_LINES, SSE, Framing
 from lmi_server.values.show import as_json, names_in_log
 
 _logger = logging.getLogger(__name__)
 
+_LMI = Conventions(
+    ErrorForm.LMI,
+    cut_to_context=True,
+    completions_sample=False,
+    openai_framing=lambda: JSON_LINES if _accepted_format() == "jsonlines" else SSE,
+)
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt", "model")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
@@ -88,9 +94,32 @@ def _parse(context: ApiContext, body: Body) -> Call:
     field = _prompt_field(body)
     body = {name: value for name, value in body.items() if name == field or name not in _BODY_FORMATS}
     body_format = _BODY_FORMATS[field]
-    if body_format is not _INPUTS and body.get("stream") is None:
-        body = {**body, "stream": _default_stream()}
-    return parse(context, body, body_format, LMI)
+    if body_format is not _INPUTS:
+        body = _with_inner_parameters(body, Names.CHAT if body_format is CHAT else Names.COMPLETIONS)
+        if body.get("stream") is None:
+            body = {**body, "stream": _default_stream()}
+    return parse(context, body, body_format, _LMI)
+
+
+def _with_inner_parameters(body: Body, names: Names) -> Body:
+    """Move the members of `parameters` to the top level of a chat or completion, where they belong.
+
+    Some clients of LMI send both. A parameter that the top level sets too, and an unknown one, is logged and ignored.
+    """
+    inner = body.get("parameters")
+    if not isinstance(inner, dict):
+        return body
+    table = rows(names)
+    outer = {name: value for name, value in body.items() if name != "parameters"}
+    set_outside = {table[name].name for name, value in outer.items() if name in table and value is not None}
+    used = {
+        name: value
+        for name, value in inner.items()
+        if name in table and name not in outer and table[name].name not in set_outside
+    }
+    if ignored := [f"parameters.{name}" for name in inner if name not in used]:
+        _logger.info("unknown or repeated fields are ignored: %s", names_in_log(ignored))
+    return {**outer, **used}
 
 
 def _default_stream() -> bool | None:

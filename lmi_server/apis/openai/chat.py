@@ -43,7 +43,9 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
         raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
     max_chars = max_prompt_chars(context, truncation_limit(context, fields.parameters))
     try:
-        text = context.text.chat_template.render(messages, max_chars)
+        text = context.text.chat_template.render(
+            messages, max_chars, fields.parameters["chat_template_kwargs"]
+        )
     except RenderedTooLong as error:
         raise too_many_chars(context, "messages", f"more than {max_chars}") from error
     # The chat template adds the special tokens itself.

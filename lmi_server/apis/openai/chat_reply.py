@@ -45,11 +45,10 @@ class ChatReply(OpenAiReply):
     def records(self, output: TextOutput) -> str:
         text = output.shown
         tokens = output.released if self._shows_logprobs else ()
-        frames = self._delta(output.index, {"content": text}, tokens) if text or tokens else ""
-        if output.completion is not None:
-            reason = FINISH_REASONS[output.completion.finish_reason]
-            frames += self._delta(output.index, {}, finish_reason=reason)
-        return frames
+        if not text and not tokens and output.completion is None:
+            return ""
+        reason = None if output.completion is None else FINISH_REASONS[output.completion.finish_reason]
+        return self._delta(output.index, {"content": text}, tokens, reason)
 
     def _delta(
         self,

@@ -10,7 +10,6 @@ from lmi_server.apis.parameters.checks import check_flag, refuse
 from lmi_server.apis.parameters.parse import parse_parameters
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.pipeline import Body, BodyFields, Conventions
-from lmi_server.http.framing import SSE
 from lmi_server.values.show import names_in_log
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +44,8 @@ def read_fields(
     ignored = [f"stream_options.{name}" for name in options or () if name != "include_usage"]
     if unknown := [*parameters.unknown, *ignored]:
         _logger.info("unknown fields are ignored: %s", names_in_log(unknown))
-    return BodyFields(parameters, SSE if streamed else None, model_name(body.get("model")), include_usage)
+    framing = conventions.openai_framing() if streamed else None
+    return BodyFields(parameters, framing, model_name(body.get("model")), include_usage)
 
 
 def model_name(value: Any) -> str:

@@ -31,13 +31,13 @@ class OpenAiReply:
     """Value of `object` in a whole answer."""
     chunk_kind: ClassVar[str]
     """Value of `object` in a chunk of a stream."""
-    content_type = SSE.content_type
 
     def __init__(
         self, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
     ) -> None:
         """Create the reply to the current HTTP request."""
         self.streamed = fields.streamed
+        self._framing = fields.framing or SSE
         self._id = f"{self.id_prefix}-{current_record().id}"
         self._created = int(time.time())
         self._model = fields.model
@@ -45,16 +45,20 @@ class OpenAiReply:
         self._include_usage = fields.include_usage
         self._error_form = conventions.error_form
 
+    @property
+    def content_type(self) -> str:
+        return self._framing.content_type
+
     def end(self, result: GenerationResult) -> str:
         """Return the token counts, if the client requested them, and the end of the stream."""
+        done = SSE_DONE if self._framing is SSE else ""
         if not self._include_usage:
-            return SSE_DONE
-        return (
-            SSE.frame({**self._head(self.chunk_kind), "choices": [], "usage": self._usage(result)}) + SSE_DONE
-        )
+            return done
+        usage = {**self._head(self.chunk_kind), "choices": [], "usage": self._usage(result)}
+        return self._framing.frame(usage) + done
 
     def failure(self, error: ErrorReply) -> str:
-        return SSE.frame(error.body(self._error_form))
+        return self._framing.frame(error.body(self._error_form))
 
     def _body(self, choices: list[dict[str, Any]], result: GenerationResult) -> dict[str, Any]:
         return {**self._head(self.kind), "choices": choices, "usage": self._usage(result)}
@@ -64,7 +68,7 @@ class OpenAiReply:
         record = {**self._head(self.chunk_kind), "choices": [choice]}
         if self._include_usage:
             record["usage"] = None
-        return SSE.frame(record)
+        return self._framing.frame(record)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}

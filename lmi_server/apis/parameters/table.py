@@ -16,6 +16,7 @@ from lmi_server.apis.parameters.row import Names, Parameter, everywhere
 from lmi_server.apis.parameters.unused import LABELS, UNSUPPORTED
 from lmi_server.values.lists import BoundedText, ListOf, Pair, TokenBiases, token_ids
 from lmi_server.values.scalars import Bool, Choice, Float, Int
+from lmi_server.values.template_variables import TemplateVariables
 
 MAX_TEXTS = 16
 """Maximum number of stop strings, bad words or stop token ids."""
@@ -103,6 +104,7 @@ _ANSWER: tuple[Parameter, ...] = (
         "output_formatter", Choice(("json", "jsonlines", "sse"), any_case=False), lmi=("output_formatter",)
     ),
     Parameter("echo", Bool(), completions=("echo",), default=False),
+    Parameter("chat_template_kwargs", TemplateVariables(), chat=("chat_template_kwargs",), default={}),
     # `logprobs` is vLLM's name for the same number.
     Parameter("top_n_tokens", _LOGPROBS, lmi=("top_n_tokens", "logprobs"), default=0, unset_values=(False,)),
     Parameter("logprobs", Bool(), chat=("logprobs",), default=False),

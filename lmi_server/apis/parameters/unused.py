@@ -26,6 +26,14 @@ _TOP_LEVEL = "chats and completions take them at the top level of the body"
 
 UNSUPPORTED: tuple[Parameter, ...] = (
     *_unsupported(),
+    Parameter(
+        "chat_template_kwargs",
+        AnyJson(),
+        lmi=("chat_template_kwargs",),
+        completions=("chat_template_kwargs",),
+        neutral=({},),
+        reason="only chats use the chat template",
+    ),
     Parameter("echo", Bool(), chat=("echo",), neutral=(False,), reason="only completions support echo"),
     Parameter("top_logprobs", Int(0), completions=("top_logprobs",), neutral=(0,), reason=_NO_NUMBER),
     Parameter("parameters", AnyJson(), openai=("parameters",), neutral=({},), reason=_TOP_LEVEL),

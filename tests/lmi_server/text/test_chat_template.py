@@ -39,6 +39,18 @@ def test_renders(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({"enable_thinking": False}, "off <s>"), ({"enable_thinking": True}, "on <s>"), ({}, "on <s>")],
+)
+def test_a_request_may_set_variables(variables: dict[str, Any], expected: str) -> None:
+    source = (
+        "{{ 'off' if enable_thinking is defined and enable_thinking is false else 'on' }} {{ bos_token }}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.render(MESSAGES, 100, {**variables, "bos_token": "", "messages": []}) == expected
+
+
 def test_the_reason_of_a_template_is_returned_to_the_client() -> None:
     with pytest.raises(InvalidRequest, match=r"chat template.*roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
