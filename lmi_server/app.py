@@ -53,7 +53,7 @@ def _register_errors(app: Flask, config: WebConfig) -> None:
         record = current_record()
         if not isinstance(error, EngineError | HTTPException):
             _logger.exception("%s unexpected error", record.id, exc_info=error)
-        problem = ErrorReply.from_exception(error, config.server.max_request_size)
+        problem = ErrorReply.from_exception(error, config.server.max_request_size, request.path)
         record.finish = problem.kind
         return problem.response(ErrorForm.of_path(request.path), config.server.throttle_error_http_code)
 

@@ -81,6 +81,8 @@ class _ErrorRow:
     """Value of the `Retry-After` header, in seconds."""
     challenge: str | None = None
     """Value of the `WWW-Authenticate` header."""
+    final: bool = False
+    """Whether another attempt would only repeat the work. OpenAI's clients retry every status from 500 otherwise."""
 
 
 _TABLE: dict[str, _ErrorRow] = {
@@ -88,8 +90,8 @@ _TABLE: dict[str, _ErrorRow] = {
     "context_length_exceeded": _ErrorRow(424, 400, "invalid_request_error"),
     "overloaded": _ErrorRow(503, 429, "rate_limit_error", retry_after=1),
     "unavailable": _ErrorRow(503, 503, "server_error", retry_after=5),
-    "deadline_exceeded": _ErrorRow(504, 504, "server_error"),
-    "request_failed": _ErrorRow(424, 500, "server_error"),
+    "deadline_exceeded": _ErrorRow(504, 504, "server_error", final=True),
+    "request_failed": _ErrorRow(424, 500, "server_error", final=True),
     "engine_died": _ErrorRow(503, 503, "server_error", retry_after=10),
     "bad_model": _ErrorRow(400, 400, "invalid_request_error"),
     "model_not_found": _ErrorRow(404, 404, "invalid_request_error"),
@@ -108,6 +110,21 @@ _TABLE: dict[str, _ErrorRow] = {
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
 
 
+_CHAT_INSTEAD = "not supported; use /v1/chat/completions"
+_UNDER_V1 = "no such path; OpenAI's API is under /v1"
+_OTHER_PATHS = {
+    "/v1/responses": _CHAT_INSTEAD,
+    "/v1/messages": _CHAT_INSTEAD,
+    "/v1/embeddings": "embeddings are not supported",
+    "/chat/completions": _UNDER_V1,
+    "/completions": _UNDER_V1,
+    "/models": _UNDER_V1,
+    "/generate": "TGI's API is not supported; use /invocations",
+    "/generate_stream": "TGI's API is not supported; use /invocations with the header Accept: text/event-stream",
+}
+"""Errors for paths that clients of other servers use."""
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
     """An error as the client receives it."""
@@ -118,13 +135,16 @@ class ErrorReply:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def from_exception(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
-        """Create the reply for an exception. An exception that is not meant for clients becomes 'internal error'."""
+    def from_exception(cls, error: Exception, max_request_size: int = 0, path: str = "") -> ErrorReply:
+        """Create the reply for an exception. An exception that is not meant for clients becomes 'internal error'.
+
+        path: the request's path, for the message of a path that does not exist.
+        """
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
             return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
         if isinstance(error, HTTPException):
-            return _from_http_exception(error, max_request_size)
+            return _from_http_exception(error, max_request_size, path)
         return cls("internal", "internal error; the server's log has the details")
 
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
@@ -143,6 +163,8 @@ class ErrorReply:
             response.headers["Retry-After"] = str(row.retry_after)
         if row.challenge is not None:
             response.headers["WWW-Authenticate"] = row.challenge
+        if row.final and form is ErrorForm.OPENAI:
+            response.headers["X-Should-Retry"] = "false"
         for name, value in self.headers:
             response.headers[name] = value
         return response
@@ -165,7 +187,7 @@ def status_of(kind: str, form: ErrorForm) -> int | None:
     return ErrorReply(kind, "").status(form) if kind in _TABLE else None
 
 
-def _from_http_exception(error: HTTPException, max_request_size: int) -> ErrorReply:
+def _from_http_exception(error: HTTPException, max_request_size: int, path: str) -> ErrorReply:
     code = error.code or 500
     kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")
     message = error.description or error.name
@@ -177,5 +199,5 @@ def _from_http_exception(error: HTTPException, max_request_size: int) -> ErrorRe
         message = f"method not allowed for this path; allowed: {allowed}"
         headers = (("Allow", allowed),)
     elif code == 404:
-        message = "no such path"
+        message = _OTHER_PATHS.get(path, "no such path")
     return ErrorReply(kind, message, headers=headers)

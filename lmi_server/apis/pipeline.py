@@ -54,6 +54,9 @@ class BodyFields:
     model: str = ""
     """Model name. Any name is accepted; an OpenAI answer repeats it."""
     include_usage: bool = False
+    """Whether the last chunk of a stream in OpenAI's format has the token counts."""
+    continuous_usage: bool = False
+    """Whether every chunk has them."""
 
     @property
     def streamed(self) -> bool:

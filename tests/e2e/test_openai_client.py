@@ -109,5 +109,5 @@ def test_a_prompt_that_is_too_long_has_its_own_error_code(api: openai.OpenAI) ->
 
 
 def test_an_unsupported_path_raises_not_found_error(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no such path"):
+    with pytest.raises(openai.NotFoundError, match="embeddings are not supported"):
         api.embeddings.create(model="lmi", input="Hello")

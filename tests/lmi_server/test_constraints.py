@@ -163,6 +163,11 @@ def test_parameters_next_to_openai_fields_are_refused(
     assert send(client, body, accepted).status_code == 200
 
 
+def test_tools_are_refused_before_their_choice(client: FlaskClient) -> None:
+    fields = {"tool_choice": {"type": "function"}, "tools": [{"type": "function"}]}
+    assert refusal_of(send(client, "chat", fields)).startswith("tools: given ")
+
+
 def test_tools_are_accepted_if_tool_choice_is_none(client: FlaskClient) -> None:
     disabled_tools = {
         "tools": [{"type": "function"}],

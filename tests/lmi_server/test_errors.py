@@ -64,7 +64,26 @@ def test_an_error_before_the_first_byte_sets_the_status(
         assert reply.status_code == status
         assert error_of(reply) == str(error)
         assert ("Retry-After" in reply.headers) is retry
+        # OpenAI's clients would repeat it twice.
+        final = path == CHAT and isinstance(error, DeadlineExceeded | RequestFailed)
+        assert reply.headers.get("X-Should-Retry") == ("false" if final else None)
     assert engine.aborted == []
+
+
+@pytest.mark.parametrize(
+    ("path", "mention"),
+    [
+        ("/v1/responses", "use /v1/chat/completions"),
+        ("/v1/embeddings", "embeddings are not supported"),
+        ("/chat/completions", "OpenAI's API is under /v1"),
+        ("/generate", "use /invocations"),
+        ("/v1/other", "no such path"),
+    ],
+)
+def test_paths_of_other_servers_are_named(path: str, mention: str, client: FlaskClient) -> None:
+    reply = client.post(path, json={})
+    assert reply.status_code == 404
+    assert mention in error_of(reply)
 
 
 def test_a_failed_lmi_stream_ends_with_an_error_record(client: FlaskClient, engine: FakeEngine) -> None:

@@ -84,6 +84,17 @@ def test_stream(path: str, include_usage: bool, client: FlaskClient) -> None:
     assert choices[-1]["finish_reason"] == "length"
 
 
+def test_every_chunk_may_have_the_token_counts(client: FlaskClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [record["usage"] for record in chunks(post(client, stream=True, stream_options=options))]
+    generated = [count["completion_tokens"] for count in counts]
+    assert generated == sorted(generated)
+    assert (generated[0], generated[-2:]) == (0, [len(encode(ANSWER))] * 2)
+    assert all(
+        count["total_tokens"] == count["prompt_tokens"] + count["completion_tokens"] for count in counts
+    )
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_each_event_is_a_chunk_of_its_own(
@@ -227,8 +238,8 @@ def test_invalid_contents_are_refused(message: dict[str, Any], field: str, clien
 
 def test_unknown_fields_are_ignored_and_logged(client: FlaskClient, logs: Logs) -> None:
     assert post(client, my_extra=[1, 2]).status_code == 200
-    options = {"include_usage": True, "continuous_usage_stats": True}
+    options = {"include_usage": True, "include_obfuscation": True}
     assert post(client, stream=True, stream_options=options).status_code == 200
     assert "my_extra" in logs.text
-    assert "stream_options.continuous_usage_stats" in logs.text
+    assert "stream_options.include_obfuscation" in logs.text
     assert "include_usage" not in logs.text

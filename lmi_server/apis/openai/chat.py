@@ -40,7 +40,10 @@ def api(context: ApiContext) -> Blueprint:
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     messages = parse_messages(body.get("messages"))
     if context.text.chat_template is None:
-        raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
+        raise InvalidField(
+            "messages",
+            "the model has no chat template; accepted: 'prompt' on /v1/completions, or 'inputs' on /invocations",
+        )
     max_chars = max_prompt_chars(context, truncation_limit(context, fields.parameters))
     try:
         text = context.text.chat_template.render(

@@ -42,7 +42,7 @@ class ChatReply(OpenAiReply):
         role = {"role": "assistant", "content": ""}
         return "".join(self._delta(index, role) for index in range(self._num_choices))
 
-    def records(self, output: TextOutput) -> str:
+    def _records(self, output: TextOutput) -> str:
         text = output.shown
         tokens = output.released if self._shows_logprobs else ()
         if not text and not tokens and output.completion is None:

@@ -45,7 +45,7 @@ class CompletionsReply(OpenAiReply):
         chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
         return "".join(map(self._chunk, chunks))
 
-    def records(self, output: TextOutput) -> str:
+    def _records(self, output: TextOutput) -> str:
         text = output.shown
         prompt_tokens: tuple[TokenText, ...] = ()
         tokens: tuple[TokenText, ...] = ()

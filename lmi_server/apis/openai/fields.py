@@ -16,6 +16,7 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "lmi"
 _MAX_MODEL_NAME_BYTES = 256
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
 """Fields that are ignored if another field is `none`, each with the other field."""
 
@@ -31,7 +32,9 @@ def read_fields(
     streamed = check_flag("stream", body.get("stream"))
     own = (prompt_field, "model", "stream", "stream_options")
     unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
-    rest = {name: value for name, value in body.items() if name not in own and name not in unused}
+    # What a field selects from is checked, and so refused, before the field.
+    ordered = sorted(body, key=lambda name: name not in _SWITCHES)
+    rest = {name: body[name] for name in ordered if name not in own and name not in unused}
     samples = names is Names.CHAT or conventions.completions_sample
     parameters = parse_parameters(
         rest,
@@ -40,12 +43,13 @@ def read_fields(
         refuse_unknown_names=not samples and context.config.server.refuses_unknown,
     )
     options = body.get("stream_options")
-    include_usage = _include_usage(options, streamed)
-    ignored = [f"stream_options.{name}" for name in options or () if name != "include_usage"]
+    include_usage, continuous_usage = (_stream_option(name, options, streamed) for name in _STREAM_OPTIONS)
+    ignored = [f"stream_options.{name}" for name in options or () if name not in _STREAM_OPTIONS]
     if unknown := [*parameters.unknown, *ignored]:
         _logger.info("unknown fields are ignored: %s", names_in_log(unknown))
     framing = conventions.openai_framing() if streamed else None
-    return BodyFields(parameters, framing, model_name(body.get("model")), include_usage)
+    continuous_usage = include_usage and continuous_usage
+    return BodyFields(parameters, framing, model_name(body.get("model")), include_usage, continuous_usage)
 
 
 def model_name(value: Any) -> str:
@@ -57,11 +61,11 @@ def model_name(value: Any) -> str:
     return value
 
 
-def _include_usage(options: Any, streamed: bool) -> bool:
+def _stream_option(name: str, options: Any, streamed: bool) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
         raise refuse("stream_options", options, "an object")
     if not streamed:
         raise refuse("stream_options", options, "null, or leave it out, as 'stream' is not true")
-    return check_flag("stream_options.include_usage", options.get("include_usage"))
+    return check_flag(f"stream_options.{name}", options.get(name))

@@ -15,10 +15,11 @@ from lmi_server.http.json_reply import json_response
 def api(context: ApiContext) -> Blueprint:
     blueprint = Blueprint("openai_models", __name__)
     started = int(time.time())
-    limit = context.config.max_model_len
+    # As in vLLM, whose clients take the tokenizer from `root`.
+    facts = {"root": context.config.model_path, "max_model_len": context.config.max_model_len}
 
     def entry(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": started, "owned_by": "lmi", "max_model_len": limit}
+        return {"id": name, "object": "model", "created": started, "owned_by": "lmi", **facts}
 
     @blueprint.get("/v1/models")
     def models() -> Response:

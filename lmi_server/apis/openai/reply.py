@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from engines.core import FinishReason
 from lmi_server.apis.pipeline import BodyFields, Conventions
 from lmi_server.errors import ErrorReply
-from lmi_server.generation.answer_text import GenerationRequest, TokenText
+from lmi_server.generation.answer_text import GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.generation.turns import in_turns
 from lmi_server.http.framing import SSE, SSE_DONE
@@ -23,7 +24,7 @@ FINISH_REASONS = {
 """OpenAI's names of finish reasons."""
 
 
-class OpenAiReply:
+class OpenAiReply(ABC):
     """The part of a `Reply` that chats and completions share."""
 
     id_prefix: ClassVar[str]
@@ -43,43 +44,55 @@ class OpenAiReply:
         self._model = fields.model
         self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._include_usage = fields.include_usage
+        self._continuous_usage = fields.continuous_usage
+        self._num_generated = 0
         self._error_form = conventions.error_form
 
     @property
     def content_type(self) -> str:
         return self._framing.content_type
 
+    def records(self, output: TextOutput) -> str:
+        self._num_generated += len(output.tokens)
+        return self._records(output)
+
+    @abstractmethod
+    def _records(self, output: TextOutput) -> str:
+        """Return the chunks for one output."""
+
     def end(self, result: GenerationResult) -> str:
         """Return the token counts, if the client requested them, and the end of the stream."""
         done = SSE_DONE if self._framing is SSE else ""
         if not self._include_usage:
             return done
-        usage = {**self._head(self.chunk_kind), "choices": [], "usage": self._usage(result)}
+        counts = self._usage(result.num_generated, result.num_cached_tokens)
+        usage = {**self._head(self.chunk_kind), "choices": [], "usage": counts}
         return self._framing.frame(usage) + done
 
     def failure(self, error: ErrorReply) -> str:
         return self._framing.frame(error.body(self._error_form))
 
     def _body(self, choices: list[dict[str, Any]], result: GenerationResult) -> dict[str, Any]:
-        return {**self._head(self.kind), "choices": choices, "usage": self._usage(result)}
+        counts = self._usage(result.num_generated, result.num_cached_tokens)
+        return {**self._head(self.kind), "choices": choices, "usage": counts}
 
     def _chunk(self, choice: dict[str, Any]) -> str:
         """Return one chunk of a stream, with one choice."""
         record = {**self._head(self.chunk_kind), "choices": [choice]}
         if self._include_usage:
-            record["usage"] = None
+            record["usage"] = self._usage(self._num_generated) if self._continuous_usage else None
         return self._framing.frame(record)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _usage(self, result: GenerationResult) -> dict[str, Any]:
+    def _usage(self, num_generated: int, num_cached: int | None = None) -> dict[str, Any]:
         """Return the token counts. Each prompt counts once. Tokens of dropped answers count too."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": result.num_generated,
-            "total_tokens": self._num_prompt_tokens + result.num_generated,
-            "prompt_tokens_details": {"cached_tokens": result.num_cached_tokens},
+            "completion_tokens": num_generated,
+            "total_tokens": self._num_prompt_tokens + num_generated,
+            **({} if num_cached is None else {"prompt_tokens_details": {"cached_tokens": num_cached}}),
         }
 
 
