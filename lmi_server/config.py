@@ -13,6 +13,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+MODEL_MOUNT = Path("/opt/ml/model")
+"""Place of the served folder in a container."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -56,10 +59,15 @@ class ModelSource:
 
     @property
     def local_path(self) -> Path:
-        """`model_id` as a path on this machine. Relative paths are resolved against `model_dir`."""
+        """`model_id` as a path on this machine. Relative paths are resolved against `model_dir`.
+
+        `/opt/ml/model` stands for `model_dir` if this machine has no such folder.
+        """
         path = Path(self.model_id or ".")
         with contextlib.suppress(RuntimeError):  # `~user` of an unknown user
             path = path.expanduser()
+        if path.is_relative_to(MODEL_MOUNT) and not MODEL_MOUNT.exists():
+            path = path.relative_to(MODEL_MOUNT)
         return (Path(self.model_dir) / path).resolve()
 
 

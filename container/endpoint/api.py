@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class ApiError(Exception):
     """An error for the client. boto3 derives its exception type from `kind`, or from the status if `kind` is empty."""
@@ -16,6 +18,12 @@ class ApiError(Exception):
         """Return the JSON body, for both protocols."""
         kind = {"__type": self.kind} if self.kind else {}
         return {**kind, "Message": str(self), **self.fields}
+
+    def openai_body(self) -> dict[str, object]:
+        """Return the JSON body on an endpoint's OpenAI path."""
+        fault = "invalid_request_error" if self.kind == "ValidationError" else "server_error"
+        code = re.sub(r"(?<!^)(?=[A-Z])", "_", self.kind).lower()
+        return {"error": {"message": str(self), "type": fault, "code": code or None}}
 
 
 def refused(message: str) -> ApiError:

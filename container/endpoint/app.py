@@ -19,7 +19,7 @@ from container.endpoint.api import ApiError, refused
 from container.endpoint.asynchronous import AsyncInvocations
 from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.platform import Platform
-from container.endpoint.runtime import STREAM, WHOLE, Runtime
+from container.endpoint.runtime import CHAT, STREAM, WHOLE, Runtime
 from container.measure.output import as_json
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -68,6 +68,16 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
     def invoke_async(name: str) -> Response:
         headers, number = asynchronous.invoke(platform.endpoint(name), request.headers, request.get_data())
         return _json(202, {"InferenceId": number}, headers)
+
+    @app.post(f"/endpoints/<name>/openai{CHAT}")
+    def chat(name: str) -> Response:
+        try:
+            headers, call = runtime.chat(platform.endpoint(name), request.headers, request.get_data())
+        except ApiError as error:
+            return Response(json.dumps(error.openai_body()), error.status, content_type="application/json")
+        response = Response(call.unframed(), headers=headers)
+        response.call_on_close(call.close)
+        return response
 
     @app.get("/figures")
     def show_figures() -> Response:

@@ -11,6 +11,7 @@ from container.endpoint.event_stream import exception, payload_part
 from container.endpoint.traffic import Lease, Traffic
 from container.run.local_server import HOST
 
+INVOCATIONS = "/invocations"
 MAX_BODY_BYTES = 25 << 20
 """Limit of a request, and of a response that is not streamed."""
 _PIECE_BYTES = 64 << 10
@@ -26,7 +27,13 @@ class ContainerCall:
     """
 
     def __init__(
-        self, traffic: Traffic, lease: Lease, headers: Mapping[str, str], body: bytes, limit: float
+        self,
+        traffic: Traffic,
+        lease: Lease,
+        headers: Mapping[str, str],
+        body: bytes,
+        limit: float,
+        path: str = INVOCATIONS,
     ) -> None:
         """Send the request and wait for the status. Raises ApiError.
 
@@ -40,7 +47,7 @@ class ContainerCall:
         self._open = True
         self._connection = http.client.HTTPConnection(HOST, lease.container.port, timeout=limit)
         try:
-            self._connection.request("POST", "/invocations", body, dict(headers))
+            self._connection.request("POST", path, body, dict(headers))
             self._socket = self._connection.sock
             self._response = self._connection.getresponse()
         except _FAILURES as error:
@@ -73,14 +80,13 @@ class ContainerCall:
         return bytes(data)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the response as an event stream, each chunk as it arrives.
+        """Yield the response as an event stream, each chunk when it arrives.
 
         Chunks are split in two. On the platform, too, parts end anywhere: a client must not take each for a line.
         """
         try:
             for piece in self._pieces():
-                if self._first_byte is None:
-                    self._first_byte = time.monotonic() - self._lease.started
+                self._note_first_byte()
                 middle = (len(piece) + 1) // 2
                 yield b"".join(payload_part(half) for half in (piece[:middle], piece[middle:]) if half)
         except _FAILURES as error:
@@ -88,6 +94,17 @@ class ContainerCall:
             message = f"The container's stream ended early: {type(error).__name__}"
             self.close()  # so that the failure is counted before the client sees it
             yield exception("ModelStreamError", {"Message": message, "ErrorCode": code})
+        finally:
+            self.close()
+
+    def unframed(self) -> Iterator[bytes]:
+        """Yield the response as it is, each chunk when it arrives. It ends early if the container's response does."""
+        try:
+            for piece in self._pieces():
+                self._note_first_byte()
+                yield piece
+        except _FAILURES:
+            return
         finally:
             self.close()
 
@@ -109,6 +126,10 @@ class ContainerCall:
         except _FAILURES:
             self._status = 0
             raise
+
+    def _note_first_byte(self) -> None:
+        if self._first_byte is None:
+            self._first_byte = time.monotonic() - self._lease.started
 
     def _no_answer(self, error: Exception) -> ApiError:
         if isinstance(error, TimeoutError):

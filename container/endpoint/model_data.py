@@ -1,15 +1,16 @@
-"""Model folders of containers, in place of /opt/ml/model: copies of S3 prefixes, or local folders."""
+"""Model folders of containers, in place of /opt/ml/model: copies of S3 prefixes, extracted archives, or local folders."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from container.endpoint.archive import BadArchive, extract
 from container.models.errors import ModelNotAvailable
 from container.models.files.s3.address import SCHEME, S3Address, parse_address
 
@@ -20,6 +21,8 @@ Connect = Callable[[], Any]
 """Creates a boto3 client for S3."""
 _Listing = tuple[tuple[str, str, int], ...]
 """Key, ETag and size of each object."""
+_Fill = Callable[[Path], None]
+"""Writes a model's files to an empty folder."""
 
 
 class NoModelData(Exception):
@@ -27,9 +30,11 @@ class NoModelData(Exception):
 
 
 class ModelData:
-    """Copies each S3 prefix below `folder`, and makes the copy read-only, as it may be on the platform.
+    """Copies each S3 prefix, or extracts each archive, below `folder`. Copies are read-only, as they may be on the
+    platform.
 
     A prefix is copied again only if its objects have changed. Earlier copies stay for the containers that use them.
+    The same holds for archives in S3 and on this machine.
 
     A local folder is used in place, and its permissions stay as they are.
     """
@@ -37,16 +42,19 @@ class ModelData:
     def __init__(self, folder: Path, connect: Connect) -> None:
         self._folder = folder
         self._connect = connect
-        self._copies: dict[tuple[S3Address, _Listing], TemporaryDirectory[str]] = {}
+        self._copies: dict[tuple[str, _Listing], TemporaryDirectory[str]] = {}
         self._lock = threading.Lock()
 
     def folder_of(self, container: Mapping[str, Any]) -> Path:
         """Return a container's model folder, an empty one if it has no model data. Raises NoModelData."""
-        uri: str = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
+        source = container.get("ModelDataSource", {}).get("S3DataSource", {})
+        uri: str = container.get("ModelDataUrl") or source.get("S3Uri", "")
         self._folder.mkdir(parents=True, exist_ok=True)
+        if "ModelDataUrl" in container or source.get("CompressionType") == "Gzip":
+            return self._copy(uri, self._archive)
         if uri.startswith(SCHEME):
-            return self._copy(uri)
-        folder = Path(uri.removeprefix("file://")).absolute() if uri else self._folder / "empty"
+            return self._copy(uri, self._prefix)
+        folder = _local(uri) if uri else self._folder / "empty"
         if not uri:
             folder.mkdir(exist_ok=True)
         if not folder.is_dir():
@@ -59,35 +67,76 @@ class ModelData:
             copy.cleanup()
         self._copies.clear()
 
-    def _copy(self, uri: str) -> Path:
+    def _copy(self, uri: str, read: Callable[[str], tuple[_Listing, _Fill]]) -> Path:
+        """Return a copy of a model. read: returns what identifies its present files, and how to copy them."""
         with self._lock:
             try:
-                address = parse_address(uri)
-                client = self._connect()
-                listing = _list(client, address)
-                if (address, listing) not in self._copies:
-                    self._copies[address, listing] = self._download(client, address, listing)
-            except (BotoCoreError, ClientError, OSError, ModelNotAvailable) as error:
+                listing, fill = read(uri)
+                if (uri, listing) not in self._copies:
+                    self._copies[uri, listing] = self._filled(fill)
+            except (BotoCoreError, ClientError, OSError, ModelNotAvailable, BadArchive) as error:
                 raise NoModelData(f"{uri}: {error}") from error
-            return Path(self._copies[address, listing].name)
+            return Path(self._copies[uri, listing].name)
 
-    def _download(self, client: Any, address: S3Address, listing: _Listing) -> TemporaryDirectory[str]:
+    def _filled(self, fill: _Fill) -> TemporaryDirectory[str]:
         copy = TemporaryDirectory(prefix="model-", dir=self._folder)
         try:
             target = Path(copy.name)
-            for key, _, _ in listing:
-                name = key.removeprefix(address.prefix)
-                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                    raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")
-                path = target / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(address.bucket, key, str(path))
+            fill(target)
             for path in [target, *target.rglob("*")]:
-                path.chmod(_READ_ONLY_FOLDER if path.is_dir() else _READ_ONLY_FILE)
+                if not path.is_symlink():
+                    path.chmod(_READ_ONLY_FOLDER if path.is_dir() else _READ_ONLY_FILE)
         except BaseException:
             copy.cleanup()
             raise
         return copy
+
+    def _prefix(self, uri: str) -> tuple[_Listing, _Fill]:
+        """Read an S3 prefix."""
+        address = parse_address(uri)
+        client = self._connect()
+        listing = _list(client, address)
+        return listing, lambda target: _download(client, address, listing, target)
+
+    def _archive(self, uri: str) -> tuple[_Listing, _Fill]:
+        """Read a gzip-compressed tar archive in S3 or on this machine."""
+        if not uri.startswith(SCHEME):
+            path = _local(uri)
+            found = path.stat()
+            return ((str(path), str(found.st_mtime_ns), found.st_size),), lambda target: _extract_local(
+                path, target
+            )
+        bucket, _, key = uri.removeprefix(SCHEME).partition("/")
+        client = self._connect()
+        head = client.head_object(Bucket=bucket, Key=key)
+
+        def fill(target: Path) -> None:
+            with TemporaryFile(dir=self._folder) as file:
+                client.download_fileobj(bucket, key, file)
+                file.seek(0)
+                extract(file, target)
+
+        return ((key, head["ETag"], head["ContentLength"]),), fill
+
+
+def _local(uri: str) -> Path:
+    return Path(uri.removeprefix("file://")).absolute()
+
+
+def _extract_local(path: Path, target: Path) -> None:
+    with path.open("rb") as file:
+        extract(file, target)
+
+
+def _download(client: Any, address: S3Address, listing: _Listing, target: Path) -> None:
+    """Download the objects of a prefix. Raises ModelNotAvailable."""
+    for key, _, _ in listing:
+        name = key.removeprefix(address.prefix)
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(address.bucket, key, str(path))
 
 
 def _list(client: Any, address: S3Address) -> _Listing:

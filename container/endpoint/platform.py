@@ -13,6 +13,7 @@ from container.endpoint.fleet import Fleet
 from container.endpoint.process import Launcher
 from container.endpoint.resources import Collection, Definition
 from container.endpoint.rollout import AlarmRule, Rollout
+from container.endpoint.tags import Tags
 from container.endpoint.validation import Service
 
 
@@ -29,9 +30,10 @@ class Platform:
             "EndpointConfig", "endpoint-config", "endpoint configuration"
         )
         self._endpoints: Collection[Endpoint] = Collection("Endpoint", "endpoint", "endpoint")
+        self._tags = Tags(self._exists)
         self._ended: list[VariantFigures] = []
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {
-            "CreateModel": lambda params: self._models.add(params["ModelName"], Definition(params)),
+            "CreateModel": self._create_model,
             "DescribeModel": self._models.describe,
             "DeleteModel": self._models.delete,
             "ListModels": self._models.page,
@@ -45,6 +47,9 @@ class Platform:
             "UpdateEndpointWeightsAndCapacities": self._scale,
             "DeleteEndpoint": self._delete_endpoint,
             "ListEndpoints": self._endpoints.page,
+            "AddTags": self._tags.add,
+            "ListTags": self._tags.list,
+            "DeleteTags": self._tags.delete,
         }
 
     def call(self, operation: str, params: Mapping[str, Any]) -> dict[str, object]:
@@ -52,7 +57,10 @@ class Platform:
         if operation not in self._operations:
             raise ApiError("UnknownOperationException", f"{operation}: not supported by lmi endpoint")
         self._service.check(operation, params)
-        return self._operations[operation](params)
+        answer = self._operations[operation](params)
+        if operation.startswith("Create"):
+            self._tags.replace(str(next(iter(answer.values()))), params.get("Tags", ()))
+        return answer
 
     def endpoint(self, name: str) -> Endpoint:
         """Return the endpoint that an invocation names. Raises ApiError."""
@@ -71,6 +79,22 @@ class Platform:
         endpoints = tuple(self._endpoints.items.values())
         with ThreadPoolExecutor(len(endpoints) or 1) as pool:
             list(pool.map(Endpoint.close, endpoints))
+
+    def _exists(self, resource: str) -> bool:
+        return any(each.has_arn(resource) for each in (self._models, self._configs, self._endpoints))
+
+    def _create_model(self, params: Mapping[str, Any]) -> dict[str, object]:
+        containers = params.get("Containers", ())
+        if ("PrimaryContainer" in params) == bool(containers):
+            raise refused(
+                "PrimaryContainer: required, or one container in Containers; allowed: only one of them"
+            )
+        if len(containers) > 1:
+            raise refused(
+                f"Containers: inference pipelines are not supported by lmi endpoint (got {len(containers)} containers);"
+                " allowed: one container"
+            )
+        return self._models.add(params["ModelName"], Definition(params))
 
     def _create_endpoint_config(self, params: Mapping[str, Any]) -> dict[str, object]:
         production, shadows = params["ProductionVariants"], params.get("ShadowProductionVariants", ())
@@ -136,5 +160,11 @@ class Platform:
         fields = self._configs.get(config).fields
         variants = (*fields["ProductionVariants"], *fields.get("ShadowProductionVariants", ()))
         names = {variant["ModelName"] for variant in variants}
-        containers = {name: self._models.get(name).fields["PrimaryContainer"] for name in names}
+        containers = {name: _container(self._models.get(name).fields) for name in names}
         return Fleet(endpoint, fields, containers, self._launcher)
+
+
+def _container(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the only container definition of a model."""
+    found: Mapping[str, Any] = model.get("PrimaryContainer") or model["Containers"][0]
+    return found

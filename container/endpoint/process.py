@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from container.endpoint.model_data import ModelData
 from container.run.local_server import Command, LocalServer, serve_command
+from lmi_server.config import MODEL_MOUNT
 from lmi_server.properties.environment import ENV_NAMES
 
 _OURS = (
@@ -20,6 +22,8 @@ _OURS = (
 
 Variables that describe the machine are inherited: LMI_CACHE_DIR, LMI_CPU_KERNELS, credentials and proxies.
 """
+
+_LOAD_MODELS = "SERVING_LOAD_MODELS"
 
 
 class Launcher:
@@ -42,5 +46,16 @@ class Launcher:
         folder = self._data.folder_of(container)
         self._folder.mkdir(parents=True, exist_ok=True)
         log = (self._folder / f"{name}-{next(self._numbers)}.log").open("wb", buffering=0)
-        environ = {**self._environ, **container.get("Environment", {})}
+        environ = {**self._environ, **_in_place(container.get("Environment", {}), folder)}
         return LocalServer.start("the container", self._command(folder), environ, log)
+
+
+def _in_place(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return a container's variables with its model folder in place of /opt/ml/model, where the platform mounts it."""
+
+    def replaced(name: str, value: str) -> str:
+        before = "(?:^|=)" if name == _LOAD_MODELS else "^"
+        path = rf"({before}(?:file:(?://)?)?){MODEL_MOUNT}(?=/|$)"
+        return re.sub(path, lambda match: f"{match[1]}{folder}", value)
+
+    return {name: replaced(name, value) for name, value in environment.items()}

@@ -65,6 +65,9 @@ class Collection(Generic[R]):
             raise refused(f'Could not find {self._noun} "{arn(self._kind, name)}".')
         return found
 
+    def has_arn(self, wanted: str) -> bool:
+        return any(arn(self._kind, name) == wanted for name in tuple(self.items))
+
     def describe(self, params: Mapping[str, Any]) -> dict[str, object]:
         """Return the response of `describe_*`. Raises ApiError."""
         name = params[f"{self._prefix}Name"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,14 @@ from werkzeug.datastructures import Headers
 
 from container.endpoint import event_stream
 from container.endpoint.api import ApiError, runtime_refused
-from container.endpoint.container_call import ContainerCall
+from container.endpoint.container_call import INVOCATIONS, ContainerCall
 from container.endpoint.endpoint import Endpoint
 from container.endpoint.traffic import Lease
 from container.endpoint.validation import Service
 
 WHOLE = "InvokeEndpoint"
 STREAM = "InvokeEndpointWithResponseStream"
+CHAT = "/v1/chat/completions"
 _MAX_COPIES = 64
 """Maximum number of shadow copies in flight; further ones are dropped."""
 _PREFIX = "X-Amzn-SageMaker-"
@@ -55,9 +57,7 @@ class Runtime:
 
         Returns the response headers, and the whole response or an event stream, which the caller must close.
         """
-        params = self.service.from_headers(operation, endpoint.name, headers)
-        if "AsyncInferenceConfig" in endpoint.config:
-            raise runtime_refused(f"Endpoint {endpoint.name} is asynchronous; use InvokeEndpointAsync.")
+        params = self._parameters(endpoint, operation, headers)
         passed = self.container_headers(operation, params)
         session = params.get("SessionId")
         lease = endpoint.traffic.lease(params.get("TargetVariant"), session)
@@ -74,13 +74,38 @@ class Runtime:
             return {**sent_back, **types}, call
         return {**sent_back, **_session(endpoint, lease, session, call)}, call.read()
 
+    def chat(self, endpoint: Endpoint, headers: Headers, body: bytes) -> tuple[dict[str, str], ContainerCall]:
+        """Forward a request on an endpoint's OpenAI path to a container's own path. Raises ApiError.
+
+        Returns the response headers, and the response, which the caller must close.
+        """
+        params = self._parameters(endpoint, STREAM, headers)
+        passed = self._passed_on(params)
+        lease = endpoint.traffic.lease(params.get("TargetVariant"), params.get("SessionId"))
+        self._copy(endpoint, passed, body, CHAT)
+        limit = self._limits.stream if _is_streamed(body) else self._limits.whole
+        call = ContainerCall(endpoint.traffic, lease, passed, body, limit, CHAT)
+        variant = {"x-Amzn-Invoked-Production-Variant": lease.variant.name}
+        return {"Content-Type": call.content_type, **variant}, call
+
     def container_headers(self, operation: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Return the headers of a container's request, given the parameters of an invocation."""
-        names = self.service.header_names(WHOLE)
-        passed = {names[name]: str(params[name]) for name in _PASSED_ON if name in params}
-        return {**passed, f"{_PREFIX}Forwarded-Api": operation}
+        return {**self._passed_on(params), f"{_PREFIX}Forwarded-Api": operation}
 
-    def _copy(self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> None:
+    def _passed_on(self, params: Mapping[str, Any]) -> dict[str, str]:
+        names = self.service.header_names(WHOLE)
+        return {names[name]: str(params[name]) for name in _PASSED_ON if name in params}
+
+    def _parameters(self, endpoint: Endpoint, operation: str, headers: Headers) -> dict[str, Any]:
+        """Return the parameters of an invocation. Raises ApiError."""
+        params = self.service.from_headers(operation, endpoint.name, headers)
+        if "AsyncInferenceConfig" in endpoint.config:
+            raise runtime_refused(f"Endpoint {endpoint.name} is asynchronous; use InvokeEndpointAsync.")
+        return params
+
+    def _copy(
+        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes, path: str = INVOCATIONS
+    ) -> None:
         """Send a copy to the shadow variant, if there is one and this request is selected."""
         lease = endpoint.traffic.lease_shadow()
         if lease is None:
@@ -92,11 +117,21 @@ class Runtime:
         def send() -> None:
             try:
                 with contextlib.suppress(ApiError):  # the variant's figures count it
-                    ContainerCall(endpoint.traffic, lease, headers, body, self._limits.whole).read()
+                    limit = self._limits.whole
+                    ContainerCall(endpoint.traffic, lease, headers, body, limit, path).read()
             finally:
                 self._free_copies.release()
 
         self._copies.submit(send)
+
+
+def _is_streamed(body: bytes) -> bool:
+    """Return whether a request in OpenAI's format asks for a stream."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(fields, dict) and fields.get("stream") is True
 
 
 def _header(name: str, call: ContainerCall) -> dict[str, str]:

@@ -16,30 +16,25 @@ from werkzeug.datastructures import Headers
 from container.endpoint.api import ApiError
 
 _REQUIRED = {
-    "CreateModelInput": ("PrimaryContainer",),
-    "ProductionVariant": ("ModelName",),
-    "AsyncInferenceOutputConfig": ("S3OutputPath",),
+    "ProductionVariant": ("ModelName", "; inference components are not supported by lmi endpoint"),
+    "AsyncInferenceOutputConfig": ("S3OutputPath", ""),
 }
-"""By shape: fields that are optional on the platform, and required by `lmi endpoint`."""
+"""By shape: a field that is optional on the platform, and required by `lmi endpoint`, and why."""
 _NOT_SUPPORTED = {
-    "CreateModelInput": ("Containers", "InferenceExecutionConfig"),
-    "ContainerDefinition": (
-        *("ModelDataUrl", "ModelPackageName", "AdditionalModelDataSources", "MultiModelConfig"),
-    ),
+    "CreateModelInput": ("InferenceExecutionConfig",),
+    "ContainerDefinition": (*("ModelPackageName", "AdditionalModelDataSources", "MultiModelConfig"),),
     "CreateEndpointConfigInput": ("ExplainerConfig", "DataCaptureConfig", "CrossRegionTrafficConfig"),
     "ProductionVariant": ("ServerlessConfig", "InstancePools", "ManagedInstanceScaling"),
     "InvokeEndpointInput": ("InferenceComponentName", "TargetContainerHostname"),
     "InvokeEndpointWithResponseStreamInput": ("InferenceComponentName", "TargetContainerHostname"),
 }
 """By shape: unsupported fields. They are refused, because they would change what an endpoint does."""
-_ONLY_SUPPORTED = {
-    "ContainerMode": "SingleModel",
-    "S3ModelDataType": "S3Prefix",
-    "ModelCompressionType": "None",
-}
+_ONLY_SUPPORTED = {"ContainerMode": "SingleModel"}
 """By shape: the only supported value."""
-_UNCHECKED_PATTERNS = {"S3ModelUri"}
+_UNCHECKED_PATTERNS = {"S3ModelUri", "Url"}
 """Shapes with unchecked patterns: models may also come from a local folder."""
+_COMPRESSIONS = {"S3Prefix": "None", "S3Object": "Gzip"}
+"""The supported compression of each type of model data."""
 
 
 class Service:
@@ -104,12 +99,27 @@ class _Validator(ParamValidator):
 
 def _unfit_fields(params: Mapping[str, Any], shape: str, prefix: str) -> Iterator[str]:
     """Yield messages for missing and unsupported fields."""
-    for field in _REQUIRED.get(shape, ()):
-        if field not in params:
-            yield f"{prefix}{field}: missing"
+    required, reason = _REQUIRED.get(shape, ("", ""))
+    if required and required not in params:
+        yield f"{prefix}{required}: missing{reason}"
     for field in _NOT_SUPPORTED.get(shape, ()):
         if field in params:
             yield f"{prefix}{field}: not supported by lmi endpoint"
+    if shape == "ContainerDefinition" and {"ModelDataUrl", "ModelDataSource"} <= params.keys():
+        yield f"{prefix}ModelDataUrl: not allowed beside ModelDataSource"
+    if shape == "S3ModelDataSource":
+        yield from _unfit_source(params, prefix)
+
+
+def _unfit_source(source: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield messages for the fields of an S3DataSource that do not fit together."""
+    kind, compression, uri = (source.get(name) for name in ("S3DataType", "CompressionType", "S3Uri"))
+    if kind not in _COMPRESSIONS or compression not in _COMPRESSIONS.values():
+        return  # reported with the shapes of these fields
+    if compression != (only := _COMPRESSIONS[kind]):
+        yield f"{prefix}CompressionType: not supported with S3DataType={kind} (got {compression}); allowed: {only}"
+    elif kind == "S3Prefix" and isinstance(uri, str) and uri.startswith("s3://") and not uri.endswith("/"):
+        yield f"{prefix}S3Uri: a key prefix must end with a slash (got {uri})"
 
 
 def _violated_constraint(value: Any, shape: Shape) -> str:

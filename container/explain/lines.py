@@ -40,7 +40,8 @@ def _explanation(entry: Entry, option: Option | None, found: Examination, plan: 
     if _is_for_handler(entry, option, found):
         return "passed to the handler"
     if option is None:
-        return "unknown key; ignored"
+        may_be_own = found.has_invalid_handler and entry.key.startswith("option.")
+        return "not checked; the handler may use it" if may_be_own else "unknown key; ignored"
     alias = f"alias of {option.name}. " if entry.key != option.name else ""
     if old := _DEPRECATED.get(entry.key):
         alias = f"{old}. {alias}"

@@ -64,6 +64,8 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
     def ping() -> Response:
         if manager.closing:
             return json_response({"status": "Unhealthy", "reason": "the server is shutting down"}, 503)
+        if manager.starting:
+            return json_response({"status": "Unhealthy", "reason": "models are being loaded"}, 503)
         return json_response({"status": "Healthy"})
 
     @app.post("/models/<name>/invoke")

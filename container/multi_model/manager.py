@@ -78,10 +78,16 @@ class ModelManager:
         self._admission = threading.Lock()
         """Held while memory is reserved for a model, so that two models cannot reserve the same memory."""
         self._closing = False
+        self._starting = self._on_demand
 
     @property
     def closing(self) -> bool:
         return self._closing
+
+    @property
+    def starting(self) -> bool:
+        """Whether there are configured models that `load_all` has not tried to load yet."""
+        return self._starting
 
     def models(self) -> list[ServedModel]:
         """Return all models, sorted by name."""
@@ -141,6 +147,8 @@ class ModelManager:
         """Load the configured models one after another, as far as memory suffices."""
         for model in self.models():
             with self._changed:
+                while model.state is ModelState.LOADING and not self._closing:
+                    self._changed.wait()
                 if self._closing:
                     return
                 if model.state is not ModelState.DOWN:
@@ -148,6 +156,7 @@ class ModelManager:
                 model.mark_loading()
             with contextlib.suppress(Exception):  # already logged, and returned to requests for the model
                 self._start_server(model, leased=False, evict=False)
+        self._starting = False
 
     def watch(self) -> None:
         """Check the servers of loaded models until `close`, so that one that hangs is handled as one that died."""

@@ -37,11 +37,10 @@ class FormattedReply:
 
     def body(self, result: GenerationResult) -> Any:
         body, n = self._reply.body(result), self._requests[0].n
-        sequences = [_sequence(one) for one in result.completions]
         content = {
             "records": body if isinstance(body, list) else [body],
             "answers": [
-                self._answer(prompt, prompt, sequences[prompt * n : (prompt + 1) * n])
+                self._whole_answer(prompt, result.completions[prompt * n : (prompt + 1) * n])
                 for prompt in range(len(self._requests))
             ],
         }
@@ -82,6 +81,12 @@ class FormattedReply:
             value if isinstance(value, str) else framing.frame(value) for value in rewritten.results
         )
 
+    def _whole_answer(self, prompt: int, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return all answers to a prompt for the formatter, with the prompt's tokens if they are reported."""
+        answer = self._answer(prompt, prompt, [_sequence(one) for one in completions])
+        tokens = [_token(token, token.name) for token in completions[0].prompt_tokens]
+        return {**answer, "prompt_tokens": tokens}
+
     def _all_tokens(self, output: TextOutput) -> dict[str, Any]:
         """Return the tokens of an answer so far, with its request. The formatter's process keeps no state."""
         tokens = self._tokens[output.index]
@@ -119,17 +124,23 @@ def _sequence(completion: Completion) -> dict[str, Any]:
 
 def _tokens(tokens: Sequence[TokenText], flushed_text: str, *, ended: bool) -> list[dict[str, Any]]:
     """Return the tokens for the formatter. Their texts, joined, are the shown text, ending in `flushed_text`."""
-    entries: list[dict[str, Any]] = [
-        {
-            "id": token.id,
-            "text": token.shown,
-            "log_prob": token.logprob,
-            "special_token": token.special or None,
-        }
-        for token in tokens
-    ]
+    entries = [_token(token, token.shown) for token in tokens]
     if ended and not entries:  # the last output has no token
         entries.append({"id": -1, "text": "", "log_prob": 0.0, "special_token": True})
     if entries:
         entries[-1]["text"] += flushed_text
     return entries
+
+
+def _token(token: TokenText, text: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "id": token.id,
+        "text": text,
+        "log_prob": token.logprob,
+        "special_token": token.special or None,
+    }
+    if token.top:
+        entry["top_tokens"] = [
+            {"id": one.id, "text": one.text, "log_prob": one.logprob} for one in token.top_as(text)
+        ]
+    return entry

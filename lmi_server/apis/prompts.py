@@ -201,6 +201,7 @@ def generation_requests(
                 prompt.field,
                 counts.n,
                 counts.best_of,
+                counts.ranked,
                 prompt.truncated,
             )
         )

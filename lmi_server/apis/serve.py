@@ -86,7 +86,7 @@ def _read_body(context: ApiContext) -> Iterator[dict[str, Any]]:
             body = formatter.rewrite_request(
                 data, dict(request.headers.items()), ClientWatch.from_environ(request.environ)
             )
-            with errors_of_returned_body(headers=request.headers):
+            with errors_of_returned_body(is_header=request.headers.__contains__):
                 yield body
     else:
         with context.bodies.json_object(request) as body:

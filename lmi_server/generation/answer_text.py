@@ -51,7 +51,9 @@ class GenerationRequest:
     n: int = 1
     """Number of completions to return."""
     best_of: int = 1
-    """Number of completions to generate, at least `n`. The `n` most likely ones are returned."""
+    """Number of completions to generate, at least `n`."""
+    ranked: bool = False
+    """Whether the `n` most likely completions are returned, the best one first. Otherwise, all are, in their order."""
     truncated: bool = False
     """Whether `prompt_token_ids` is only a part of `prompt`."""
 

@@ -83,14 +83,14 @@ def best_completions(
 ) -> tuple[Completion, ...]:
     """Return the `n` best completions of each prompt, in the order of the prompts.
 
-    If `best_of` is more than `n`, these are the ones with the highest mean log-probability, best first.
+    For ranked requests, these are the ones with the highest mean log-probability, best first.
     """
     found: list[Completion] = []
     start = 0
     for request in requests:
         prompt_completions = list(completions[start : start + request.best_of])
         start += request.best_of
-        if request.best_of > request.n:
+        if request.ranked:
             prompt_completions.sort(key=lambda completion: completion.mean_logprob, reverse=True)
         found += prompt_completions[: request.n]
     return tuple(found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from engines.base import HandlerEngine, InvocationStream
 from engines.core import AbortReason
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed, error_from_kind
 from engines.invocations import Invocation, InvocationOutput
+from lmi_server.errors import InvalidField
 from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_object import parse_object
@@ -28,6 +30,20 @@ class Rewritten(msgspec.Struct, frozen=True):
     """Whether the formatter reads tokens; if not, it reads records."""
 
 
+@contextmanager
+def errors_of_returned_body(is_header: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
+    """Name the input formatter in errors of a body that it returned: the client may have sent another one.
+
+    is_header: whether the client's request has a header of this name. Errors of headers are the client's.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if not (isinstance(error, InvalidField) and is_header(error.field)):
+            error.args = (f"the body that the input formatter returned: {error}",)
+        raise
+
+
 class Formatter:
     """Calls the formatters' process. Calls raise `EngineError`, or `ClientDisconnected` if the client disconnects."""
 
@@ -41,7 +57,9 @@ class Formatter:
         self, data: bytearray, headers: Mapping[str, str], client: ClientWatch
     ) -> dict[str, Any]:
         """Return a request's body as rewritten by the user's formatter."""
-        return parse_object(self._call("input", bytes(data), headers, client))
+        body = self._call("input", bytes(data), headers, client)
+        with errors_of_returned_body():
+            return parse_object(body)
 
     @property
     def reads_bodies(self) -> bool:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from lmi_server.config import holds_model
+from lmi_server.properties.model_folder import nested_folder
 from lmi_server.properties.problems import Problem, Source
 from lmi_server.values.show import masked
 
@@ -200,7 +201,7 @@ def _read_load_models(text: str, folder: Path, found: Environment) -> None:
     for key, label in zip(("engine", "load_on_devices"), labels[2:4], strict=False):
         if label not in ("", "*"):
             found.settings.append(RawSetting(key, label, source, Rank.SERVING))
-    if Path(url).resolve() == folder.resolve():
+    if nested_folder(Path(url)).resolve() == folder.resolve():
         return
     if holds_model(folder):
         found.notes.append(f"{source}: {url} is not served, because {folder} contains a model")

@@ -25,14 +25,17 @@ def unused_files(
 ) -> list[Problem]:
     """Return a problem for each unused file in the model's folders that would change what LMI serves.
 
-    `code` is the user's file. If it supplies anything, it and its requirements count as used.
+    `code` is the user's file. If it supplies anything, it and its requirements count as used. A handler may use the
+    whole folder.
     `invalid`: the folder of a handler that has a problem of its own, so whether its files are used is unknown.
     """
+    takes_adapters = code is not None and code.supplies is Supplies.HANDLER
+    names = [name for name in _REASONS if name != _ADAPTERS or not takes_adapters]
     found = [
         folder / name
         for folder in folders
-        for name in _REASONS
-        if _is_present(folder / name) and (folder != invalid or name == _ADAPTERS)
+        for name in names
+        if _is_present(folder / name) and folder != invalid
     ]
     reasons = {place: _REASONS[place.name] for place in found}
     if code is not None and code.supplies is Supplies.NOTHING:

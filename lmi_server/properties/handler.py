@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from lmi_server.config import UserHandler
 from lmi_server.properties.environment import RawSetting
+from lmi_server.properties.handler_code import HandlerCode, read_code
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem, Source
@@ -17,10 +17,16 @@ from lmi_server.properties.problems import Problem, Source
 MODEL_FILE = "model.py"
 REQUIREMENTS = "requirements.txt"
 BUILT_IN = "djl_python."
-_CALLS_HANDLER = ("_async_service", "sklearn_handler", "xgboost_handler")
+_PREDICTORS = ("sklearn_handler", "xgboost_handler")
+"""Ends of the built-in entry points that load and call a model themselves, which this server does not."""
+_CALLS_HANDLER = ("_async_service", *_PREDICTORS)
 """Ends of the built-in entry points that call a handler of model.py if there is one. The others ignore it."""
+_NO_ADAPTERS = "the server registers no LoRA adapters; load them in the handler's first call"
 _ENTRY_POINT = "option.entryPoint"
-_MAX_FILE_BYTES = 4 << 20
+_NOT_INCLUDED = (
+    "this server does not include it; write @init_handler and @prediction_handler (or model_fn and predict_fn) in"
+    f" {MODEL_FILE}"
+)
 _SERVER_OPTIONS = {
     _ENTRY_POINT,
     "option.handler",
@@ -35,8 +41,6 @@ _SERVER_OPTIONS = {
     "option.pythonExecutable",
 }
 """Options that the server uses when it runs a user's handler. All other options belong to the handler."""
-_STAGES = {"init_handler", "prediction_handler", "predict_fn", "transform_fn"}
-_FORMATTERS = {"input_formatter", "output_formatter"}
 
 
 class Supplies(Enum):
@@ -60,41 +64,59 @@ class HandlerFile:
     """Path of the folder's requirements.txt, or None."""
     formatters: tuple[str, ...] = ()
     """Roles of the formatters that the file marks with decorators. Empty if the file supplies a handler."""
-    note: str = ""
-    """Which code answers requests, if the file has a handler and option.entryPoint is a built-in one."""
+    notes: tuple[str, ...] = ()
+    """Which code answers requests, if the file has a handler and option.entryPoint is a built-in one, and functions
+    that are never called."""
 
 
 def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
     """Return the user's file in a folder, or None if there is none or it has a problem."""
     entry = _effective_setting(settings, _ENTRY_POINT)
-    function = _effective_setting(settings, "option.handler")
+    setting = _effective_setting(settings, "option.handler")
+    function = setting.text.strip() if setting else "handle"
     name = entry.text.strip() if entry else ""
     built_in = name if name.startswith(BUILT_IN) else ""
-    source = entry.source if entry else Source(str(folder / MODEL_FILE))
+    source, key = (entry.source, entry.key) if entry else (Source(str(folder / MODEL_FILE)), "")
+    not_included = Problem(source, key, name, _NOT_INCLUDED)
     if not name or built_in:
         if not (folder / MODEL_FILE).is_file():
+            problems += [not_included] if built_in.endswith(_PREDICTORS) else []
             return None
-        name, source = MODEL_FILE, Source(str(folder / MODEL_FILE))
+        name, source, key = MODEL_FILE, Source(str(folder / MODEL_FILE)), ""
     try:
         path = _resolve_file(folder, name)
-        has_handler, formatters = _inspect_code(path, function.text.strip() if function else "handle")
+        code = read_code(path)
         requirements = _resolve_file(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
     except ValueError as error:
-        problems.append(
-            Problem(source, entry.key if entry and source is entry.source else "", name, str(error))
-        )
+        problems.append(Problem(source, key, name, str(error)))
         return None
-    note = ""
+    if built_in.endswith(_PREDICTORS) and not code.predicts(function):
+        problems.append(not_included)
+        return None
+    file = _classify(code, function, built_in, HandlerFile(path, source, Supplies.NOTHING, requirements))
+    if file.supplies in (Supplies.HANDLER, Supplies.FORMATTERS) and code.import_errors:
+        problems += [Problem(source, key, name, error) for error in code.import_errors]
+        return None
+    return file
+
+
+def _classify(code: HandlerCode, function: str, built_in: str, file: HandlerFile) -> HandlerFile:
+    """Return the file with what it supplies. `built_in`: the built-in entry point, or empty."""
+    has_handler = code.has_handler(function)
+    calls_handler = not built_in or built_in.endswith(_CALLS_HANDLER)
+    notes: tuple[str, ...] = ()
     if has_handler and built_in:
-        has_handler = built_in.endswith(_CALLS_HANDLER)
-        effect = "answers requests, as" if has_handler else "is not used, because"
-        choice = "calls it" if has_handler else "selects the server's own text generation"
-        note = f"{path}: its handler {effect} option.entryPoint={built_in} {choice}"
-    if has_handler:
-        return HandlerFile(path, source, Supplies.HANDLER, requirements, note=note)
-    if formatters:
-        return HandlerFile(path, source, Supplies.FORMATTERS, requirements, formatters, note)
-    return HandlerFile(path, source, Supplies.UNUSED_HANDLER if note else Supplies.NOTHING, None, note=note)
+        effect = "answers requests, as" if calls_handler else "is not used, because"
+        choice = "calls it" if calls_handler else "selects the server's own text generation"
+        notes = (f"{file.path}: its handler {effect} option.entryPoint={built_in} {choice}",)
+    if has_handler and calls_handler:
+        if "register_adapter" in code.names:
+            notes += (f"{file.path}: its function register_adapter is never called: {_NO_ADAPTERS}",)
+        return replace(file, supplies=Supplies.HANDLER, notes=notes)
+    if code.formatters:
+        return replace(file, supplies=Supplies.FORMATTERS, formatters=code.formatters, notes=notes)
+    supplies = Supplies.UNUSED_HANDLER if has_handler else Supplies.NOTHING
+    return replace(file, supplies=supplies, requirements=None, notes=notes)
 
 
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
@@ -188,51 +210,3 @@ def _resolve_file(folder: Path, name: str) -> Path:
             f"there is no file {plain} in {real}; accepted: a Python file of that folder, such as model.py"
         )
     return path
-
-
-def _inspect_code(path: Path, function: str) -> tuple[bool, tuple[str, ...]]:
-    """Return whether a file has a handler, and the roles of its formatters. The file is parsed but not executed.
-
-    Raises `ValueError` if the file cannot be read or is not valid Python. A file over 4 MiB counts as empty.
-    """
-    try:
-        data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
-        tree = ast.parse(data, str(path))
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        place = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
-        raise ValueError(f"is not valid Python: {place}{error.args[0] if error.args else ''}") from None
-    names = set(_names(tree.body))
-    has_handler = function in names or "*" in names or not names.isdisjoint(_STAGES)
-    return has_handler, tuple(sorted(names & _FORMATTERS))
-
-
-def _names(body: Collection[ast.stmt]) -> Iterator[str]:
-    """Yield the names bound at module level and the names of the decorators used there."""
-    for node in body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                if node.name not in _FORMATTERS:
-                    yield node.name
-                yield from (_last_name(one) for one in node.decorator_list)
-            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
-                bound = (alias.asname or alias.name for alias in aliases)
-                yield from (name for name in bound if name not in _STAGES | _FORMATTERS)
-            case ast.Assign(targets=targets):
-                yield from (target.id for target in targets if isinstance(target, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                yield name
-            case ast.If(body=inner, orelse=other):
-                yield from _names([*inner, *other])
-            case ast.Try(body=inner, handlers=handlers, orelse=other, finalbody=last):
-                yield from _names(
-                    [*inner, *(one for handler in handlers for one in handler.body), *other, *last]
-                )
-            case ast.With(body=inner):
-                yield from _names(inner)
-
-
-def _last_name(decorator: ast.expr) -> str:
-    target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")

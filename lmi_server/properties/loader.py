@@ -16,7 +16,8 @@ from lmi_server.config import LmiConfig, ModelSource, holds_model
 from lmi_server.properties import environment, grammar, handler, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
-from lmi_server.properties.handler import MODEL_FILE, HandlerFile, Supplies
+from lmi_server.properties.handler import HandlerFile, Supplies
+from lmi_server.properties.model_folder import is_model_folder, missing_mount, nested_folder
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name, shown
 from lmi_server.properties.problems import Problem, PropertiesError, Source
@@ -68,6 +69,8 @@ class Examination:
     notes: list[str] = field(default_factory=list)
     handler: HandlerFile | None = None
     """User's file, if it supplies a handler."""
+    has_invalid_handler: bool = False
+    """Whether the user's file has a problem, so that the keys that it takes are unknown."""
     loaded: Loaded | None = None
     """Valid configuration, or None if there are problems."""
 
@@ -99,9 +102,8 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     handler_options: dict[str, str] = {}
     num_problems = len(found.problems)
     code = handler.find(settings, found.folder, found.problems)
-    invalid_handler = code is None and len(found.problems) > num_problems
-    if code is not None and code.note:
-        found.notes.append(code.note)
+    found.has_invalid_handler = code is None and len(found.problems) > num_problems
+    found.notes += code.notes if code is not None else ()
     if code is not None and code.supplies is Supplies.HANDLER:
         found.handler = code
         found.problems += handler.stepwise_calls(settings)
@@ -109,12 +111,14 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     known, unknown = _group_by_option(settings)
     if code is not None and code.formatters:
         unknown = _pass_to_formatters(unknown, code, found)
+    elif found.has_invalid_handler:
+        unknown = [problem for problem in unknown if not problem.key.startswith("option.")]
     for option, candidates in known.values():
         _resolve_option(option, candidates, found)
     _require_model(found)
     ignorable = [
         *unknown,
-        *unused_files(_model_folders(found), code, found.folder if invalid_handler else None),
+        *unused_files(_model_folders(found), code, found.folder if found.has_invalid_handler else None),
     ]
     if lenient or environment.is_lenient(environ):
         found.warnings += [f"{problem}; ignored" for problem in ignorable]
@@ -123,14 +127,14 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     verdict = rules.apply(found.values, found.handler is not None)
     found.problems += verdict.problems
     found.problems += secure_mode.violations(environ, found.folder, found.values, code)
-    if not _BATCHING & {
-        by_name()[problem.key].name for problem in found.problems if problem.key in by_name()
-    }:
+    with_problem = {by_name()[problem.key].name for problem in found.problems if problem.key in by_name()}
+    if not found.has_invalid_handler and not _BATCHING & with_problem:
         found.notes += verdict.notes
     _note_effectless(found)
     _explain_comments(found)
     _warn_of_second_model(settings, found)
     _warn_of_second_file(found)
+    found.notes += missing_mount(found.values.get("option.model_id"), found.folder)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
@@ -148,12 +152,15 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
 
 
 def _path_to_read(path: Path, environ: Mapping[str, str]) -> Path:
-    """Return the model folder that SERVING_LOAD_MODELS names if only that one has a serving.properties, else `path`."""
-    named = environment.named_folder(environ)
-    if named is None or not path.is_dir() or not (named / FILE_NAME).is_file():
+    """Return the model folder that SERVING_LOAD_MODELS names if only that one has a serving.properties, else `path`.
+
+    In place of a folder that contains only a model folder, return that one.
+    """
+    path, named = nested_folder(path), environment.named_folder(environ)
+    if named is None or not path.is_dir() or is_model_folder(path):
         return path
-    serves_own = holds_model(path) or any((path / name).exists() for name in (FILE_NAME, MODEL_FILE))
-    return path if serves_own else named
+    named = nested_folder(named)
+    return named if (named / FILE_NAME).is_file() else path
 
 
 def _of_one_model(settings: list[RawSetting], found: Examination) -> list[RawSetting]:

@@ -128,14 +128,15 @@ def test_best_of_compares_mean_log_probabilities(client: FlaskClient, engine: Fa
     assert reply.get_json()["choices"][0]["text"] == "seven eight nine ten"
 
 
-def test_lmi_returns_the_other_choices_in_details(client: FlaskClient) -> None:
-    body = post(client, INVOCATIONS, n=3, return_full_text=True).get_json()
-    assert body["generated_text"] == PROMPT + "one"
+@pytest.mark.parametrize("name", ["n", "best_of"])
+def test_lmi_returns_the_most_likely_choice_and_the_others_in_details(name: str, client: FlaskClient) -> None:
+    body = post(client, INVOCATIONS, **{name: 3}, do_sample=True, return_full_text=True).get_json()
+    assert body["generated_text"] == PROMPT + "two"
     details = body["details"]
     assert details["finish_reason"] == "length"
-    assert [token["log_prob"] for token in details["tokens"]] == [-3.0] * details["generated_tokens"]
+    assert [token["log_prob"] for token in details["tokens"]] == [-1.0] * details["generated_tokens"]
     others = details["best_of_sequences"]
-    assert [other["generated_text"] for other in others] == [PROMPT + "two", PROMPT + "three"]
+    assert [other["generated_text"] for other in others] == [PROMPT + "three", PROMPT + "one"]
     assert {tuple(other) for other in others} == {
         ("generated_text", "finish_reason", "generated_tokens", "inputs", "tokens")
     }
@@ -154,8 +155,15 @@ def test_lmi_best_of_returns_all_choices_without_n_and_the_best_n_with_it(client
 def test_engine_python_accepts_lists_with_n(make_client: MakeClient) -> None:
     body = {"inputs": ["Hello", "Hi"], "parameters": {"n": 2}}
     first, second = make_client(engine_kind="Python").post("/invocations", json=body).get_json()
-    assert (first["generated_text"], second["generated_text"]) == ("one", "three")
-    assert [other["generated_text"] for other in second["details"]["best_of_sequences"]] == ["four"]
+    assert (first["generated_text"], second["generated_text"]) == ("two", "four")
+    assert [other["generated_text"] for other in second["details"]["best_of_sequences"]] == ["three"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/invocations"])
+def test_openai_choices_keep_their_order_without_a_larger_best_of(path: str, client: FlaskClient) -> None:
+    body = {"prompt": "Hello", "n": 2, "best_of": 2}
+    choices = client.post(path, json=body).get_json()["choices"]
+    assert [choice["text"] for choice in choices] == ["one", "two"]
 
 
 def test_a_failed_choice_fails_the_request(client: FlaskClient, engine: FakeEngine) -> None:

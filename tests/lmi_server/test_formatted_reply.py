@@ -18,7 +18,7 @@ from lmi_server.http.json_reply import dump
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import BODIES, PROMPT, post
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, encode, says, tokens, web_config
+from tests.lmi_server.fakes import FakeEngine, encode, says, tokens, top, web_config
 from tests.lmi_server.malformed_bodies import CHAT
 
 
@@ -254,3 +254,20 @@ def test_a_text_is_sent_unchanged(stream: bool, client: FlaskClient, engine: Fak
     text = "line\u2028separator"
     engine.script = says(text)
     assert post(client, "/invocations", stream=stream).text.removesuffix("\n") == text
+
+
+def test_top_tokens_are_passed_on(ask: Ask, formatter: TokenFormatter) -> None:
+    ask(top_n_tokens=2)
+    sent = [token for answer in formatter.answers for token in new_tokens(answer)]
+    expected = [[other for other, _ in top(token_id, 2)] for token_id in encode(ANSWER)]
+    assert [[one["id"] for one in token["top_tokens"]] for token in sent] == expected
+    assert {token["top_tokens"][0]["log_prob"] for token in sent} == {-0.5}
+
+
+def test_reported_tokens_of_the_prompt_are_passed_on(client: FlaskClient, formatter: TokenFormatter) -> None:
+    post(client, "/invocations", decoder_input_details=True)
+    post(client, "/invocations")
+    first, second = formatter.answers
+    assert [token["id"] for token in first["prompt_tokens"]] == list(encode(PROMPT))
+    assert [token["log_prob"] for token in first["prompt_tokens"][:3]] == [None, -1.0, -2.0]
+    assert second["prompt_tokens"] == []

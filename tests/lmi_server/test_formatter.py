@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,3 +65,48 @@ def test_a_call_is_aborted_when_the_client_disconnects(
     assert formatter_engine.aborted == formatter_engine.calls
     if role == "input_formatter" or not stream:
         assert reply.status_code == 499
+
+
+class ReturnsBody(Formatter):
+    """An input formatter that returns the same body for every request."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(SilentEngine(), ("input_formatter",), timeout=60)
+        self._body = body
+
+    def _call(self, stage: str, data: bytes, headers: Mapping[str, str], client: ClientWatch) -> bytearray:
+        return bytearray(self._body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"inputs": "a", "request_output_len": 6}', "request_output_len: unknown name, given with value 6"),
+        (b'{"prompt": "a", "n": 0}', "n: given 0"),
+        (b'"text"', "body: "),
+    ],
+)
+def test_errors_of_a_returned_body_name_the_formatter(
+    body: bytes, reason: str, engine: FakeEngine, text_model: TextModel
+) -> None:
+    app = create_app(web_config(Path("/none")), engine, text_model, ReturnsBody(body))
+    reply = app.test_client().post("/invocations", json={"inputs": "Hello"})
+    assert reply.status_code == 424
+    assert reply.json["error"].startswith(f"the body that the input formatter returned: {reason}")
+
+
+def test_errors_of_a_header_do_not_name_the_formatter(engine: FakeEngine, text_model: TextModel) -> None:
+    app = create_app(web_config(Path("/none")), engine, text_model, ReturnsBody(b'{"inputs": "a"}'))
+    name = "X-Amzn-SageMaker-Adapter-Identifier"
+    reply = app.test_client().post("/invocations", json={"inputs": "Hello"}, headers={name: "french"})
+    assert reply.json["error"].startswith(f'{name}: given "french"')
+
+
+def test_a_field_of_a_returned_body_is_the_param_of_an_error(
+    engine: FakeEngine, text_model: TextModel
+) -> None:
+    formatter = ReturnsBody(b'{"prompt": "a", "n": 0}')
+    client = create_app(web_config(Path("/none")), engine, text_model, formatter).test_client()
+    error = client.post("/v1/completions", json={"prompt": "Hello"}).json["error"]
+    assert error["param"] == "n"
+    assert error["message"].startswith("the body that the input formatter returned: n: given 0")

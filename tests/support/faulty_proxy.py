@@ -70,12 +70,14 @@ def object_named(name: str) -> Matches:
     return lambda request: request.is_object and request.key.endswith(name)
 
 
-def answer(status: int, code: str = "") -> Change:
-    """Replace the response with an S3 error."""
+def answer(status: int, code: str = "", **headers: str) -> Change:
+    """Replace the response with an S3 error. headers: with `_` instead of `-` in the names."""
     text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
 
     def change(request: ProxyRequest, response: Answer) -> Answer:
-        return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(text))}, text)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        described = {"Content-Type": "application/xml", "Content-Length": str(len(text)), **named}
+        return Answer(status, described, text)
 
     return change
 

@@ -91,6 +91,10 @@ class Fault:
     corrupt: bool = False
     """Change the first byte of the body."""
     ignore_range: bool = False
+    without: tuple[str, ...] = ()
+    """Headers of a file to leave out."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Headers of a file to replace."""
     body: bytes | None = None
     """Respond with this body to any request."""
     before: Callable[[], object] | None = None
@@ -118,6 +122,8 @@ class HubServer:
         """Bytes of files sent in all responses."""
         self.faults: list[Fault] = []
         """Pending faults. The first match applies."""
+        self.lists_sizes = True
+        """Whether the listing has sizes and ids of files, which some mirrors leave out."""
         self._lock = threading.Lock()
         self.closing = threading.Event()
         self._hub, self._store = (
@@ -225,14 +231,15 @@ class _Handler(ABC, QuietHandler):
             if begin >= len(content):
                 self.refuse(416, "", "range")
                 return
-            sent_range = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            headers = {**headers, "Content-Range": f"bytes {begin}-{len(content) - 1}/{len(content)}"}
             self.send_response(206)
-            self.send_header("Content-Range", sent_range)
         else:
             self.send_response(200)
         body = content[begin:]
-        for name, value in {"Content-Length": str(len(body)), "ETag": f'"{blob.etag}"', **headers}.items():
-            self.send_header(name, value)
+        described = {"Content-Length": str(len(body)), "ETag": f'"{blob.etag}"', **headers, **fault.instead}
+        for name, value in described.items():
+            if name not in fault.without:
+                self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -323,7 +330,7 @@ class _HubHandler(_Handler):
         if action == ["tree"]:
             self._json([{"type": "file", "path": path, **blob.entry()} for path, blob in tree.items()])
             return
-        with_blobs = "blobs" in query
+        with_blobs = "blobs" in query and self.hub.lists_sizes
         siblings = [
             {"rfilename": path, **(blob.entry() if with_blobs else {})} for path, blob in tree.items()
         ]

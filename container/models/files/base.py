@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.files import fetch
-from container.models.files.copies import copy_name, last_published
+from container.models.files.copies import copy_name, folders, last_published
 from container.models.files.gguf_description import first_files, locate_description, make_description
 from container.models.files.remote import Remote, Selection
 from container.models.gguf_names import split_address
@@ -56,17 +57,25 @@ class RemoteScheme(Scheme):
             raise ModelNotAvailable(sentence)
         return copy_name(self.name(source), selection(source))
 
+    def other_cache(self, source: ModelSource) -> fetch.OtherCache | None:
+        """Return a cache of other programs that may have the model. Raises ModelNotAvailable."""
+        return None
+
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
+        return self._locate_copy(source, cache)
+
+    def _locate_copy(self, source: ModelSource, cache: Path) -> Path | None:
+        """Return the folder that serves a copy in our own cache; None if it is not complete."""
         copy = None if self.refusal(source) else last_published(self.copy_name(source), cache)
-        files = [] if copy is None or source.fetch_all_files else first_files(copy)
-        return locate_description(files[0], cache) if files else copy
+        return None if copy is None else folder_or_description(_served(copy, source, cache), cache)
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        folder = self.locate(source, cache)
+        folder = self._locate_copy(source, cache)
         if folder is not None and self.is_pinned(source):
             return folder
-        copy = fetch.obtain(self._remote(source), cache, view, selection(source))
-        return _serving_folder(copy, source, cache, view)
+        remote = self._remote(source)
+        model = fetch.obtain(remote, cache, view, selection(source), partial(self.other_cache, source))
+        return _serving_folder(model, source, cache, view)
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """Like `obtain`, but compare the files of an existing copy with the remote. Raises ModelNotAvailable."""
@@ -79,13 +88,28 @@ class RemoteScheme(Scheme):
         return self.remote(source)
 
 
-def _serving_folder(copy: Path, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-    """Return the folder to serve: the copy, or the description of its GGUF files unless a handler reads them.
+def _served(model: Path, source: ModelSource, cache: Path) -> Path:
+    """Return the first GGUF file of a copy in our own cache, unless a handler reads the files; else the given path.
 
-    Raises ModelNotAvailable.
+    A copy has no other GGUF files than the model's.
     """
-    files = [] if source.fetch_all_files else first_files(copy)
-    return make_description(files[0], cache, view) if files else copy
+    is_copy = model.parent == folders(cache)[0]
+    files = first_files(model) if is_copy and not source.fetch_all_files else []
+    return files[0] if files else model
+
+
+def folder_or_description(model: Path, cache: Path) -> Path | None:
+    """Return the folder of a model; of a GGUF file the folder that describes it, None if it does not exist."""
+    return locate_description(model, cache) if model.is_file() else model
+
+
+def _serving_folder(model: Path, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+    """Return the folder to serve: the model's, or the description of its GGUF files unless a handler reads them.
+
+    model: a folder, or a GGUF file. Raises ModelNotAvailable.
+    """
+    model = _served(model, source, cache)
+    return make_description(model, cache, view) if model.is_file() else model
 
 
 def selection(source: ModelSource) -> Selection:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
@@ -27,6 +28,7 @@ from container.models.files.remote import (
     Snapshot,
     Verification,
 )
+from container.models.files.retry import Throttled, ThrottleWaits
 from container.models.publish import flush, locked, publish, require_space
 from container.progress import ProgressView
 
@@ -36,22 +38,66 @@ _UNFINISHED = ".unfinished"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection = DEFAULT_SELECTION) -> Path:
-    """Return the model's folder in the cache, fetched if needed. Raises: ModelNotAvailable."""
+@dataclass(frozen=True, slots=True)
+class OtherCache:
+    """A cache that other programs fill. It is only read."""
+
+    name: str
+    folder: Path
+    find: Callable[[], Path]
+    """Return the model's folder, or its first GGUF file. Raises ModelNotAvailable if there is no complete copy, without
+    a message if there is none at all."""
+
+
+def obtain(
+    remote: Remote,
+    cache: Path,
+    view: ProgressView,
+    selection: Selection = DEFAULT_SELECTION,
+    other_cache: Callable[[], OtherCache | None] = lambda: None,
+) -> Path:
+    """Return the model's folder in the cache, fetched if needed. Raises: ModelNotAvailable.
+
+    other_cache: returns a cache to use if the remote does not respond and `cache` has no copy. The result may then be
+    the model's first GGUF file.
+    """
     name = copy_name(remote.name, selection)
+    waits = ThrottleWaits(view.say)
     with _disk_errors(name, cache):
-        try:
-            copy = _list(remote, cache, selection)
-        except RemoteUnreachable as error:
-            folder = last_published(name, cache)
-            if folder is None:
-                raise
-            view.say(f"note: {error}; using the cached copy of {name} in {folder}")
-            return folder
+        while True:
+            try:
+                copy = _list(remote, cache, selection)
+                break
+            except RemoteUnreachable as error:
+                try:
+                    return _without_listing(error, name, cache, view, other_cache())
+                except RemoteUnreachable:
+                    if not waits.wait(error):
+                        raise
         if last_published(name, cache) != copy.folder:
             with _locked(copy, view):
                 _make_complete(remote, copy, view)
         return copy.folder
+
+
+def _without_listing(
+    error: RemoteUnreachable, name: str, cache: Path, view: ProgressView, other: OtherCache | None
+) -> Path:
+    """Return the copy to use because the remote does not respond. Raises RemoteUnreachable if there is none."""
+    folder = last_published(name, cache)
+    if folder is not None:
+        view.say(f"note: {error}; using the cached copy of {name} in {folder}")
+        return folder
+    if other is None:
+        raise error
+    try:
+        model = other.find()
+    except ModelNotAvailable as reason:
+        why = f": {reason}" if str(reason) else ""
+        searched = f"neither LMI_CACHE_DIR ({cache}) nor {other.name} ({other.folder})"
+        raise RemoteUnreachable(f"{error}; {searched} has a complete copy{why}") from error
+    view.say(f"note: {error}; using the copy of {name} in {other.name}: {model}")
+    return model
 
 
 def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection = DEFAULT_SELECTION) -> Path:
@@ -60,7 +106,7 @@ def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection
     Raises: ModelNotAvailable, also if the remote does not respond.
     """
     with _disk_errors(copy_name(remote.name, selection), cache):
-        copy = _list(remote, cache, selection)
+        copy = ThrottleWaits(view.say).run(lambda: _list(remote, cache, selection))
         with _locked(copy, view):
             if copy.is_complete():
                 _drop_damaged(remote, copy, view)
@@ -115,11 +161,12 @@ def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
     try:
         for file in files:
             try:
-                verification = remote.verify(file, copy.folder / file.path)
+                path = copy.folder / file.path
+                verification = ThrottleWaits(view.say).run(partial(remote.verify, file, path))
                 verified.setdefault(verification, []).append(file.path)
             except DamagedContent as error:
-                view.say(f"warning: {error}; removing {copy.folder / file.path} and downloading it again")
-                (copy.folder / file.path).unlink()
+                view.say(f"warning: {error}; removing {path} and downloading it again")
+                path.unlink()
             done += file.size
             view.update(done, total)
     finally:
@@ -221,7 +268,7 @@ class _Fetch:
             return None
         for path in (target, unfinished):
             path.parent.mkdir(parents=True, exist_ok=True)
-        verification = self.remote.fetch(file, unfinished, report)
+        verification = self._fetch_patiently(file, unfinished, report)
         where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
         if (size := unfinished.stat().st_size) != file.size:
             raise ModelNotAvailable(
@@ -235,6 +282,28 @@ class _Fetch:
                     f"{where} is not a complete safetensors file: {error}; upload it again"
                 ) from error
         return verification
+
+    def _fetch_patiently(self, file: RemoteFile, target: Path, report: Report) -> Verification:
+        """Fetch one file, and wait while the remote throttles. Raises the errors of `Remote.fetch`."""
+        waits, best, lock = ThrottleWaits(self.view.say), 0, threading.Lock()
+        while True:
+            received = 0
+
+            def count(more: int) -> None:
+                nonlocal received
+                with lock:
+                    received += more
+                report(more)
+
+            try:
+                return self.remote.fetch(file, target, count)
+            except Throttled as error:
+                if received > best:
+                    waits.progress()
+                best = max(best, received)
+                if not waits.wait(error):
+                    raise
+                report(-received)  # the next attempt reports these bytes again
 
     def _commit(self, file: RemoteFile) -> None:
         """Flush a fetched file to disk, then move it to its final place in the part folder."""

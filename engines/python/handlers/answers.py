@@ -87,7 +87,7 @@ def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
 
 def stream_of(output: Output) -> Generator[bytes, None, None]:
     """Yield the formatted pieces of an output's stream, without empty ones. Values become JSON, as in `Output.add`."""
-    write = output.stream_formatter
+    write = output.stream_output_formatter
     for item in output.stream_content or ():
         piece = item if write is None else write(item)
         if isinstance(piece, str):

@@ -61,11 +61,16 @@ def load_module(file: Path, folder: Path, name: str = "") -> ModuleType:
 
     Raises: any error of the user's code; `ImportError` if the file is not a Python file.
     """
-    for path in dict.fromkeys((str(folder), str(file.parent))):
-        sys.path.insert(0, path)
+    folders = dict.fromkeys((folder, file.parent))
+    for path in folders:
+        sys.path.insert(0, str(path))
     if "." in name and _is_module(name, file):
         return importlib.import_module(name)
-    name = file.stem if file.stem not in sys.modules else f"handler_{file.stem}"
+    # A package of the same name, such as `model` beside model.py, keeps its name.
+    is_taken = file.stem in sys.modules or any(
+        (path / file.stem / "__init__.py").exists() for path in folders
+    )
+    name = f"handler_{file.stem}" if is_taken else file.stem
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from djl_python import Input, Output
 from djl_python.outputs import encode_json
 from djl_python.request_io import RequestInput, Sequence, TextGenerationOutput, TextInput, Token
 
+from engines.python.handlers.responses import plain_result, response_object
 from engines.python.handlers.stages import Function, decorated_functions, with_options
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,10 @@ class Formatters:
                 for answer in content["answers"]
             ]
         else:
-            results = [with_options(function, self._properties, record) for record in content["records"]]
+            results = [
+                plain_result(with_options(function, self._properties, response_object(record)))
+                for record in content["records"]
+            ]
         return {"results": results, "reads_tokens": reads_tokens}
 
 
@@ -75,33 +80,49 @@ def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:
     """Yield an output once for each new token of its first sequence. Other sequences are complete from the start."""
     sequences = dict(enumerate(map(_sequence, answer["sequences"])))
     whole, num_before = sequences[0], answer["num_before"]
-    last = len(whole.tokens) - 1
-    growing = sequences[0] = Sequence(whole.tokens[:num_before])
+    growing = sequences[0] = Sequence(whole.tokens[:num_before], whole.top_tokens[:num_before])
     growing.cumulative_log_prob = _log_prob(growing.tokens)
     output = TextGenerationOutput(
         answer["id"],
-        input=TextInput(answer["id"], **answer["input"]),
+        input=_input(answer),
         sequences=sequences,
+        prompt_tokens_details=_tokens(answer.get("prompt_tokens", ())),
         other_sequences_indices=list(sequences)[1:],
     )
     for position, token in enumerate(whole.tokens[num_before:], num_before):
-        growing.tokens.append(token)
-        growing.cumulative_log_prob += token.log_prob or 0.0
-        growing.position = position
-        if position == last and whole.complete:
-            output.finished = growing.complete = True
+        output.finished = position == whole.last_token_index
+        growing.set_next_token(token, output.finished)
+        if whole.top_tokens:
+            growing.set_next_top_tokens(whole.top_tokens[position])
+        growing.cumulative_log_prob += _log_prob([token])
+        growing.tokens_iterator.index = growing.top_tokens_iterator.index = position
+        if output.finished:
             growing.finish_reason = whole.finish_reason
         yield output
 
 
+def _input(answer: dict[str, Any]) -> TextInput:
+    parameters = answer["input"]["parameters"]
+    return TextInput(answer["id"], server_parameters={**parameters}, **answer["input"])
+
+
+def _tokens(entries: Iterable[dict[str, Any]]) -> list[Token]:
+    return [
+        Token(entry["id"], entry["text"], entry["log_prob"], entry.get("special_token")) for entry in entries
+    ]
+
+
 def _sequence(answer: dict[str, Any]) -> Sequence:
-    tokens = [Token(**token) for token in answer["tokens"]]
+    tokens = _tokens(answer["tokens"])
+    top_tokens = [_tokens(entry.get("top_tokens", ())) for entry in answer["tokens"]]
     reason = answer["finish_reason"]
-    return Sequence(tokens, _log_prob(tokens), reason, complete=reason is not None)
+    last = None if reason is None else len(tokens) - 1
+    return Sequence(tokens, top_tokens if any(top_tokens) else [], _log_prob(tokens), reason, last)
 
 
 def _log_prob(tokens: list[Token]) -> float:
-    return sum(token.log_prob or 0.0 for token in tokens)
+    """Return the sum of the log-probabilities; NaN if one is unknown, as in beam search."""
+    return sum((math.nan if token.log_prob is None else token.log_prob for token in tokens), 0.0)
 
 
 def _first_type(function: Function) -> str:

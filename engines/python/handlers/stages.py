@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from djl_python import Input, Output
-from djl_python.encode_decode import decode, encode
+from djl_python.encode_decode import ARRAYS, decode, encode, media_type
 from djl_python.input_parser import MARK
 
 Function = Callable[..., Any]
@@ -79,7 +79,7 @@ class Stages:
         result = with_options(self._functions["prediction_handler"], self._properties, data, self._model)
         formatter = self._functions.get("output_formatter")
         if formatter is None:
-            return encode(Output(), result, accept, content_type)
+            return encode(Output(), result, _response_type(accept, content_type))
         return _as_output(formatter(result), accept, content_type)
 
     def _load(self) -> None:
@@ -110,7 +110,7 @@ class Stages:
         result = _call(self._functions["predict_fn"], data, self._model, context=context)
         write = self._functions.get("output_fn")
         if write is None:
-            return encode(Output(), result, accept, content_type)
+            return encode(Output(), result, _response_type(accept, content_type))
         return _as_output(_call(write, result, accept, context=context), accept)
 
 
@@ -136,13 +136,19 @@ def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
     return function(*arguments)
 
 
-def _as_output(result: Any, accept: str, content_type: str | None = None) -> Output:
+def _response_type(accept: str, content_type: str) -> str:
+    """Return the content type of a response. If the client accepts anything, requests with arrays get arrays."""
+    sent = media_type(content_type)
+    return sent if media_type(accept) in ("*/*", "") and sent in ARRAYS else accept
+
+
+def _as_output(result: Any, accept: str, content_type: str = "") -> Output:
     """Convert the result of a user's function (output, body, (body, content type), or any value) to an output."""
     if isinstance(result, Output):
         return result
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
         result, accept = result
     if isinstance(result, str | bytes | bytearray):
-        kind = accept.partition(",")[0].partition(";")[0].strip()
+        kind = media_type(accept)
         return Output().add_property("Content-Type", kind if kind not in ("", "*/*") else _JSON).add(result)
-    return encode(Output(), result, accept, content_type)
+    return encode(Output(), result, _response_type(accept, content_type))

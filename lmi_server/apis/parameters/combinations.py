@@ -26,11 +26,8 @@ class AnswerCounts:
 
     n: int
     best_of: int
-
-    @property
-    def ranked(self) -> bool:
-        """Whether the returned answers are selected by their log-probabilities."""
-        return self.best_of > self.n
+    ranked: bool
+    """Whether the answers are ordered by their log-probabilities, the most likely one first."""
 
 
 def answer_counts(
@@ -55,7 +52,8 @@ def answer_counts(
             name,
             f"given {best_of} for {num_prompts} prompts; accepted: at most {MAX_ANSWERS} answers in one request",
         )
-    return AnswerCounts(n, best_of)
+    # In LMI, generated_text is the most likely answer, and best_of_sequences has the others.
+    return AnswerCounts(n, best_of, ranked=best_of > (1 if best_of_is_n else n))
 
 
 def check_beams(

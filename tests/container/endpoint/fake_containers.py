@@ -22,7 +22,7 @@ class FakeContainer(RunningContainer):
     """A container that echoes request bodies and records request headers.
 
     Environment variables: FAIL is the status of every response. UNHEALTHY is the reason for a failed start. HOLD makes
-    requests wait for `go`. BREAK cuts streams off. STALL makes streams wait for `go` after each line.
+    requests wait for `go`. BREAK cuts streams off. STALL makes streams wait for `go` after each chunk.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -30,6 +30,9 @@ class FakeContainer(RunningContainer):
         self.server = _Server(self)
         super().__init__(self.server.start().server_port)
         self.headers: list[Mapping[str, str]] = []
+        self.paths: list[str] = []
+        self.events: list[bytes] = []
+        """Chunks of a stream of `/v1/chat/completions`."""
         self.go = threading.Event()
         self.arrived = threading.Semaphore(0)
         """Released by each request on arrival."""
@@ -90,6 +93,7 @@ class _Handler(QuietHandler):
         container = self.server.container
         environment = container.environment
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        container.paths.append(self.path)
         container.headers.append({name.lower(): value for name, value in self.headers.items()})
         container.arrived.release()
         if "HOLD" in environment:
@@ -97,22 +101,26 @@ class _Handler(QuietHandler):
         self.close_connection = True
         if status := int(environment.get("FAIL", "0")):
             self.respond(status, json.dumps({"error": "as asked", "code": status}).encode(), {})
-        elif "WithResponseStream" in self.headers["X-Amzn-SageMaker-Forwarded-Api"]:
-            self._stream(body, broken="BREAK" in environment)
+        elif self.path == "/v1/chat/completions" and json.loads(body).get("stream"):
+            self._stream(container.events, "text/event-stream", broken="BREAK" in environment)
+        elif "WithResponseStream" in self.headers.get("X-Amzn-SageMaker-Forwarded-Api", ""):
+            self._stream(
+                body.splitlines(keepends=True), "application/jsonlines", broken="BREAK" in environment
+            )
         else:
             session = self.headers.get(SESSION) == "NEW_SESSION"
             session_header = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
             echoed = {name: self.headers.get(name, "") for name in ECHOED}
             self.respond(200, body, echoed | session_header)
 
-    def _stream(self, body: bytes, broken: bool) -> None:
-        """Send each line of the body as a chunk."""
+    def _stream(self, chunks: list[bytes], content_type: str, broken: bool) -> None:
+        """Send each chunk as one of the response. Without BREAK, the response is complete."""
         self.send_response(200)
-        self.send_header("Content-Type", "application/jsonlines")
+        self.send_header("Content-Type", content_type)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for line in body.splitlines(keepends=True):
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        for chunk in chunks:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             if "STALL" in self.server.container.environment:
                 self.server.container.go.wait(200)
         if not broken:

@@ -6,7 +6,7 @@ import gc
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.request import urlopen
@@ -58,6 +58,16 @@ def test_a_container_gets_its_environment_port_and_model_folder(tmp_path: Path) 
     assert "up" in next((tmp_path / "logs").iterdir()).read_text()
 
 
+def recorder(started: list[Mapping[str, str]]) -> Callable[..., None]:
+    """Return a replacement for `LocalServer.start` that records the environment."""
+
+    def start(what: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes]) -> None:
+        log.close()
+        started.append(environ)
+
+    return start
+
+
 CONFIGURING = (
     *("OPTION_DTYPE", "SERVING_BATCH_SIZE", "SAGEMAKER_MULTI_MODEL", "MAX_BATCH_SIZE", "HF_REVISION"),
     *("LMI_LENIENT", "LMI_ALLOW_REMOTE_CODE", "LMI_MODEL_DIR", "LMI_MODELS_MEMORY_MB", "LMI_ADMIN_TOKEN"),
@@ -69,11 +79,7 @@ def test_variables_that_configure_a_server_are_not_inherited(
 ) -> None:
     started: list[Mapping[str, str]] = []
 
-    def start(what: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes]) -> None:
-        log.close()
-        started.append(environ)
-
-    monkeypatch.setattr(LocalServer, "start", start)
+    monkeypatch.setattr(LocalServer, "start", recorder(started))
     launcher = make_launcher(tmp_path, **dict.fromkeys(CONFIGURING, "shell"), LMI_CACHE_DIR="/cache")
     own = dict.fromkeys(CONFIGURING, "endpoint")
     launcher.launch("inherited", {})
@@ -81,6 +87,30 @@ def test_variables_that_configure_a_server_are_not_inherited(
     assert [environ["LMI_CACHE_DIR"] for environ in started] == ["/cache", "/cache"]
     assert not started[0].keys() & own.keys()
     assert own.items() <= started[1].items()
+
+
+def test_variables_that_name_the_mounted_model_name_the_local_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Mapping[str, str]] = []
+    monkeypatch.setattr(LocalServer, "start", recorder(started))
+    model = tmp_path / "m=1"
+    model.mkdir()
+    given = {
+        "HF_MODEL_ID": "/opt/ml/model",
+        "OPTION_MODEL_ID": "/opt/ml/model/m.gguf",
+        "SERVING_LOAD_MODELS": "test::MPI=file:///opt/ml/model/",
+        "OPTION_OTHER": "/opt/ml/models",
+        "TEXT": "x=/opt/ml/model",
+    }
+    make_launcher(tmp_path).launch("any", {**source(f"file://{model}"), "Environment": given})
+    assert {name: started[0][name] for name in given} == {
+        "HF_MODEL_ID": str(model),
+        "OPTION_MODEL_ID": f"{model}/m.gguf",
+        "SERVING_LOAD_MODELS": f"test::MPI=file://{model}/",
+        "OPTION_OTHER": "/opt/ml/models",
+        "TEXT": "x=/opt/ml/model",
+    }
 
 
 def test_the_cause_is_the_last_line_of_the_server_log(tmp_path: Path) -> None:

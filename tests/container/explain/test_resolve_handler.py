@@ -114,3 +114,12 @@ def test_check_explains_a_handler(folder: Path) -> None:
     text = report.render()
     assert f"requests are served by the handler {folder / 'model.py'}" in text
     assert "option.dtype" not in text, "not used by handlers"
+
+
+def test_check_leaves_the_options_of_an_invalid_handler_unchecked(folder: Path) -> None:
+    (folder / "model.py").write_text("import djl_python.huggingface\n\n\ndef handle(inputs): ...\n")
+    with (folder / "serving.properties").open("a") as file:
+        file.write("\noption.mine=x\n")
+    report = check(folder, {}, CPU)
+    assert report.lines[-1].explanation == "not checked; the handler may use it"
+    assert "unknown key" not in report.render()

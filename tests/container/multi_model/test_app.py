@@ -313,6 +313,18 @@ def test_metrics_are_labelled_with_their_model(
     assert 'lmi_steps_total{model="b"} 3.0' in text
 
 
+def test_ping_returns_503_until_every_model_of_the_folder_was_loaded_or_has_failed(lab: FakeModels) -> None:
+    lab.broken["b"] = "its files are broken"
+    manager = lab.manager("a", "b")
+    client = client_of(manager)
+    assert client.get("/ping").json == {"status": "Unhealthy", "reason": "models are being loaded"}
+    assert client.get("/ping").status_code == 503
+    assert client.post("/predictions/a", data=b"x").status_code == 200
+    assert client.get("/ping").status_code == 503
+    manager.load_all()
+    assert client.get("/ping").status_code == 200
+
+
 def test_ping_and_requests_return_503_after_shutdown(lab: FakeModels) -> None:
     manager = lab.manager("a")
     client = client_of(manager)

@@ -58,6 +58,23 @@ def test_a_served_folder_that_is_also_the_model_folder_is_checked_once(tmp_path:
     single_problem(tmp_path, "option.model_id=.\n")
 
 
+@pytest.mark.parametrize("folder", [".", "model"])
+def test_a_handler_may_use_its_adapters(tmp_path: Path, folder: str) -> None:
+    place(tmp_path, f"{folder}/adapters/french/adapter_config.json")
+    text = f"option.model_id={folder}\n"
+    (tmp_path / "model.py").write_text("def handle(inputs): ...\n")
+    assert load_text(tmp_path, text).notes == ()
+    (tmp_path / "model.py").write_text("def handle(inputs): ...\ndef register_adapter(inputs): ...\n")
+    [note] = load_text(tmp_path, text).notes
+    assert note.startswith(f"{tmp_path / 'model.py'}: its function register_adapter is never called: ")
+
+
+def test_adapters_beside_formatters_are_refused(tmp_path: Path) -> None:
+    place(tmp_path, "adapters/french/adapter_config.json")
+    (tmp_path / "model.py").write_text("@output_formatter\ndef f(output): ...\n")
+    assert "adapters: not used here" in str(single_problem(tmp_path, "engine=MPI\n"))
+
+
 def test_other_files_are_accepted(tmp_path: Path) -> None:
     for name in ("modeling_falcon.py", "code/model.py", "model.py.txt"):
         place(tmp_path, name)

@@ -12,8 +12,10 @@ from huggingface_hub.utils import parse_ratelimit_headers
 
 from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
 from container.models.files.hub.endpoint import without_user
+from container.models.files.retry import Throttled, retry_after_seconds
 
 _TRY_LATER = (408, 429, 500, 502, 503, 504)
+_THROTTLED = (429, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class HubAddress:
 
 def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelNotAvailable:
     """Return RemoteUnreachable if trying later may help, AccessRefused if another token may, else ModelNotAvailable.
+
+    The former is Throttled if the hub says how much later.
 
     file: the path in the repository that was being read.
     """
@@ -67,7 +71,7 @@ def _status_error(
     kind = AccessRefused if status in (401, 403) else ModelNotAvailable
     caller = "the account of HF_TOKEN" if _with_token(error) else "a client without HF_TOKEN"
     if status in _TRY_LATER:
-        return RemoteUnreachable(f"{what}: {_try_later(error, address.shown)}")
+        return _try_later(error, address.shown, what)
     if isinstance(error, errors.GatedRepoError):
         sentence = f"{address.repo_id} is gated, and {caller} has no access; "
         return kind(f"{sentence}request access at {address.shown}/{address.repo_id}, then set HF_TOKEN")
@@ -88,15 +92,28 @@ def _status_error(
     return ModelNotAvailable(f"{what}: {address.shown} returned status {status}")
 
 
-def _try_later(error: errors.HfHubHTTPError, endpoint: str) -> str:
+def _try_later(error: errors.HfHubHTTPError, endpoint: str, what: str) -> RemoteUnreachable:
+    status, seconds = error.response.status_code, _seconds_to_wait(error)
+    wait = f"; retry after {seconds:.0f} s" if seconds else ""
+    if status == 429:
+        hint = "" if _with_token(error) else "; set HF_TOKEN for a higher limit"
+        why = f"rate limit of {endpoint} exceeded (status 429){wait}{hint}"
+    elif seconds:
+        why = f"{endpoint} is not available now (status {status}){wait}"
+    else:
+        why = f"{endpoint} keeps returning status {status}"
+    return Throttled(f"{what}: {why}", seconds) if seconds else RemoteUnreachable(f"{what}: {why}")
+
+
+def _seconds_to_wait(error: errors.HfHubHTTPError) -> float:
+    """Return how long the hub refuses requests, if it says so; else 0."""
     status, headers = error.response.status_code, error.response.headers
-    if status != 429:
-        return f"{endpoint} keeps returning status {status}"
+    if status not in _THROTTLED:
+        return 0.0
     limit = parse_ratelimit_headers(headers)
-    seconds = str(limit.reset_in_seconds) if limit else headers.get("Retry-After", "")
-    wait = f"; retry after {seconds} s" if seconds.isdecimal() else ""
-    hint = "" if _with_token(error) else "; set HF_TOKEN for a higher limit"
-    return f"rate limit of {endpoint} exceeded (status 429){wait}{hint}"
+    if status == 429 and limit and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    return retry_after_seconds(headers)
 
 
 def _with_token(error: errors.HfHubHTTPError) -> bool:

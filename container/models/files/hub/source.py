@@ -1,14 +1,22 @@
-"""The scheme of models of the Hugging Face hub. huggingface_hub is imported only when a model is fetched."""
+"""The scheme of models of the Hugging Face hub.
+
+huggingface_hub is imported only when a model is fetched, or looked for in the library's own cache.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
-from container.models.files.base import RemoteScheme
+from container.models.files.base import RemoteScheme, folder_or_description, selection
 from container.models.files.bundled import BUNDLED_MODEL
+from container.models.files.fetch import OtherCache
 from container.models.files.hub.endpoint import hub_endpoint
+from container.models.files.hub.settings import is_offline, time_limits
 from container.models.files.remote import Remote
 from container.models.gguf_names import split_address
 from container.progress import ProgressView
@@ -91,6 +99,16 @@ class HubModels(RemoteScheme):
         """Return True for a commit, which never changes."""
         return _COMMIT.fullmatch(_revision(source)) is not None
 
+    def locate(self, source: ModelSource, cache: Path) -> Path | None:
+        """Also look in the Hugging Face cache if connections are disabled, as `obtain` does."""
+        found = super().locate(source, cache)
+        if found is not None or self.refusal(source) or not is_offline(launch.environment()):
+            return found
+        try:
+            return folder_or_description(self.other_cache(source).find(), cache)
+        except ModelNotAvailable:
+            return None
+
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         if source.model_id == BUNDLED_MODEL:
             view.say(
@@ -100,16 +118,29 @@ class HubModels(RemoteScheme):
         return super().obtain(source, cache, view)
 
     def remote(self, source: ModelSource) -> Remote:
-        endpoint = hub_endpoint(launch.environment())
-        try:
+        environ = launch.environment()
+        endpoint, limits = hub_endpoint(environ), time_limits(environ)
+        with _library_settings():
             # Imported here because `lmi check` and the other schemes do not need it.
             from container.models.files.hub.errors import HubAddress
             from container.models.files.hub.remote import HubRemote
-        except ValueError as error:
-            # huggingface_hub reads its environment variables when it is imported.
-            raise ModelNotAvailable(
-                f"an HF_... environment variable has an invalid value: {error}"
-            ) from error
         repo_id = _repository(source)
         folder = Path(source.model_dir, repo_id) if "/" in repo_id else None
-        return HubRemote(HubAddress(repo_id, _revision(source), endpoint, folder))
+        address = HubAddress(repo_id, _revision(source), endpoint, folder)
+        return HubRemote(address, selection(source), limits)
+
+    def other_cache(self, source: ModelSource) -> OtherCache:
+        """Return the Hugging Face cache, which other programs fill. Raises ModelNotAvailable."""
+        with _library_settings():
+            from container.models.files.hub.cached import cache_folder, find_model
+        find = partial(find_model, _repository(source), _revision(source), selection(source))
+        return OtherCache("the Hugging Face cache", cache_folder(), find)
+
+
+@contextmanager
+def _library_settings() -> Iterator[None]:
+    """Turn the errors of huggingface_hub, which reads its variables when it is imported, into ModelNotAvailable."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelNotAvailable(f"an HF_... environment variable has an invalid value: {error}") from error

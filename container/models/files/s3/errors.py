@@ -14,7 +14,7 @@ from urllib3.exceptions import SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
 
 from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
-from container.models.files.retry import RetryBudget
+from container.models.files.retry import RetryBudget, Throttled, retry_after_seconds
 
 T = TypeVar("T")
 FAILURES = (BotoCoreError, ClientError, ResponseParserError, SSLError)
@@ -89,26 +89,36 @@ def attempt(what: Callable[[], T], budget: RetryBudget, where: str) -> T:
             result = what()
         except FAILURES as error:
             failures += 1
-            if not is_temporary(error) or not budget.wait_for_retry(began, failures):
-                raise model_error(error, where) from error
+            if not may_retry(error, budget, began, failures):
+                raise model_error(error, where, budget.waits_left(failures)) from error
         else:
             budget.progress()
             return result
 
 
+def may_retry(error: Exception, budget: RetryBudget, began: float, failures: int) -> bool:
+    """Return whether to retry after an error, as `RetryBudget.wait_for_retry` does, which waits."""
+    return is_temporary(error) and budget.wait_for_retry(began, failures, _throttle_seconds(error))
+
+
 def is_temporary(error: Exception) -> bool:
     """Return whether the error is temporary."""
     if isinstance(error, ClientError):
-        temporary = (
-            _status(error) >= 500 and _status(error) != 501
-        )  # 501: the server does not know the request
-        return temporary or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
+        status = _status(error)
+        if status == 429 or (status >= 500 and status != 501):  # 501: the server does not know the request
+            return True
+        return _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
     return isinstance(error, _RETRIED) and not _is_untrusted(error)
 
 
-def model_error(error: Exception, where: str) -> ModelNotAvailable:
-    """Return RemoteUnreachable for a temporary error, AccessRefused for wrong credentials, else ModelNotAvailable."""
+def model_error(error: Exception, where: str, waits_left: int = 0) -> ModelNotAvailable:
+    """Return RemoteUnreachable for a temporary error, AccessRefused for wrong credentials, else ModelNotAvailable.
+
+    The first is Throttled if S3 says how long it refuses requests. waits_left: how often it is worth waiting then.
+    """
     kind = ModelNotAvailable
+    if seconds := _throttle_seconds(error):
+        return Throttled(f"{where}: {_reason(error)}", seconds, waits_left)
     if is_temporary(error):
         kind = RemoteUnreachable
     elif _is_refused(error):
@@ -167,7 +177,9 @@ def _status_reason(error: ClientError) -> str:
     if code in ("NoSuchKey", "404") or status == 404:
         return "the object does not exist, or was deleted; check option.model_id, or upload it again"
     if code in _THROTTLED or status in (429, 503):
-        return f"S3 keeps throttling requests ({code}); try again later"
+        seconds = _throttle_seconds(error)
+        when = f"retry after {seconds:.0f} s" if seconds else "try again later"
+        return f"S3 keeps throttling requests ({code}); {when}"
     if status >= 500:
         return f"S3 keeps returning an internal error ({status}, {code}); try again later"
     if code in _DENIED or status in (401, 403):
@@ -185,6 +197,13 @@ def _code(error: ClientError) -> str:
 
 def _status(error: ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _throttle_seconds(error: Exception) -> float:
+    """Return how long S3 refuses requests, if the error says so; else 0."""
+    if not isinstance(error, ClientError) or _status(error) not in (429, 503):
+        return 0.0
+    return retry_after_seconds(error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
 
 
 def _endpoint(error: Exception) -> str:

@@ -24,7 +24,7 @@ def layouts(source: S3Object, num_parts: int) -> Iterator[tuple[ObjectPart, ...]
     """
     if num_parts > _MAX_PARTS:
         return
-    budget = RetryBudget()
+    budget = source.new_budget()
     ends = _parts(source, sorted({1, num_parts}), budget)
     if min(part.size for part in ends) < 0:
         return  # the server does not support parts

@@ -17,7 +17,7 @@ from container.models.files.checksums import Hash
 from container.models.files.journal import PART_BYTES, PartsFile, forget
 from container.models.files.remote import RemoteFile, Report
 from container.models.files.retry import RetryBudget
-from container.models.files.s3.errors import FAILURES, is_temporary, model_error
+from container.models.files.s3.errors import FAILURES, is_temporary, may_retry, model_error
 
 THREADS = 8
 _READ_BYTES = 256 << 10
@@ -36,10 +36,15 @@ class S3Object:
     bucket: str
     key: str
     file: RemoteFile
+    max_attempts: int | None = None
+    """Number of attempts at each request; None: a time limit."""
 
     @property
     def where(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
+
+    def new_budget(self) -> RetryBudget:
+        return RetryBudget(attempts=self.max_attempts)
 
 
 class Check(Protocol):
@@ -60,7 +65,7 @@ def fetch_parts(source: S3Object, target: Path, report: Report, check: Check) ->
     Raises: ModelNotAvailable, OSError.
     """
     with PartsFile(target, source.file.size, source.file.version) as file:
-        reader = _Reader(source, file, report, RetryBudget(), check)
+        reader = _Reader(source, file, report, source.new_budget(), check)
         report(sum(file.done))
         queue: SimpleQueue[range] = SimpleQueue()
         runs = list(_runs(file))
@@ -125,10 +130,10 @@ class _Reader:
                 self._read_range(unread)
             except FAILURES as error:
                 failures = 1 if self._done(run) > before else failures + 1
-                if not is_temporary(error):
-                    raise model_error(error, self.source.where) from error
-                if not self.budget.wait_for_retry(began, failures) and not self.budget.stop.is_set():
-                    raise model_error(error, self.source.where) from error
+                again = may_retry(error, self.budget, began, failures)
+                if not again and not (is_temporary(error) and self.budget.stop.is_set()):
+                    left = self.budget.waits_left(failures)
+                    raise model_error(error, self.source.where, left) from error
 
     def _unread(self, run: range) -> range:
         """The run without its leading complete parts."""

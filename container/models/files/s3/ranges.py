@@ -5,17 +5,21 @@ Requests are conditional on the object's ETag. A range is verified by its length
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from container.models.files.retry import RetryBudget
-from container.models.files.s3.errors import FAILURES, is_temporary, model_error
+from container.models.files.retry import ThrottleWaits
+from container.models.files.s3.errors import FAILURES, may_retry, model_error
 from container.models.files.s3.manifest import read_manifest
 from container.models.files.s3.parts import THREADS, S3Object, open_range
-from container.models.files.s3.remote import connect
+from container.models.files.s3.remote import connect, max_attempts
 from container.run.launch import environment
 from engines.models.byte_ranges import ByteRanges
+
+_logger = logging.getLogger(__name__)
 
 
 def read_range(source: S3Object, start: int, out: memoryview) -> None:
@@ -23,7 +27,7 @@ def read_range(source: S3Object, start: int, out: memoryview) -> None:
 
     Raises: ModelNotAvailable.
     """
-    budget = RetryBudget()
+    budget = source.new_budget()
     done = failures = 0
     while done < len(out):
         began, before = time.monotonic(), done
@@ -34,8 +38,8 @@ def read_range(source: S3Object, start: int, out: memoryview) -> None:
                     budget.progress()
         except FAILURES as error:
             failures = 1 if done > before else failures + 1
-            if not is_temporary(error) or not budget.wait_for_retry(began, failures):
-                raise model_error(error, source.where) from error
+            if not may_retry(error, budget, began, failures):
+                raise model_error(error, source.where, budget.waits_left(failures)) from error
 
 
 class S3Ranges(ByteRanges):
@@ -49,11 +53,13 @@ class S3Ranges(ByteRanges):
         self._address, files = read_manifest(folder)
         self._files = {file.path: file for file in files}
         self._client = connect(environment())
+        self._max_attempts = max_attempts(environment())
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
         listed = self._files[file]
-        source = S3Object(self._client, self._address.bucket, f"{self._address.prefix}{file}", listed)
-        read_range(source, offset, out)
+        key = f"{self._address.prefix}{file}"
+        source = S3Object(self._client, self._address.bucket, key, listed, self._max_attempts)
+        ThrottleWaits(_logger.warning).run(partial(read_range, source, offset, out))
 
     def close(self) -> None:
         self._client.close()

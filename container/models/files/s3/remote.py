@@ -47,11 +47,23 @@ def _config(addressing_style: str | None) -> Config:
     return Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
-        retries={"total_max_attempts": 1},  # `RetryBudget` retries, with a time limit
+        retries={"total_max_attempts": 1, "mode": "standard"},  # `RetryBudget` retries
         max_pool_connections=THREADS + 2,
         response_checksum_validation="when_required",  # whole files are verified at the end
         s3={"addressing_style": addressing_style} if addressing_style else None,
     )
+
+
+def max_attempts(environ: Mapping[str, str]) -> int | None:
+    """Return AWS_MAX_ATTEMPTS; None if it is not set. Raises ModelNotAvailable if it is not a number of attempts."""
+    text = environ.get("AWS_MAX_ATTEMPTS")
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < len(text) < 10 or int(text) < 1:
+        raise ModelNotAvailable(
+            f"AWS_MAX_ATTEMPTS: not a number of attempts (got {text[:40]!r}); allowed: 1 or more"
+        )
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class S3Remote:
         return self.address.name
 
     def list_files(self) -> tuple[RemoteFile, ...]:
+        max_attempts(self.environ)  # an invalid value is an error before anything is requested
         try:
             self._clients[:] = [connect(self.environ)]
         except (*FAILURES, ValueError) as error:  # ValueError: an endpoint that is no URL
@@ -106,14 +119,15 @@ class S3Remote:
 
     def object_of(self, file: RemoteFile) -> S3Object:
         """Return the object of a listed file."""
-        return S3Object(self._clients[0], self.address.bucket, f"{self.address.prefix}{file.path}", file)
+        key = f"{self.address.prefix}{file.path}"
+        return S3Object(self._clients[0], self.address.bucket, key, file, max_attempts(self.environ))
 
     def _object(self, file: RemoteFile) -> tuple[S3Object, Mapping[str, Any]]:
         """Return the object of a listed file, and the HeadObject response. Raises ModelNotAvailable."""
         source = self.object_of(file)
         head = attempt(
             lambda: source.client.head_object(Bucket=source.bucket, Key=source.key, ChecksumMode="ENABLED"),
-            RetryBudget(),
+            source.new_budget(),
             source.where,
         )
         if head["ETag"] != file.version:
@@ -136,7 +150,7 @@ class S3Remote:
 
     def _pages(self, folder: str = "") -> Iterator[Mapping[str, Any]]:
         """Yield the pages of the listing. `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
-        client, budget = self._clients[0], RetryBudget()
+        client, budget = self._clients[0], RetryBudget(attempts=max_attempts(self.environ))
         prefix = f"{self.address.prefix}{folder}"
         address = {"Bucket": self.address.bucket, "Prefix": prefix}
         if not self.nested:

@@ -11,7 +11,7 @@ from .inputs import Input
 from .outputs import Output, encode_json
 
 _JSON = "application/json"
-_ARRAYS = {
+ARRAYS = {
     "tensor/ndlist": np_util.to_nd_list,
     "tensor/npz": np_util.to_npz,
     "tensor/npy": np_util.to_npy,
@@ -19,16 +19,16 @@ _ARRAYS = {
     "application/x-npy": np_util.to_npy,
 }
 """Encoders of arrays, by content type."""
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CSV_COLUMNS = {"inputs", "question", "context"}
 
 
 def decode(
     inputs: Input, content_type: str | None, key: str | None = None, require_csv_headers: bool = True
 ) -> Any:
-    """Decode a request's content by its content type. Defaults to JSON. Unknown types are returned as bytes.
+    """Decode a request's content by its content type, by default JSON. Other types give {"inputs": bytes}.
 
-    Without a content type, missing content, as in the call that loads the worker, gives {"inputs": ""}.
+    Of a form, only the part `key`, `data` or the first part is returned. Without a content type, missing content, as in
+    the call that loads the worker, gives {"inputs": ""}.
 
     require_csv_headers: as in `decode_csv`.
 
@@ -38,8 +38,8 @@ def decode(
     """
     if not content_type and not inputs.get_as_bytes(key):
         return {"inputs": ""}
-    kind = (content_type or _JSON).partition(";")[0].strip().lower()
-    if kind == _JSON:
+    kind = media_type(content_type or _JSON)
+    if _JSON in kind:  # such as application/jsonlines
         return inputs.get_as_json(key)
     if kind == "text/plain":
         return {"inputs": [inputs.get_as_string(key)]}
@@ -47,13 +47,11 @@ def decode(
         return decode_csv(inputs, require_csv_headers, key)
     if kind.startswith("image/"):
         return {"inputs": inputs.get_as_image(key)}
-    if kind in _ARRAYS:
+    if kind in ARRAYS:
         return {"inputs": inputs.get_as_numpy(key)}
-    if kind.startswith("audio/"):
-        return {"inputs": inputs.get_as_bytes(key)}
-    if kind.startswith(_FORMS):
-        return {"inputs": {name: bytes(value).decode() for name, value in inputs.get_content()}}
-    return inputs.get_as_bytes(key)
+    if kind == "application/x-www-form-urlencoded":
+        return {"inputs": inputs.get_as_string(key)}
+    return {"inputs": inputs.get_as_bytes(key)}
 
 
 def decode_csv(inputs: Input, require_headers: bool = True, key: str | None = None) -> Any:
@@ -78,40 +76,41 @@ def decode_csv(inputs: Input, require_headers: bool = True, key: str | None = No
 
 
 def encode(
-    outputs: Output,
-    prediction: Any,
-    accept: str | None = None,
-    content_type: str | None = None,
-    key: str | None = None,
+    outputs: Output, prediction: Any, content_type: str | None = None, key: str | None = None
 ) -> Output:
-    """Add a prediction to the outputs in the type that the client accepts, and set the Content-Type header.
+    """Add a prediction to the outputs, and set the Content-Type header.
 
-    content_type: the request's. If the client accepts anything, requests with arrays get arrays.
-    Raises `ValueError` if the client accepts no supported type.
+    content_type: of the response, or the value of an Accept header, whose first type is used. Defaults to JSON.
+    Raises `ValueError` if the type is not supported.
     """
-    wanted = (accept or "*/*").partition(",")[0].partition(";")[0].strip().lower()
+    wanted = media_type(content_type)
     if wanted in ("*/*", ""):
-        sent = (content_type or "").partition(";")[0].strip().lower()
-        wanted = sent if sent in _ARRAYS else _JSON
-    if wanted in _ARRAYS:
-        data = _ARRAYS[wanted](prediction)
+        wanted = _JSON
+    if wanted in ARRAYS:
+        data = ARRAYS[wanted](prediction)
     elif wanted == _JSON:
         data = encode_json(prediction, indent=2)
     elif wanted == "text/csv":
-        data = _encode_csv(prediction)
+        data = encode_csv(prediction).encode()
     elif wanted.startswith("text/"):
         data = str(prediction).encode()
     else:
         raise ValueError(
-            f"Accept: {accept} is not supported; supported: {_JSON}, text/*, {', '.join(_ARRAYS)}"
+            f"a response of type {content_type} is not supported (Accept); supported: {_JSON}, text/*,"
+            f" {', '.join(ARRAYS)}"
         )
     outputs.add_property("Content-Type", wanted)
     return outputs.add(data, key)
 
 
-def _encode_csv(prediction: Any) -> bytes:
+def media_type(header: str | None) -> str:
+    """Return the first media type of a Content-Type or Accept header, without parameters."""
+    return (header or "").partition(",")[0].partition(";")[0].strip().lower()
+
+
+def encode_csv(content: Any) -> str:
     """Write rows as CSV. Dictionaries get a header with the names of the first one."""
-    rows = _as_list(prediction)
+    rows = _as_list(content)
     text = io.StringIO()
     if rows and isinstance(rows[0], dict):
         named = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -119,7 +118,7 @@ def _encode_csv(prediction: Any) -> bytes:
         named.writerows(rows)
     else:
         csv.writer(text, lineterminator="\n").writerows(map(_as_list, rows))
-    return text.getvalue().encode()
+    return text.getvalue()
 
 
 def _as_list(value: Any) -> list[Any]:

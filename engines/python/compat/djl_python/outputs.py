@@ -57,8 +57,9 @@ class Output:
         """Response headers."""
         self.content = PairList()
         self.stream_content: Iterable[Any] | None = None
-        self.stream_formatter: Callable[[Any], bytes | bytearray | str] | None = None
-        self._finalizer: Callable[[], object] | None = None
+        self.stream_output_formatter: Callable[[Any], bytes | bytearray | str] | None = None
+        self.finalize_function: Callable[..., object] | None = None
+        self.finalize_args: tuple[Any, ...] = ()
 
     def set_code(self, code: int) -> Output:
         self.code = code
@@ -68,8 +69,8 @@ class Output:
         self.message = message
         return self
 
-    def add_property(self, key: str, value: str) -> Output:
-        self.properties[key] = value
+    def add_property(self, key: str, val: str) -> Output:
+        self.properties[key] = val
         return self
 
     def get_properties(self) -> dict[str, str]:
@@ -99,15 +100,15 @@ class Output:
         self.content.add("data" if key is None else key, data)
         return self
 
-    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        return self.add(encode_json(value, indent=2), key, batch_index)
+    def add_as_json(self, val: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self.add(encode_json(val, indent=2), key, batch_index)
 
-    def add_as_numpy(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Output:
         """Add an array, or a list of arrays, as an NDList."""
-        return self.add(np_util.to_nd_list(value), key, batch_index)
+        return self.add(np_util.to_nd_list(np_list), key, batch_index)
 
-    def add_as_npz(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        return self.add(np_util.to_npz(value), key, batch_index)
+    def add_as_npz(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self.add(np_util.to_npz(np_list), key, batch_index)
 
     def error(self, error: object, code: int = 424, message: str = HANDLER_FAILED) -> Output:
         """Turn this output into an error with a JSON body."""
@@ -128,16 +129,17 @@ class Output:
         output_formatter: encodes one item; None: text and bytes are unchanged, everything else becomes JSON.
         """
         self.stream_content = stream_content
-        self.stream_formatter = output_formatter
+        self.stream_output_formatter = output_formatter
         return self
 
-    def finalize(self, function: Callable[..., object], *args: Any) -> Output:
+    def finalize(self, finalize_function: Callable[..., object], *args: Any) -> Output:
         """Set a function to call after the response has been sent."""
-        self._finalizer = lambda: function(*args)
+        self.finalize_function = finalize_function
+        self.finalize_args = args
         return self
 
     def execute_finalize(self) -> Any:
-        return self._finalizer() if self._finalizer is not None else None
+        return self.finalize_function(*self.finalize_args) if self.finalize_function is not None else None
 
     def __str__(self) -> str:
         sizes = {key: len(value) for key, value in self.content}

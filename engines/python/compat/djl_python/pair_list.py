@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
 class PairList:
     """Keys and values in two parallel lists, which handlers may read and modify."""
 
-    def __init__(self, keys: list[str] | None = None, values: list[Any] | None = None) -> None:
+    def __init__(
+        self,
+        keys: list[str] | None = None,
+        values: list[Any] | None = None,
+        pair_list: Iterable[tuple[str, Any]] | None = None,
+        pair_map: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Create a list from keys and values, from pairs or from a mapping. Raises `ValueError` for unequal lengths."""
         self.keys = list(keys or ())
         self.values = list(values or ())
+        if len(self.keys) != len(self.values):
+            raise ValueError(f"{len(self.keys)} keys for {len(self.values)} values")
+        for key, value in (*(pair_list or ()), *(pair_map or {}).items()):
+            self.keys.append(key)
+            self.values.append(value)
 
-    def add(self, key: str | None = None, value: Any = None) -> None:
-        self.keys.append("" if key is None else key)
-        self.values.append(value)
+    def add(
+        self,
+        key: str | None = None,
+        value: Any = None,
+        index: int | None = None,
+        pair: tuple[str, Any] | None = None,
+    ) -> None:
+        """Add a key and a value, or a pair, at the end or at an index. A value of None is ignored."""
+        if pair is not None:
+            key, value = pair
+        if value is None:
+            return
+        place = len(self.keys) if index is None else index
+        self.keys.insert(place, "" if key is None else key)
+        self.values.insert(place, value)
+
+    def add_all(self, other: PairList | Mapping[str, Any]) -> None:
+        """Append the pairs of a list or a mapping."""
+        for key, value in other if isinstance(other, PairList) else other.items():
+            self.keys.append(key)
+            self.values.append(value)
 
     def is_empty(self) -> bool:
         return not self.keys

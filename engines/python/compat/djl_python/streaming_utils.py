@@ -85,7 +85,10 @@ class StreamingUtils:
     def use_hf_default_streamer(
         model: Any, tokenizer: Any, inputs: Any, device: Any, **kwargs: Any
     ) -> Iterator[list[str]]:
-        """Stream `model.generate(**kwargs)`. The first step has the prompts. inputs: texts; device: None means CPU."""
+        """Stream `model.generate(**kwargs)`. The first step has the prompts.
+
+        inputs: texts; device: None means the model's.
+        """
         return _stream(
             model, tokenizer, inputs, device, HFStreamer(tokenizer, skip_special_tokens=True), kwargs
         )
@@ -128,7 +131,8 @@ def _stream(
         tokenizer.pad_token = tokenizer.eos_token
     side = "right" if model.config.is_encoder_decoder else "left"
     encoded = tokenizer(inputs, padding=True, padding_side=side, return_tensors="pt")
-    tokens = {name: encoded[name].to(device or "cpu") for name in ("input_ids", "attention_mask")}
+    target = model.device if device is None else device
+    tokens = {name: encoded[name].to(target) for name in ("input_ids", "attention_mask")}
 
     def generate() -> None:
         try:

@@ -358,9 +358,11 @@ def test_a_killed_fetch_is_never_served_and_the_next_one_resumes(
     ("environment", "words"),
     [
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
-        ({"HF_HUB_ETAG_TIMEOUT": "soon"}, "HF_... environment variable has an invalid value"),
+        ({"HF_HUB_ETAG_TIMEOUT": "soon"}, "HF_HUB_ETAG_TIMEOUT: not a whole number of seconds (got 'soon')"),
+        ({"HF_HUB_DOWNLOAD_TIMEOUT": "-1"}, "HF_HUB_DOWNLOAD_TIMEOUT: not a whole number of seconds"),
+        ({"HF_HUB_ETAG_TIMEOUT": ""}, "HF_... environment variable has an invalid value"),
     ],
-    ids=["offline", "invalid"],
+    ids=["offline", "no number", "negative", "empty"],
 )
 def test_without_a_copy_the_error_is_one_line(environment: dict[str, str], words: str, cache: Path) -> None:
     result = prepare(ID, cache, NOWHERE, **environment)

@@ -15,6 +15,7 @@ from djl_python.encode_decode import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.python.handlers.stages import Stages
 from tests.engines.python.handlers.line import make_input
 
 ARRAYS = [
@@ -116,7 +117,9 @@ def test_a_changed_or_truncated_nd_list_raises_value_error_or_decodes(position: 
 
 @pytest.mark.parametrize("kind", ["tensor/ndlist", "tensor/npz", "tensor/npy", "application/x-npy"])
 def test_arrays_are_returned_in_the_content_type_of_the_request(kind: str) -> None:
-    output = encode(Output(), ARRAYS[0], "*/*", kind)
+    stages = Stages({"prediction_handler": lambda data, model: ARRAYS[0]}, {"model_dir": "/m"})
+    output = stages(make_input(encode(Output(), ARRAYS[1], kind).content.value_at(0), kind))
+    assert output is not None
     assert output.properties["Content-Type"] == kind
     (decoded,) = decode(make_input(output.content.value_at(0), kind), kind)["inputs"]
     assert equal_arrays(decoded, ARRAYS[0])

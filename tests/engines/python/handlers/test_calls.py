@@ -219,7 +219,11 @@ def test_errors_that_utf8_cannot_encode_are_reported(
         ("grüße".encode(), "text/plain", {"inputs": ["grüße"]}),
         (b"inputs,b\n1,2\n3,4\n", "text/csv", {"inputs": ["1", "3"]}),
         (b"Question,context\nwhy,so\n", "text/csv", {"inputs": [{"Question": "why", "context": "so"}]}),
-        (b"\x00", "a/b", b"\x00"),
+        (b"\x00", "a/b", {"inputs": b"\x00"}),
+        (b"\xff", "application/octet-stream", {"inputs": b"\xff"}),
+        (b"\x89PNG", "multipart/form-data; boundary=a", {"inputs": b"\x89PNG"}),
+        ("grüße".encode(), "application/x-www-form-urlencoded", {"inputs": "grüße"}),
+        (b'{"a": 1}', "application/jsonlines", {"a": 1}),
     ],
 )
 def test_content_is_decoded_by_content_type(body: bytes, content_type: str | None, value: Any) -> None:

@@ -8,6 +8,7 @@ import importlib
 import io
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ PROMPTS = ["hello world", "pack my box with five dozen"]
 )
 def test_importing_an_unsupported_module_names_an_alternative(name: str, advice: str) -> None:
     with pytest.raises(
-        ImportError, match=f"djl_python.{name.split('.')[0]} is not part of this server: .*{advice}"
+        ImportError,
+        match=f"djl_python.{name.split('.')[0]} is not part of this server; remove this import.*: .*{advice}",
     ):
         importlib.import_module(f"djl_python.{name}")
 
@@ -168,6 +170,21 @@ def test_streamed_text_equals_generate(model: tuple[Any, Any], engine: str) -> N
 def test_the_default_streamer_starts_with_the_prompts(model: tuple[Any, Any]) -> None:
     steps = StreamingUtils.use_hf_default_streamer(*model, PROMPTS, None, max_new_tokens=2)
     assert next(iter(steps)) == PROMPTS
+
+
+@pytest.mark.parametrize(("device", "expected"), [(None, "meta"), ("cpu", "cpu")])
+def test_inputs_are_on_the_models_device_by_default(
+    device: str | None, expected: str, model: tuple[Any, Any]
+) -> None:
+    def generate(input_ids: Any, attention_mask: Any, streamer: Any, **_: Any) -> None:
+        devices.update({str(input_ids.device), str(attention_mask.device)})
+        streamer.end()
+
+    config = SimpleNamespace(is_encoder_decoder=False)
+    fake = SimpleNamespace(device="meta", config=config, generate=generate)
+    devices: set[str] = set()
+    list(StreamingUtils.get_stream_generator("Accelerate")(fake, model[1], PROMPTS, device))
+    assert devices == {expected}
 
 
 def test_the_same_seed_samples_the_same_text(model: tuple[Any, Any]) -> None:

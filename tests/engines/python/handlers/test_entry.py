@@ -6,6 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 from djl_python import Input
@@ -45,6 +46,18 @@ def test_a_file_has_no_package(folder: Path) -> None:
     assert load_module(folder / "code" / "serve.py", folder).handle(Input()) == 7
     with pytest.raises(ImportError, match="no known parent package"):
         load_module(folder / "shop" / "serve.py", folder)
+
+
+def test_a_file_can_import_a_package_of_its_own_name(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "__init__.py").touch()
+    (folder / "model" / "net.py").write_text("PRICE = 8\n")
+    (folder / "model.py").write_text(
+        "from model.net import PRICE\n\n\ndef handle(inputs):\n    return PRICE\n"
+    )
+    with patch.dict(sys.modules):
+        sys.modules.pop("model", None)
+        assert load_module(folder / "model.py", folder).handle(Input()) == 8
 
 
 def test_with_async_mode_a_function_may_return_something_to_await() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,41 @@ def test_keyword_arguments_include_the_tokenizer_and_the_output_format_is_kept(t
     ask = _load("keywords.py", str(build_model_folder(tmp_path / "model")))
     formatted = ask("input", {"question": "one two"})
     assert formatted == {"inputs": "one Ġtwo", "parameters": {"output_formatter": "jsonlines"}}
+
+
+def test_token_formatters_use_the_methods_of_lmis_types() -> None:
+    top = [{"id": 5, "text": " a", "log_prob": -1.0}, {"id": 7, "text": " c", "log_prob": -2.0}]
+    tokens = [{**TOKENS[0], "top_tokens": top}, {**TOKENS[1], "special_token": True, "log_prob": None}]
+    prompt = [{"id": 3, "text": "hel", "log_prob": None}, {"id": 4, "text": "lo", "log_prob": -3.0}]
+    answer = {
+        **ANSWER,
+        "input": {**INPUT, "parameters": {"max_new_tokens": 2}},
+        "sequences": [{"tokens": tokens, "finish_reason": "length"}],
+        "prompt_tokens": prompt,
+    }
+    (text,) = _load("details.py")("output", [answer])
+    first, last = map(json.loads, text.splitlines())
+    assert first == {"token": {"id": 5, "text": " a", "log_prob": -1.0}}
+    records = [first["token"], {"id": 6, "text": " b", "log_prob": None, "special_token": True}]
+    assert last == {
+        "token": records[1],
+        "details": {
+            "finish_reason": "length",
+            "stop_reason": None,
+            "error": None,
+            "client": None,
+            "length": 2,
+            "tokens": records,
+            "prefill": prompt,
+            "top_tokens": [top, []],
+            "next_top_tokens": 0,
+        },
+    }
+
+
+def test_the_sum_of_unknown_log_probabilities_is_not_a_number() -> None:
+    tokens = [{**token, "log_prob": None} for token in TOKENS]
+    (text,) = _load("whole_text.py")(
+        "output", [{**ANSWER, "sequences": [{"tokens": tokens, "finish_reason": "length"}]}]
+    )
+    assert all(math.isnan(json.loads(line)["log_prob"]) for line in text.splitlines())

@@ -1,0 +1,47 @@
+"""Variables of huggingface_hub that this program reads itself, since the library has them only once it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from container.models.errors import ModelNotAvailable
+
+_TRUE = ("1", "ON", "YES", "TRUE")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_MAX_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Time limits that the user has set, in seconds; None: the default."""
+
+    listing: float | None = None
+    silence: float | None = None
+    """Time limit of a download for connecting and between two reads."""
+
+
+DEFAULT_LIMITS = TimeLimits()
+
+
+def time_limits(environ: Mapping[str, str]) -> TimeLimits:
+    """Read HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT. Raises ModelNotAvailable if one is not a number."""
+    return TimeLimits(_seconds(environ, "HF_HUB_ETAG_TIMEOUT"), _seconds(environ, "HF_HUB_DOWNLOAD_TIMEOUT"))
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float | None:
+    """Return a number of seconds; None if the variable is not set or 0, as for huggingface_hub."""
+    text = environ.get(name) or "0"
+    wrong = f"{name}: not a whole number of seconds (got {text[:40]!r}); allowed: 1 or more"
+    try:
+        seconds = int(text)
+    except ValueError as error:
+        raise ModelNotAvailable(wrong) from error
+    if seconds < 0:
+        raise ModelNotAvailable(wrong)
+    return min(seconds, _MAX_SECONDS) or None
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Return whether the user has disabled connections to the hub."""
+    return next(filter(None, map(environ.get, _OFFLINE)), "").upper() in _TRUE

@@ -1,0 +1,90 @@
+"""Sizes of files by HEAD requests, for hubs whose listing has none, as of some mirrors. Imports huggingface_hub."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+import httpx2
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.file_download import HfFileMetadata
+
+from container.models.errors import RemoteUnreachable
+from container.models.files.hub.errors import HubAddress, unavailable
+from container.models.files.retry import RetryBudget, Throttled, seconds_for_attempts
+
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """What the headers of a file say about it."""
+
+    size: int
+    etag: str
+
+
+@dataclass(slots=True)
+class HeadReader:
+    """Reads the headers of files of one commit, and keeps them for the next attempt at a listing."""
+
+    address: HubAddress
+    commit: str
+    library: str
+    """Name of the client in requests."""
+    _heads: dict[str, FileHead] = field(default_factory=dict)
+
+    def heads(self, paths: Iterable[str], timeout: float) -> dict[str, FileHead]:
+        """Return the headers of each file, read in parallel and with retries. Raises ModelNotAvailable.
+
+        timeout: of a request, in seconds.
+        """
+        missing = [path for path in paths if path not in self._heads]
+        budget = RetryBudget(seconds_for_attempts(timeout))
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="hub sizes")
+        try:
+            for future in as_completed([pool.submit(self._read, path, timeout, budget) for path in missing]):
+                future.result()
+        finally:
+            budget.stop.set()
+            pool.shutdown(cancel_futures=True)
+        return self._heads
+
+    def _read(self, path: str, timeout: float, budget: RetryBudget) -> None:
+        failures = 0
+        while not budget.stop.is_set():
+            began = time.monotonic()
+            try:
+                metadata = self._request(path, timeout)
+            except httpx2.HTTPError as error:
+                failures += 1
+                failure = unavailable(error, self.address, path)
+                seconds = failure.seconds if isinstance(failure, Throttled) else 0.0
+                again = isinstance(failure, RemoteUnreachable)
+                if not again or not budget.wait_for_retry(began, failures, seconds):
+                    raise failure from error
+            else:
+                budget.progress()
+                self._heads[path] = self._head(path, metadata)
+                return
+
+    def _request(self, path: str, timeout: float) -> HfFileMetadata:
+        """Raises: httpx2.HTTPError; ModelNotAvailable: this is no hub."""
+        address = self.address
+        url = hf_hub_url(address.repo_id, path, revision=self.commit, endpoint=address.endpoint)
+        try:
+            return get_hf_file_metadata(
+                url, timeout=timeout, library_name=self.library, endpoint=address.endpoint
+            )
+        except (ValueError, httpx2.InvalidURL) as error:
+            if isinstance(error, httpx2.HTTPError):  # the library's error of status 400 is both
+                raise
+            raise unavailable(error, address, path) from error
+
+    def _head(self, path: str, metadata: HfFileMetadata) -> FileHead:
+        if metadata.size is None:
+            wrong = ValueError(f"neither the listing nor the headers have a size for {path}")
+            raise unavailable(wrong, self.address)
+        return FileHead(metadata.size, metadata.etag or "")
