@@ -37,7 +37,8 @@ _CONTROL_TOKEN, _USER_TOKEN = 3, 4  # gguf's TokenType.CONTROL and TokenType.USE
 _ENDS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
-        *("<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+        *("<end_of_utterance>", "<turn|>", "</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>"),
     }
 )
 """Tokens that end a turn or a text, as in llama.cpp, even if the metadata has only one of them."""

@@ -87,6 +87,8 @@ NEUTRAL: dict[str, Any] = {
     "watermark": False,
     "penalty_alpha": 0,
     "pad_token_id": 0,
+    "length_penalty": 2.0,
+    "early_stopping": True,
     "use_cache": True,
     "no_repeat_ngram_size": 0,
     "forced_eos_token_id": None,

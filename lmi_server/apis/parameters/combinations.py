@@ -66,13 +66,11 @@ def check_beams(
 ) -> None:
     """Reject parameters that beam search does not support. It finds only the most likely answer, known at the end.
 
+    Without beam search, `length_penalty` and `early_stopping` have no effect, as in transformers.
+
     Raises `InvalidField`.
     """
     if parameters["num_beams"] == 1:
-        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
-            if parameters[name] != neutral:
-                accepted = f"{as_json(neutral)}, or num_beams above 1"
-                raise _refused(parameters, name, "but num_beams is 1", accepted)
         return
     _check_engine(context, parameters, "num_beams", "beam_search")
     hindrances = {

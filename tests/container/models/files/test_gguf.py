@@ -249,7 +249,7 @@ def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_pat
 
 
 @pytest.mark.parametrize("turn", ["<|im_end|>", "<|eot_id|>"])
-@pytest.mark.parametrize("text", ["<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"])
+@pytest.mark.parametrize("text", ["<|endoftext|>", "</s>", "<eos>", "[EOS]"])
 def test_generation_ends_with_a_text_even_if_the_metadata_name_a_turn(
     turn: str, text: str, tmp_path: Path
 ) -> None:
@@ -265,7 +265,8 @@ def test_generation_ends_with_a_turn(family: str, pre: str, tmp_path: Path) -> N
     described = _described(tmp_path, family, pre)
     ends = json.loads((described / "generation_config.json").read_text())["eos_token_id"]
     tokenizer = Tokenizer.from_file(str(tmp_path / family / "tokenizer.json"))
-    names = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")
+    turns = ("<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+    names = (*turns, "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
     known = {tokenizer.token_to_id(token) for token in names}
     assert set(ends) == {1, *known} - {None}, "1 is the end of texts"
 
