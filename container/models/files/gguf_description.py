@@ -26,13 +26,13 @@ def first_files(folder: Path) -> list[Path]:
 
 def locate_description(file: Path, cache: Path) -> Path | None:
     """Return the folder that describes the model with the first file `file`; None if it does not exist."""
-    folder = _folder(file.resolve(), cache)
+    folder = _folder(_absolute(file), cache)
     return folder if folder is not None and folder.is_dir() else None
 
 
 def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
     """Return the folder that describes a model, created if needed. Raises: ModelNotAvailable."""
-    file = file.resolve()
+    file = _absolute(file)
     target = _folder(file, cache)
     if target is None:
         missing = [name for name in parts_of(file.name) if not file.with_name(name).is_file()]
@@ -51,6 +51,11 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
         raise ModelNotAvailable(
             f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder"
         ) from error
+
+
+def _absolute(file: Path) -> Path:
+    """Return the absolute path of a file under its own name, which may be a link, as in the Hugging Face cache."""
+    return file.parent.resolve() / file.name
 
 
 def _folder(file: Path, cache: Path) -> Path | None:

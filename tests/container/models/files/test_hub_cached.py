@@ -171,7 +171,6 @@ def test_a_handler_needs_every_file(caches: Caches) -> None:
 
 
 def test_the_named_gguf_file_is_described(caches: Caches, tmp_path: Path) -> None:
-    caches.patch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
     (tmp_path / "gguf").mkdir()
     file, _, _ = save_gguf(tmp_path / "gguf", "llama", Kind.Q4_0)
     ggufs = {"tiny-Q4_0.gguf": file.read_bytes(), "tiny-Q8_0.gguf": b"another"}
