@@ -79,7 +79,7 @@ class Remote(Protocol):
         """The name as in `Snapshot`; known before the first request."""
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """Return all files of the model. Retries take at most about 10 s, unless a setting or the remote asks for longer.
+        """Return all files of the model. Retries take about 10 s at most, unless a setting or the remote asks for more.
 
         Raises: RemoteUnreachable; ModelNotAvailable: the location does not exist or may not be read.
         """
