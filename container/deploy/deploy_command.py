@@ -127,7 +127,7 @@ def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
 
 def find_instance(name: str) -> Instance:
     """Return an instance by its name. The table lacks instances without accelerators. Raises: NoSuchHardwareError."""
-    if _CPU_ONLY.fullmatch(name) and name not in hardware.instances():
+    if _CPU_ONLY.fullmatch(name) and not hardware.instance_obstacle(name):
         return Instance(name, "CPU", 1, 0, 0, 0, _CPU_NETWORK, "")
     return hardware.instance(name)
 

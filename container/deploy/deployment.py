@@ -47,6 +47,8 @@ _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """Time for SageMaker to provision instances and to pull the image."""
 _POLL_SECONDS = 5
+_LEAST_VOLUME_GB = 30
+"""Size of a small model's volume, so that it is not smaller than SageMaker's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ def _production_variant(
     if hardware.device(endpoint.instance.device).compute_capability:
         row["InferenceAmiVersion"] = HOST_IMAGE
     if start is not None and not (endpoint.instance.disk_bytes or _HAS_DISK.match(endpoint.instance.name)):
-        row["VolumeSizeInGB"] = volume_gb(start.file_bytes)
+        row["VolumeSizeInGB"] = max(_LEAST_VOLUME_GB, volume_gb(start.file_bytes))
     return row
 
 

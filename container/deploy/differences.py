@@ -49,6 +49,10 @@ def running_values(endpoint: str, sagemaker: Any) -> VariantValues:
         config = sagemaker.describe_endpoint_config(EndpointConfigName=found["EndpointConfigName"])
         summaries = {row["VariantName"]: row for row in found.get("ProductionVariants", ())}
         for row in config["ProductionVariants"]:
+            if "ModelName" not in row:
+                raise CannotDeploy(
+                    f"{endpoint}: variant {row['VariantName']} has no model: inference components are not supported"
+                )
             model = sagemaker.describe_model(ModelName=row["ModelName"])
             summary = summaries.get(row["VariantName"], {})
             now = {name: summary[key] for key, name in _SUMMARY.items() if key in summary}

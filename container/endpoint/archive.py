@@ -25,7 +25,7 @@ def extract(file: IO[bytes], target: Path) -> None:
             for number, member in enumerate(archive, 1):
                 num_bytes += member.size
                 if number > _MAX_FILES or num_bytes > _MAX_BYTES:
-                    raise BadArchive(f"too large; allowed: {_MAX_FILES} files of {_MAX_BYTES} bytes in all")
+                    raise BadArchive(f"too large; allowed: at most {_MAX_FILES} files and {_MAX_BYTES} bytes")
                 archive.extract(member, target, filter="data")
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise BadArchive(f"not a valid gzip-compressed tar archive: {error}") from error

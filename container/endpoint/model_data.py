@@ -1,4 +1,4 @@
-"""Model folders of containers, in place of /opt/ml/model: copies of S3 prefixes, extracted archives, or local folders."""
+"""Model folders of containers, in place of /opt/ml/model: copies of S3 prefixes, archives, or local folders."""
 
 from __future__ import annotations
 

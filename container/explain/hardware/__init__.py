@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -56,6 +57,11 @@ CPU = "CPU"
 """Name of the device that is not an accelerator."""
 _LEAST_CAPABILITY = 7.5
 """Lowest compute capability that CUDA 13 supports."""
+_INSTANCE = re.compile(
+    r"ml\.(?P<family>[a-z]+)(?P<generation>\d+)(?P<features>[a-z]*)(-(?P<chip>[a-z]+)\d+)?\..*"
+)
+_OTHER_ACCELERATORS = {"trn": "Trainium", "inf": "Inferentia", "dl": "Gaudi"}
+"""Accelerators by the family of their instances."""
 
 
 class NoSuchHardwareError(ValueError):
@@ -69,6 +75,8 @@ def device(name: str) -> Device:
 
 def instance(name: str) -> Instance:
     """Return the instance with this name. Raises NoSuchHardwareError."""
+    if name.lower() not in instances() and (reason := instance_obstacle(name)):
+        raise NoSuchHardwareError(f"instance {name}: {reason}")
     return _found("instance", name, instances())
 
 
@@ -86,11 +94,32 @@ def image_obstacle(device: Device) -> str:
     """Return why this server's images do not run on a device; empty if one does."""
     capability = device.compute_capability
     if not capability:
-        return "" if device.name == CPU else f"this server runs on CPUs and NVIDIA GPUs, not on {device.name}"
-    if float(capability) >= _LEAST_CAPABILITY:
+        return "" if device.name == CPU else _not_supported(device.name)
+    return "" if float(capability) >= _LEAST_CAPABILITY else _too_old(device.name, capability)
+
+
+def instance_obstacle(name: str) -> str:
+    """Return why an instance without an entry in instances.json is refused; empty if its name tells no reason."""
+    match = _INSTANCE.fullmatch(name.lower())
+    if match is None:
         return ""
+    if accelerator := _OTHER_ACCELERATORS.get(match["family"]):
+        return _not_supported(accelerator)
+    if "g" in match["features"] or match["chip"] == "gb":
+        return "has an Arm processor; the image is for x86-64"
+    family = f"{match['family']}{match['generation']}{match['features']}"
+    if family == "p2":
+        return _too_old("K80", "3.7")
+    return "the speed of its GPU, RTX PRO 4500, is not in this table" if family == "g7" else ""
+
+
+def _not_supported(accelerator: str) -> str:
+    return f"this server runs on CPUs and NVIDIA GPUs, not on {accelerator}"
+
+
+def _too_old(device: str, capability: str) -> str:
     return (
-        f"the CUDA image is built with CUDA 13, which does not run on {device.name} (compute capability {capability};"
+        f"the CUDA image is built with CUDA 13, which does not run on {device} (compute capability {capability};"
         f" allowed: {_LEAST_CAPABILITY} and above)"
     )
 

@@ -73,6 +73,13 @@ def test_any_cpu_instance_is_accepted() -> None:
         find_instance("ml.x9.large")
 
 
+@pytest.mark.parametrize("name", ["ml.r8g.2xlarge", "ml.c7g.large", "ml.m6gd.xlarge", "ml.c6gn.4xlarge"])
+def test_an_instance_with_an_arm_processor_is_rejected(name: str, tmp_path: Path) -> None:
+    result = run(str(write_model(tmp_path)), "--dry-run", instance=name)
+    assert result.exit_code == 1
+    assert f"{name}: has an Arm processor; the image is for x86-64" in result.output
+
+
 @pytest.mark.model
 def test_the_docs_page_shows_the_output_of_its_command(bundled_model: Path) -> None:
     page = read(REPO_ROOT / "docs" / "deploying.md")

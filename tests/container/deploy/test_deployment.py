@@ -135,8 +135,13 @@ def test_instances_without_local_storage_get_a_volume_for_the_model(tmp_path: Pa
     folder = write_model(tmp_path, "engine=MPI", num_bytes=100 * GB)
     assert "VolumeSizeInGB" not in variant_of(planned(folder))
     assert 100 < variant_of(planned(folder, instance=CPU))["VolumeSizeInGB"] <= 512
-    for name in ("ml.m5d.xlarge", "ml.c6gd.4xlarge", "ml.r5dn.large"):
+    for name in ("ml.m5d.xlarge", "ml.c5d.4xlarge", "ml.r5dn.large"):
         assert "VolumeSizeInGB" not in variant_of(planned(folder, instance=find_instance(name)))
+
+
+def test_a_small_model_does_not_get_a_small_volume(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "engine=MPI", num_bytes=GB // 4)
+    assert variant_of(planned(folder, instance=CPU))["VolumeSizeInGB"] == 30
 
 
 def test_timeouts_grow_with_the_model_size(tmp_path: Path) -> None:

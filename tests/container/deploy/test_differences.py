@@ -82,6 +82,14 @@ def test_added_and_removed_variants(tmp_path: Path) -> None:
     ]
 
 
+def test_an_endpoint_with_inference_components_is_an_error(tmp_path: Path) -> None:
+    client = endpoint_of(planned(write_model(tmp_path)))
+    del client.describe_endpoint_config()["ProductionVariants"][0]["ModelName"]
+    reason = "chat: variant AllTraffic has no model: inference components are not supported"
+    with pytest.raises(CannotDeploy, match=reason):
+        differences.running_values("chat", client)
+
+
 def test_a_missing_endpoint_is_an_error() -> None:
     client = FakeClient(describe_endpoint='Could not find endpoint "chat".')
     with pytest.raises(CannotDeploy, match="Could not find endpoint"):

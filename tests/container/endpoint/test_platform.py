@@ -82,9 +82,24 @@ def test_names_are_unique_and_references_exist(platform: FakeLab) -> None:
 @pytest.mark.parametrize(
     ("container", "words"),
     [
-        ({"ModelDataUrl": "s3://bucket/model.tar.gz"}, "PrimaryContainer.ModelDataUrl: not supported"),
+        (
+            {"ModelDataUrl": "s3://bucket/model.tar.gz", "ModelDataSource": {"S3DataSource": SOURCE}},
+            "PrimaryContainer.ModelDataUrl: not allowed beside ModelDataSource",
+        ),
         ({"Mode": "MultiModel"}, "PrimaryContainer.Mode: not supported (got MultiModel)"),
-        ({"ModelDataSource": {"S3DataSource": {**SOURCE, "CompressionType": "Gzip"}}}, "allowed: None"),
+        (
+            {"ModelDataSource": {"S3DataSource": {**SOURCE, "CompressionType": "Gzip"}}},
+            "CompressionType: not supported with S3DataType=S3Prefix (got Gzip); allowed: None",
+        ),
+        (
+            {"ModelDataSource": {"S3DataSource": {**SOURCE, "S3DataType": "S3Object"}}},
+            "CompressionType: not supported with S3DataType=S3Object (got None); allowed: Gzip",
+        ),
+        (
+            {"ModelDataSource": {"S3DataSource": {**SOURCE, "S3Uri": "s3://bucket/model"}}},
+            "PrimaryContainer.ModelDataSource.S3DataSource.S3Uri: a key prefix must end with a slash"
+            " (got s3://bucket/model)",
+        ),
         ({"ModelDataSource": {"S3DataSource": {**SOURCE, "S3DataType": "S3Prefx"}}}, "[S3Prefix, ...]"),
         ({"Environment": {"A": "b" * 1025}}, "at most 1024"),
         ({"Environment": {"A-B": "c"}}, "regular expression"),
@@ -116,6 +131,67 @@ def test_an_invalid_variant_is_rejected(fields: dict[str, Any], words: str, plat
     )
     assert code == "ValidationException"
     assert words in message
+
+
+def test_a_variant_without_a_model_is_an_inference_component(platform: FakeLab) -> None:
+    code, message = error_of(
+        platform.sagemaker.create_endpoint_config,
+        EndpointConfigName="one",
+        ProductionVariants=[{"VariantName": "A", "InitialInstanceCount": 1, "InstanceType": "ml.g5.xlarge"}],
+    )
+    assert code == "ValidationException"
+    reason = (
+        "ProductionVariants[0].ModelName: missing; inference components are not supported by lmi endpoint"
+    )
+    assert reason in message
+
+
+def test_a_model_may_list_its_only_container(platform: FakeLab) -> None:
+    api = platform.sagemaker
+    containers = [{"Image": "lmi", "Environment": {"OPTION_DTYPE": "fp32"}}]
+    api.create_model(ModelName="m", Containers=containers)
+    assert api.describe_model(ModelName="m")["Containers"] == containers
+    api.create_endpoint_config(
+        EndpointConfigName="one",
+        ProductionVariants=[{"VariantName": "A", "ModelName": "m", "InitialInstanceCount": 1}],
+    )
+    api.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
+    platform.wait("InService")
+    assert platform.containers[0].environment == {"OPTION_DTYPE": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "PrimaryContainer: required, or one container in Containers"),
+        ({"PrimaryContainer": {}, "Containers": [{}]}, "allowed: only one of them"),
+        (
+            {"Containers": [{}, {}]},
+            "Containers: inference pipelines are not supported by lmi endpoint (got 2",
+        ),
+        ({"Containers": [{"Mode": "MultiModel"}]}, "Containers[0].Mode: not supported (got MultiModel)"),
+    ],
+)
+def test_a_model_has_one_container(fields: dict[str, Any], words: str, platform: FakeLab) -> None:
+    assert words in error_of(platform.sagemaker.create_model, ModelName="m", **fields)[1]
+
+
+def test_tags_are_listed_added_and_deleted_by_arn(platform: FakeLab) -> None:
+    api = platform.sagemaker
+    tags = [{"Key": "team", "Value": "a"}, {"Key": "cost", "Value": "1"}]
+    model = api.create_model(ModelName="m", PrimaryContainer={}, Tags=tags)["ModelArn"]
+    assert api.list_tags(ResourceArn=model)["Tags"] == tags
+    added = api.add_tags(ResourceArn=model, Tags=[{"Key": "team", "Value": "b"}])
+    assert added["Tags"] == [{"Key": "team", "Value": "b"}, tags[1]]
+    api.delete_tags(ResourceArn=model, TagKeys=["cost", "none"])
+    assert api.list_tags(ResourceArn=model)["Tags"] == [{"Key": "team", "Value": "b"}]
+    platform.deploy()
+    endpoint = api.describe_endpoint(EndpointName=ENDPOINT)["EndpointArn"]
+    assert api.list_tags(ResourceArn=endpoint)["Tags"] == []
+    api.delete_model(ModelName="m")
+    assert f'could not find "{model}"' in error_of(api.list_tags, ResourceArn=model)[1]
+    api.create_model(ModelName="m", PrimaryContainer={})
+    assert api.list_tags(ResourceArn=model)["Tags"] == []
 
 
 def test_lists_are_paginated_and_filtered(platform: FakeLab) -> None:

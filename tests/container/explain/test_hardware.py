@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import botocore.session
 import pytest
 
 from container.explain import hardware
@@ -36,6 +39,47 @@ def test_an_instance_has_known_devices(name: str) -> None:
     assert entry.vcpus >= 4
     assert entry.network <= 12.5e9, "bandwidth of one network card"
     assert entry.source.startswith("https://")
+
+
+def gpu_instances() -> list[str]:
+    """Return the instances with accelerators that SageMaker has for endpoints, as botocore knows them."""
+    service = botocore.session.get_session().get_service_model("sagemaker")
+    names = service.shape_for("ProductionVariantInstanceType").enum
+    return [name for name in names if re.match(r"ml\.(g|gr|p|trn|inf|dl)\d", name)]
+
+
+def test_every_instance_with_accelerators_is_known_or_refused_with_a_reason() -> None:
+    unknown = [name for name in gpu_instances() if name not in instances()]
+    assert "ml.trn1.32xlarge" in unknown
+    for name in unknown:
+        with pytest.raises(NoSuchHardwareError, match=f"^instance {name}: ") as caught:
+            instance(name)
+        assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("ml.trn1.32xlarge", "not on Trainium"),
+        ("ml.inf1.xlarge", "not on Inferentia"),
+        ("ml.dl1.24xlarge", "not on Gaudi"),
+        ("ml.p2.xlarge", "does not run on K80 (compute capability 3.7;"),
+        ("ml.g7.2xlarge", "the speed of its GPU, RTX PRO 4500, is not in this table"),
+        ("ml.p6e-gb200.36xlarge", "has an Arm processor; the image is for x86-64"),
+    ],
+)
+def test_instances_are_refused_for_their_own_reason(name: str, reason: str) -> None:
+    with pytest.raises(NoSuchHardwareError) as caught:
+        instance(name)
+    assert reason in str(caught.value)
+
+
+def test_the_newest_gpus_of_instances_are_known() -> None:
+    assert (instance("ml.g7e.12xlarge").device, instance("ml.g7e.12xlarge").count) == (
+        "RTX-PRO-6000-Server",
+        2,
+    )
+    assert device(instance("ml.p6-b300.48xlarge").device).memory_bytes == 268e9
 
 
 def test_the_cpu_has_no_compute_capability() -> None:
