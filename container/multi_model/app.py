@@ -84,7 +84,8 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
         return forward_request(lambda body: _requested_model(manager, body, in_body=True), request.path)
 
     def openai_entry(model: ServedModel) -> dict[str, Any]:
-        return {"id": model.name, "object": "model", "created": started, "owned_by": "lmi"}
+        facts = {"object": "model", "created": started, "owned_by": "lmi", "root": str(model.folder)}
+        return {"id": model.name, **facts}
 
     @app.get("/v1/models")
     def openai_models() -> Response:
@@ -157,7 +158,7 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
             _logger.exception("%s unexpected error", current_record().id, exc_info=error)
         managed = re.fullmatch(r"/models(/[^/]*)?", request.path)
         form = ErrorForm.ADMIN if managed else ErrorForm.of_path(request.path)
-        reply = ErrorReply.from_exception(error, max_request_size)
+        reply = ErrorReply.from_exception(error, max_request_size, request.path)
         current_record().finish = reply.kind
         return reply.response(form)
 

@@ -215,6 +215,8 @@ def test_all_models_are_listed_whether_loaded_or_not(folder: FlaskClient) -> Non
     listed = folder.get("/v1/models").json
     assert [model["id"] for model in listed["data"]] == ["a", "b", "c"]
     assert folder.get("/v1/models/c").json["id"] == "c"
+    assert Path(folder.get("/v1/models/c").json["root"]).name == "c"
+    assert "use /v1/chat/completions" in folder.post("/v1/responses", json={}).json["error"]["message"]
     assert folder.get("/v1/models/d").status_code == 404
     states = {model["modelName"]: model["status"] for model in folder.get("/models").json["models"]}
     assert states == {"a": "down", "b": "ready", "c": "down"}
