@@ -74,6 +74,7 @@ def test_two_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_p
     wait_until(lambda: not processes.marked(f"{_MARK}-{tmp_path.name}"))
 
 
+@pytest.mark.long
 def test_live_settings_are_compared_on_one_server_within_the_time_budget(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_the_request_body_selects_the_model(
         assert generate_tokens(folder_server.client, path, {"model": name}) == answers[name]
 
 
+@pytest.mark.long
 def test_a_killed_model_restarts_while_the_other_keeps_serving(
     folder_server: Server, answers: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:

@@ -78,7 +78,7 @@ def update(platform: FakeLab, config: str, policy: dict[str, Any]) -> None:
     [
         {},
         deployment("CANARY", wait=1, CanarySize=percent(20)),
-        deployment("LINEAR", LinearStepSize=percent(50)),
+        pytest.param(deployment("LINEAR", LinearStepSize=percent(50)), marks=pytest.mark.long),
     ],
     ids=["default", "canary", "linear"],
 )
