@@ -9,11 +9,13 @@ from typing import Any
 
 from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions, batching
+from container.explain.resolve.length import context_origin
 from container.machine import Machine
 from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
-from engines.models.config.attention import longest_sequence
+from engines.models.config.attention import default_sequence, longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
-from engines.models.foreign.sources import generates, generating_architectures
+from engines.models.config.selection import with_architecture
+from engines.models.foreign.sources import generates, generating_architectures, model_types
 from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -22,6 +24,8 @@ _CONTEXT_NAMES = (
 )
 """Keys in config.json that hold the context length."""
 _UNKNOWN_CONTEXT = 2048
+_ALIKE = 0.9
+"""Similarity of names from which one may be a misspelling of the other. Most architectures end alike."""
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
@@ -44,7 +48,7 @@ def resolve(
         raise CannotServe("the weights are in a GGUF file, which engine=Python does not read; set engine=MPI")
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
-    checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")
+    checkpoint = weights.checkpoint_dtype(model_path, data)
     if device == "cpu":
         weights.require_free(4 * weights.count_parameters(model_path), machine)
     return PythonEngineConfig(
@@ -65,10 +69,9 @@ def resolve(
 def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisions: Decisions) -> bool:
     """Return whether the model's own code runs. Only if transformers has none, and file and operator allow it."""
     requested = config.source.trust_remote_code
-    names = data.get("architectures")
+    names = with_architecture(data).get("architectures")
     architecture = class_name(str(names[0])) if isinstance(names, list) and names else ""
-    known = generating_architectures()
-    if not known or generates(architecture, data):
+    if not generating_architectures() or generates(architecture, data):
         if requested:
             decisions.notes.append(
                 f"option.trust_remote_code=true: transformers implements {architecture or 'the model'}, so"
@@ -78,13 +81,11 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisio
     if not architecture:
         raise CannotServe("config.json does not name an architecture (architectures)")
     if not data.get("auto_map"):
-        nearest = difflib.get_close_matches(architecture, known, 1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise CannotServe(f"transformers has no text generation model {architecture}{hint}")
+        raise CannotServe(_unknown(architecture, data))
     if not requested:
         raise CannotServe(
-            f"transformers has no {architecture}; to run the code that comes with the model, set"
-            " option.trust_remote_code=true"
+            f"transformers has no {architecture}{_type_of_known(architecture, data)}; to run the code that comes with"
+            " the model, set option.trust_remote_code=true"
         )
     if not allowed:
         raise CannotServe(
@@ -95,17 +96,37 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisio
     return True
 
 
+def _unknown(architecture: str, data: dict[str, Any]) -> str:
+    """Return why transformers cannot load a model that comes without code."""
+    known, model_type = generating_architectures(), data.get("model_type")
+    if architecture in known:
+        lack = f"transformers has no {architecture}{_type_of_known(architecture, data)}"
+        types = " or ".join(map(repr, model_types(architecture)))
+        return f"{lack if model_type else 'config.json has no model_type'}; {architecture} has {types}"
+    if any(data.get(name) for name in ("vision_config", "audio_config")):
+        return f"transformers has no text generation model {architecture}: it takes images or audio"
+    nearest = difflib.get_close_matches(architecture, known, 1, _ALIKE)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"transformers has no text generation model {architecture}{hint}"
+
+
+def _type_of_known(architecture: str, data: dict[str, Any]) -> str:
+    """Name the model type, if transformers has an architecture of this name, but not for this type."""
+    return f" of model type {data.get('model_type')!r}" if architecture in generating_architectures() else ""
+
+
 def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Decisions) -> int:
     name, requested = "option.max_model_len", options.max_model_len
     text_config = data if _context(data) else data.get("text_config", {})
     context = _context(text_config)
-    if requested is not None:
-        if context is not None and requested > (longest := _longest(text_config, context)):
-            raise CannotServe(f"{name}={requested} exceeds the model's context length of {longest} tokens")
-        return requested
     if context is None:
-        return decisions.record(name, _UNKNOWN_CONTEXT, "config.json has no context length")
-    return decisions.record(name, context, "the model's context length")
+        return requested or decisions.record(name, _UNKNOWN_CONTEXT, "config.json has no context length")
+    default, longest = _default_and_longest(text_config, context)
+    if requested is None:
+        return decisions.record(name, default, context_origin(default, context))
+    if requested > longest:
+        raise CannotServe(f"{name}={requested} exceeds the model's context length of {longest} tokens")
+    return requested
 
 
 def _context(data: object) -> int | None:
@@ -115,14 +136,19 @@ def _context(data: object) -> int | None:
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
-def _longest(data: dict[str, Any], context: int) -> int:
-    """Return the length up to which rotary scaling extends the context; the context if the scaling is unknown here."""
+def _default_and_longest(data: dict[str, Any], context: int) -> tuple[int, int]:
+    """Return the default and the largest length with the file's rotary scaling; the context if it is unknown here."""
     fields = Fields(data)
+    rotates = any(map(fields.is_set, ("rope_theta", "rope_scaling", "rope_parameters")))
+    trained = fields.model_max_length if rotates else 0
     try:
         head_dim = fields.count("hidden_size") // fields.count("num_attention_heads")
-        return longest_sequence(context, fields.rope_scalings(fields.count("head_dim", head_dim)))
+        scalings = fields.rope_scalings(fields.count("head_dim", head_dim))
     except (UnsupportedModel, KeyError):
-        return context
+        scalings = []
+    return max(trained, default_sequence(context, scalings)), max(
+        trained, longest_sequence(context, scalings)
+    )
 
 
 def _degree(options: EngineOptions, machine: Machine, decisions: Decisions) -> int:

@@ -26,7 +26,7 @@ def max_model_len(
         blocks = request_blocks(length, cache, model.window, step)
         return capacity is None or blocks * cache.block_size <= capacity
 
-    name, trained, requested = "option.max_model_len", model.max_position_embeddings, options.max_model_len
+    name, requested, context = "option.max_model_len", options.max_model_len, model.default_sequence
     if requested is not None:
         if requested > (longest := model.longest_sequence):
             raise CannotServe(f"{name}={requested} exceeds the model's context length of {longest} tokens")
@@ -36,10 +36,15 @@ def max_model_len(
                 " option.kv_cache_gb"
             )
         return requested
-    if capacity is None or fits(trained):
-        return decisions.record(name, trained, "the model's context length")
+    if capacity is None or fits(context):
+        return decisions.record(name, context, context_origin(context, model.max_position_embeddings))
     decisions.notes.append(
-        f"{name} is reduced from the model's {trained} to {capacity}, the tokens that the KV cache holds; to raise it,"
+        f"{name} is reduced from the model's {context} to {capacity}, the tokens that the KV cache holds; to raise it,"
         " set a larger option.kv_cache_gb"
     )
-    return decisions.record(name, capacity, f"KV cache capacity; the model's context length is {trained}")
+    return decisions.record(name, capacity, f"KV cache capacity; the model's context length is {context}")
+
+
+def context_origin(context: int, trained: int) -> str:
+    """Explain a default of `option.max_model_len`. trained: without rotary scaling and model_max_length."""
+    return "the model's context length" + (f", extended from {trained}" if context != trained else "")

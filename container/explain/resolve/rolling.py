@@ -15,6 +15,7 @@ from engines.core import SchedulerSettings
 from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.config.fields import class_name
+from engines.models.config.selection import with_architecture
 from engines.models.foreign.description import ForeignConfig, describe
 from engines.models.foreign.sources import generates
 from lmi_server.config import EngineOptions, LmiConfig
@@ -64,7 +65,7 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     degree = _degree(options, model, machine, decisions)
     _require_native(options, device, machine)
-    dtype = weights.dtype(options.dtype, model.dtype, device, decisions)
+    dtype = weights.dtype(options.dtype, _checkpoint_dtype(config, model_path, model), device, decisions)
     _explain_batch_invariance(options, device, machine, decisions)
     cache = _cache(options, machine, device, decisions)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
@@ -133,10 +134,16 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
     )
 
 
+def _checkpoint_dtype(config: LmiConfig, path: Path, model: ModelConfig) -> str:
+    if config.source.load_format == "dummy":
+        return model.dtype
+    return weights.checkpoint_dtype(path, weights.read_config(path))
+
+
 def _architecture(path: Path) -> str:
     """Return the architecture in config.json; empty if it cannot be read, which `read_config` reports later."""
     try:
-        return class_name(str(weights.read_config(path)["architectures"][0]))
+        return class_name(str(with_architecture(weights.read_config(path))["architectures"][0]))
     except (CannotServe, LookupError, TypeError):
         return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from container.models.files.folder import weight_files, weights_problem
 from container.models.files.safetensors_headers import DamagedFile, require_complete
 from engines.config import ModelSettings
 from engines.models.config import ModelConfig, element_bytes
+from engines.models.config.fields import Fields
 from engines.models.weight_files import stored_tensors
 
 _GIB = 1024**3
@@ -77,6 +79,13 @@ def _count_by_dtype(path: Path) -> Counter[str]:
         if len(tensor.shape) > 1 and tensor.dtype in _DTYPES:
             counts[_DTYPES[tensor.dtype]] += math.prod(tensor.shape)
     return counts
+
+
+def checkpoint_dtype(path: Path, data: Mapping[str, Any]) -> str:
+    """Return the dtype that config.json, `data`, names, else that of most numbers in the model's files, as in torch."""
+    fields = Fields(data)
+    counts = Counter() if fields.is_set("dtype") or fields.is_set("torch_dtype") else _count_by_dtype(path)
+    return counts.most_common(1)[0][0] if counts else fields.dtype
 
 
 def read_config(path: Path) -> dict[str, Any]:

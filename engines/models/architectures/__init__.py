@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.config.fields import Fields
+from engines.models.config.selection import with_architecture
 from engines.registry import Registry
 
 _FOLDER = "engines.models.architectures"
@@ -70,7 +71,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise UnsupportedModel(f"{file} is not a JSON object")
-    fields = Fields(data)
+    fields = Fields(with_architecture(data))
     if fields.architecture not in ARCHITECTURES:
         supported = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModel(

@@ -25,6 +25,7 @@ _NAMES = WeightNames(
 def read(fields: Fields) -> ModelConfig:
     """Read an MPT config. Defaults are those of transformers' `MptConfig`. It needs ALiBi and no biases."""
     attention = fields.part("attn_config")
+    attention.one_of("attn_type", "multihead_attention", ("multihead_attention",))
     for name in ("clip_qkv", "qk_ln", "prefix_lm"):
         if attention.is_set(name):
             raise UnsupportedModel(f"attn_config.{name} is set; supported: models without it")

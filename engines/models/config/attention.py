@@ -70,6 +70,11 @@ def longest_sequence(context: int, scalings: Iterable[Scaling]) -> int:
     return max(context, min((_extended(context, scaling) for scaling in scalings), default=context))
 
 
+def default_sequence(context: int, scalings: Iterable[Scaling]) -> int:
+    """Return `longest_sequence` without dynamic scaling, which changes the results of shorter sequences too."""
+    return longest_sequence(context, (None if isinstance(each, DynamicRope) else each for each in scalings))
+
+
 def _extended(context: int, scaling: Scaling) -> int:
     match scaling:
         case Yarn():

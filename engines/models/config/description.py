@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.models.config.attention import AttentionSpec, Rotary, longest_sequence
+from engines.models.config.attention import AttentionSpec, Rotary, default_sequence, longest_sequence
 from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
 
@@ -128,6 +128,11 @@ class ModelConfig:
     def longest_sequence(self) -> int:
         """Upper limit of `option.max_model_len`. Rotary scaling may extend it beyond `max_position_embeddings`."""
         return longest_sequence(self.max_position_embeddings, (rotary.scaling for rotary in self.rotaries))
+
+    @property
+    def default_sequence(self) -> int:
+        """Default of `option.max_model_len`, unless the KV cache is smaller."""
+        return default_sequence(self.max_position_embeddings, (rotary.scaling for rotary in self.rotaries))
 
     @property
     def kv_elements_per_token(self) -> int:

@@ -48,6 +48,10 @@ class Fields:
         """Return these fields with defaults for those that the file lacks."""
         return Fields({**defaults, **self._data})
 
+    def without(self, *names: str) -> Fields:
+        """Return these fields without those of these names."""
+        return Fields({name: value for name, value in self._data.items() if name not in names})
+
     def with_rope_type(self, new: str, old: str) -> Fields:
         """Return these fields with the rope type `new` in place of `old`."""
         changed = {}
@@ -77,6 +81,16 @@ class Fields:
             raise UnsupportedModel(f"{name} is too large; allowed: at most {most}")
         return value
 
+    def first_count(self, *names: str) -> int:
+        """Return the first of these fields that is a usable count; 0 if none is."""
+        for name in names:
+            try:
+                if found := self.count_or_none(name):
+                    return found
+            except UnsupportedModel:
+                continue
+        return 0
+
     def count_or_none(self, name: str, default: int | None = None) -> int | None:
         """Return an integer above 0, or None for null. The default applies only if the field is missing."""
         return None if self._data.get(name, default) is None else self.count(name, default)
@@ -97,6 +111,10 @@ class Fields:
     def numbers(self, name: str) -> list[int]:
         """Return a list of integers. It is empty if the field is null or missing."""
         return self._list(name, int, [])
+
+    def words(self, name: str) -> list[str]:
+        """Return a list of strings. It is empty if the field is null or missing."""
+        return self._list(name, str, [])
 
     def _list(self, name: str, kind: type, default: list[Any]) -> list[Any]:
         value = self._data.get(name)
@@ -126,7 +144,9 @@ class Fields:
 
     @property
     def architecture(self) -> str:
-        names = self._data.get("architectures") or ["(none named)"]
+        names = self._data.get("architectures")
+        if not names:
+            raise UnsupportedModel("config.json does not name an architecture (architectures)")
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise UnsupportedModel(f"architectures is {names!r}; required: a list of names")
         return class_name(names[0])
@@ -135,6 +155,14 @@ class Fields:
     def dtype(self) -> str:
         """The checkpoint's dtype, as torch names it."""
         return str(self._data.get("dtype") or self._data.get("torch_dtype") or "float32")
+
+    @property
+    def model_max_length(self) -> int:
+        """Length for which the model was trained, if the file has it, as those of Command-R do; else 0."""
+        try:
+            return self.count_or_none("model_max_length") or 0
+        except UnsupportedModel:  # some files have 1e30 for no limit
+            return 0
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Return the ids of a field that holds one id, a list of ids, or null."""

@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from engines.models.config import AttentionSpec, ModelConfig, UnsupportedModel
-from engines.models.config.attention import Scaling, longest_sequence
+from engines.models.config.attention import Scaling, default_sequence, longest_sequence
 from engines.models.config.description import NormSpec, linear_bytes
 from engines.models.config.fields import Fields
-from engines.models.foreign.sources import Source, causal_architectures, find_source
+from engines.models.config.library import class_source
+from engines.models.config.selection import with_architecture
+from engines.models.foreign.sizes import has_gate, latent_attention, read_experts
+from engines.models.foreign.sources import Source, causal_architectures, find_source, known_type
 from engines.models.foreign.split import SplitPlan, why_not_split
 from engines.models.weight_files import stored_tensors
 from engines.partition import split_evenly
 
 _UNSUPPORTED_PATTERNS = (
     (r"\A(?!.*ALL_ATTENTION_FUNCTIONS)", "its code does not use transformers' attention interface"),
-    (r"_is_stateful = True|conv_state|recurrent", "it has recurrent layers"),
-    (r"create_bidirectional_mask|encoder_hidden_states", "it is an encoder or uses cross-attention"),
+    (r"conv_state|recurrent", "it has recurrent layers"),
+    (r"_is_stateful = True", "its cache has a state of its own"),
     (r"kv_shared", "its layers share keys and values"),
+    (r"encoder_hidden_states", "its code also implements cross-attention"),
+    (r"create_bidirectional_mask", "its code also implements an encoder"),
     (r"create_chunked_causal_mask", "it uses chunked attention"),
     (
         r"\n +(indices|block_indices|position_bias)=",
@@ -71,6 +76,16 @@ class ForeignConfig(ModelConfig):
     def longest_sequence(self) -> int:
         return max(self.model_max_length, longest_sequence(self.max_position_embeddings, self.scalings))
 
+    @property
+    def default_sequence(self) -> int:
+        return max(self.model_max_length, default_sequence(self.max_position_embeddings, self.scalings))
+
+    shared_width: int = 0
+    """Width of the MLP that all tokens share, besides the experts."""
+
+    latent: tuple[tuple[int, int, int], ...] = ()
+    """(number, outputs, inputs) of the linear layers of latent attention. Empty if the model has another kind."""
+
     def split_plan(self, ranks: int, rank: int) -> SplitPlan:
         return SplitPlan(self.plan, self.num_heads, self.num_kv_heads, self.head_dim, ranks, rank)
 
@@ -96,6 +111,14 @@ class ForeignConfig(ModelConfig):
             quantised = int8 and len(shape) > 1 and name != embedding
             total += linear_bytes(size / width, width, element, quantised)
         return round(total)
+
+    def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int, int]]:
+        qkv, output, *mlp = ModelConfig._layer_matrices(self, layer, ranks)
+        matrices = [*(self.latent or (qkv, output)), *mlp]
+        if self.has_experts(layer) and self.shared_width:
+            middle, hidden = split_evenly(self.shared_width, ranks, 0).size, self.hidden_size
+            matrices += [(1, 2 * middle, hidden), (1, hidden, middle)]
+        return matrices
 
     def _part(self, split: SplitPlan, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Return how many elements of a tensor a rank holds."""
@@ -125,7 +148,7 @@ def unsupported_reason(source: Source) -> str:
     for pattern, reason in _UNSUPPORTED_PATTERNS:
         if re.search(pattern, source.modeling, re.DOTALL):
             return reason
-    own = source.modeling.partition(f"\nclass {source.architecture}(")[2].partition("\nclass ")[0]
+    own = class_source(source.modeling, source.architecture)
     return "it takes inputs other than text" if re.search(_OTHER_INPUTS, own) else ""
 
 
@@ -141,6 +164,7 @@ def describe(folder: Path) -> ForeignConfig:
         raise UnsupportedModel(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise UnsupportedModel(f"{folder / 'config.json'} is not a JSON object")
+    data = with_architecture(data)
     architecture, model_type = Fields(data).architecture, str(data.get("model_type"))
     if model_type == "ministral" or (model_type == "mistral" and "layer_types" in data):
         # transformers builds a Ministral from both.
@@ -157,7 +181,7 @@ def describe(folder: Path) -> ForeignConfig:
 def _source(architecture: str, model_type: str) -> Source:
     if architecture not in causal_architectures():
         raise UnsupportedModel(f"transformers has no causal language model {architecture}")
-    source = find_source(architecture, model_type)
+    source = find_source(architecture, model_type) if known_type(model_type) else None
     if source is None:
         raise UnsupportedModel(f"transformers has no {architecture} of model type {model_type!r}")
     if reason := unsupported_reason(source):
@@ -198,6 +222,7 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
     if fields.is_set("kv_lora_rank"):
         # With latent attention each query head has its own keys and values.
         kv_heads, head_dim = heads, fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
+    experts, shared_width = read_experts(fields, source, num_layers)
     return ForeignConfig(
         architecture=source.architecture,
         vocab_size=fields.count("vocab_size"),
@@ -213,19 +238,16 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         dtype=fields.dtype,
         eos_token_ids=fields.token_ids("eos_token_id"),
+        gated_mlp=has_gate(source),
+        experts=experts,
+        shared_width=shared_width,
+        latent=tuple(latent_attention(fields, heads)),
         folder=folder,
         plan=source.plan,
         tensors=tuple((tensor.name, tensor.shape) for tensor in stored_tensors(folder)),
         scalings=tuple(fields.rope_scalings(head_dim)),
-        model_max_length=_model_max_length(fields),
+        model_max_length=fields.model_max_length,
     )
-
-
-def _model_max_length(fields: Fields) -> int:
-    try:
-        return fields.count_or_none("model_max_length") or 0
-    except UnsupportedModel:  # some files have 1e30 for no limit
-        return 0
 
 
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
@@ -114,6 +116,39 @@ def test_a_contiguous_cache_disables_preemption_and_prefix_caching(model: Path) 
 def test_auto_dtype_on_gpus_follows_the_checkpoint(tmp_path: Path, checkpoint: str, dtype: str) -> None:
     folder = make_model(tmp_path, torch_dtype=checkpoint)
     assert resolve(config(), folder, GPUS).config.model.dtype == dtype
+
+
+@pytest.mark.parametrize("engine", ["MPI", "Python"])
+@pytest.mark.parametrize(("most", "dtype"), [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
+def test_without_a_dtype_in_config_json_most_of_the_weights_decide(
+    tmp_path: Path, engine: str, most: torch.dtype, dtype: str
+) -> None:
+    folder = make_model(tmp_path, torch_dtype=None)
+    tensors = {"a.weight": torch.ones(8, 8, dtype=most), "b.weight": torch.ones(2, 2)}
+    save_file(tensors, folder / "model.safetensors")
+    resolved = resolve(config(engine), folder, GPUS)
+    assert resolved.values["option.dtype"] == dtype
+    assert resolved.origins["option.dtype"] == "computed: the checkpoint's dtype"
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        # Vicuna 16k.
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        # Qwen2.5 with YaRN.
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}}, 16384),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 8192),
+        ({"architectures": ["CohereForCausalLM"], "model_type": "cohere", "model_max_length": 16384}, 16384),
+    ],
+)
+def test_rotary_scaling_extends_the_default_length(
+    tmp_path: Path, changes: dict[str, Any], length: int
+) -> None:
+    folder = make_model(tmp_path, **changes)
+    assert resolve(config(), folder, CPU).config.model.max_model_len == length
+    small = resolve(config(kv_cache_gb=0.05), folder, CPU)
+    assert small.config.model.max_model_len == small.kv_capacity_tokens
 
 
 TWO_CORES = dataclasses.replace(CPU, cpu_count=2)

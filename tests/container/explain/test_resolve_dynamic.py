@@ -65,16 +65,24 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (SHAPE | {"max_position_embeddings": None, "text_config": SHAPE | {"rope_scaling": YARN}}, 32768),
         (SHAPE | {"rope_scaling": {"type": "unknown", "factor": 2.0}}, 8192),
         (SHAPE | {"rope_scaling": {"type": "linear"}}, 8192),
+        (SHAPE | {"model_max_length": 131072}, 131072),  # as in Command-R
+        (GPT2 | {"model_max_length": 131072}, 1024),  # learned positions
     ],
 )
-def test_only_rotary_scaling_allows_lengths_above_the_context(
+def test_rotary_scaling_extends_the_context_length(
     tmp_path: Path, shape: dict[str, Any], longest: int
 ) -> None:
     folder = make_model(tmp_path, shape)
-    assert resolve_engine(folder).model.max_model_len == min(8192, longest)
+    assert resolve_engine(folder).model.max_model_len == longest
     assert resolve_engine(folder, max_model_len=longest).model.max_model_len == longest
     with pytest.raises(CannotServe, match=f"{longest + 1} exceeds the model's context length of {longest}"):
         resolve_engine(folder, max_model_len=longest + 1)
+
+
+def test_dynamic_scaling_does_not_change_the_default_length(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert resolve_engine(folder).model.max_model_len == 8192
+    assert resolve_engine(folder, max_model_len=16384).model.max_model_len == 16384
 
 
 def test_layers_are_distributed_over_gpus(tmp_path: Path) -> None:
@@ -91,6 +99,42 @@ def test_an_unknown_architecture_is_refused_with_a_suggestion(tmp_path: Path) ->
         CannotServe, match="no text generation model GPT2LMHeadModl; did you mean GPT2LMHeadModel"
     ):
         resolve_engine(make_gpt2(tmp_path, architectures=["GPT2LMHeadModl"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
+            "no text generation model Qwen2_5_VLForConditionalGeneration: it takes images or audio$",
+        ),
+        ({"architectures": ["BaichuanForCausalLM"]}, "no text generation model BaichuanForCausalLM$"),
+        ({"model_type": "quin"}, "no GPT2LMHeadModel of model type 'quin'; GPT2LMHeadModel has .*'gpt2'"),
+        ({"model_type": None}, "config.json has no model_type; GPT2LMHeadModel has .*'gpt2'"),
+        ({"architectures": None, "model_type": "own"}, "config.json does not name an architecture"),
+    ],
+)
+def test_unknown_models_are_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(CannotServe, match=reason):
+        resolve_engine(make_gpt2(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [("PhiForCausalLM", "phi-msft"), ("RwkvForCausalLM", "rwkv5"), ("DeepseekV3ForCausalLM", "kimi_k2")],
+)
+def test_code_of_another_model_type_is_not_that_of_transformers(
+    tmp_path: Path, architecture: str, model_type: str
+) -> None:
+    own_code = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Own"}}
+    folder = make_model(tmp_path, architectures=[architecture], model_type=model_type, **own_code)
+    resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
+    assert isinstance(resolved.config, PythonEngineConfig)
+    assert resolved.config.trust_remote_code
+    with pytest.raises(CannotServe, match=f"{architecture} of model type '{model_type}'"):
+        resolve(config(), folder, CPU)
 
 
 def test_a_models_own_code_needs_trust_remote_code_and_allow_remote_code(tmp_path: Path) -> None:

@@ -207,6 +207,25 @@ def test_rope_scaling_overrides_partial_rotary_factor(scaled: dict[str, Any]) ->
     assert Fields(fields).rotated_features(16, 0.25) == 16 * expected["partial_rotary_factor"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 500.0, "rotary_emb_base": 700},
+        {"rope_theta": 500.0},
+        {"rotary_emb_base": 700, "rope_scaling": _SCALED},
+        {"rotary_emb_base": 700, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}},
+        {"rotary_pct": 0.75, "partial_rotary_factor": 0.5},
+    ],
+)
+def test_gpt_neox_has_its_own_names_of_rope_parameters(fields: dict[str, Any], tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 8, "num_hidden_layers": 1}
+    named = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 9}
+    expected = GPTNeoXConfig.from_dict(deepcopy(shape | fields)).rope_parameters
+    (rotary,) = write_and_read(tmp_path, {**named, **shape, **fields}).rotaries
+    theta, rotated = expected["rope_theta"], 16 * expected["partial_rotary_factor"]
+    assert (rotary.theta, rotary.dim) == (theta, rotated)
+
+
 @pytest.mark.parametrize("field", sorted(set(MINIMAL) - {"architectures", "num_key_value_heads"}))
 def test_a_missing_field_is_refused(field: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"config\.json has no field '{field}'"):
@@ -244,7 +263,7 @@ def test_a_missing_field_is_refused(field: str, tmp_path: Path) -> None:
             {"architectures": ["NoSuchForCausalLM"]},
             "'NoSuchForCausalLM'; supported: Bloom.*Falcon.*Llama.*Qwen3",
         ),
-        ({"architectures": []}, "'.none named.'"),
+        ({"architectures": []}, "does not name an architecture"),
         ({"rope_scaling": "linear"}, "rope"),
         ({"rope_theta": "big"}, "rope_theta"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),

@@ -307,6 +307,10 @@ def test_alternative_spellings_of_architectures(
         ({"no_bias": False}, "no_bias is false"),
         ({"attn_config": {"alibi": False}}, "attn_config.alibi is false"),
         ({"attn_config": {"alibi": True, "qk_ln": True}}, "attn_config.qk_ln is set"),
+        (
+            {"attn_config": {"alibi": True, "attn_type": "grouped_query_attention", "kv_n_heads": 2}},
+            "attn_type is 'grouped_query_attention'; supported: multihead_attention",
+        ),
     ],
 )
 def test_mpt_variants_that_transformers_does_not_support_are_refused(

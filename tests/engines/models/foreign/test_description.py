@@ -102,7 +102,11 @@ def test_rope_scaling_extends_the_longest_sequence(
     [
         ("Nothing", "olmo2", "no causal language model Nothing"),
         ("MambaForCausalLM", "mamba", "does not use .* attention interface"),
-        ("BertLMHeadModel", "bert", "is an encoder"),
+        ("BertLMHeadModel", "bert", "its code also implements cross-attention"),
+        ("GPTBigCodeForCausalLM", "gpt_bigcode", "its code also implements cross-attention"),
+        ("Gemma4ForCausalLM", "gemma4_text", "its layers share keys and values"),
+        ("DeepseekV4ForCausalLM", "deepseek_v4", "its cache has a state of its own"),
+        ("PhiForCausalLM", "phi-msft", "no PhiForCausalLM of model type 'phi-msft'"),
         ("Qwen3NextForCausalLM", "qwen3_next", "recurrent layers"),
         ("GptOssForCausalLM", "gpt_oss", "experts are not implemented like"),
         ("Llama4ForCausalLM", "llama4_text", "chunked attention"),
