@@ -1,4 +1,4 @@
-"""Convert the tokenizer of a model folder to tokenizer.json, with transformers.
+"""Convert the tokenizer of a model folder to tokenizer.json and special_tokens_map.json, with transformers.
 
 `python -m container.models.tokenizer_convert MODEL FOLDER`, run as a child process by
 `container/models/tokenizer_files.py` to free its memory afterwards. Prints nothing on success, else a JSON object
@@ -46,7 +46,10 @@ def read_ranks(file: str) -> dict[bytes, int]:
 
 
 def convert_tokenizer(model: Path, folder: Path) -> None:
-    """Write tokenizer.json into the existing `folder`. Raises: NotConvertible, and whatever transformers raises."""
+    """Write tokenizer.json, and special_tokens_map.json with the tokens named like `bos_token`.
+
+    folder: exists. Raises: NotConvertible, and whatever transformers raises.
+    """
     _require_packages(model)
     from transformers import AutoTokenizer  # after the check, because it takes seconds
     from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -57,6 +60,11 @@ def convert_tokenizer(model: Path, folder: Path) -> None:
     if backend is None:
         raise NotConvertible(f"transformers has no fast version of {type(tokenizer).__name__}")
     backend.save(str(folder / "tokenizer.json"))
+    # Includes the defaults of the tokenizer's class, which the model's files need not name.
+    named = {
+        name: str(token) for name, token in tokenizer.special_tokens_map.items() if name.endswith("_token")
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:

@@ -3,8 +3,8 @@
 transformers writes one if the model has none, or if the model names a tokenizer class that builds its tokenizer anew
 instead of loading tokenizer.json. Token ids would differ otherwise (`LlamaTokenizer` leaves out spaces after special
 tokens). A model with random weights needs no tokenizer and gets one of single bytes. The web process reads
-tokenizer.json and nothing else. Converted tokenizers are in the cache, named by a hash of their sources. The model's
-folder is only read. Imports no transformers.
+tokenizer.json, and beside a converted one special_tokens_map.json. Converted tokenizers are in the cache, named by a
+hash of their sources. The model's folder is only read. Imports no transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from container.progress import ProgressView
 from lmi_server.text.json_file import read_json
 
 TOKENIZER = "tokenizer.json"
-_VERSION = "2"
+_VERSION = "3"
 """Version of the conversion. A new version does not use old results."""
 _SECONDS = 300.0
 _MAX_ERROR = 400

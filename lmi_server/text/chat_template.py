@@ -18,9 +18,9 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from engines.errors import InvalidRequest
-from lmi_server.text.template_limits import LimitedEnvironment
+from lmi_server.text.template_limits import LimitedEnvironment, TemplateLimitError
 
-# Errors that a template may raise for messages that it rejects. None of them is an error of the server.
+# Errors that a template may raise for messages that it does not expect. None of them is an error of the server.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -35,6 +35,10 @@ _TEMPLATE_ERRORS = (
 
 class RenderedTooLong(InvalidRequest):
     """The rendered prompt is longer than the caller's limit."""
+
+
+class _Refusal(jinja2.TemplateError):
+    """The template rejects the messages, with a reason."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -52,7 +56,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _Refusal(message)
 
 
 def _tojson(
@@ -73,17 +77,30 @@ def _content_forms(tree: nodes.Template) -> tuple[bool, bool]:
 
     A `for` over a content reads parts. Such a template reads strings too if it tests whether a content `is string`.
     """
-    variables = {"content"}  # also the usual name of a macro's parameter
-    assigned = [
-        (assign.target.name, assign.node)
-        for assign in tree.find_all(nodes.Assign)
-        if isinstance(assign.target, nodes.Name)
-    ]
-    while new := {name for name, value in assigned if _is_content(value, variables)} - variables:
-        variables |= new
+    variables = _content_variables(tree)
     reads_parts = any(_is_content(loop.iter, variables) for loop in tree.find_all(nodes.For))
     string_tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
     return reads_parts, any(_is_content(test.node, variables) for test in string_tests)
+
+
+def _content_variables(tree: nodes.Template) -> Set[str]:
+    """Return the names of variables that contain a content: all their values are contents or constants."""
+    values: dict[str, list[nodes.Node]] = {}
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name):
+            values.setdefault(assign.target.name, []).append(assign.node)
+    variables = {"content"}  # also the usual name of a macro's parameter
+    while new := {name for name in values if _only_contents(name, values[name], variables)} - variables:
+        variables |= new
+    return variables
+
+
+def _only_contents(name: str, values: Sequence[nodes.Node], variables: Set[str]) -> bool:
+    """Return whether at least one of a variable's values is a content, and the others are contents or constants."""
+    same = {*variables, name}  # a value may be made from an earlier one
+    return any(_is_content(value, variables) for value in values) and all(
+        isinstance(value, nodes.Const) or _is_content(value, same) for value in values
+    )
 
 
 def _is_content(node: nodes.Node, variables: Set[str]) -> bool:
@@ -115,6 +132,7 @@ class ChatTemplate:
         self,
         source: str,
         special_tokens: Mapping[str, str],
+        additional_special_tokens: Sequence[str] = (),
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """`special_tokens`: `bos_token`, `eos_token` and so on, as templates name them.
@@ -135,7 +153,12 @@ class ChatTemplate:
             self._template = environment.limited_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error}") from error
-        self._special_tokens = dict(special_tokens)
+        except (RecursionError, SyntaxError) as error:  # also limits of Python's compiler
+            raise ValueError(f"chat template: nested too deeply: {error}") from error
+        self._special_tokens = {
+            "additional_special_tokens": list(additional_special_tokens),
+            **special_tokens,
+        }
 
     def render(
         self,
@@ -152,24 +175,47 @@ class ChatTemplate:
             InvalidRequest: the template rejects the messages, or takes too much time or memory for them.
             RenderedTooLong: the text exceeds `max_chars`.
         """
-        parts: list[str] = []
-        size = 0
-        try:
-            with self._environment.limits():
-                contents = [{**message, "content": self._content(message["content"])} for message in messages]
-                own = {"messages": contents, "tools": None, "documents": None, "add_generation_prompt": True}
-                for part in self._template.generate({**variables, **self._special_tokens, **own}):
-                    size += len(part)
-                    if size > max_chars:
-                        raise RenderedTooLong(f"messages: more than {max_chars} characters")
-                    parts.append(part)
-        except _TEMPLATE_ERRORS as error:
-            raise InvalidRequest(f"messages: the model's chat template refuses them: {error}") from error
-        return "".join(parts)
+        contents = [{**message, "content": self._content(message)} for message in messages]
+        own = {"messages": contents, "tools": None, "documents": None, "add_generation_prompt": True}
 
-    def _content(self, value: str | Sequence[Mapping[str, str]]) -> str | list[dict[str, str]]:
+        def generate() -> str:
+            parts: list[str] = []
+            size = 0
+            for part in self._template.generate({**variables, **self._special_tokens, **own}):
+                size += len(part)
+                if size > max_chars:
+                    raise RenderedTooLong(f"messages: more than {max_chars} characters")
+                parts.append(part)
+            return "".join(parts)
+
+        try:
+            return self._environment.run(generate, len(messages), _num_chars(contents))
+        except _TEMPLATE_ERRORS as error:
+            raise InvalidRequest(f"messages: the model's chat template {_predicate(error)}") from error
+
+    def _content(self, message: Mapping[str, Any]) -> str | list[dict[str, str]]:
+        value = message["content"]
         texts = [value] if isinstance(value, str) else [part["text"] for part in value]
+        if message["role"] != "user":
+            # Many templates loop over the parts of the user's messages only.
+            texts = ["\n".join(texts)]
         # Templates that read both forms may read some messages, such as the system message, as strings only.
         if not self._reads_parts or (self._reads_strings and len(texts) == 1):
             return "\n".join(texts)
         return [{"type": "text", "text": text} for text in texts]
+
+
+def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of characters of the contents of messages."""
+    contents = [message["content"] for message in messages]
+    parts = [part["text"] for content in contents if isinstance(content, list) for part in content]
+    return sum(len(text) for text in (*contents, *parts) if isinstance(text, str))
+
+
+def _predicate(error: Exception) -> str:
+    """Return what a template did, for an error message that begins with the template."""
+    if isinstance(error, TemplateLimitError):
+        return str(error)
+    if isinstance(error, _Refusal):
+        return f"refuses them: {error}"
+    return f"fails for these messages: {error}"

@@ -37,9 +37,11 @@ def _read_text(path: Path) -> str:
 
 
 def _by_name(value: Any) -> dict[str, str]:
-    """Return templates by name, from one template or a list of objects with `name` and `template`."""
+    """Return templates by name, from one template, an object, or a list of objects with `name` and `template`."""
     if isinstance(value, str):
         return {DEFAULT: value}
     named = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
     pairs = [(one.get("name"), one.get("template")) for one in named]
+    if isinstance(value, dict):
+        pairs = list(value.items())
     return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}

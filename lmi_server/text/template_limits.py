@@ -1,20 +1,23 @@
 """Limits on the CPU time and memory for rendering a chat template.
 
 A template comes with the model and blocks its web process while it renders. Loops, macros and filters check the time.
+In the main thread a timer also interrupts long single operations, such as writing a huge list as JSON.
 The process's address space is limited while a template renders, which bounds the memory of each operation. Operations
 that Python cannot interrupt (powers of large numbers, filters with huge arguments, sorting a huge list) are rejected.
+Comparing huge nested lists is not: gunicorn replaces a web process that it blocks for too long.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import nodes
@@ -22,7 +25,17 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RENDER_SECONDS = 2.0
-"""Maximum CPU time of one rendering. Long chats take a few hundredths of this."""
+"""Maximum CPU time of rendering a short chat. Most chats take hundredths of this."""
+_SECONDS_PER_MESSAGE = 0.01
+"""Further CPU time. Templates such as Gemma 4's read all earlier messages again for each message."""
+_SECONDS_PER_CHAR = 5e-6
+"""Further CPU time. Templates such as Llama 3.2 Vision's loop over the characters of a text as if they were parts."""
+_MOST_SECONDS = 6.0
+"""Maximum CPU time of any rendering. Meanwhile the web process answers no other request."""
+_TIMER_SECONDS = 0.1
+"""Interval between two signals of the timer once the time is over."""
+_TICKS_PER_CHECK = 32
+"""Number of iterations of loops between two checks of the time, which cost a system call."""
 _EXTRA_BYTES = 1 << 30
 _MAX_BITS = 4096
 _MAX_ARGUMENT = 1_000_000
@@ -38,20 +51,25 @@ _ITERATING |= {"reject", "rejectattr", "select", "selectattr"}
 """Filters that only iterate over their value, so they give the same result for a generator."""
 _SLOW_FOR_TEXT = frozenset({"striptags", "title", "urlencode", "urlize", "wordcount", "wordwrap"})
 _address_space = threading.Lock()
+_Result = TypeVar("_Result")
 
 
 class TemplateLimitError(jinja2.TemplateError):
-    """The template takes too much time or memory."""
+    """The template takes too much time or memory. The message continues a sentence about the template."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox for templates that are rendered within `limits()`."""
+    """Jinja's immutable sandbox for templates that are rendered by `run`."""
 
     intercepted_binops = frozenset(("*", "**"))
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._deadline = 0.0
+        self._deadline = math.inf
+        """CPU time of the thread at which the rendering is stopped."""
+        self._too_slow = ""
+        """Message of the error for a rendering that takes too long."""
+        self._ticks = 0
         del self.globals["lipsum"]
         self.filters = {name: self._limited(name, one) for name, one in self.filters.items()}
 
@@ -61,37 +79,63 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         node: Any
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             # No variable of the template can shadow an attribute of the environment.
-            call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+            tick = nodes.EnvironmentAttribute("tick")
+            node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
             if isinstance(node, nodes.For) and node.test is not None:  # a loop of its own, without the body
-                node.test = nodes.And(nodes.Not(call), node.test)
+                node.test = nodes.And(nodes.Not(tick), node.test)
         return self.from_string(tree)
 
-    @contextmanager
-    def limits(self) -> Iterator[None]:
-        """Limit what is rendered in the `with` block. One thread at a time: the address space is per process.
+    def run(self, work: Callable[[], _Result], num_messages: int, num_chars: int) -> _Result:
+        """Call `work`, which renders a template, within the limits for a chat of this size.
 
-        Raises `TemplateLimitError`.
+        One thread at a time: the address space is per process. Raises `TemplateLimitError`.
         """
+        seconds = _max_seconds(num_messages, num_chars)
         with _address_space:
             soft, hard = resource.getrlimit(resource.RLIMIT_AS)
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             most = pages * resource.getpagesize() + _EXTRA_BYTES
             limit = min(one for one in (most, soft, hard) if one != resource.RLIM_INFINITY)
+            count = "1 message" if num_messages == 1 else f"{num_messages} messages"
+            self._too_slow = f"takes more than {seconds:.2g} s for {count}; accepted: a shorter chat"
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-            self._deadline = time.thread_time() + MAX_RENDER_SECONDS
             try:
-                yield
+                self._deadline = time.thread_time() + seconds
+                self._start_timer(seconds)
+                result = work()
                 self.check_time()
             except MemoryError:
-                raise TemplateLimitError("it uses too much memory") from None
+                raise TemplateLimitError("uses too much memory") from None
             finally:
+                # First, and without a call: from here on a signal of the timer does nothing.
+                self._deadline = math.inf
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        return result
+
+    def _start_timer(self, seconds: float) -> None:
+        """Have a signal check the time. It also interrupts most operations of the standard library that are in C.
+
+        The timer counts the CPU time of all threads, so the signal repeats until the rendering is over its limit.
+        """
+        try:
+            # Stays, because a late signal would end the process without a handler.
+            signal.signal(signal.SIGVTALRM, lambda *_: self.check_time())
+        except ValueError:  # only the main thread can have one
+            return
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _TIMER_SECONDS)
+
+    @property
+    def tick(self) -> None:
+        """Check the time in some iterations. Compiled into loops and macros. Raises `TemplateLimitError`."""
+        self._ticks += 1
+        if self._ticks % _TICKS_PER_CHECK == 0:
+            self.check_time()
 
     def check_time(self) -> None:
         """Check the time limit. Called by loops, macros, filters and calls. Raises `TemplateLimitError`."""
         if time.thread_time() > self._deadline:
-            raise TemplateLimitError(f"it takes longer than {MAX_RENDER_SECONDS:g} s")
+            raise TemplateLimitError(self._too_slow)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __self.check_time()
@@ -102,7 +146,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_BITS:
-                raise TemplateLimitError("it computes with numbers that are too large")
+                raise TemplateLimitError("computes with numbers that are too large")
         if operator == "*":
             _check_repetition(left, right)
             _check_repetition(right, left)
@@ -118,13 +162,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             value, arguments = args[place], args[place + 1 :]
             for argument in (*arguments, *named.values()):
                 if isinstance(argument, int) and abs(argument) > _MAX_ARGUMENT:
-                    raise TemplateLimitError(f"a filter argument is too large (got {argument})")
+                    raise TemplateLimitError(f"gives a filter an argument that is too large (got {argument})")
             if name == "sum":
                 _check_start(*arguments, **named)
             if iterates or slow_for_text:
                 self.check_time()
             if slow_for_text and isinstance(value, str) and len(value) > _MAX_TEXT_CHARS:
-                raise TemplateLimitError(f"the filter {name} gets more than {_MAX_TEXT_CHARS} characters")
+                raise TemplateLimitError(f"gives the filter {name} more than {_MAX_TEXT_CHARS} characters")
             if iterates and isinstance(value, Iterable) and value:
                 value = self._checked_items(name, value)
             return filter_(*args[:place], value, *arguments, **named)
@@ -136,8 +180,15 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             if number % _ITEMS_PER_CHECK == _ITEMS_PER_CHECK - 1:
                 self.check_time()
             if number >= _MAX_SORTED_ITEMS and filter_name in _SORTING:
-                raise TemplateLimitError(f"the filter {filter_name} gets more than {_MAX_SORTED_ITEMS} items")
+                raise TemplateLimitError(
+                    f"gives the filter {filter_name} more than {_MAX_SORTED_ITEMS} items"
+                )
             yield item
+
+
+def _max_seconds(num_messages: int, num_chars: int) -> float:
+    seconds = MAX_RENDER_SECONDS + num_messages * _SECONDS_PER_MESSAGE + num_chars * _SECONDS_PER_CHAR
+    return min(seconds, _MOST_SECONDS)
 
 
 def _check_repetition(sequence: Any, count: Any) -> None:
@@ -145,10 +196,10 @@ def _check_repetition(sequence: Any, count: Any) -> None:
     if isinstance(sequence, str | list | tuple) and isinstance(count, int):
         most = _MAX_REPEATED_CHARS if isinstance(sequence, str) else _MAX_REPEATED_ITEMS
         if len(sequence) * count > most:
-            raise TemplateLimitError("it uses too much memory")
+            raise TemplateLimitError("uses too much memory")
 
 
 def _check_start(attribute: Any = None, start: Any = 0) -> None:
     """Check the arguments of `sum`: adding up lists copies the result for each item."""
     if not isinstance(start, int | float):
-        raise TemplateLimitError("the filter sum has a start that is not a number")
+        raise TemplateLimitError("gives the filter sum a start that is not a number")

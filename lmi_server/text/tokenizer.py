@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from lmi_server.text.chat_template import ChatTemplate
 from lmi_server.text.clean_up import cleaned_up
 from lmi_server.text.json_file import read_json
+from lmi_server.text.special_tokens import additional_tokens, default_tokens, named_tokens, unnamed_tokens
 from lmi_server.text.template_files import DEFAULT, read_templates
 
 
@@ -29,10 +30,13 @@ class TextModel:
     """Ids, by text, of the special tokens, which decoded text omits by default."""
     special_ids: frozenset[int]
     chat_template: ChatTemplate | None
+    """The default chat template."""
     max_token_chars: int
     """Length of the longest entry of the vocabulary, in characters."""
     vocabulary_size: int
     """Token ids range from 0 to `vocabulary_size - 1`."""
+    template_names: tuple[str, ...] = ()
+    """Names of all chat templates, of which only the default one is used."""
     is_encoder_decoder: bool = False
     """Whether the output is a separate text whose length does not include the prompt."""
     cleans_up_spaces: bool = False
@@ -42,7 +46,10 @@ class TextModel:
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
-        """Read a model folder. If `tokenizer_folder` is given, tokenizer.json is read from there.
+        """Read a model folder.
+
+        `tokenizer_folder`: if given, tokenizer.json is read from there, and so are the default tokens of the
+        tokenizer's class (special_tokens_map.json).
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.json.
@@ -50,23 +57,29 @@ class TextModel:
         """
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config_file = folder / "tokenizer_config.json"
-        config, special_tokens_map = read_json(config_file), read_json(folder / "special_tokens_map.json")
-        named = _named_tokens(config, special_tokens_map)
+        model_config = read_json(folder / "config.json")
+        config, tokens_map = read_json(config_file), read_json(folder / "special_tokens_map.json")
+        converted = read_json(tokenizer_folder / "special_tokens_map.json") if tokenizer_folder else {}
+        named = named_tokens(config, tokens_map, {**default_tokens(config, model_config), **converted})
         declared = _declared_tokens(config_file, config, named)
-        _add_tokens(tokenizer, declared, [*named.values(), *_unnamed_tokens(config, special_tokens_map)])
+        _add_tokens(tokenizer, declared, [*named.values(), *unnamed_tokens(config, tokens_map)])
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
         templates = read_templates(folder)
+        additional = additional_tokens(config, tokens_map)
         return cls(
             tokenizer=tokenizer,
             eos_token_ids=_eos_token_ids(folder, tokenizer, named),
             special_tokens=special,
             special_ids=frozenset(special.values()),
-            chat_template=ChatTemplate(templates[DEFAULT], named) if DEFAULT in templates else None,
+            chat_template=ChatTemplate(templates[DEFAULT], named, additional)
+            if DEFAULT in templates
+            else None,
+            template_names=tuple(templates),
             max_token_chars=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(folder, vocabulary),
-            is_encoder_decoder=read_json(folder / "config.json").get("is_encoder_decoder") is True,
+            is_encoder_decoder=model_config.get("is_encoder_decoder") is True,
             # As in transformers, not for BPE, where this would remove spaces that the model generated.
             cleans_up_spaces=config.get("clean_up_tokenization_spaces") is True
             and type(tokenizer.model).__name__ != "BPE",
@@ -105,34 +118,6 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tokens named like `bos_token`. Each is a string or an object with `content`; the first source wins."""
-    named: dict[str, str] = {}
-    for source in sources:
-        for name, value in source.items():
-            text = _content(value)
-            if name.endswith("_token") and isinstance(text, str):
-                named.setdefault(name, text)
-    return named
-
-
-def _unnamed_tokens(*sources: Mapping[str, Any]) -> list[str]:
-    """Return the tokens in lists such as `additional_special_tokens`. Each is a string or an object with `content`."""
-    texts: list[str] = []
-    for source in sources:
-        for name in ("additional_special_tokens", "extra_special_tokens"):
-            values = source.get(name)
-            if isinstance(values, dict):
-                values = list(values.values())
-            if isinstance(values, list):
-                texts += [text for value in values if isinstance(text := _content(value), str)]
-    return texts
-
-
-def _content(value: Any) -> Any:
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def _declared_tokens(path: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> list[AddedToken]:

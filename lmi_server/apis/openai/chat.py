@@ -40,10 +40,7 @@ def api(context: ApiContext) -> Blueprint:
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     messages = parse_messages(body.get("messages"))
     if context.text.chat_template is None:
-        raise InvalidField(
-            "messages",
-            "the model has no chat template; accepted: 'prompt' on /v1/completions, or 'inputs' on /invocations",
-        )
+        raise _no_template(context.text.template_names)
     max_chars = max_prompt_chars(context, truncation_limit(context, fields.parameters))
     try:
         text = context.text.chat_template.render(
@@ -53,6 +50,17 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
         raise too_many_chars(context, "messages", f"more than {max_chars}") from error
     # The chat template adds the special tokens itself.
     return encode_prompts(context, {"messages": text}, fields.parameters, add_special_tokens=False)
+
+
+def _no_template(names: tuple[str, ...]) -> InvalidField:
+    """Create the error for a model without a default chat template. `names`: its other templates."""
+    missing = "no chat template"
+    if names:
+        missing = f"no chat template named 'default' (found: {', '.join(names)})"
+    return InvalidField(
+        "messages",
+        f"the model has {missing}; accepted: 'prompt' on /v1/completions, or 'inputs' on /invocations",
+    )
 
 
 def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:

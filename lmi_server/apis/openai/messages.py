@@ -18,6 +18,8 @@ _ROLES = {
     "assistant": "assistant",
 }
 _MAX_NAME_BYTES = 256
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names of the reasoning in an assistant's message. Clients use any of them, and so do chat templates."""
 
 
 def parse_messages(value: Any) -> list[dict[str, Any]]:
@@ -33,7 +35,24 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
     num_parts = sum(len(content) for content in contents if isinstance(content, list))
     if num_parts > _MAX_PARTS:
         raise InvalidField("messages", f"given {num_parts} text parts; accepted: at most {_MAX_PARTS}")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+    messages = [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+    if any(message["role"] == "developer" for message in value):
+        return _with_one_system_message(messages)
+    return messages
+
+
+def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge all system messages into one at the start, because many templates accept no other, as vLLM does."""
+    system = [message for message in messages if message["role"] == "system"]
+    if len(system) == 1 and messages[0] is system[0]:
+        return messages
+    texts = filter(None, (_text(message["content"]) for message in system))
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _message(field: str, value: Any) -> dict[str, Any]:
@@ -51,12 +70,21 @@ def _message(field: str, value: Any) -> dict[str, Any]:
         if not isinstance(author, str) or len(author.encode()) > _MAX_NAME_BYTES:
             raise refuse(f"{field}.name", author, f"a string of at most {_MAX_NAME_BYTES} bytes")
         message["name"] = author
-    reasoning = value.get("reasoning_content")
-    if role == "assistant" and reasoning is not None:
-        if not isinstance(reasoning, str):
-            raise refuse(f"{field}.reasoning_content", reasoning, "a string")
-        message["reasoning_content"] = reasoning
+    if role == "assistant":
+        message |= _reasoning(field, value)
     return message
+
+
+def _reasoning(field: str, message: dict[str, Any]) -> dict[str, str]:
+    """Return the reasoning of an assistant's message under all names; empty without any."""
+    for name in _REASONING:
+        reasoning = message.get(name)
+        if reasoning is None:
+            continue
+        if not isinstance(reasoning, str):
+            raise refuse(f"{field}.{name}", reasoning, "a string")
+        return dict.fromkeys(_REASONING, reasoning)
+    return {}
 
 
 def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:

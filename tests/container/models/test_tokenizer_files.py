@@ -76,6 +76,25 @@ def test_ids_equal_transformers(save: Callable[[Path], object], tmp_path: Path) 
         assert list(text_model.encode(text, add_special_tokens=False)) == ids
 
 
+def test_default_tokens_of_a_tokenizer_class(tmp_path: Path) -> None:
+    """As of DialoGPT, whose tokenizer_config.json names no tokens. Null there means no token."""
+    template = (
+        "{{ bos_token }}|{{ unk_token }}|{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    model = tmp_path / "model"
+    save_gpt2(model)
+    config = {"chat_template": template, "bos_token": None, "unk_token": "a"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text('{"model_type": "gpt2"}')
+    converted = obtain(model, tmp_path / "cache")
+    named = json.loads((converted / "special_tokens_map.json").read_text())
+    assert named == {"eos_token": "<|endoftext|>", "unk_token": "a"}
+    text = TextModel.from_folder(model, converted)
+    assert text.chat_template is not None
+    assert text.chat_template.render([{"role": "user", "content": "Hi"}], 99) == "|a|Hi<|endoftext|>"
+    assert text.eos_token_ids == (0,)
+
+
 def test_a_tokenizer_is_converted_once_and_again_when_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

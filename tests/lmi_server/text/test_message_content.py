@@ -79,6 +79,20 @@ CHATML = "{% for message in messages %}{{ message.role + ': ' + message.content 
 LOOP = "{% for item in CONTENT %}{{ item.text }}|{% endfor %}"
 
 
+# `tool_calls` has a content in one branch only.
+TOOL_CALLS = """\
+{%- for message in messages %}
+    {%- if message.content is string and message.content[:1] == '[' %}
+        {%- set tool_calls = message.content %}
+    {%- else %}
+        {%- set tool_calls = message.tool_calls %}
+    {%- endif %}
+    {%- for call in tool_calls %}{{- call }}{%- endfor %}
+    {{- message.role + ': ' + message.content + ';' }}
+{%- endfor %}
+"""
+
+
 def parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
@@ -149,4 +163,30 @@ def test_forms_of_loops_over_parts(loop: str) -> None:
 )
 def test_loops_over_something_else_leave_a_string(source: str) -> None:
     assert render(source, user("one\ntwo")) == "one|two|"
+    assert render(source, user(parts("one", "two"))) == "one|two|"
+
+
+@pytest.mark.parametrize("source", [GEMMA3, LLAMA32_VISION, GLM, LLAMA_GUARD])
+def test_the_parts_of_other_messages_are_one_text(source: str) -> None:
+    answer = {"role": "assistant", "content": parts("three", "four")}
+    messages = [{"role": "system", "content": parts("one", "two")}, *user("Hi"), answer]
+    joined = [{**message, "content": "\n".join(texts(message["content"]))} for message in messages]
+    rendered = render(source, messages)
+    assert rendered == render(source, joined)
+    assert "one\ntwo" in rendered
+    assert "three\nfour" in rendered
+
+
+def texts(content: Any) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def test_a_variable_that_is_only_sometimes_a_content_does_not_decide() -> None:
+    assert render(TOOL_CALLS, user("one")) == "user: one;"
+    assert render(TOOL_CALLS, user(parts("one", "two"))) == "user: one\ntwo;"
+
+
+def test_a_variable_may_also_have_constants() -> None:
+    source = "{% set a = '' %}{% if messages %}{% set a = messages[0].content %}{% set a = a | list %}"
+    source += LOOP.replace("CONTENT", "a") + "{% endif %}"
     assert render(source, user(parts("one", "two"))) == "one|two|"

@@ -151,6 +151,10 @@ NAMED = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template
     [
         ({"tokenizer_config.json": {"chat_template": "a"}}, {"default": "a"}),
         ({"tokenizer_config.json": {"chat_template": NAMED}}, {"default": CHAT_TEMPLATE, "x": ""}),
+        (
+            {"tokenizer_config.json": {"chat_template": {"default": "a", "rag": "b", "x": 1}}},
+            {"default": "a", "rag": "b"},
+        ),
         ({"chat_template.json": {"chat_template": "a"}}, {"default": "a"}),
         (
             {"tokenizer_config.json": {"chat_template": "a"}, "chat_template.json": {"chat_template": "b"}},
@@ -192,6 +196,14 @@ def test_unused_templates_may_be_invalid(own_folder: Path) -> None:
     (own_folder / "additional_chat_templates").mkdir()
     (own_folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% broken")
     assert TextModel.from_folder(own_folder).chat_template is not None
+
+
+def test_templates_without_a_default_are_named(own_folder: Path) -> None:
+    (own_folder / "chat_template.jinja").unlink()
+    configure(own_folder, {"chat_template": [{"name": "rag", "template": "a"}]})
+    text = TextModel.from_folder(own_folder)
+    assert text.chat_template is None
+    assert text.template_names == ("rag",)
 
 
 def test_a_folder_without_a_chat_template(own_folder: Path) -> None:
