@@ -10,6 +10,7 @@ Comparing huge nested lists is not: gunicorn replaces a web process that it bloc
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import resource
 import signal
@@ -34,6 +35,8 @@ _MOST_SECONDS = 6.0
 """Maximum CPU time of any rendering. Meanwhile the web process answers no other request."""
 _TIMER_SECONDS = 0.1
 """Interval between two signals of the timer once the time is over."""
+_AGAIN_SECONDS = 0.5
+"""CPU time after which a signal stops a rendering again. Python ignores an error that is raised in a finalizer."""
 _TICKS_PER_CHECK = 32
 """Number of iterations of loops between two checks of the time, which cost a system call."""
 _EXTRA_BYTES = 1 << 30
@@ -99,6 +102,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             count = "1 message" if num_messages == 1 else f"{num_messages} messages"
             self._too_slow = f"takes more than {seconds:.2g} s for {count}; accepted: a shorter chat"
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+            collects = gc.isenabled()
+            gc.disable()  # an error that a signal raises in it would be ignored
             try:
                 self._deadline = time.thread_time() + seconds
                 self._start_timer(seconds)
@@ -111,6 +116,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
                 self._deadline = math.inf
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+                if collects:
+                    gc.enable()
         return result
 
     def _start_timer(self, seconds: float) -> None:
@@ -120,10 +127,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """
         try:
             # Stays, because a late signal would end the process without a handler.
-            signal.signal(signal.SIGVTALRM, lambda *_: self.check_time())
+            signal.signal(signal.SIGVTALRM, self._on_timer)
         except ValueError:  # only the main thread can have one
             return
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _TIMER_SECONDS)
+
+    def _on_timer(self, *_: object) -> None:
+        now = time.thread_time()
+        if now > self._deadline:
+            self._deadline = now + _AGAIN_SECONDS
+            raise TemplateLimitError(self._too_slow)
 
     @property
     def tick(self) -> None:
@@ -135,6 +148,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def check_time(self) -> None:
         """Check the time limit. Called by loops, macros, filters and calls. Raises `TemplateLimitError`."""
         if time.thread_time() > self._deadline:
+            self._deadline = math.inf  # a signal must not interrupt Jinja's handling of this error
             raise TemplateLimitError(self._too_slow)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
