@@ -122,6 +122,7 @@ def test_scheduler_settings_change_in_both_copies(server: Server) -> None:
     assert {current_limits(server.client)["max_rolling_batch_size"] for _ in range(4)} == {5}
 
 
+@pytest.mark.long
 def test_a_killed_copy_loses_only_its_own_requests_and_restarts(server: Server) -> None:
     prompts = [f"{number} is what this prompt begins with" for number in range(8)]
     expected = token_ids(ask_all(server, prompts, 20, at_once=1))

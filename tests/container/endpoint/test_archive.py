@@ -67,6 +67,7 @@ def test_an_archive_may_be_on_this_machine(tmp_path: Path) -> None:
         (tar_of({"a": bytes(500_001)}), "too large; allowed: at most 2 files and 500000 bytes"),
         (None, "Not Found"),
     ],
+    ids=["not gzip", "not compressed", "cut off", "leads outside", "many files", "large", "missing"],
 )
 def test_an_archive_that_cannot_be_extracted_is_rejected(
     content: bytes | None, words: str, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,7 +77,7 @@ def update(platform: FakeLab, config: str, policy: dict[str, Any]) -> None:
     "policy",
     [
         {},
-        deployment("CANARY", wait=1, CanarySize=percent(20)),
+        pytest.param(deployment("CANARY", wait=1, CanarySize=percent(20)), marks=pytest.mark.long),
         pytest.param(deployment("LINEAR", LinearStepSize=percent(50)), marks=pytest.mark.long),
     ],
     ids=["default", "canary", "linear"],

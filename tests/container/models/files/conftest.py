@@ -50,13 +50,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         # A busy machine may pause a server for seconds.
-        with monkeypatch.context() as patch:
-            patch.setattr(retry, "SILENCE_SECONDS", 60.0)
-            patch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
-            patch.setattr(hub_remote, "_SILENCE_SECONDS", 30.0)
-            patch.setattr(hub_remote, "_ANSWER_SECONDS", 60.0)
-            patch.setattr(hub_remote, "_WAITS", (0.01, 0.01))
-            yield server
+        monkeypatch.setattr(retry, "SILENCE_SECONDS", 60.0)
+        monkeypatch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
+        monkeypatch.setattr(hub_remote, "_SILENCE_SECONDS", 30.0)
+        monkeypatch.setattr(hub_remote, "_ANSWER_SECONDS", 60.0)
+        monkeypatch.setattr(hub_remote, "_WAITS", (0.01, 0.01))
+        yield server
     huggingface_hub.close_session()
 
 
@@ -70,12 +69,11 @@ def s3(seaweed: Seaweed, tmp_path: Path, cache: Path, monkeypatch: pytest.Monkey
         for name, value in credentials(proxy.url).items():
             monkeypatch.setenv(name, value)
         # A busy machine may pause a server for seconds.
-        with monkeypatch.context() as patch:
-            patch.setattr(botocore.session, "create_loader", _one_loader)
-            patch.setattr(retry, "SILENCE_SECONDS", 60.0)
-            patch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
-            patch.setattr(remote, "_READ_SECONDS", 30.0)
-            yield S3Lab(seaweed, proxy, f"{tmp_path.name}/", cache)
+        monkeypatch.setattr(botocore.session, "create_loader", _one_loader)
+        monkeypatch.setattr(retry, "SILENCE_SECONDS", 60.0)
+        monkeypatch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.01)
+        monkeypatch.setattr(remote, "_READ_SECONDS", 30.0)
+        yield S3Lab(seaweed, proxy, f"{tmp_path.name}/", cache)
 
 
 @pytest.fixture(scope="session")
