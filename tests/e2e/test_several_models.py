@@ -1,6 +1,6 @@
 """Several models in one container: a folder of models, and SageMaker's multi-model API.
 
-One is a tiny language model, the others are handlers. `make verify` covers six language models.
+The models are handlers, except for one tiny language model. `make verify` covers six language models.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def test_a_killed_model_restarts_while_the_other_keeps_serving(
     assert generate_tokens(client, "/predictions/b") == answers["b"]
 
 
+@pytest.mark.long
 def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
     folders: dict[str, Path], answers: dict[str, list[int]], tmp_path: Path
 ) -> None:
