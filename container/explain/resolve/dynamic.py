@@ -146,9 +146,8 @@ def _default_and_longest(data: dict[str, Any], context: int) -> tuple[int, int]:
         scalings = fields.rope_scalings(fields.count("head_dim", head_dim))
     except (UnsupportedModel, KeyError):
         scalings = []
-    return max(trained, default_sequence(context, scalings)), max(
-        trained, longest_sequence(context, scalings)
-    )
+    lengths = default_sequence(context, scalings), longest_sequence(context, scalings)
+    return max(trained, lengths[0]), max(trained, lengths[1])
 
 
 def _degree(options: EngineOptions, machine: Machine, decisions: Decisions) -> int:

@@ -26,10 +26,8 @@ def read(fields: Fields) -> ModelConfig:
     hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("num_hidden_layers")
     # As in transformers, these names do not count outside of the rope parameters.
-    rope, theta = (
-        fields.without("rope_theta", "partial_rotary_factor"),
-        fields.positive("rotary_emb_base", 10000.0),
-    )
+    rope = fields.without("rope_theta", "partial_rotary_factor")
+    theta = fields.positive("rotary_emb_base", 10000.0)
     rotary = rope.rotary(rope.rotated_features(head_dim, 0.25), default_theta=theta)
     biased = fields.flag("attention_bias", True)
     return ModelConfig(
