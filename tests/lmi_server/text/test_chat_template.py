@@ -94,7 +94,7 @@ def test_output_is_bounded() -> None:
         "{{ ('ab ' * 300000) | title | title | title | title | length }}",
         "{% for x in [0] * 1000000 if ('a' * 1000000) == x %}{% endfor %}",
         "{{ ('a' * 9000000).replace('a', 'bc') | length }}" * 500,
-        "{% set l = [0] * 1000000 %}{{ 1 in l or 2 in l or 3 in l or 4 in l or 5 in l or 6 in l or 7 in l }}",
+        "{% set l = [0] * 1000000 %}{{ [" + "1 in l, " * 400 + "] }}",
     ],
 )
 def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
