@@ -77,12 +77,18 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._limited(name, one) for name, one in self.filters.items()}
 
     def limited_template(self, source: str) -> jinja2.Template:
-        """Compile a template, with a time check in each loop and macro. Raises `jinja2.TemplateSyntaxError`."""
+        """Compile a template, with a time check in each loop, macro and comparison.
+
+        Raises `jinja2.TemplateSyntaxError`.
+        """
         tree = self.parse(source)
         node: Any
-        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Compare)):
             # No variable of the template can shadow an attribute of the environment.
             tick = nodes.EnvironmentAttribute("tick")
+            if isinstance(node, nodes.Compare):  # without a call, Python would not handle the timer's signal
+                node.expr = nodes.Or(tick, node.expr)
+                continue
             node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
             if isinstance(node, nodes.For) and node.test is not None:  # a loop of its own, without the body
                 node.test = nodes.And(nodes.Not(tick), node.test)
@@ -140,7 +146,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def tick(self) -> None:
-        """Check the time in some iterations. Compiled into loops and macros. Raises `TemplateLimitError`."""
+        """Check the time in some cases. Compiled into loops, macros and comparisons. Raises `TemplateLimitError`."""
         self._ticks += 1
         if self._ticks % _TICKS_PER_CHECK == 0:
             self.check_time()
