@@ -322,9 +322,10 @@ class StepPlanner:
         """Remove a sequence, running or waiting, and free everything it holds."""
         if sequence.is_waiting:
             self.waiting.remove(sequence)
-            return
-        for one in (sequence, *sequence.companions):
-            self._release(one)
+        else:
+            for one in (sequence, *sequence.companions):
+                self._release(one)
+        self.is_blocked = self.is_blocked and len(self.waiting) > 0
 
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence.id]

@@ -160,7 +160,7 @@ class Episode:
         newcomers = [s.num_tokens for s in self._live.values() if s.sequence is None]
         settings = self._settings
         places = max(0, settings.max_num_seqs - (len(self._live) - len(newcomers)))
-        if not self._scheduler.num_free_places:
+        if newcomers and not self._scheduler.num_free_places:
             places = 0  # the next one could not be admitted
         limit, queued = settings.max_queued_tokens, sum(newcomers[places:])
         full = len(newcomers) - places >= settings.max_waiting or (

@@ -210,3 +210,17 @@ def test_requests_that_cannot_use_a_free_place_count_as_waiting(policy: str) -> 
     lab.run()
     for i in range(8):
         lab.scheduler.add(make_request(f"placed {i}", range(40), 8))
+
+
+@pytest.mark.parametrize("order", [("running", "head"), ("head", "running")])
+def test_a_sequence_that_lacked_blocks_does_not_outlive_its_abortion(order: tuple[str, str]) -> None:
+    lab = Lab(num_blocks=16, max_num_seqs=8, max_waiting=1, max_prefill_tokens=64, policy="max_utilization")
+    for name in ("running", "head"):
+        lab.scheduler.add(make_request(name, range(40), 8))
+    lab.step()
+    assert lab.scheduler.num_free_places == 0
+    for name in order:
+        lab.scheduler.abort(name)
+    assert lab.scheduler.num_free_places == 8
+    for i in range(8):
+        lab.scheduler.add(make_request(f"placed {i}", range(40), 8))
