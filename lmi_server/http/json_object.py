@@ -19,7 +19,7 @@ from lmi_server.values.show import as_json
 MAX_DEPTH = 32
 """Maximum depth of nested lists and objects."""
 MAX_VALUES = 500_000
-"""Maximum number of values in a body, without the names in objects. 64 MiB of empty lists would take 1.5 GB."""
+"""Maximum number of values in a body, without the names in objects. 64 MiB of lists would take up to 3 GB."""
 _VALUES_PER_TURN = 20_000
 """Number of values that are read before other greenlets run; takes a few milliseconds."""
 _MAX_NUMBER_CHARS = 4300
@@ -30,7 +30,8 @@ _MAX_BYTES_OF_FAST_INTEGERS = 2 * 1024 * 1024
 """Bodies up to this size take less than 0.1 s even if they consist of long integers, so no turns are counted."""
 _PLAIN_TYPES = frozenset((int, float, bool, type(None)))
 """Types of values that need no check. Long lists of them, such as token ids, are skipped."""
-_COMMA_OR_STRING = re.compile(rb',|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_STRING_OR_VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|(,|[\[{](?!\s*[\]}]))|[\[{]', re.DOTALL)
+"""Strings, commas and opening brackets. The group matches what precedes a value: a bracket unless it is empty."""
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
@@ -100,14 +101,17 @@ class _Turns:
 
 
 def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
-    """Count the commas outside strings, which separate values. Few bodies need the exact count."""
-    if data.count(b",") < MAX_VALUES:
+    """Raise `InvalidRequest` if there are too many values. Few bodies need the exact count.
+
+    Each list and object that is not empty has one value more than commas.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) <= MAX_VALUES:
         return
-    num_commas = 0
-    for match in _COMMA_OR_STRING.finditer(data):
+    num_values = 0
+    for match in _STRING_OR_VALUE.finditer(data):
         turns.count(1)
-        num_commas += data[match.start()] == ord(",")
-        if num_commas >= MAX_VALUES:
+        num_values += match.lastindex is not None
+        if num_values > MAX_VALUES:
             raise InvalidRequest(f"body: more than {MAX_VALUES} values; accepted: at most {MAX_VALUES}")
 
 

@@ -118,12 +118,13 @@ BODIES: tuple[Malformed, ...] = (
         "number of 5000 digits", b'{"inputs": "Hello", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body"
     ),
     _lmi("nested too deeply", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
-    _lmi("nested a million levels deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
+    _lmi("nested 400,000 levels deep", b'{"inputs": ' + b"[" * 400_000, "body", "32", "nested"),
     _lmi("duplicate name", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "duplicate name"),
     _lmi("duplicate name among 100,000", body_with_duplicate_name(100_000), "body", '"n0"', "duplicate name"),
     _lmi("long duplicate name", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "duplicate name"),
     _lmi("long unknown name", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
     _lmi("a million values", b'{"inputs": [' + b"0," * 1_000_000 + b"0]}", "more than 500000 values"),
+    _lmi("a million lists", b'{"inputs": [' + b"[[]]," * 500_000 + b"0]}", "more than 500000 values"),
     # Headers
     _content_type("plain text", "text/plain", "text/plain", JSON_TYPE),
     _content_type("form data", "application/x-www-form-urlencoded", "form-urlencoded", JSON_TYPE),

@@ -56,15 +56,34 @@ def max_values(monkeypatch: pytest.MonkeyPatch) -> int:
     return 1000
 
 
-def test_the_number_of_values_is_limited(max_values: int) -> None:
-    zeros = b"0," * (max_values - 1) + b"0"
+@pytest.mark.parametrize(
+    ("value", "num_values"),
+    [("0", 1), ("[]", 1), ("[ \n]", 1), ("{}", 1), ("[[[0]]]", 4), ('{"a": {"b": [0, 1]}}', 5)],
+)
+def test_the_number_of_values_is_limited(value: str, num_values: int, max_values: int) -> None:
+    def body(count: int) -> bytes:
+        return f'{{"inputs": [{", ".join([value] * count)}]}}'.encode()
+
+    count = (max_values - 1) // num_values  # the list counts, too
+    assert len(parse_object(body(count))["inputs"]) == count
     with pytest.raises(InvalidRequest, match="more than 1000 values; accepted: at most 1000"):
-        parse_object(b'{"inputs": [' + zeros + b",0]}")
-    assert len(parse_object(b'{"inputs": [' + zeros + b"]}")["inputs"]) == max_values
+        parse_object(body(count + 1))
 
 
-@pytest.mark.parametrize("piece", [",", '\\",', "\\\\,", "é,"])
-def test_commas_in_strings_do_not_count_as_values(piece: str, max_values: int) -> None:
+def test_a_body_of_too_many_nested_lists_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 MiB of nested lists have few commas. Parsing them took seconds and 3 GB."""
+    loads = Mock()
+    monkeypatch.setattr(json_object.json, "loads", loads)
+    nested = b"[" * 900 + b"]" * 900
+    with pytest.raises(InvalidRequest, match="more than 500000 values"):
+        parse_object(b'{"inputs": [' + b",".join([nested] * 37_000) + b"]}")
+    loads.assert_not_called()
+
+
+@pytest.mark.parametrize("piece", [",", '\\",', "\\\\,", "é,", "[,", "{,"])
+def test_characters_of_strings_do_not_count_as_values(piece: str, max_values: int) -> None:
     text = piece * (max_values + 1)
     body = parse_object(f'{{"a": "\\\\", "inputs": "{text}"}}'.encode())
     assert body["inputs"].count(",") == max_values + 1
