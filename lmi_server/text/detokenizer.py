@@ -36,6 +36,7 @@ class IncrementalDetokenizer:
     ) -> None:
         """`prompt_token_ids`: set only if the output continues the prompt's text, to keep a space between the two."""
         self._decode = text.tokenizer.decode
+        self._name_of = text.tokenizer.id_to_token
         self._clean_up = CleanUp() if text.cleans_up_spaces else None
         self._hidden_ids = text.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
@@ -60,7 +61,7 @@ class IncrementalDetokenizer:
         return self._clean_up.push(piece) if self._clean_up else piece
 
     def _decode_next(self, token_id: int) -> str:
-        if token_id in self._hidden_ids:
+        if token_id in self._hidden_ids or self._name_of(token_id) is None:  # the model may know more ids
             return ""
         self._window.append(token_id)
         new = self._new_text()

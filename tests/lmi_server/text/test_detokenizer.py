@@ -102,8 +102,9 @@ def mixed() -> TextModel:
     return TextModel(tokenizer, (), {}, frozenset(), None, 5, len(words))
 
 
-@given(st.lists(st.integers(0, 9), max_size=60))
+@given(st.lists(st.integers(0, 10), max_size=60))
 def test_tokens_of_whole_and_partial_characters(mixed: TextModel, ids: list[int]) -> None:
+    """The tokenizer does not have the last token."""
     assert "".join(stream(mixed, ids)) == mixed.decode(ids)
 
 
@@ -117,6 +118,24 @@ def test_the_window_stays_short_whatever_is_repeated(mixed: TextModel, ids: list
     assert shown + detokenizer.flush() == mixed.decode(ids * (400 // len(ids)))
 
 
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+@pytest.mark.parametrize("silent_id", [1000, 0], ids=["unknown", "special"])
+def test_tokens_without_text_do_not_lengthen_the_window(
+    sentencepiece_like: TextModel, silent_id: int, skip_special_tokens: bool
+) -> None:
+    """The model's vocabulary may be larger than the tokenizer's."""
+    ids = [*[silent_id] * 200, token_id(sentencepiece_like, "▁two")]
+    detokenizer = IncrementalDetokenizer(
+        sentencepiece_like, [token_id(sentencepiece_like, "▁one")], skip_special_tokens
+    )
+    shown = ""
+    for token in ids:
+        shown += detokenizer.push(token)
+        assert len(detokenizer._window) < 16
+    name = "" if skip_special_tokens or silent_id else "<s>"
+    assert shown + detokenizer.flush() == name * 200 + " two"
+
+
 def test_a_run_of_invalid_bytes_with_sentencepiece(sentencepiece_like: TextModel) -> None:
     ids = [*[token_id(sentencepiece_like, "<0x80>")] * 100, token_id(sentencepiece_like, "▁one")]
     pieces = stream(sentencepiece_like, ids)
@@ -124,7 +143,8 @@ def test_a_run_of_invalid_bytes_with_sentencepiece(sentencepiece_like: TextModel
     assert 0 < len(pieces[-2]) < 64
 
 
-WORDS = st.lists(st.sampled_from(["▁one", "▁two", "one", "two", ".", "<s>"]), max_size=12)
+UNKNOWN = "a token that only the model has"
+WORDS = st.lists(st.sampled_from(["▁", "▁one", "▁two", "one", "two", ".", "<s>", UNKNOWN]), max_size=12)
 
 
 @given(WORDS, st.text(alphabet="é你😀", max_size=4), WORDS)
@@ -132,7 +152,8 @@ def test_incremental_text_equals_decoding_at_once_with_sentencepiece(
     sentencepiece_like: TextModel, before: list[str], foreign: str, after: list[str]
 ) -> None:
     middle = [f"<0x{byte:02X}>" for byte in foreign.encode()]
-    ids = [token_id(sentencepiece_like, piece) for piece in [*before, *middle, *after]]
+    pieces = [*before, *middle, *after]
+    ids = [1000 if piece == UNKNOWN else token_id(sentencepiece_like, piece) for piece in pieces]
     assert "".join(stream(sentencepiece_like, ids)) == sentencepiece_like.decode(ids)
 
 
