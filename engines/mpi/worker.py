@@ -78,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     imported = process_age()
-    number = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    # A single rank is started without mpirun, so the variable would belong to a job around the server.
+    number = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0")) if config.parallel.tp_size > 1 else 0
     who = f"copy {config.parallel.copy} rank {number}" if config.parallel.copy else f"engine rank {number}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {who} %(levelname)s %(message)s")
     set_num_threads(config.parallel.threads_per_rank)

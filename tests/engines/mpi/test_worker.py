@@ -12,6 +12,7 @@ from ctypes import c_double
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,18 @@ def _check_all_free(engine: EngineProcess) -> None:
         gauges["lmi_kv_blocks_free"] + gauges["lmi_kv_blocks_cached"] == gauges["lmi_kv_blocks_total"] == 40
     )
     assert gauges["lmi_requests_running"] == gauges["lmi_requests_waiting"] == 0
+
+
+def test_a_single_rank_is_rank_0_inside_another_mpi_job(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {}
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setattr(worker.logging, "basicConfig", settings.update)
+    monkeypatch.setattr(worker, "make_communicator", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker._start(make_config(tiny_llama), StatusBoard.create(tmp_path / "status", 1), tmp_path)
+    assert "engine rank 0" in settings["format"]
 
 
 def test_native_code_of_a_rank_writes_the_heartbeat_of_its_board(

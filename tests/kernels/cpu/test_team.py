@@ -1,15 +1,27 @@
-"""The thread team: failures to start it."""
+"""The thread team: failures to start it, and its heartbeat."""
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from threading import Event, Thread
 
 import pytest
+import torch
 
 from lmi_kernels.cpu import library as installed
+from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.weight import NativeWeight
+from tests.kernels.cpu.attending import Chunk, Sequences, Shape
 from tests.kernels.cpu.conftest import library_path
+from tests.kernels.cpu.linears import multiply
 from tests.support.paths import child_environment
+from tests.support.randomness import random_seed
 
 _PROGRAM = """
 import resource, sys
@@ -43,3 +55,36 @@ def test_threads_that_cannot_be_started_are_an_error() -> None:
     first, second = done.stdout.splitlines()
     assert first.startswith("the system refuses to start 10000 threads; ")
     assert second == "2"
+
+
+def _attend(library: Library, team: Team) -> Callable[[], object]:
+    sequences = Sequences(Storage.FP32, Shape(16, 4, 64, 16), (3000,), random_seed())
+    return lambda: sequences.attend(library, team, [Chunk(0, 0, 3000)])
+
+
+def _multiply(library: Library, team: Team) -> Callable[[], object]:
+    weight, x = NativeWeight(team, torch.ones(4096, 2048)), torch.ones(2000, 2048)
+    return lambda: multiply(team, weight, x)
+
+
+@pytest.mark.parametrize("make_operation", [_attend, _multiply])
+def test_a_long_operation_writes_heartbeats(
+    library: Library, make_operation: Callable[[Library, Team], Callable[[], object]]
+) -> None:
+    """A whole long prompt in one step takes many seconds, during which the engine must not count as stuck."""
+    team, place, seen, ended = Team(library, 1), ctypes.c_double(), set[float](), Event()
+    operation = make_operation(library, team)
+    team.show_alive_at(place)
+
+    def watch() -> None:
+        while not ended.wait(0.001):
+            seen.add(place.value)
+
+    started = time.monotonic()
+    watcher = Thread(target=watch)
+    watcher.start()
+    operation()
+    ended.set()
+    watcher.join()
+    assert len(seen) > 12
+    assert started < max(seen) <= time.monotonic()
