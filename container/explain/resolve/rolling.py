@@ -24,6 +24,8 @@ _GIB = 1024**3
 _RANKS_PER_CORE = 2
 _LEAST_RANKS = 4
 """Ranks allowed on any machine, even if they are slow."""
+_MAX_GPU_HEAD_DIM = 256
+"""Maximum for the attention kernels, which also take the halves of a head separately."""
 
 
 def most_ranks(machine: Machine) -> int:
@@ -65,6 +67,10 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     degree = _degree(options, model, machine, decisions)
     _require_native(options, device, machine)
+    if device == "cuda" and (model.head_dim % 2 or model.head_dim > _MAX_GPU_HEAD_DIM):
+        raise CannotServe(
+            f"head_dim is {model.head_dim}; attention on a GPU supports even numbers up to {_MAX_GPU_HEAD_DIM}"
+        )
     dtype = weights.dtype(options.dtype, _checkpoint_dtype(config, model_path, model), device, decisions)
     _explain_batch_invariance(options, device, machine, decisions)
     cache = _cache(options, machine, device, decisions)

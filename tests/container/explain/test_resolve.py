@@ -311,3 +311,18 @@ def test_a_sliding_window_allows_longer_sequences(tmp_path: Path) -> None:
         assert resolve(config(**small_cache, **other), model, CPU).config.model.max_model_len == 992
     make_model(tmp_path, **changes | {"sliding_window": 900})
     assert resolve(config(**small_cache), model, CPU).config.model.max_model_len == 992
+
+
+@pytest.mark.parametrize(("head_dim", "served"), [(75, False), (76, True), (256, True), (258, False)])
+def test_head_dims_that_attention_on_a_gpu_does_not_support(
+    tmp_path: Path, head_dim: int, served: bool
+) -> None:
+    shape = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 100, "n_positions": 64}
+    model = make_model(tmp_path, shape | {"n_embd": 4 * head_dim, "n_head": 4, "n_layer": 2})
+    resolve(config(), model, CPU)
+    if served:
+        resolve(config(), model, GPUS)
+        return
+    refusal = rf"head_dim is {head_dim}; attention on a GPU supports even numbers up to 256"
+    with pytest.raises(CannotServe, match=refusal):
+        resolve(config(), model, GPUS)
