@@ -21,6 +21,7 @@ from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.formatter import errors_of_returned_body
 from lmi_server.generation.generation import ClientDisconnected, TextGeneration
+from lmi_server.generation.turns import in_turns
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.framing import UNBUFFERED, split_events
 from lmi_server.http.json_reply import json_response
@@ -30,6 +31,9 @@ _logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
 """HTTP status in the counters for a client that disconnected, and in the log if it did so before the response."""
+
+_CHUNK_CHARS = 64 * 1024
+"""Outputs that are already available are joined to chunks of about this size."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:
@@ -140,7 +144,7 @@ def _stream(
     outputs: Iterator[TextOutput],
     record: RequestRecord,
 ) -> Iterator[bytes]:
-    """Yield one chunk for all available outputs, or one for each server-sent event.
+    """Yield one chunk for all available outputs up to a limit, or one for each server-sent event.
 
     Some clients parse each chunk by itself. A failure becomes the last record; nothing is raised.
     """
@@ -148,12 +152,13 @@ def _stream(
     frames = ""
     try:
         frames = call.reply.start()
-        for output in itertools.chain([first], outputs):
+        # After a slow write, many outputs are available, so others would wait.
+        for output in in_turns(itertools.chain([first], outputs)):
             frames += call.reply.records(output)
             if generation.finished:
                 frames += call.reply.end(generation.result)
                 record.finish = _finish_reasons(generation)
-            elif generation.ready:
+            elif generation.ready and len(frames) < _CHUNK_CHARS:
                 continue
             yield from _chunks(frames)
             frames = ""

@@ -14,7 +14,7 @@ from engines.errors import RequestFailed
 from lmi_server.config import ServerConfig
 from tests.lmi_server.bodies import BODIES, PROMPT, refusal_of
 from tests.lmi_server.conftest import ANSWER, MakeClient
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, encode, says, tokens
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, encode, says, tokens, turns_of_another_greenlet
 
 
 def post(client: FlaskClient, parameters: dict[str, Any] | None = None, **fields: Any) -> TestResponse:
@@ -89,6 +89,22 @@ def test_steps_that_are_already_available_share_a_chunk(client: FlaskClient, eng
     (chunk,) = reply.iter_encoded()
     lines = [json.loads(line) for line in chunk.splitlines()]
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == ANSWER
+
+
+def test_a_long_backlog_is_sent_in_parts_while_other_greenlets_run(
+    client: FlaskClient, engine: FakeEngine
+) -> None:
+    """Outputs pile up while a slow client does not read."""
+    engine.ahead = True
+    ids = encode(ANSWER) * 600
+    engine.script = lambda request: tokens(request, ids)
+    reply = post(client, {"details": True}, stream=True)
+    with turns_of_another_greenlet() as turns:
+        chunks = list(reply.iter_encoded())
+    assert [json.loads(line)["token"]["id"] for chunk in chunks for line in chunk.splitlines()] == list(ids)
+    assert len(chunks) > 2
+    assert max(map(len, chunks[:-1])) < 66_000
+    assert len(turns) > 20
 
 
 def test_available_tokens_are_sent_before_an_error(client: FlaskClient, engine: FakeEngine) -> None:
