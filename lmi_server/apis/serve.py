@@ -152,7 +152,7 @@ def _stream(
     frames = ""
     try:
         frames = call.reply.start()
-        # After a slow write, many outputs are available, so others would wait.
+        # After a slow write, many outputs are available. Reading them does not switch greenlets.
         for output in in_turns(itertools.chain([first], outputs)):
             frames += call.reply.records(output)
             if generation.finished:

@@ -15,6 +15,7 @@ from engines.core import FinishReason
 from lmi_server.app import create_app
 from lmi_server.text.chat_template import ChatTemplate
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import refusal_of
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, chunks, encode, tokens, web_config
 from tests.support.logs import Logs
@@ -133,6 +134,46 @@ def test_the_parameters_of_a_chat_on_invocations_may_be_an_object(
     assert request.sampling.temperature == 0
     inner["temperature"] = 9
     assert "temperature" in client.post("/invocations", json=body).get_json()["error"]
+
+
+INNER_BODIES = [{"messages": MESSAGES}, {"prompt": "Hello"}]
+
+
+@pytest.mark.parametrize("body", INNER_BODIES, ids=["chat", "completion"])
+def test_a_null_beside_the_parameters_of_a_chat_sets_nothing(
+    body: dict[str, Any], client: FlaskClient, engine: FakeEngine
+) -> None:
+    inner = {"max_tokens": 2, "temperature": 0.5, "stream": True}
+    outer = {"max_tokens": None, "temperature": None, "stream": None}
+    reply = client.post("/invocations", json={**body, **outer, "parameters": inner})
+    assert reply.mimetype == "text/event-stream"
+    assert (engine.sampling.max_new_tokens, engine.sampling.temperature) == (2, 0.5)
+
+
+@pytest.mark.parametrize("body", INNER_BODIES, ids=["chat", "completion"])
+def test_the_parameters_of_a_chat_may_contain_stream(body: dict[str, Any], client: FlaskClient) -> None:
+    def send(**fields: Any) -> TestResponse:
+        return client.post("/invocations", json={**body, **fields})
+
+    usage = {"stream_options": {"include_usage": True}}
+    reply = send(parameters={"stream": True, **usage})
+    assert reply.mimetype == "text/event-stream"
+    assert chunks(reply)[-1]["usage"]["completion_tokens"] > 0
+    assert chunks(send(parameters=usage, stream=True))[-1]["usage"]["completion_tokens"] > 0
+    assert send(parameters={"stream": True}, stream=False).mimetype == "application/json"
+    assert send(parameters={"stream": False}, stream=True).mimetype == "text/event-stream"
+    assert "stream: given" in refusal_of(send(parameters={"stream": "yes"}))
+
+
+@pytest.mark.parametrize("body", INNER_BODIES, ids=["chat", "completion"])
+@pytest.mark.parametrize("name", ["guided_json", "guided_choice", "guided_later"])
+def test_constraints_in_the_parameters_of_a_chat_are_refused(
+    name: str, body: dict[str, Any], client: FlaskClient
+) -> None:
+    for fields in ({name: ["a"]}, {"parameters": {name: ["a"]}}, {name: None, "parameters": {name: ["a"]}}):
+        refusal = refusal_of(client.post("/invocations", json={**body, **fields}))
+        assert refusal.startswith(f"{name}: given ")
+    assert client.post("/invocations", json={**body, "parameters": {name: None}}).status_code == 200
 
 
 def test_a_chat_may_set_variables_of_the_template(client: FlaskClient, engine: FakeEngine) -> None:

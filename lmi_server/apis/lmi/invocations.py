@@ -16,10 +16,10 @@ from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.lmi.reply import LmiReply, shows_details
 from lmi_server.apis.openai.chat import CHAT
 from lmi_server.apis.openai.completions import COMPLETIONS
-from lmi_server.apis.openai.fields import model_name
+from lmi_server.apis.openai.fields import STREAM_FIELDS, model_name
 from lmi_server.apis.parameters.checks import check_flag, refuse, refuse_unknown
 from lmi_server.apis.parameters.combinations import AnswerCounts
-from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported
+from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported, row_of
 from lmi_server.apis.parameters.row import Names, Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
@@ -110,13 +110,17 @@ def _with_inner_parameters(body: Body, names: Names) -> Body:
     if not isinstance(inner, dict):
         return body
     table = rows(names)
+
+    def key(name: str) -> str | None:
+        """Return the key of the parameter that a field sets, or None if the field is unknown."""
+        if name in STREAM_FIELDS:
+            return name
+        row = row_of(table, name)
+        return row.name if row else None
+
     outer = {name: value for name, value in body.items() if name != "parameters"}
-    set_outside = {table[name].name for name, value in outer.items() if name in table and value is not None}
-    used = {
-        name: value
-        for name, value in inner.items()
-        if name in table and name not in outer and table[name].name not in set_outside
-    }
+    not_used = {None, *(key(name) for name, value in outer.items() if value is not None)}
+    used = {name: value for name, value in inner.items() if key(name) not in not_used}
     if ignored := [f"parameters.{name}" for name in inner if name not in used]:
         _logger.info("unknown or repeated fields are ignored: %s", names_in_log(ignored))
     return {**outer, **used}

@@ -34,7 +34,7 @@ def parse_parameters(
     fields: dict[str, str] = {}
     unknown: list[str] = []
     for name, value in body.items():
-        row = _row(table, name)
+        row = row_of(table, name)
         if row is None:
             if refuse_unknown_names:
                 supported = (known for known, one in table.items() if one.neutral is None)
@@ -53,13 +53,13 @@ def parse_parameters(
     return Parameters(values, body, fields, tuple(unknown))
 
 
-def _row(table: Mapping[str, Parameter], name: str) -> Parameter | None:
+def row_of(table: Mapping[str, Parameter], name: str) -> Parameter | None:
     """Return the row of a parameter. All names `guided_*` are constraints, so none of them may be ignored."""
     return table.get(name) or (table.get("guided_json") if name.startswith("guided_") else None)
 
 
 def refuse_unsupported(field: str, value: Any, names: Names) -> None:
     """Check a field that is not used. Raises `InvalidField` if it requests something that is not supported."""
-    row = _row(rows(names), field)
+    row = row_of(rows(names), field)
     if row is not None and row.neutral is not None and value is not None:
         row.check(field, value)
