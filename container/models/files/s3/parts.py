@@ -20,7 +20,7 @@ from container.models.files.retry import RetryBudget
 from container.models.files.s3.errors import FAILURES, is_temporary, may_retry, model_error
 
 THREADS = 8
-_READ_BYTES = 256 << 10
+READ_BYTES = 256 << 10
 """Maximum bytes that an interruption loses, besides the buffers of the connection."""
 _MAX_RUN = 8
 """Maximum parts of one request. Requests are long, because each takes some milliseconds of Python."""
@@ -129,7 +129,9 @@ class _Reader:
             try:
                 self._read_range(unread)
             except FAILURES as error:
-                failures = 1 if self._done(run) > before else failures + 1
+                if self._done(run) > before:  # the time of a transfer does not predict that of a failure
+                    began, failures = time.monotonic(), 0
+                failures += 1
                 again = may_retry(error, self.budget, began, failures)
                 if not again and not (is_temporary(error) and self.budget.stop.is_set()):
                     left = self.budget.waits_left(failures)
@@ -160,7 +162,7 @@ class _Reader:
         start, size = part * PART_BYTES, self.file.part_size(part)
         digest = None if self.file.done[part] else self.check.begin(start, start + size)
         while missing := size - self.file.done[part]:
-            data = b"" if self.budget.stop.is_set() else body.read(min(_READ_BYTES, missing))
+            data = b"" if self.budget.stop.is_set() else body.read(min(READ_BYTES, missing))
             if not data:
                 return False
             self.file.append(part, data)

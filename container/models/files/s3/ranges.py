@@ -14,7 +14,7 @@ from pathlib import Path
 from container.models.files.retry import ThrottleWaits
 from container.models.files.s3.errors import FAILURES, may_retry, model_error
 from container.models.files.s3.manifest import read_manifest
-from container.models.files.s3.parts import THREADS, S3Object, open_range
+from container.models.files.s3.parts import READ_BYTES, THREADS, S3Object, open_range
 from container.models.files.s3.remote import connect, max_attempts
 from container.run.launch import environment
 from engines.models.byte_ranges import ByteRanges
@@ -33,11 +33,14 @@ def read_range(source: S3Object, start: int, out: memoryview) -> None:
         began, before = time.monotonic(), done
         try:
             with closing(open_range(source, start + done, start + len(out))) as body:
-                while count := body.readinto(out[done:]):
+                # urllib3 returns only when the buffer is full, and copies all of it.
+                while count := body.readinto(out[done : done + READ_BYTES]):
                     done += count
                     budget.progress()
         except FAILURES as error:
-            failures = 1 if done > before else failures + 1
+            if done > before:  # the time of a transfer does not predict that of a failure
+                began, failures = time.monotonic(), 0
+            failures += 1
             if not may_retry(error, budget, began, failures):
                 raise model_error(error, source.where, budget.waits_left(failures)) from error
 
