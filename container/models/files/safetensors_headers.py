@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+_MAX_DIMENSIONS = 64
+_MAX_NUMBER = 2**63
+"""Limits of shapes and offsets. A product of large numbers of any count would take hours."""
 _DTYPE_BITS = {
     name: bits
     for bits, names in {
@@ -63,11 +66,13 @@ def _span(name: str, entry: Any) -> tuple[int, int, str]:
     shown = name if len(name) <= 120 else f"{name[:120]}..."
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers = [*shape, begin, end]
     except (KeyError, TypeError, ValueError):
         raise DamagedFile(f"tensor {shown!r} is not described properly") from None
-    if any(type(number) is not int or number < 0 for number in numbers) or end < begin:
-        raise DamagedFile(f"tensor {shown!r} is not described in whole numbers")
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+        raise DamagedFile(f"the shape of tensor {shown!r} is not a list of at most {_MAX_DIMENSIONS} numbers")
+    numbers = [*shape, begin, end]
+    if any(type(number) is not int or not 0 <= number <= _MAX_NUMBER for number in numbers) or end < begin:
+        raise DamagedFile(f"tensor {shown!r} is not described in whole numbers from 0 to 2**63")
     bits = _DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
         raise DamagedFile(f"the size of tensor {shown!r} does not match its shape")

@@ -66,3 +66,30 @@ def test_a_changed_header_is_accepted_only_if_the_library_accepts_it(
 def test_invalid_headers_are_rejected(file: Path, header: bytes) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + random.Random(1).randbytes(100))
     assert not is_complete(file)
+
+
+@pytest.mark.parametrize("shape", ["{}", f"{[1] * 65}"], ids=["object", "65 dimensions"])
+def test_a_shape_is_a_list_of_at_most_64_numbers(file: Path, shape: str) -> None:
+    write_tensor(file, shape, "[0, 2]")
+    with pytest.raises(safetensors_headers.DamagedFile, match="tensor 'a' is not a list of at most 64"):
+        safetensors_headers.require_complete(file)
+    write_tensor(file, f"{[1] * 64}", "[0, 2]")
+    assert safetensors_headers.require_complete(file) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [(f"[0, {2**63 + 1}]", "[0, 0]"), ("[]", f"[0, {'9' * 4300}]"), ("[0]", f"[{2**63 + 1}, {2**63 + 1}]")],
+    ids=["size", "4300 digits", "offset"],
+)
+def test_numbers_are_limited(file: Path, shape: str, offsets: str) -> None:
+    """Python does not write integers of more than 4300 digits, and multiplies them slowly."""
+    write_tensor(file, shape, offsets)
+    with pytest.raises(safetensors_headers.DamagedFile, match="tensor 'a' is not described in whole numbers"):
+        safetensors_headers.require_complete(file)
+
+
+def write_tensor(file: Path, shape: str, offsets: str) -> None:
+    """Write a file with 2 bytes of data, and a tensor with this shape and these offsets."""
+    header = f'{{"a": {{"dtype": "BF16", "shape": {shape}, "data_offsets": {offsets}}}}}'.encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
