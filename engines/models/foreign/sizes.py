@@ -55,5 +55,5 @@ def _dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:
         return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     interval = fields.first_count(*_INTERVALS) or 1
     first, last = fields.first_count(*_DENSE_COUNTS), fields.first_count("moe_layer_end_index") or num_layers
-    dense = {*range(first), *fields.numbers("mlp_only_layers"), *range(last + 1, num_layers)}
+    dense = {*range(min(first, num_layers)), *fields.numbers("mlp_only_layers"), *range(last + 1, num_layers)}
     return frozenset(dense.union(layer for layer in range(num_layers) if (layer + 1) % interval))

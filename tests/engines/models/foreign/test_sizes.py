@@ -38,6 +38,7 @@ _LATENT = {
         ("granitemoeshared", {"num_local_experts": 8, "shared_intermediate_size": 40}),
         ("minicpm3", {**_LATENT, "head_dim": 4}),
         ("deepseek_v3", {**_LATENT, "n_routed_experts": 8, "first_k_dense_replace": 1}),
+        ("glm4_moe", {"n_routed_experts": 8, "head_dim": 16, "first_k_dense_replace": 2**31 - 1}),
     ],
 )
 def test_weights_are_predicted_from_config_json_alone(
