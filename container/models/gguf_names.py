@@ -12,7 +12,7 @@ _QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)"
 def parts_of(name: str) -> list[str]:
     """Return the names of all files of a model, in order, given the name of any one."""
     part = _PART.fullmatch(name)
-    if part is None:
+    if part is None or int(part[2]) == 0:
         return [name]
     return [f"{part[1]}-{number:05}-of-{part[2]}{SUFFIX}" for number in range(1, int(part[2]) + 1)]
 

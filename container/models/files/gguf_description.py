@@ -64,7 +64,8 @@ def _folder(file: Path, cache: Path) -> Path | None:
     files = [file.with_name(name) for name in parts_of(file.name)]
     if not all(path.is_file() for path in files):
         return None
-    for path in (*files, *sorted(file.parent.glob("*.json")), *sorted(file.parent.glob("*.jinja"))):
+    beside = [*sorted(file.parent.glob("*.json")), *sorted(file.parent.glob("*.jinja"))]
+    for path in (*files, *filter(Path.is_file, beside)):
         stat = path.stat()
         parts.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")
     return cache / "gguf" / f"{file.stem}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"

@@ -18,6 +18,11 @@ def test_each_part_of_a_split_file_gives_the_names_of_all_parts() -> None:
     assert not is_first("m.safetensors")
 
 
+def test_a_number_of_parts_that_is_zero_is_part_of_an_ordinary_name() -> None:
+    assert parts_of("m-00001-of-00000.gguf") == ["m-00001-of-00000.gguf"]
+    assert is_first("m-00001-of-00000.gguf")
+
+
 @pytest.mark.parametrize(
     ("address", "location", "gguf"),
     [

@@ -83,6 +83,18 @@ def test_a_file_is_described_again_when_it_or_its_tokenizer_changes(file: Path, 
     assert (second / "tokenizer.json").read_text() == '{"other": 1}'
 
 
+def test_a_link_to_nothing_beside_a_gguf_file_is_ignored(file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "here" / "model.gguf"
+    copy.parent.mkdir()
+    copy.write_bytes(file.read_bytes())
+    copy.with_name("tokenizer.json").write_text("{}")
+    for name in ("tokenizer_config.json", "notes.json", "chat_template.jinja"):
+        copy.with_name(name).symlink_to(tmp_path / "missing")
+    source = ModelSource(model_id=str(copy))
+    assert model_files.locate(source, tmp_path) is None
+    assert _obtain(source, tmp_path) == model_files.locate(source, tmp_path)
+
+
 def test_only_engine_mpi_serves_gguf_files(file: Path, tmp_path: Path) -> None:
     source = ModelSource(model_id=str(file))
     folder = _obtain(source, tmp_path)
