@@ -5,22 +5,23 @@ from __future__ import annotations
 import re
 
 SUFFIX = ".gguf"
-_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-(\d{5})-of-(?!00000)(\d{5})\.gguf")
 _QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE | re.ASCII)
 
 
 def parts_of(name: str) -> list[str]:
     """Return the names of all files of a model, in order, given the name of any one."""
     part = _PART.fullmatch(name)
-    if part is None or int(part[2]) == 0:
+    if part is None:
         return [name]
-    return [f"{part[1]}-{number:05}-of-{part[2]}{SUFFIX}" for number in range(1, int(part[2]) + 1)]
+    return [f"{part[1]}-{number:05}-of-{part[3]}{SUFFIX}" for number in range(1, int(part[3]) + 1)]
 
 
 def is_first(name: str) -> bool:
     """Return whether a file is a language model's only file or its first part. `mmproj` files read images."""
     is_model = name.endswith(SUFFIX) and not name.rpartition("/")[2].startswith("mmproj")
-    return is_model and parts_of(name)[:1] == [name]
+    part = _PART.fullmatch(name)
+    return is_model and (part is None or part[2] == "00001")
 
 
 def split_address(model_id: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ def test_each_part_of_a_split_file_gives_the_names_of_all_parts() -> None:
     parts = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"]
     assert all(parts_of(part) == parts for part in parts)
     assert [is_first(part) for part in parts] == [True, False, False]
+    assert not is_first("m-00000-of-00003.gguf")
     assert parts_of("m-Q4_0.gguf") == ["m-Q4_0.gguf"]
     assert is_first("m.gguf")
     assert not is_first("mmproj-m.gguf")
