@@ -197,7 +197,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         for name in request_ids:
             slot.calls.pop(name, None)
         slot.runs_alone = False
-        self._set_free(slot)
+        slot.deaths = 0
+        slot.idle_since = self._clock()
 
     def _retry_alone(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
         """Queue the requests of a failed call to run alone. Requests whose response has begun fail instead."""
@@ -215,14 +216,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._info = replace(self._info, max_num_seqs=1)
         slot.accepts_concurrent_calls = ready.accepts_concurrent_calls
         slot.loading = False
-        self._set_free(slot)
+        slot.idle_since = self._clock()
         if self._was_ready or not any(one.loading for one in self._slots):
             self._was_ready = True
             self._report_state()
-
-    def _set_free(self, slot: Slot) -> None:
-        slot.deaths = 0
-        slot.idle_since = self._clock()
 
     def _report_state(self, reason: str = "") -> None:
         """Report the engine as ready if any worker has loaded the handler."""

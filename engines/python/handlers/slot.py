@@ -61,9 +61,9 @@ class Slot:
     load_deadline: float | None = None
     """Time at which a loading worker counts as stuck; None if the supervisor enforces the limit."""
     deaths: int = 0
-    """Number of consecutive crashes while loading or idle."""
+    """Number of crashes while loading or idle since the latest call."""
     idle_since: float = 0.0
-    """Time at which the latest call ended."""
+    """Time at which the latest call ended or the handler was loaded."""
     accepts_concurrent_calls: bool = False
     """Whether the worker accepts concurrent calls."""
     runs_alone: bool = False

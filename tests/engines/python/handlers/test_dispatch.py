@@ -186,6 +186,31 @@ def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None
     assert len(lab.workers) == 2
 
 
+def test_a_worker_that_ends_while_idle_again_and_again_stops_the_engine(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn()
+
+    def crash() -> None:
+        worker.end()
+        lab.turn()
+        worker.ready(accepts_concurrent_calls=False)
+        lab.turn()
+
+    for _ in range(MAX_DEATHS - 1):
+        crash()
+    lab.turn(invoke("a"))
+    worker.answer("a")
+    lab.turn()
+    for _ in range(MAX_DEATHS - 1):
+        crash()
+    with pytest.raises(EngineFailed, match="worker 0 ended while idle"):
+        crash()
+    assert lab.errors == {"a": ""}
+    assert worker.restarts == 2 * (MAX_DEATHS - 1)
+
+
 def test_a_working_worker_does_not_hide_another_that_cannot_load(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 2)
     first, second = lab.workers
