@@ -120,6 +120,10 @@ class TextInput(RequestInput):
     tokenizer: Any = None
     input_ids: list[int] = field(default_factory=list)
 
+    def prompt_tokens_length(self) -> int:
+        """Return the number of tokens of the prompt. Older versions of LMI have this method."""
+        return len(self.input_ids)
+
 
 @dataclass
 class RequestOutput:

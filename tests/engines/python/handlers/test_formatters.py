@@ -66,9 +66,10 @@ def test_formatters_of_request_objects() -> None:
 def test_token_formatters_get_the_request_and_all_tokens_so_far(num_before: int) -> None:
     ask = _load("whole_text.py")
     (text,) = ask("output", [{**ANSWER, "num_before": num_before}])
+    request = {"input": ["hello", [3, 4], {"details": True}], "num_prompt_tokens": 2}
     expected = [
-        {"input": ["hello", [3, 4], {"details": True}], "num_tokens": 1, "log_prob": -1.0},
-        {"input": ["hello", [3, 4], {"details": True}], "num_tokens": 2, "log_prob": -1.5, "text": " a b"},
+        {**request, "num_tokens": 1, "log_prob": -1.0},
+        {**request, "num_tokens": 2, "log_prob": -1.5, "text": " a b"},
     ]
     assert [json.loads(line) for line in text.splitlines()] == expected[num_before:]
 

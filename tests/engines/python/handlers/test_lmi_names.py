@@ -76,6 +76,7 @@ _LMI = {
         "RequestInput": "request_id client_request_id output_formatter parameters server_parameters tgi_compat",
         "TextInput": "request_id client_request_id output_formatter parameters server_parameters tgi_compat"
         " input_text adapters tokenizer",
+        "TextInput.prompt_tokens_length": "",
         "RequestOutput": "request_id input finished",
         "TextGenerationOutput": "request_id input finished sequences best_sequence_index prompt_tokens_details"
         " other_sequences_indices",

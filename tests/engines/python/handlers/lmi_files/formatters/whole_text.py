@@ -11,6 +11,7 @@ def custom_output_formatter(request_output: RequestOutput) -> str:
     request = request_output.input
     result = {
         "input": [request.input_text, request.input_ids, request.parameters],
+        "num_prompt_tokens": request.prompt_tokens_length(),
         "num_tokens": len(best.tokens),
         "log_prob": best.cumulative_log_prob,
     }
