@@ -86,9 +86,11 @@ def encode_prompts(
     # The tokens that the tokenizer adds, such as BOS. They are kept as in transformers.
     added = context.text.encode("") if add_special_tokens and limit is not None else ()
 
-    def encode() -> list[tuple[int, ...]]:
+    def encode() -> list[tuple[int, ...]] | ContextTooLong:
+        # The error is returned, because gevent prints the traceback of an exception in a thread.
         for field, text in texts.items():
-            _check_long_text(context, field, text)
+            if error := _too_many_tokens(context, field, text):
+                return error
         return [context.text.encode(text, add_special_tokens) for text in texts.values()]
 
     num_chars = sum(map(len, texts.values()))
@@ -96,6 +98,8 @@ def encode_prompts(
         ids = gevent.get_hub().threadpool.apply(encode)
     else:
         ids = encode()
+    if isinstance(ids, ContextTooLong):
+        raise ids
     prompts = []
     for (field, text), whole in zip(texts.items(), ids, strict=True):
         kept = truncated(whole, limit, added)
@@ -104,19 +108,20 @@ def encode_prompts(
     return tuple(prompts)
 
 
-def _check_long_text(context: ApiContext, field: str, text: str) -> None:
-    """Raise `ContextTooLong` if a text of more than one piece has more tokens than the context."""
+def _too_many_tokens(context: ApiContext, field: str, text: str) -> ContextTooLong | None:
+    """Create the error for a text of more than one piece, if it has more tokens than the context."""
     limit = context.config.max_model_len
     num_tokens = num_cut = 0
     for start in range(0, len(text), _PIECE_CHARS) if len(text) > _PIECE_CHARS else ():
         num_tokens += len(context.text.encode(text[start : start + _PIECE_CHARS], False))
         num_cut += _CUT_TOKENS
         if num_tokens - num_cut >= limit:
-            raise ContextTooLong(
+            return ContextTooLong(
                 field,
                 f"given at least {num_tokens - num_cut} tokens; accepted: at most {limit - 1}, or at most"
                 f" {_PIECE_CHARS} characters with 'truncate'; {_context_length(context)}",
             )
+    return None
 
 
 def truncation_limit(context: ApiContext, parameters: Parameters) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,3 +263,16 @@ def test_tokens_of_a_very_long_text_are_counted_only_as_far_as_needed(
     assert max(seen) == 100
     few = client.post("/invocations", json={"inputs": "one two " * 20, "parameters": parameters})
     assert few.status_code == 200
+
+
+def test_the_refusal_of_a_text_that_a_thread_tokenizes_prints_no_traceback(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """gevent prints the traceback of an exception that ends a function in a thread."""
+    monkeypatch.setattr(prompts, "_PIECE_CHARS", 100)
+    monkeypatch.setattr(prompts, "_LONG_TEXT_CHARS", 100)
+    monkeypatch.setattr(prompts, "monkey", SimpleNamespace(is_module_patched=lambda name: True))
+    assert "inputs: given at least" in refusal_of(
+        client.post("/invocations", json={"inputs": "q" * MAX_MODEL_LEN * 5})
+    )
+    assert "Traceback" not in capfd.readouterr().err
