@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from flask.testing import FlaskClient
 
 from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import RequestFailed
 from lmi_server.generation.candidates import choice_seed
+from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import BODIES, PROMPT, post
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import FakeEngine, chunks, encode, tokens
@@ -103,6 +106,30 @@ def test_streamed_completion_chunks_have_the_index_of_their_choice(client: Flask
         (choice,) = record["choices"]
         texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
     assert texts == {0: "Helloone", 1: "Hellotwo", 2: "Hithree", 3: "Hifour"}
+
+
+def test_an_echoed_prompt_of_token_ids_is_decoded_once_for_all_choices(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [list(encode(text)) for text in ("Hello there", "Hi there")]
+    decoded: list[list[int]] = []
+    decode = TextModel.decode
+
+    def decode_and_record(
+        model: TextModel, token_ids: Sequence[int], skip_special_tokens: bool = True
+    ) -> str:
+        decoded.append(list(token_ids))
+        return decode(model, token_ids, skip_special_tokens)
+
+    monkeypatch.setattr(TextModel, "decode", decode_and_record)
+    reply = client.post("/v1/completions", json={"prompt": prompts, "n": 2, "echo": True}).get_json()
+    assert [choice["text"] for choice in reply["choices"]] == [
+        "Hello thereone",
+        "Hello theretwo",
+        "Hi therethree",
+        "Hi therefour",
+    ]
+    assert [ids for ids in decoded if ids in prompts] == prompts
 
 
 def test_best_of_returns_the_most_likely_choices_first(client: FlaskClient, engine: FakeEngine) -> None:

@@ -85,12 +85,14 @@ def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
 def _make_reply(
     context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
 ) -> CompletionsReply:
-    echoed = [_echoed(context, request, fields) for request in requests for _ in range(request.n)]
+    echoed: list[str] = []
+    for request in requests:
+        echoed += [_echoed(context, request, fields)] * request.n
     return CompletionsReply(fields, requests, conventions, echoed)
 
 
 def _echoed(context: ApiContext, request: GenerationRequest, fields: BodyFields) -> str:
-    """Return the text before an answer: nothing, the prompt's text, or the text of its token ids if they were cut."""
+    """Return the text before each answer: nothing, the prompt's text, or the text of its token ids if they were cut."""
     if not fields.parameters["echo"]:
         return ""
     if request.prompt and not request.truncated:
