@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -65,9 +66,12 @@ class ModelManager:
         account: MemoryAccount,
         predict: Predict,
         start: Start,
-        loading_limit: float | None = None,
+        loading_limit: float = math.inf,
     ) -> None:
-        """folders: of configured models. loading_limit: upper bound of `option.model_loading_timeout` in seconds."""
+        """folders: of configured models. loading_limit: seconds that the platform waits for a model to load.
+
+        A model's server applies `option.model_loading_timeout` itself, because a download does not count.
+        """
         self._models = {name: ServedModel(name, folder) for name, folder in folders.items()}
         self._on_demand = bool(folders)
         self._account = account
@@ -237,13 +241,17 @@ class ModelManager:
                 if not (evict and out_of_memory and self._others_in_memory(model)):
                     raise
                 _logger.info("model %s needs more memory than predicted: %s", model.name, error)
+                with self._changed:
+                    model.server = model.need = None  # another model may be waiting for this memory
+                    self._changed.notify_all()
                 return self._start_once(model, leased, self._admit(model, evict, underestimated=True))
         except BaseException as error:
             with self._changed:
                 mapped = self._failure(model, error)
-                model.mark_down("" if isinstance(mapped, NoMemory) else str(mapped))
+                not_started = isinstance(error, NoMemory)  # a server that ran out of memory raised NotHealthy
+                model.mark_down("" if not_started else str(mapped))
                 self._changed.notify_all()
-            level = logging.INFO if isinstance(mapped, NoMemory) else logging.WARNING
+            level = logging.INFO if not_started else logging.WARNING
             _logger.log(level, "model %s: %s", model.name, mapped)
             if mapped is error:
                 raise
@@ -255,8 +263,7 @@ class ModelManager:
             self._refuse_when_stopped(model)
             server = model.server = self._start(model.folder, need)
         try:
-            limit = min(need.loading_timeout, self._loading_limit or need.loading_timeout)
-            server.wait_healthy(limit, model.stopping)
+            server.wait_healthy(self._loading_limit, model.stopping)
             with self._changed:
                 self._refuse_when_stopped(model)
                 model.mark_ready()

@@ -25,7 +25,6 @@ _FILES_FACTOR = 1.2
 """Memory per byte of files if the model is unknown, as LMI estimates it."""
 _MOST_REASONS = 5
 """Problems of a model that its error lists."""
-_DEFAULT_LOADING_TIMEOUT = 1200.0
 _SMI_SECONDS = 5.0
 
 
@@ -39,7 +38,6 @@ class MemoryNeed:
     """Bytes of each GPU."""
     kv_cache_gb: str = ""
     """`option.kv_cache_gb` as resolved for the free memory; empty if the engine decides."""
-    loading_timeout: float = _DEFAULT_LOADING_TIMEOUT
 
 
 class MemoryUser(Protocol):
@@ -157,7 +155,6 @@ def predict_need(
         host=max(host, machine.memory_available_bytes + 1) if lacks_memory else host,
         gpu=own_gpu or gpu,
         kv_cache_gb=kv_cache if _number(kv_cache, 0) else "",
-        loading_timeout=_number(values.get("option.model_loading_timeout"), _DEFAULT_LOADING_TIMEOUT),
     )
 
 

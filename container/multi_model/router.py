@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ def make_router(config_path: str) -> Flask:
 
     folders = {name: Path(folder) for name, folder in config.folders.items()}
     account = MemoryAccount(environ, config.memory_limit, config.memory_reserved)
-    limit = None if folders else _PLATFORM_LOADING_SECONDS
+    limit = math.inf if folders else _PLATFORM_LOADING_SECONDS
     manager = ModelManager(folders, account, predict, start, limit)
     if folders:
         threading.Thread(target=manager.load_all, name="load-all", daemon=True).start()

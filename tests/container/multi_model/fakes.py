@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -41,10 +42,12 @@ class FakeServer(LocalServer):
         self.dead = self.hang or self.dead
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
-        while not self._lab.healthy.wait(0.005):
+        name = self.folder.name
+        while not self._lab.gates.get(name, self._lab.healthy).wait(0.005):
             if stopping.is_set():
                 raise NotHealthy("it was stopped")
-        name = self.folder.name
+        if self._lab.loading_seconds > limit:
+            raise NotHealthy(f"/ping did not return 200 within {limit:g} s")
         if reason := self._lab.broken_once.pop(name, "") or self._lab.broken.get(name):
             raise NotHealthy(reason)
 
@@ -74,6 +77,11 @@ class FakeModels:
         """Reasons for starts of which only the first one fails, by model."""
         self.healthy = threading.Event()
         self.healthy.set()
+        """Servers wait for this event before they are healthy."""
+        self.gates: dict[str, threading.Event] = {}
+        """Events in place of `healthy`, by model."""
+        self.loading_seconds = 0.0
+        """Time that loading is supposed to take, with the download. No server really waits for it."""
         self.go = threading.Event()
         """Requests wait for this event."""
         self.go.set()
@@ -83,16 +91,16 @@ class FakeModels:
         """Number of running servers after each start."""
         self.managers: list[ModelManager] = []
 
-    def manager(self, *names: str, limit: int | None = None) -> ModelManager:
+    def manager(self, *names: str, limit: int | None = None, loading_limit: float = math.inf) -> ModelManager:
         """Create a manager that loads `names` on demand, or with explicit `load` and `unload` if there are none.
 
-        limit: memory that all models may use.
+        limit: memory that all models may use. loading_limit: seconds that the platform waits for a model.
         """
         folders = {name: Path("/models") / name for name in names}
         account = MemoryAccount(
             {}, limit, 0, lambda pid: self.taken.get(pid, 0), lambda environ: Machine(2, self.free)
         )
-        self.managers.append(ModelManager(folders, account, self.predict, self.start))
+        self.managers.append(ModelManager(folders, account, self.predict, self.start, loading_limit))
         return self.managers[-1]
 
     def loaded(self, *names: str, limit: int | None = None) -> ModelManager:
