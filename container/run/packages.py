@@ -6,6 +6,7 @@ version.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -24,10 +25,12 @@ from lmi_server.config import UserHandler
 
 _COMPLETE = "complete"
 _MAX_ERROR = 600
+_COMMENT = re.compile(r"(?<!\S)#.*")
 _WORD = re.compile(r"(?:^|[\s=])(?:-[rcef]|file://)?([^\s=\[;]+)")
 """A word of a requirements file that may be a path, without the option before it and the extras after it."""
 _BUILD_OUTPUT = re.compile(r"build|__pycache__|.+\.egg-info")
 """Names of files and folders that installing a package leaves in its source folder."""
+_PROJECT_FILES = ("pyproject.toml", "setup.py")
 
 
 def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], view: ProgressView) -> str:
@@ -39,9 +42,9 @@ def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], v
         return sys.executable
     requirements = Path(handler.requirements)
     wheels = requirements.parent / "requirements"
-    folder = cache / "handlers" / _key(requirements, wheels)
-    python = folder / "bin" / "python"
     try:
+        folder = cache / "handlers" / _key(requirements, wheels)
+        python = folder / "bin" / "python"
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent / f".{folder.name}.lock", "installing packages", view):
             if not (folder / _COMPLETE).is_file():
@@ -67,26 +70,42 @@ def _key(requirements: Path, wheels: Path) -> str:
         if _is_list(path):
             digest.update(path.read_bytes())
             continue
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            inner = file.relative_to(path)
-            if file.is_file() and not any(map(_BUILD_OUTPUT.fullmatch, inner.parts)):
+        for file in [path] if path.is_file() else _source_files(path):
+            with contextlib.suppress(FileNotFoundError):  # it may have been removed meanwhile
                 status = file.stat()
-                digest.update(f"\0{inner} {status.st_size} {status.st_mtime_ns}".encode())
+                digest.update(f"\0{file.relative_to(path)} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
 
 
+def _source_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted, without build output."""
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder):  # unlike Path.rglob, skips folders that vanish meanwhile
+        folders[:] = [name for name in folders if not _BUILD_OUTPUT.fullmatch(name)]
+        found += [Path(parent, name) for name in names if not _BUILD_OUTPUT.fullmatch(name)]
+    return sorted(file for file in found if file.is_file())
+
+
 def _local_files(requirements: Path) -> list[Path]:
-    """Return the requirements file, and the files and folders it names, directly or in lists that it includes."""
+    """Return the requirements file, and the files and folders it names, directly or in lists that it includes.
+
+    Folders around the requirements file are left out unless they are Python projects: everything below them would
+    count.
+    """
     found = [requirements.resolve()]
+    around = requirements.parent.resolve().parents
     for file in found:  # grows meanwhile
         if not _is_list(file):
             continue
-        for word in _WORD.findall(file.read_text(encoding="utf-8", errors="replace")):
+        text = _COMMENT.sub("", file.read_text(encoding="utf-8", errors="replace"))
+        for word in _WORD.findall(text):
             # Included lists are relative to the file that names them, packages to the folder in which pip runs.
             for path in (file.parent / word, requirements.parent / word):
                 # Unlike Path.exists, false for a name that is too long.
-                if os.path.exists(path) and path.resolve() not in found:  # noqa: PTH110
-                    found.append(path.resolve())
+                if not os.path.exists(path) or (path := path.resolve()) in found:  # noqa: PTH110
+                    continue
+                if path not in around or any((path / name).is_file() for name in _PROJECT_FILES):
+                    found.append(path)
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from container.explain.resolve import CannotServe
 from container.progress import LogLines
 from container.run import packages
 from lmi_server.config import UserHandler
@@ -82,3 +84,69 @@ def test_packages_are_reinstalled_when_a_referenced_file_changes(
     write(folder, {changed_file: files[changed_file] + "\nb"})
     start(folder)
     assert len(set(installed)) == 2
+
+
+@pytest.mark.parametrize(
+    "requirements",
+    [
+        "numpy  # CPU .. GPU builds",
+        "# .. or ../other\nnumpy",
+        "numpy\n\t# see ../other",
+        "numpy\n--find-links ..",
+    ],
+    ids=["after a requirement", "before a requirement", "after a tab", "a folder around this one"],
+)
+def test_folders_in_comments_and_around_the_handler_are_not_searched(
+    requirements: str, installed: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    write(folder, {"requirements.txt": requirements, "../other/a.py": "a"})
+    start(folder)
+    write(folder, {"../other/a.py": "changed"})
+    start(folder)
+    assert len(installed) == 1
+
+
+@pytest.mark.parametrize(("requirements", "changed_file"), [(".", "setup.py"), ("..", "../src/mine.py")])
+def test_a_package_may_be_around_the_handler(
+    requirements: str, changed_file: str, installed: list[Path], tmp_path: Path
+) -> None:
+    folder, cache = tmp_path / "package" / "folder", tmp_path / "cache"
+    user = UserHandler(str(folder / "model.py"), "handle", {}, str(folder / "requirements.txt"))
+    files = {"requirements.txt": requirements, "setup.py": "", "../setup.py": "", "../src/mine.py": ""}
+    for changes in (files, {}, {changed_file: "changed"}):
+        write(folder, changes)
+        packages.interpreter(user, cache, {}, LogLines(io.StringIO()))
+    assert len(set(installed)) == 2
+
+
+def test_files_may_vanish_while_they_are_listed(
+    installed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    write(folder, {"requirements.txt": "./mine", "mine/a.py": "", "mine/gone.py": ""})
+    real_stat = Path.stat
+
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        status = real_stat(path, follow_symlinks=follow_symlinks)
+        if path.name == "gone.py":
+            path.unlink()
+        return status
+
+    monkeypatch.setattr(Path, "stat", stat)
+    start(folder)
+    assert len(installed) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    installed: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    write(folder, {"requirements.txt": "numpy"})
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(CannotServe, match=r"Permission denied: .*requirements\.txt"):
+        start(folder)
