@@ -53,6 +53,8 @@ class AsyncInvocations:
             raise runtime_refused(
                 f"Body: at most {_MAX_INLINE_BYTES} bytes (got {len(body)}); use InputLocation"
             )
+        if not endpoint.traffic.fleets():
+            raise runtime_refused("The endpoint is not in service.")
         if not self._room.acquire(blocking=False):
             raise ApiError(
                 "ServiceUnavailable", f"the queue is full: {_MAX_WAITING} invocations are waiting", 503

@@ -119,7 +119,10 @@ def _shares(routing: Mapping[str, Any], num_containers: int) -> tuple[float, ...
     size = routing.get(field)
     if size is None:
         raise refused(f"{where}: missing; Type={kind} needs it")
-    step = size["Value"] / (100 if size["Type"] == "CAPACITY_PERCENT" else num_containers)
+    whole = 100 if size["Type"] == "CAPACITY_PERCENT" else num_containers
+    if whole == 0:
+        raise refused(f"{where}: at most half of the fleet (got {size['Value']} of 0 instances)")
+    step = size["Value"] / whole
     if step > _LARGEST_STEP:
         raise refused(f"{where}: at most half of the fleet (got {percent(step)})")
     if kind == "CANARY":

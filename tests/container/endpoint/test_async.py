@@ -108,6 +108,14 @@ def test_invalid_calls_raise_validation_errors(platform: FakeLab) -> None:
         api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
 
 
+def test_an_endpoint_that_is_not_in_service_refuses_invocations(platform: FakeLab, s3: FakeS3) -> None:
+    deploy(platform, environment={"UNHEALTHY": "it is broken"})
+    api = platform.runtime
+    with pytest.raises(api.exceptions.ValidationError, match="The endpoint is not in service"):
+        api.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"question")
+    assert s3.objects == {}
+
+
 @pytest.mark.parametrize("name", ["a#1", "a?b=c", "a%20b", "one two"])
 def test_names_of_objects_may_have_any_character(platform: FakeLab, s3: FakeS3, name: str) -> None:
     deploy(platform)

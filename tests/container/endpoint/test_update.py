@@ -194,6 +194,25 @@ def test_an_unsupported_policy_is_rejected(policy: dict[str, Any], words: str) -
         Rollout.of(policy, 4, {})
 
 
+def test_a_number_of_instances_of_a_fleet_without_any_is_rejected(platform: FakeLab) -> None:
+    """A variant may be scaled to 0 instances, and an update may retain that number."""
+    platform.deploy(A={})
+    platform.configure("two", A={})
+    platform.sagemaker.update_endpoint_weights_and_capacities(
+        EndpointName=ENDPOINT,
+        DesiredWeightsAndCapacities=[{"VariantName": "A", "DesiredInstanceCount": 0}],
+    )
+    platform.wait("InService")
+    with pytest.raises(ClientError, match=r"ValidationException.*CanarySize: at most half .* \(got 1 of 0"):
+        platform.sagemaker.update_endpoint(
+            EndpointName=ENDPOINT,
+            EndpointConfigName="two",
+            RetainAllVariantProperties=True,
+            DeploymentConfig=deployment("CANARY", CanarySize={"Type": "INSTANCE_COUNT", "Value": 1}),
+        )
+    assert platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"] == "InService"
+
+
 def served_requests(seconds: float, *statuses: int) -> list[ServedRequest]:
     return [ServedRequest(0.0, seconds, None, status) for status in statuses]
 
