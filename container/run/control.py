@@ -10,7 +10,7 @@ from typing import Self
 import zmq
 
 from engines.base import SettingValue
-from engines.core import EngineStats, SchedulerSettings
+from engines.core import EngineStats
 from engines.wire import (
     ConfigureScheduler,
     Drain,
@@ -48,14 +48,14 @@ class EngineControl:
 
     def scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float, keep_waiting: Callable[[], bool]
-    ) -> SchedulerSettings | None:
-        """Change scheduler settings, all or none, and return the settings in force. `changes` may be empty.
+    ) -> SchedulerState | None:
+        """Change scheduler settings, all or none, and return the engine's reply. `changes` may be empty.
 
-        Returns None if the engine has no scheduler, or does not reply (see `stats`).
+        Returns None if the engine does not reply (see `stats`).
         """
         self._token += 1
         reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, keep_waiting)
-        return reply.settings if isinstance(reply, SchedulerState) else None
+        return reply if isinstance(reply, SchedulerState) else None
 
     def _ask(
         self, question: GetStats | ConfigureScheduler, timeout: float, keep_waiting: Callable[[], bool]

@@ -21,9 +21,9 @@ from container.run.processes import Child, reap_orphans
 from container.run.stop_signals import StopSignals
 from engines.base import SettingValue
 from engines.copies.settings_lock import settings_lock
-from engines.core import SchedulerSettings
 from engines.errors import Unavailable
 from engines.health import EngineState, StatusBoard
+from engines.wire import SchedulerState
 
 _POLL_SECONDS = 0.2
 _SETTINGS_SECONDS = 10.0
@@ -162,20 +162,25 @@ class Supervisor:
     def _share_settings(self, copy: EngineCopy) -> None:
         """Apply the scheduler settings of the other copies, which may have changed, to a restarted copy.
 
+        Does nothing if the engines have no scheduler.
+
         Raises: Unavailable: no other copy replies, or the restarted copy does not take the settings.
         """
 
-        def settings(target: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
+        def scheduler(target: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerState | None:
             def keep_waiting() -> bool:
                 return target.child.poll() is None and not self._signals.count
 
             return target.control.scheduler(changes, _SETTINGS_SECONDS, keep_waiting)
 
         others = [other for other in self._copies if other is not copy and other.was_ready]
-        in_force = next(filter(None, (settings(other, {}) for other in others)), None)
-        if others and in_force is None:
+        state = next(filter(None, (scheduler(other, {}) for other in others)), None)
+        if others and state is None:
             raise Unavailable("the other copies did not report their settings in time")
-        if in_force is not None and settings(copy, asdict(in_force)) != in_force:
+        if state is None or state.settings is None:
+            return
+        taken = scheduler(copy, asdict(state.settings))
+        if taken is None or taken.settings != state.settings:
             raise Unavailable("it did not accept the settings of the other copies in time")
 
     def _stop(self) -> int:

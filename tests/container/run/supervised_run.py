@@ -84,7 +84,8 @@ def fake_engine(folder: Path, mode: str) -> int:
         if isinstance(message, ConfigureScheduler):
             settings = dataclasses.replace(settings, **message.changes)
             (folder / "seqs").write_text(str(settings.max_num_seqs))
-            socket.send_multipart([client, encode(SchedulerState(message.token, settings, {}))])
+            in_force = None if mode == "no-scheduler" else settings
+            socket.send_multipart([client, encode(SchedulerState(message.token, in_force, {}))])
         if isinstance(message, Drain) and mode != "ignores-drain":
             (folder / "drained").touch()
             board.set_state(EngineState.STOPPED)

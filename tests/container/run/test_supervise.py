@@ -228,6 +228,15 @@ def test_a_killed_copy_is_restarted_with_the_settings_of_the_others(start: Start
     assert out.splitlines()[-1] == "stopped"
 
 
+def test_a_killed_copy_whose_engine_has_no_scheduler_is_restarted_without_a_warning(start: Start) -> None:
+    run = start("no-scheduler", "obeys", copies=2)
+    os.kill(run.engine, signal.SIGKILL)
+    assert "restarting copy1 in 0.1 s" in run.read_line()
+    assert run.read_line() == "copy1 is serving again"
+    run.process.terminate()
+    run.wait_exit(0)
+
+
 def test_a_copy_that_fails_three_times_in_a_row_stops_the_server(start: Start) -> None:
     run = start("obeys", "obeys", copies=2)
     os.kill(run.engine, signal.SIGKILL)
