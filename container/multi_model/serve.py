@@ -26,6 +26,8 @@ MODELS_ROOT = "LMI_MODELS_DIR"
 _DEFAULT_ROOT = "/opt/ml/models"
 _RESERVED_MB = 500
 _GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
+_FILES_OF_CONNECTION = 2
+"""Open files of a client's connection: its socket, and that to the model's server while a request is forwarded."""
 _POLL_SECONDS = 0.5
 _END_SECONDS = 29.5
 """Time for the router to exit before it is killed."""
@@ -63,7 +65,7 @@ def serve_several(
                 file = folder / "router.json"
                 file.write_text(config.to_json(), encoding="utf-8")
                 app = f"container.multi_model.router:make_router({str(file)!r})"
-                connections = launch.web_connections(raise_open_files())
+                connections = launch.web_connections(raise_open_files(), _FILES_OF_CONNECTION)
                 command = launch.web_command(app, listener.fileno(), 1, connections, _GUNICORN_CONF)
                 env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
                 signals.raising = False

@@ -239,9 +239,12 @@ def web_workers(cores: int) -> int:
     return max(1, min(_MAX_WEB_WORKERS, cores // _CORES_PER_WEB_WORKER))
 
 
-def web_connections(open_files: int) -> int:
-    """Return the maximum connections of one web worker, each an open file. open_files: the limit per process."""
-    return max(1, min(_MAX_CONNECTIONS, open_files - _OTHER_OPEN_FILES))
+def web_connections(open_files: int, files_each: int = 1) -> int:
+    """Return the maximum connections of one web worker.
+
+    open_files: the limit per process. files_each: open files that one connection may need.
+    """
+    return max(1, min(_MAX_CONNECTIONS, (open_files - _OTHER_OPEN_FILES) // files_each))
 
 
 def web_app(paths: RuntimePaths) -> str:

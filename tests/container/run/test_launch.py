@@ -112,10 +112,11 @@ def test_web_workers_grow_slowly_with_the_cores(cores: int, workers: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("files", "connections"), [(65536, 8192), (8192, 7936), (1024, 768), (256, 1), (10, 1)]
+    ("files", "each", "connections"),
+    [(65536, 1, 8192), (8192, 1, 7936), (1024, 1, 768), (256, 1, 1), (10, 1, 1), (8192, 2, 3968), (10, 2, 1)],
 )
-def test_web_connections_leave_room_for_other_open_files(files: int, connections: int) -> None:
-    assert launch.web_connections(files) == connections
+def test_web_connections_leave_room_for_other_open_files(files: int, each: int, connections: int) -> None:
+    assert launch.web_connections(files, each) == connections
 
 
 def test_web_processes_get_a_digest_and_no_process_gets_the_admin_token() -> None:

@@ -1,0 +1,36 @@
+"""How the router is started. Its process is a fake."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from container.multi_model import serve
+from container.progress import LogLines
+from container.run.serve import ServeOptions
+from container.run.stop_signals import StopRequested
+
+
+def test_each_forwarded_request_of_the_router_may_open_two_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[Sequence[str]] = []
+
+    def start(name: str, command: Sequence[str], *_: Any, **__: Any) -> None:
+        commands.append(command)
+        raise StopRequested
+
+    monkeypatch.setattr(serve, "Child", SimpleNamespace(start=start))
+    monkeypatch.setattr(serve, "raise_open_files", lambda: 1256)
+    environ = {"SAGEMAKER_MULTI_MODEL": "true"}
+    options = ServeOptions(tmp_path, "127.0.0.1", 0)
+    config = serve.router_config(options, environ)
+    assert config is not None
+    assert serve.serve_several(config, options, environ, LogLines(io.StringIO())) == 0
+    (command,) = commands
+    assert command[command.index("--worker-connections") + 1] == "500"
