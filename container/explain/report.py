@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from container.explain.prediction.memory import MemoryPrediction, gigabytes
+from container.explain.prediction.memory import MemoryPrediction, gigabytes, three_digits
 from container.explain.prediction.startup import StartPrediction
 from lmi_server.properties.loader import EffectiveValue
 from lmi_server.values.show import one_line
@@ -153,6 +153,8 @@ def _predicted(memory: MemoryPrediction, start: StartPrediction | None) -> list[
         "fits": f"no: {memory.shortage}" if memory.shortage else "yes",
     }
     if start is not None:
-        fetch = f"about {start.download_seconds:.3g} s to fetch, " if start.download_seconds else ""
-        rows["start"] = f"{fetch}about {start.load_seconds:.3g} s to load {gigabytes(start.file_bytes)}"
+        fetch = f"about {three_digits(start.download_seconds)} s to fetch, " if start.download_seconds else ""
+        rows["start"] = (
+            f"{fetch}about {three_digits(start.load_seconds)} s to load {gigabytes(start.file_bytes)}"
+        )
     return [f"  {name:<12}  {text}" for name, text in rows.items()]

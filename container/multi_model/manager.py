@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from container.explain.prediction.memory import gigabytes
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
 from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
@@ -355,7 +356,7 @@ class ModelManager:
 
 
 def _no_room(need: MemoryNeed, room: Room, when: str = "are free") -> str:
-    host, free = need.host / 1e9, room.machine.memory_available_bytes / 1e9
+    needed, free, where = need.host, room.machine.memory_available_bytes, "memory"
     if need.gpu > room.gpu:
-        return f"no room: the model needs {need.gpu / 1e9:.3g} GB of each GPU, but only {room.gpu / 1e9:.3g} GB {when}"
-    return f"no room: the model needs {host:.3g} GB of memory, but only {free:.3g} GB {when}"
+        needed, free, where = need.gpu, room.gpu, "each GPU"
+    return f"no room: the model needs {gigabytes(needed)} of {where}, but only {gigabytes(free)} {when}"

@@ -223,4 +223,10 @@ def predict_dynamic(
 
 def gigabytes(count: int) -> str:
     """Format a number of bytes in MB or GB, which are powers of ten."""
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+    unit, name = (1e9, "GB") if count >= 999.5e6 else (1e6, "MB")
+    return f"{three_digits(count / unit)} {name}"
+
+
+def three_digits(value: float) -> str:
+    """Format with three significant digits, without trailing zeros: 0.012, 1.5, 24, 1370."""
+    return f"{float(f'{value:.3g}'):g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from container.explain.check import check
+from container.explain.prediction.memory import gigabytes
+from container.explain.prediction.startup import StartPrediction
 from container.explain.report import CheckReport
 from container.explain.target import instance_target, this_machine
 from container.machine import Machine
@@ -284,3 +287,27 @@ def test_file_bytes_do_not_include_another_copy_of_the_weights(tmp_path: Path) -
     start = check(tmp_path, {}, CPU_MACHINE, lambda source: model).start
     assert start is not None
     assert start.file_bytes == 3000
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 MB"),
+        (1_234_567, "1.23 MB"),
+        (999_400_000, "999 MB"),
+        (999_600_000, "1 GB"),
+        (1_000_000_000, "1 GB"),
+        (23_456_000_000, "23.5 GB"),
+        (999_700_000_000, "1000 GB"),
+        (1_374_000_000_000, "1370 GB"),
+        (405_800_000_000_000, "406000 GB"),
+    ],
+)
+def test_sizes_have_three_digits_and_no_exponent(count: int, text: str) -> None:
+    assert gigabytes(count) == text
+
+
+def test_long_times_to_load_a_model_have_no_exponent(tmp_path: Path) -> None:
+    report = check(make_model(tmp_path, SMALL), {}, CPU_MACHINE)
+    slow = dataclasses.replace(report, start=StartPrediction(1_374_000_000_000, 1374.0, 2748.0))
+    assert "about 1370 s to fetch, about 2750 s to load 1370 GB" in slow.render()

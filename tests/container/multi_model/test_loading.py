@@ -89,6 +89,13 @@ def test_a_model_without_room_is_loaded_as_soon_as_there_is_room(lab: FakeModels
     assert served_by(manager, "a") == "a"
 
 
+def test_the_error_of_a_model_without_room_has_sizes_without_an_exponent(lab: FakeModels) -> None:
+    manager = lab.manager("a", "b")
+    lab.free, lab.needs["a"] = 999_600_000, 1_374_000_000_000
+    with pytest.raises(NoMemory, match="the model needs 1370 GB of memory, but only 1 GB are free"):
+        manager.lease("a")
+
+
 def test_only_the_platform_limits_the_time_of_a_download(lab: FakeModels) -> None:
     """The model's own server applies `option.model_loading_timeout`, which begins after the download."""
     lab.loading_seconds = 1e6
