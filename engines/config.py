@@ -88,6 +88,12 @@ class CacheConfig:
     dtype: str = "auto"
     """Dtype of keys and values: `fp32`, `bf16`, `fp16` or `int8`; `auto`: the dtype of products."""
 
+    def stored_dtype(self, device: str, model_dtype: str) -> str:
+        """Return the dtype of keys and values on a device, `cpu` or `cuda`."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "fp32" if device == "cpu" else model_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

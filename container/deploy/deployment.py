@@ -146,7 +146,7 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
     environ = {name: str(value) for name, value in endpoint.environment.items()}
     found = examine(variant.path, environ)
     if found.loaded is None:
-        raise PropertiesError(tuple(found.problems), tuple(found.warnings))
+        raise PropertiesError(tuple(found.problems))
     config = found.loaded.config
     from_file = variables.from_file(found.entries)
     if endpoint.model_data is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from container.measure.output import Table
+from container.measure.output import Table, bullets
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,13 @@ class Report:
     sections: tuple[Section, ...]
 
     def markdown(self) -> str:
-        parts = [f"# {self.title}", self.lead, _bullets(self.findings)]
+        parts = [f"# {self.title}", self.lead, "\n".join(bullets(self.findings))]
         for section in self.sections:
             parts += [f"## {section.title}", section.text]
             for table in section.tables:
                 parts += [table.title and f"**{table.title}**", table.markdown()]
-            parts.append(_bullets(section.bullets))
+            parts.append("\n".join(bullets(section.bullets)))
         return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _bullets(sentences: Iterable[object]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def failed_requests(num_failed: int, num_requests: int) -> tuple[Finding, ...]:

@@ -115,9 +115,20 @@ def replace_text(path: Path, text: str) -> None:
     beside.rename(path)
 
 
+def disk_bytes(folder: Path) -> int:
+    """Return the bytes that the files in a folder take on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def cannot_write(cache: Path, error: OSError) -> ModelNotAvailable:
+    """Return the error for a cache that cannot be written."""
+    why = error.strerror or str(error)
+    return ModelNotAvailable(f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder")
+
+
 def remove_folder(folder: Path, why: str, view: ProgressView) -> int:
     """Remove a folder and report it. Returns the bytes freed. Raises OSError."""
-    size = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    size = disk_bytes(folder)
     shutil.rmtree(folder)
     view.say(f"removed {folder}: {why}, {size} bytes")
     return size

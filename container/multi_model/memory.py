@@ -94,7 +94,7 @@ class MemoryAccount:
         for user in users:
             if user.need is None:
                 continue
-            measured = self._measure(user.pid) if user.pid is not None else 0
+            measured = self.measured(user)
             taken += max(user.need.host, measured)
             free -= max(user.need.host - measured, 0)
             promised_gpu += 0 if user.is_ready else user.need.gpu

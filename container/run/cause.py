@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
+
+from engines.process import signal_name
 
 _MPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 _MPI_EXIT = re.compile(r"Process name: \[.*?,(\d+)\]\s+Exit code:\s+(\d+)")
 _MPI_BANNER = re.compile(r"^-{20,}$.*?^-{20,}$", re.MULTILINE | re.DOTALL)
-
-
-def signal_name(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    return f"{name} (kill -9, or the kernel when out of memory)" if name == "SIGKILL" else name
 
 
 def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:

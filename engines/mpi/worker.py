@@ -6,7 +6,6 @@ cause on stderr and on the status board.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
@@ -29,7 +28,7 @@ from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
-from engines.process import die_with_parent, process_age
+from engines.process import die_with_parent, engine_arguments, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import set_num_threads, shared_team
@@ -53,7 +52,7 @@ class _Rank:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank to its end; return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = engine_arguments(__doc__, argv)
     die_with_parent()
     board = StatusBoard.open(arguments.status)
     try:
@@ -161,16 +160,3 @@ def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
         paged_attention=config.cache.paged,
         load_seconds=seconds,
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="MpiEngineConfig as JSON")
-    parser.add_argument(
-        "--status",
-        type=Path,
-        required=True,
-        help="status board; its folder contains the sockets",
-    )
-    parser.add_argument("--address", required=True, help="ZeroMQ address to listen on (rank 0)")
-    return parser

@@ -11,13 +11,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from engines.config import PythonEngineConfig
 from engines.core import EngineInfo, Request
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
-from engines.process import die_with_parent, process_age
+from engines.process import die_with_parent, engine_arguments, process_age
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import Dispatch
 from engines.python.generating_process import GeneratingProcess
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(serve: Callable[[argparse.Namespace, StatusBoard], None], argv: list[str] | None = None) -> int:
     """Run a dispatcher until it is drained or fails. Record the end on the status board; return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = engine_arguments(__doc__, argv)
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine dispatcher %(levelname)s %(message)s")
     board = StatusBoard.open(arguments.status)
@@ -102,11 +101,3 @@ def _info(config: PythonEngineConfig, ready: Ready, load_seconds: dict[str, floa
         max_model_len=config.model.max_model_len,
         load_seconds=load_seconds,
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the engine's configuration as JSON")
-    parser.add_argument("--status", type=Path, required=True, help="status board, created by the supervisor")
-    parser.add_argument("--address", required=True, help="address to listen on for web processes")
-    return parser

@@ -13,6 +13,7 @@ from typing import Generic
 
 import msgspec
 
+from engines.process import signal_name
 from engines.python.link import Incoming, Link, LinkClosed, Outbox
 from engines.python.messages import Forget
 
@@ -100,9 +101,4 @@ class WorkerProcess(Generic[Incoming]):
             return "it closed its socket but did not exit"
         if code >= 0:
             return f"it ended with exit code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        known = " (kill -9, or the kernel when out of memory)" if name == "SIGKILL" else ""
-        return f"it was killed by {name}{known}"
+        return f"it was killed by {signal_name(-code)}"

@@ -15,7 +15,6 @@ from flask import Blueprint, Response, request
 from engines.base import SettingValue
 from engines.core import SchedulerSettings
 from engines.errors import InvalidRequest, Unavailable
-from engines.health import EngineState
 from lmi_server.admin_token import token_matches
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import check, refuse_unknown
@@ -84,9 +83,7 @@ def api(context: ApiContext) -> Blueprint:
 
 
 def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Response:
-    health = context.engine.health()
-    if health.state is not EngineState.READY:
-        raise Unavailable(health.summary())
+    context.require_ready()
     state = context.engine.configure_scheduler(changes, ANSWER_SECONDS)
     if state is None:
         raise Unavailable(

@@ -14,6 +14,8 @@ from flask import Blueprint
 
 from engines.base import Engine
 from engines.capabilities import Capabilities
+from engines.errors import Unavailable
+from engines.health import EngineState
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import GenerationRequest, TextOutput
@@ -32,6 +34,12 @@ class ServerContext:
     engine: Engine
     metrics: Metrics
     bodies: Bodies
+
+    def require_ready(self) -> None:
+        """Raise `Unavailable` unless the engine is ready."""
+        health = self.engine.health()
+        if health.state is not EngineState.READY:
+            raise Unavailable(health.summary())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 from flask import Response, request
 
-from engines.errors import EngineError, Unavailable
-from engines.health import EngineState
+from engines.errors import EngineError
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.formatted_reply import FormattedReply
 from lmi_server.apis.tenant import tenant_of
@@ -42,9 +41,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     Raises `EngineError` for every failure before the first byte is sent.
     """
     record = current_record()
-    health = context.engine.health()
-    if health.state is not EngineState.READY:
-        raise Unavailable(health.summary())
+    context.require_ready()
     tenant = tenant_of(request.headers)
     try:
         with _read_body(context) as body:

@@ -43,7 +43,7 @@ def decide(values: dict[str, OptionValue]) -> Batching:
         reason = (
             f"dynamic batching conflicts with {named}, which selects rolling batching; remove one of the two"
         )
-        problems = (Problem(item.source, item.written_key, item.text, reason) for item in dynamic)
+        problems = (item.problem(reason) for item in dynamic)
         return Batching("MPI", rolling[0].place, tuple(problems))
     engine = values.get("engine")
     if rolling:
@@ -62,10 +62,10 @@ def for_handler(values: dict[str, OptionValue]) -> Batching:
     problems = []
     if engine is not None and engine.value != "Python":
         reason = "the folder contains a handler, which requires engine=Python"
-        problems.append(Problem(engine.source, engine.written_key, engine.text, reason, "Python"))
+        problems.append(engine.problem(reason, "Python"))
     if mpi is not None and mpi.value is True:
         reason = "a handler runs in one process; MPI ranks are not started for it"
-        problems.append(Problem(mpi.source, mpi.written_key, mpi.text, reason, "false"))
+        problems.append(mpi.problem(reason, "false"))
     return Batching("Python", engine.place if engine else "inferred from the handler", tuple(problems))
 
 

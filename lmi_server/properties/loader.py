@@ -21,7 +21,7 @@ from lmi_server.properties.model_folder import is_model_folder, missing_mount, n
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name, shown
 from lmi_server.properties.problems import Problem, PropertiesError, Source
-from lmi_server.values.base import BadValueError, Scalar
+from lmi_server.values.base import BadValueError, Scalar, is_one_of
 from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_option, masked
 
@@ -88,7 +88,7 @@ def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loade
     """
     found = examine(path, environ, lenient)
     if found.loaded is None:
-        raise PropertiesError(tuple(found.problems), tuple(found.warnings))
+        raise PropertiesError(tuple(found.problems))
     return found.loaded
 
 
@@ -304,7 +304,7 @@ def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | 
     except BadValueError as error:
         refuse(error.reason, option.type.accepted, error.nearest)
         return None
-    if option.status is Status.REFUSED and not option.is_neutral(value):
+    if option.status is Status.REFUSED and not is_one_of(value, option.neutral):
         refuse(f"known to LMI but not supported: {option.reason}", neutral_text(option))
         return None
     return value

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lmi_server.config import LmiConfig
-from lmi_server.properties.problems import Source
-from lmi_server.values.base import Scalar, ValueType, is_one_of
+from lmi_server.properties.problems import Problem, Source
+from lmi_server.values.base import Scalar, ValueType
 from lmi_server.values.show import as_option
 
 _PARTS = ("source", "options", "server")
@@ -75,10 +75,6 @@ class Option:
             config = getattr(config, part)
         return config
 
-    def is_neutral(self, value: Scalar) -> bool:
-        """Return True if ignoring this value does not change what the server does."""
-        return self.status is Status.NO_EFFECT or is_one_of(value, self.neutral)
-
 
 @dataclass(frozen=True, slots=True)
 class OptionValue:
@@ -97,6 +93,9 @@ class OptionValue:
 
     def __str__(self) -> str:
         return f"{self.written_key}={self.text}"
+
+    def problem(self, reason: str, accepted: str = "") -> Problem:
+        return Problem(self.source, self.written_key, self.text, reason, accepted)
 
 
 def build_config(values: Iterable[OptionValue], engine: str, model_dir: str) -> LmiConfig:

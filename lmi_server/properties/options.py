@@ -80,7 +80,8 @@ def _option(row: dict[str, str]) -> Option:
 
 def _read() -> tuple[Option, ...]:
     text = (files(__package__) / "options.csv").read_text(encoding="utf-8")
-    return tuple(map(_option, csv.DictReader(text.splitlines())))
+    header, *rows = csv.reader(text.splitlines())
+    return tuple(_option(dict(zip(header, row, strict=True))) for row in rows)
 
 
 OPTIONS = _read()

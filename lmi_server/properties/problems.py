@@ -59,7 +59,6 @@ class Problem:
 class PropertiesError(Exception):
     """All problems in a file and its environment. `str(error)` has one line for each problem."""
 
-    def __init__(self, problems: tuple[Problem, ...], warnings: tuple[str, ...] = ()) -> None:
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
-        self.warnings = warnings

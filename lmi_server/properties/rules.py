@@ -36,7 +36,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
             continue
         reason = _MPI_ONLY.get((item.option.name, item.value), "")
         if reason and decided.engine != "MPI":
-            problems.append(Problem(item.source, item.written_key, item.text, reason))
+            problems.append(item.problem(reason))
         elif _is_unused(item, decided.engine):
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
@@ -48,13 +48,7 @@ def _copies(values: dict[str, OptionValue]) -> list[Problem]:
         values.get(name) for name in ("option.data_parallel_size", "minWorkers", "maxWorkers")
     )
     return [
-        Problem(
-            high.source,
-            high.written_key,
-            high.text,
-            f"less than {low} ({low.place})",
-            f"at least {low.value}",
-        )
+        high.problem(f"less than {low} ({low.place})", f"at least {low.value}")
         for low, high in ((least, most), (least, size), (size, most))
         if low is not None and high is not None and _is_less(high.value, low.value)
     ]
@@ -96,7 +90,7 @@ def _needs_paging(values: dict[str, OptionValue]) -> list[Problem]:
     if paged is None or paged.value is not False:
         return []
     return [
-        Problem(item.source, item.written_key, item.text, f"requires option.paged_attention=true: {why}")
+        item.problem(f"requires option.paged_attention=true: {why}")
         for name, (value, why) in _PAGED_ONLY.items()
         if (item := values.get(name)) is not None and item.value == value
     ]
@@ -107,7 +101,7 @@ def _needs_s3(values: dict[str, OptionValue]) -> list[Problem]:
     if load is None or load.value != "stream" or (model and str(model.value).startswith("s3://")):
         return []
     reason = "weights can only be streamed from S3; set option.model_id=s3://bucket/prefix, or option.load_format=auto"
-    return [Problem(load.source, load.written_key, load.text, reason)]
+    return [load.problem(reason)]
 
 
 def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:

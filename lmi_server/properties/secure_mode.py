@@ -62,7 +62,7 @@ def violations(
             channels.append(place)
         elif "DISALLOW_CHAT_TEMPLATE" in controls:
             reason = f"its chat template is not known, and DISALLOW_CHAT_TEMPLATE ({_CONTROLS}) forbids one"
-            found.append(Problem(selected.source, selected.written_key, selected.text, reason))
+            found.append(selected.problem(reason))
     for control in controls:
         found += (
             Problem(source, "", "", f"forbidden by the security control {control} ({_CONTROLS})")

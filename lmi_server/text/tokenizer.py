@@ -78,7 +78,7 @@ class TextModel:
             else None,
             template_names=tuple(templates),
             max_token_chars=max(map(len, vocabulary), default=1),
-            vocabulary_size=_vocabulary_size(folder, vocabulary),
+            vocabulary_size=_vocabulary_size(model_config, vocabulary),
             is_encoder_decoder=model_config.get("is_encoder_decoder") is True,
             # As in transformers, not for BPE, where this would remove spaces that the model generated.
             cleans_up_spaces=config.get("clean_up_tokenization_spaces") is True
@@ -141,10 +141,9 @@ def _add_tokens(tokenizer: Tokenizer, declared: Sequence[AddedToken], special: S
 
     special: texts that become special if they are in the vocabulary but neither listed nor declared.
     """
-    listed = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    listed_special = {
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    }
+    added = tokenizer.get_added_tokens_decoder().values()
+    listed = {token.content for token in added}
+    listed_special = {token.content for token in added if token.special}
     tokenizer.add_tokens(
         [one for one in declared if one.content not in (listed_special if one.special else listed)]
     )
@@ -170,9 +169,8 @@ def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str])
     return tuple(dict.fromkeys(found if number is None else [*found, number]))
 
 
-def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
+def _vocabulary_size(config: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
     """Return config.json's `vocab_size`, the number of token ids that the model knows, else the tokenizer's size."""
-    config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     for part in (config, text_config if isinstance(text_config, dict) else {}):
         if isinstance(part.get("vocab_size"), int):

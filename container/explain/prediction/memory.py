@@ -11,7 +11,6 @@ from pathlib import Path
 
 from container.explain.resolve import weights
 from container.explain.resolve.copies import fewer_copies
-from container.explain.resolve.rolling import stored_kv_dtype
 from container.explain.target import ServingTarget
 from engines.config import MpiEngineConfig, PythonEngineConfig
 from engines.models.architectures import read_config
@@ -121,7 +120,7 @@ def _predict_rolling(
         ACTIVATION_HEADROOM * activation_bytes(model, largest.num_tokens, largest.num_decodes, ranks, product)
     )
     cache = engine.cache
-    token_bytes = model.kv_bytes_per_token(stored_kv_dtype(cache, engine.parallel.device, dtype), ranks)
+    token_bytes = model.kv_bytes_per_token(cache.stored_dtype(engine.parallel.device, dtype), ranks)
     block_bytes = cache.block_size * token_bytes
     heads = split_heads(model.num_heads, model.num_kv_heads, ranks, 0).kv_heads.size
     local_block = local_bytes(block_bytes, model.num_kv_heads, ranks, heads)

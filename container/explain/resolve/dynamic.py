@@ -40,7 +40,7 @@ def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, decisions: Decisions, allow_remote_code: bool
 ) -> PythonEngineConfig:
     """Return the engine's configuration. Raises CannotServe."""
-    data = weights.read_config(model_path)
+    data = weights.read_config_json(model_path)
     remote_code = _remote_code(config, data, allow_remote_code, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)

@@ -131,7 +131,7 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
     if not unknown:
         raise CannotServe(refusal)
     remote = " (option.trust_remote_code=true has no effect under engine=MPI)"
-    data = weights.read_config(path)
+    data = weights.read_config_json(path)
     served = generates(architecture, data) or data.get("auto_map")
     advice = "; engine=Python with option.rolling_batch=disable serves it with transformers" if served else ""
     raise CannotServe(
@@ -143,13 +143,13 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
 def _checkpoint_dtype(config: LmiConfig, path: Path, model: ModelConfig) -> str:
     if config.source.load_format == "dummy":
         return model.dtype
-    return weights.checkpoint_dtype(path, weights.read_config(path))
+    return weights.checkpoint_dtype(path, weights.read_config_json(path))
 
 
 def _architecture(path: Path) -> str:
     """Return the architecture in config.json; empty if it cannot be read, which `read_config` reports later."""
     try:
-        return class_name(str(with_architecture(weights.read_config(path))["architectures"][0]))
+        return class_name(str(with_architecture(weights.read_config_json(path))["architectures"][0]))
     except (CannotServe, LookupError, TypeError):
         return ""
 
@@ -245,16 +245,11 @@ def _paging(options: EngineOptions) -> str:
     return "attention is paged" if options.paged_attention else "attention is not paged"
 
 
-def stored_kv_dtype(cache: CacheConfig, device: str, dtype: str) -> str:
-    """Return the dtype in which keys and values are stored. dtype: the model's."""
-    return cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
-
-
 def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
     """Return the capacity in tokens, in whole blocks; None if unknown. Raises CannotServe."""
     if cache.kv_cache_bytes is None:
         return None
-    bytes_per_token = model.kv_bytes_per_token(stored_kv_dtype(cache, device, dtype), degree)
+    bytes_per_token = model.kv_bytes_per_token(cache.stored_dtype(device, dtype), degree)
     tokens = cache.kv_cache_bytes // (bytes_per_token * cache.block_size) * cache.block_size
     if tokens == 0:
         raise CannotServe(

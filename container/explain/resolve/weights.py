@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -15,8 +14,8 @@ from container.models.errors import ModelNotAvailable
 from container.models.files.folder import weight_files, weights_problem
 from container.models.files.safetensors_headers import DamagedFile, require_complete
 from engines.config import ModelSettings
-from engines.models.config import ModelConfig, element_bytes
-from engines.models.config.fields import Fields
+from engines.models.config import ModelConfig, UnsupportedModel, element_bytes
+from engines.models.config.fields import Fields, config_json
 from engines.models.weight_files import stored_tensors
 
 _GIB = 1024**3
@@ -30,7 +29,7 @@ def require_safetensors(path: Path) -> None:
     and config.json does not say how: their scales would be ignored."""
     if sentence := weights_problem(path):
         raise CannotServe(sentence)
-    if read_config(path).get("quantization_config"):
+    if read_config_json(path).get("quantization_config"):
         return
     for tensor in stored_tensors(path):
         is_matrix = len(tensor.shape) > 1 and tensor.name.endswith((".weight", ".weight_packed"))
@@ -88,15 +87,12 @@ def checkpoint_dtype(path: Path, data: Mapping[str, Any]) -> str:
     return counts.most_common(1)[0][0] if counts else fields.dtype
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config_json(path: Path) -> dict[str, Any]:
     """Return the content of config.json. Raises CannotServe."""
     try:
-        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CannotServe(f"{path / 'config.json'} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise CannotServe(f"{path / 'config.json'} is not a JSON object")
-    return data
+        return config_json(path)
+    except UnsupportedModel as error:
+        raise CannotServe(str(error)) from error
 
 
 def dtype(option: str, checkpoint: str, device: str, decisions: Decisions) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, fields
 
 from container.measure.bench.workload import BenchError
 from container.measure.numbers import SECONDS, read_quantity, seconds
+from lmi_server.values.nearest import nearest
 
 _EXAMPLE = "such as ttft=500ms,tpot=50ms,latency=2s"
 
@@ -33,8 +33,8 @@ def parse_slo(text: str) -> Slo:
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         if name not in names:
-            nearest = difflib.get_close_matches(name, names, 1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            near = nearest(name, names)
+            hint = f"; did you mean {near}?" if near else ""
             raise BenchError(
                 f"--slo: unknown limit (got {name}){hint}; allowed: {', '.join(names)}, {_EXAMPLE}"
             )

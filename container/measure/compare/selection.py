@@ -131,7 +131,7 @@ def read_selection(
         return read(paths), replace(plan, parts=aws_post.PARTS, further_pairs=further)
     names = names_for(selection.places)
     if selection.settings:
-        (file,) = (NamedPath(names[0], Path(selection.places[0])),)
+        file = NamedPath(names[0], Path(selection.places[0]))
         read([file])  # so that problems of the file itself are reported under its name
         points = grid(selection.settings)
         paths = tuple(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import BinaryIO, Protocol, Self
 
 from container.measure.compare.configurations import Configuration
 from container.run import launch
-from container.run.local_server import HOST, free_port, ping
+from container.run.local_server import HOST, free_port, ping, serve_command
 from container.run.processes import Child, process_tree
 
 _POLL_SECONDS = 0.1
@@ -113,8 +112,7 @@ class ServerProcess:
         """Start and wait until `/ping` answers 200. Raises ServerFailed."""
         if config.path is None:
             raise ValueError(f"{config.name} is a running server")
-        command = [sys.executable, "-P", "-m", "container", "serve", str(config.path.resolve())]
-        command += ["--host", HOST, "--port"]
+        command = [*serve_command(config.path.resolve()), "--port"]
         return cls.launch(config.name, command, config.loading_timeout + _SPARE_SECONDS, log_path, environ)
 
     @classmethod

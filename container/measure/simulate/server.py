@@ -8,7 +8,6 @@ from pathlib import Path
 from container.explain import check as checking
 from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
 from container.explain.resolve import CannotServe, resolve
-from container.explain.resolve.rolling import stored_kv_dtype
 from container.explain.target import ServingTarget
 from container.models import files as model_files
 from container.run import launch
@@ -43,7 +42,7 @@ class SimulatedServer:
         """Dtype in which keys and values are stored."""
         engine = self.engine
         if isinstance(engine, MpiEngineConfig):
-            return stored_kv_dtype(engine.cache, engine.parallel.device, engine.model.dtype)
+            return engine.cache.stored_dtype(engine.parallel.device, engine.model.dtype)
         return engine.model.dtype if engine.parallel.device == "cuda" else "fp32"
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import Scheme
-from container.models.publish import lock_if_free, make_folder, remove_folder
+from container.models.publish import cannot_write, lock_if_free, make_folder, remove_folder
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -77,9 +77,7 @@ def prepare_bundled(cache: Path, view: ProgressView) -> Path:
             lambda part: _convert(source, part, view),
         )
     except OSError as error:
-        raise ModelNotAvailable(
-            f"cannot write the cache {cache} ({error.strerror or error}); set LMI_CACHE_DIR to another folder"
-        ) from error
+        raise cannot_write(cache, error) from error
 
 
 def prune_bundled(cache: Path, view: ProgressView) -> int:

@@ -29,7 +29,7 @@ from container.models.files.remote import (
     Verification,
 )
 from container.models.files.retry import Throttled, ThrottleWaits
-from container.models.publish import flush, locked, publish, require_space
+from container.models.publish import cannot_write, disk_bytes, flush, locked, publish, require_space
 from container.progress import ProgressView
 
 _RESERVE_BYTES = 64 << 20
@@ -125,15 +125,12 @@ def _disk_errors(name: str, cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error)
         if error.errno in _FULL:
             raise ModelNotAvailable(
-                f"the disk of the cache {cache} is full ({why}): cannot download {name}; free some space, or set "
-                "LMI_CACHE_DIR to another folder; complete files are kept, and the next start resumes the download"
+                f"the disk of the cache {cache} is full ({error.strerror}): cannot download {name}; free some space,"
+                " or set LMI_CACHE_DIR to another folder; complete files are kept, and the next start resumes the download"
             ) from error
-        raise ModelNotAvailable(
-            f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder"
-        ) from error
+        raise cannot_write(cache, error) from error
 
 
 @contextmanager
@@ -193,11 +190,10 @@ class _Fetch:
             self.copy.unpublish()
         try:
             files = self._files()
-            on_disk = sum(path.stat().st_blocks * 512 for path in part.rglob("*") if path.is_file())
             streamed = self.copy.snapshot.selection.streamed
             size = sum(file.size for file in files if not (streamed and choice.is_weights(file.path)))
             what = f"fetching {self.copy.snapshot.name} ({size / 1e6:.0f} MB)"
-            require_space(self.copy.folder.parent, max(0, size - on_disk) + _RESERVE_BYTES, what)
+            require_space(self.copy.folder.parent, max(0, size - disk_bytes(part)) + _RESERVE_BYTES, what)
             self._fetch_all(files)
             shutil.rmtree(part / _UNFINISHED)
             self.copy.write_list(files)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.gguf_names import SUFFIX, is_first, parts_of
-from container.models.publish import make_folder
+from container.models.publish import cannot_write, make_folder
 from container.progress import ProgressView
 
 _VERSION = "5"
@@ -47,10 +47,7 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
             " (cached)",
         )
     except OSError as error:
-        why = error.strerror or str(error)
-        raise ModelNotAvailable(
-            f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder"
-        ) from error
+        raise cannot_write(cache, error) from error
 
 
 def _absolute(file: Path) -> Path:

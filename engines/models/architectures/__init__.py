@@ -5,11 +5,10 @@ To add an architecture, add a file here and a line to this table.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from engines.models.config import ModelConfig, UnsupportedModel
-from engines.models.config.fields import Fields
+from engines.models.config.fields import Fields, config_json
 from engines.models.config.selection import with_architecture
 from engines.registry import Registry
 
@@ -63,14 +62,7 @@ def read_config(folder: Path) -> ModelConfig:
             has an unsupported value.
     """
     file = folder / "config.json"
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UnsupportedModel(f"{folder} has no config.json: it is not a model folder") from None
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise UnsupportedModel(f"{file} is not a JSON object")
+    data = config_json(folder)
     fields = Fields(with_architecture(data))
     if fields.architecture not in ARCHITECTURES:
         supported = ", ".join(sorted(ARCHITECTURES))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, Rotary, Scaling, Yarn
@@ -27,6 +29,22 @@ _CLASS_NAMES = {
 
 class UnsupportedModel(ValueError):
     """The folder has no supported model. The message says what is missing or unknown."""
+
+
+def config_json(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's config.json. Raises UnsupportedModel."""
+    file = folder / "config.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnsupportedModel(f"{folder} has no config.json: it is not a model folder") from None
+    except OSError as error:
+        raise UnsupportedModel(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UnsupportedModel(f"{file} is not a JSON object")
+    return data
 
 
 def class_name(architecture: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from engines.models.config import AttentionSpec, ModelConfig, UnsupportedModel
 from engines.models.config.attention import Scaling, default_sequence, longest_sequence
 from engines.models.config.description import NormSpec, linear_bytes
-from engines.models.config.fields import Fields
+from engines.models.config.fields import Fields, config_json
 from engines.models.config.library import class_source
 from engines.models.config.selection import with_architecture
 from engines.models.foreign.sizes import has_gate, latent_attention, read_experts
@@ -158,13 +157,7 @@ def describe(folder: Path) -> ForeignConfig:
     Raises:
         UnsupportedModel: the model cannot run as a transformers module. The message says why.
     """
-    try:
-        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnsupportedModel(f"{folder / 'config.json'} cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise UnsupportedModel(f"{folder / 'config.json'} is not a JSON object")
-    data = with_architecture(data)
+    data = with_architecture(config_json(folder))
     architecture, model_type = Fields(data).architecture, str(data.get("model_type"))
     if model_type == "ministral" or (model_type == "mistral" and "layer_types" in data):
         # transformers builds a Ministral from both.

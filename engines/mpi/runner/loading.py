@@ -133,11 +133,9 @@ def _load_part(
     # No bf16 or fp16 product on a CPU, which lacks a hardware path: see `lmi_kernels.linear`.
     dtype = torch.float32 if device.type == "cpu" else storage
     team = None if runs_triton(device) else shared_team()
-    kv_dtype = config.cache.dtype
-    if team is None and (config.model.quantize != "none" or kv_dtype not in ("auto", "fp32")):
+    if team is None and (config.model.quantize != "none" or config.cache.dtype not in ("auto", "fp32")):
         raise ValueError("quantised weights and 8-bit or 16-bit KV caches require native CPU kernels")
-    if kv_dtype == "auto":
-        kv_dtype = "fp32" if dtype is torch.float32 else config.model.dtype
+    kv_dtype = config.cache.stored_dtype(device.type, config.model.dtype)
     before = memory.bytes_in_use(device)
     compute = dtype if team is None else None
     weights = weight_source(config.model, model_config.dtype, storage, compute, device, comm)

@@ -42,7 +42,6 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     properties = {**config.handler.properties, "model_dir": str(folder), "device_id": device_id}
     module = load_module(Path(config.handler.file), folder, config.handler.module)
     handler = find_handler(module, config.handler.function, properties)
-    is_async = isinstance(handler, AsyncHandler)
     calls = (
         AsyncCalls(handler, link, properties)
         if isinstance(handler, AsyncHandler)
@@ -50,7 +49,9 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     )
     calls.load()
     seconds = {"imports": imported, "handler": process_age() - imported}
-    link.send(Ready(config.parallel.device, seconds, is_async, handler.takes_batches))
+    link.send(
+        Ready(config.parallel.device, seconds, isinstance(handler, AsyncHandler), handler.takes_batches)
+    )
     return calls.serve
 
 

@@ -9,8 +9,7 @@ from flask import Blueprint, Response, request
 
 from engines.base import HandlerEngine
 from engines.core import AbortReason
-from engines.errors import EngineError, Unavailable, error_from_kind
-from engines.health import EngineState
+from engines.errors import EngineError, error_from_kind
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
@@ -58,9 +57,7 @@ def api(context: ServerContext) -> Blueprint:
 def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
     """Answer the current request. Raises `EngineError` for every failure before the handler answers."""
     record = current_record()
-    health = engine.health()
-    if health.state is not EngineState.READY:
-        raise Unavailable(health.summary())
+    context.require_ready()
     with context.bodies.raw(request) as data:
         call = invocation(request, data, record)
     pieces = _AnswerPieces(engine, call, ClientWatch.from_environ(request.environ))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from container.models.errors import ModelNotAvailable
+from lmi_server.values.show import without_secrets
 
 _DEFAULT = "https://huggingface.co"
 
@@ -13,7 +14,9 @@ _DEFAULT = "https://huggingface.co"
 def hub_endpoint(environ: Mapping[str, str]) -> str:
     """Return the hub's address. Raises ModelNotAvailable if HF_ENDPOINT is not an address."""
     endpoint = (environ.get("HF_ENDPOINT") or _DEFAULT).rstrip("/")
-    wrong = f"HF_ENDPOINT={without_user(endpoint)} is not an address; allowed: https://host, http://host:port"
+    wrong = (
+        f"HF_ENDPOINT={without_secrets(endpoint)} is not an address; allowed: https://host, http://host:port"
+    )
     try:
         parts = urlsplit(endpoint)
         whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -22,9 +25,3 @@ def hub_endpoint(environ: Mapping[str, str]) -> str:
     if not whole:
         raise ModelNotAvailable(wrong)
     return endpoint
-
-
-def without_user(address: str) -> str:
-    """Return an address without its user name and password."""
-    scheme, separator, rest = address.rpartition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -11,8 +11,8 @@ from huggingface_hub import errors
 from huggingface_hub.utils import parse_ratelimit_headers
 
 from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
-from container.models.files.hub.endpoint import without_user
 from container.models.files.retry import Throttled, retry_after_seconds
+from lmi_server.values.show import without_secrets
 
 _TRY_LATER = (408, 429, 500, 502, 503, 504)
 _THROTTLED = (429, 503)
@@ -35,7 +35,7 @@ class HubAddress:
     @property
     def shown(self) -> str:
         """The endpoint for messages, without a user name and password."""
-        return without_user(self.endpoint)
+        return without_secrets(self.endpoint)
 
 
 def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelNotAvailable:
