@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from container.models.errors import ModelNotAvailable
 from container.models.files.folder import weight_files, weights_problem
-from container.models.files.safetensors_headers import DamagedFile, require_complete
+from container.models.files.safetensors_headers import require_complete
 from engines.config import ModelSettings
 from engines.models.config import ModelConfig, UnsupportedModel, element_bytes
 from engines.models.config.fields import Fields, config_json
@@ -44,7 +46,7 @@ def count_parameters(path: Path) -> int:
     """Return the number of a model's parameters, from the headers of its files; 0 if they are missing or incomplete."""
     try:
         return sum(map(require_complete, weight_files(path)))
-    except (ModelNotAvailable, DamagedFile):  # `weights_problem` says what is wrong
+    except (ModelNotAvailable, SafetensorError):  # `weights_problem` says what is wrong
         return 0
 
 

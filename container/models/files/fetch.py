@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
-from container.models.files import choice, safetensors_headers
+from container.models.files import choice
 from container.models.files.copies import Copy, copy_name, last_published
 from container.models.files.remote import (
     DEFAULT_SELECTION,
@@ -29,6 +31,7 @@ from container.models.files.remote import (
     Verification,
 )
 from container.models.files.retry import Throttled, ThrottleWaits
+from container.models.files.safetensors_headers import require_complete
 from container.models.publish import cannot_write, disk_bytes, flush, locked, publish, require_space
 from container.progress import ProgressView
 
@@ -127,8 +130,8 @@ def _disk_errors(name: str, cache: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise ModelNotAvailable(
-                f"the disk of the cache {cache} is full ({error.strerror}): cannot download {name}; free some space,"
-                " or set LMI_CACHE_DIR to another folder; complete files are kept, and the next start resumes the download"
+                f"the disk of the cache {cache} is full ({error.strerror}): cannot download {name}; free some space, or"
+                " set LMI_CACHE_DIR to another folder; complete files are kept, and the next start resumes the download"
             ) from error
         raise cannot_write(cache, error) from error
 
@@ -272,8 +275,8 @@ class _Fetch:
             )
         if choice.is_safetensors(file.path):
             try:
-                safetensors_headers.require_complete(unfinished)
-            except safetensors_headers.DamagedFile as error:
+                require_complete(unfinished)
+            except SafetensorError as error:
                 raise ModelNotAvailable(
                     f"{where} is not a complete safetensors file: {error}; upload it again"
                 ) from error

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from container.models.errors import ModelNotAvailable
-from container.models.files import choice, safetensors_headers
+from container.models.files import choice
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
+from container.models.files.safetensors_headers import require_complete
 from container.progress import ProgressView
 from engines.models import gguf_index
 from lmi_server.config import ModelSource
@@ -27,8 +30,8 @@ def weights_problem(folder: Path) -> str | None:
         return str(error)
     for file in files:
         try:
-            safetensors_headers.require_complete(file)
-        except safetensors_headers.DamagedFile as error:
+            require_complete(file)
+        except SafetensorError as error:
             return f"{file} is not a complete safetensors file: {error}"
     return None
 
