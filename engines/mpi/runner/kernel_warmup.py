@@ -1,7 +1,8 @@
 """Warm-up steps of every kind before the first request, so that no kernel is compiled while a request waits.
 
 Triton compiles a kernel, which takes seconds, at its first launch with a given set of constants. The constants of a
-step depend on its number of tokens and on how they are distributed over sequences.
+step depend on its number of tokens, on how they are distributed over sequences, and on whether the device or the host
+samples.
 """
 
 from __future__ import annotations
@@ -13,22 +14,33 @@ from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.step_runner import StepRunner
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
 
 _SHORT = 2
-_PARAMS = SamplingParams(max_new_tokens=1)
+_ON_DEVICE = SamplingParams(max_new_tokens=1)
+_ON_HOST = SamplingParams(max_new_tokens=1, temperature=0.7, top_p=0.9, top_logprobs=1)
+"""Parameters that only the host samples, and that do not change the logits first. Changed logits are in fp32; the
+largest step has compiled their kernels."""
 
 
 def warm_up_kernels(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
-    """Compute steps up to the largest, on an empty cache."""
+    """Compute steps up to the largest, on an empty cache, and sample on the device and on the host."""
     for query_lens in _shapes(largest):
-        # The first tokens of sequences. All are written to block 0, since the results are not used.
-        tables = [[0] * -(-length // block_size) for length in query_lens]
-        plan = StepPlan.of_rows(query_lens, query_lens, [WANT_LOGITS] * len(query_lens), tables)
-        steps.update(plan)
-        rows = [SamplingRow(f"rehearsal {i}", _PARAMS, [0], 1) for i in range(len(query_lens))]
-        pending = steps.compute(steps.prepare(plan), rows=rows).pending_tokens
-        if pending is not None:
-            pending.wait()
+        _run_step(query_lens, _ON_DEVICE, steps, block_size)
+    _run_step([1], _ON_HOST, steps, block_size)
+
+
+def _run_step(query_lens: list[int], params: SamplingParams, steps: StepRunner, block_size: int) -> None:
+    # The first tokens of sequences. All are written to block 0, since the results are not used.
+    tables = [[0] * -(-length // block_size) for length in query_lens]
+    plan = StepPlan.of_rows(query_lens, query_lens, [WANT_LOGITS] * len(query_lens), tables)
+    steps.update(plan)
+    rows = [SamplingRow(f"rehearsal {i}", params, [0], 1) for i in range(len(query_lens))]
+    result = steps.compute(steps.prepare(plan), rows=rows)
+    if result.pending_tokens is not None:
+        result.pending_tokens.wait()
+    if result.logits is not None:
+        Sampler(result.logits.shape[1], result.logits.device).sample(result.logits, rows)
 
 
 def _shapes(largest: LargestStep) -> Iterator[list[int]]:

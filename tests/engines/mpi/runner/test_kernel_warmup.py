@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 from engines.core import SamplingParams
+from engines.models.decoder import Decoder
 from engines.mpi.runner.kernel_warmup import warm_up_kernels
 from engines.mpi.runner.largest_step import LargestStep
 from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
 from lmi_kernels._triton import INTERPRETED
 from lmi_kernels.tuning import DEFAULT
 from tests.support.examples import examples
@@ -76,6 +80,48 @@ def test_steps_after_the_warm_up_compile_no_new_variants(kind: str, tuned_for: s
     assert {"_tiles_kernel", "_packed_attention_kernel", "_choose_kernel"} <= {
         variant.kernel for variant in compiled
     }
+
+
+_fp32_logits = Decoder.logits
+
+
+def _bf16_logits(model: Decoder, hidden: torch.Tensor) -> torch.Tensor | None:
+    logits = _fp32_logits(model, hidden)
+    return None if logits is None else logits.bfloat16()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(1, top_logprobs=2),
+        SamplingParams(1, temperature=0.7, top_logprobs=2),
+        SamplingParams(1, temperature=0.7, top_p=0.9, prompt_logprobs=1),
+        SamplingParams(1, temperature=0.7, top_k=5, logit_bias=((0, 1.0),)),
+        SamplingParams(1, num_beams=2),
+    ],
+    ids=["greedy", "sampled", "truncated", "biased", "beams"],
+)
+def test_requests_that_the_host_samples_compile_no_new_variants(
+    params: SamplingParams, tmp_path: Path
+) -> None:
+    save_model(tmp_path, "llama", **_HEADS, max_position_embeddings=_MAX_MODEL_LEN)
+    with recorded_variants("sm_90") as recorded:
+        runner = make_runner(tmp_path, num_blocks=256, max_model_len=_MAX_MODEL_LEN)
+        # On a GPU the logits have the model's dtype, which is bf16 for most models.
+        with patch.object(Decoder, "logits", _bf16_logits):
+            warm_up_kernels(_LARGEST, runner.steps, BLOCK_SIZE)
+            compiled = set(recorded)
+            maker = PlanMaker()
+            for row in range(2):
+                maker.begin(row, range(_MAX_MODEL_LEN // BLOCK_SIZE), 0)
+            plan = maker.plan({0: [0], 1: [0]})
+            runner.steps.update(plan)
+            rows = [SamplingRow(str(i), params, [0], 1) for i in range(2)]
+            logits = runner.steps.compute(runner.steps.prepare(plan), rows=rows).logits
+            assert logits is not None
+            assert logits.dtype is torch.bfloat16
+            Sampler(runner.config.vocab_size, logits.device).sample(logits[[0, 1]], rows)
+        assert _describe(recorded - compiled) == []
 
 
 def _describe(variants: set[Variant]) -> list[str]:
