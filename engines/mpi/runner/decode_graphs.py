@@ -11,6 +11,12 @@ from functools import partial
 
 import torch
 
+from engines.mpi.runner.memory import MAX_OUTSIDE
+
+_MAX_OUTSIDE_PER_GRAPH = 32 * 1024**2
+"""Maximum bytes that a later CUDA graph may take outside of torch's allocator: enough for about 2000 kernels. A graph of
+600 kernels takes about 10 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
@@ -49,16 +55,18 @@ def batch_sizes(largest: int) -> list[int]:
     return [*below, largest] if largest > 0 else []
 
 
-def graphs_bytes(sizes: Sequence[int], measure: Callable[[int], int]) -> int:
+def graphs_bytes(sizes: Sequence[int], measure: Callable[[int, int], int]) -> int:
     """Return the device memory in bytes that graphs of these sizes will hold together. All graphs share the memory of
     the largest. Each also has some of its own, from the driver and NCCL; the second largest is measured and stands for
     all.
 
-    measure: captures the graph of a size in addition to the existing ones, and returns the bytes that the device lost.
+    measure: captures the graph of a size in addition to the existing ones, and returns the bytes that the device lost:
+        in torch's allocator, and up to a maximum, its second argument, outside of it.
     """
     largest, *others = sorted(sizes, reverse=True)
-    shared = measure(largest)
-    return shared + len(others) * measure(others[0]) if others else shared
+    shared = measure(largest, MAX_OUTSIDE)
+    # What another process takes meanwhile would count once for each graph, so the maximum is small.
+    return shared + len(others) * measure(others[0], _MAX_OUTSIDE_PER_GRAPH) if others else shared
 
 
 Record = Callable[[Callable[[], DecodeOutputs]], tuple[Callable[[], None], DecodeOutputs]]

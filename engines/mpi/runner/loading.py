@@ -249,7 +249,10 @@ class _ModelPart:
         if not isinstance(steps, GpuSteps):
             return 0
         held = graphs_bytes(
-            sizes, lambda size: memory.measure_held(self.device, lambda: steps.capture([size]))
+            sizes,
+            lambda size, max_outside: memory.measure_held(
+                self.device, lambda: steps.capture([size]), max_outside
+            ),
         )
         steps.close()
         return held

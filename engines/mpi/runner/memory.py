@@ -15,8 +15,8 @@ from engines import host_memory
 from engines.mpi.runner import budget
 
 _GIB = 1024**3
-_MAX_OUTSIDE = 256 * 1024**2
-"""Maximum bytes that a CUDA graph may take outside of torch's allocator. A graph of 600 kernels takes about 10 MB."""
+MAX_OUTSIDE = 256 * 1024**2
+"""Maximum bytes that the first CUDA graph may take outside of torch's allocator."""
 
 
 def bytes_in_use(device: torch.device) -> int:
@@ -50,9 +50,12 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
     return max(0, peak - before)
 
 
-def measure_held(device: torch.device, work: Callable[[], None]) -> int:
+def measure_held(device: torch.device, work: Callable[[], None], max_outside: int) -> int:
     """Return the bytes that a GPU has lost after `work`: memory held by torch's allocator, and memory that the
-    driver and NCCL took without its knowledge."""
+    driver and NCCL took without its knowledge.
+
+    max_outside: maximum of the latter. Another process may start or end meanwhile, and its memory would count too.
+    """
 
     def held_bytes() -> tuple[int, int]:
         torch.cuda.synchronize(device)
@@ -64,8 +67,7 @@ def measure_held(device: torch.device, work: Callable[[], None]) -> int:
     before, others_before = held_bytes()
     work()
     after, others_after = held_bytes()
-    # Another process may start or end meanwhile, so the change outside of the allocator is limited.
-    return max(0, after - before) + min(max(0, others_after - others_before), _MAX_OUTSIDE)
+    return max(0, after - before) + min(max(0, others_after - others_before), max_outside)
 
 
 def empty_cache() -> None:
@@ -83,7 +85,7 @@ def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) 
     context = min(total - free - reserved, budget.CONTEXT_BYTES)
     share = budget.gpu_cache_bytes(total, utilization, context, weights, activations)
     # What other processes leave must also do for what the driver takes later.
-    return min(share, free + reserved - _MAX_OUTSIDE - weights - activations)
+    return min(share, free + reserved - MAX_OUTSIDE - weights - activations)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -177,8 +177,8 @@ def test_predicted_graph_memory_equals_that_of_all_graphs(gpu: _Gpu) -> None:
     sizes = batch_sizes(256)
     assert len(sizes) == 35
 
-    def held(size: int) -> int:
-        return memory.measure_held(torch.device("cuda"), lambda: gpu.capture(size))
+    def held(size: int, max_outside: int) -> int:
+        return memory.measure_held(torch.device("cuda"), lambda: gpu.capture(size), max_outside)
 
     predicted = graphs_bytes(sizes, held)
     assert gpu.num_graphs == 2
@@ -194,4 +194,22 @@ def test_memory_taken_by_another_process_does_not_count_as_graph_memory(gpu: _Gp
         gpu.capture(1)
         gpu.outside += 40 * GIB
 
-    assert memory.measure_held(torch.device("cuda"), work) < 2 * GIB
+    assert memory.measure_held(torch.device("cuda"), work, 256 * MIB) < 2 * GIB
+
+
+@pytest.mark.parametrize("disturbed", [256, 248])
+def test_memory_taken_by_another_process_is_not_counted_once_for_each_graph(
+    gpu: _Gpu, disturbed: int
+) -> None:
+    sizes = batch_sizes(256)
+
+    def held(size: int, max_outside: int) -> int:
+        def work() -> None:
+            gpu.capture(size)
+            if size == disturbed:
+                gpu.outside += 40 * GIB
+
+        return memory.measure_held(torch.device("cuda"), work, max_outside)
+
+    real = _Gpu.SHARED + len(sizes) * _Gpu.PER_GRAPH
+    assert real <= graphs_bytes(sizes, held) < real + 512 * MIB
