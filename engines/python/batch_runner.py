@@ -63,9 +63,14 @@ class BatchRunner:
         return batch.waste
 
     def _check(self, row: BatchRow) -> RequestOutput | None:
-        """End the row if its prompt has a token id outside the vocabulary. Return the error output, or None."""
+        """End the row if the model cannot run its request. Return the error output, or None."""
+        new, limit = row.request.sampling.max_new_tokens, self._model.max_decoder_positions
         try:
             check_token_ids(row.request.prompt_token_ids, self._model.num_embeddings)
+            if limit is not None and new > limit:
+                raise InvalidRequest(
+                    f"max_new_tokens: given {new}; accepted: at most {limit}, the positions of the model's decoder"
+                )
         except InvalidRequest as error:
             return row.fail(error)
         return None

@@ -32,6 +32,8 @@ class LoadedModel:
     takes_mask: bool
     """Whether `forward` takes an attention mask."""
     is_encoder_decoder: bool
+    max_decoder_positions: int | None = None
+    """Size of the decoder's position table, if the encoder has another one, as in LED."""
 
 
 def load_model(config: PythonEngineConfig) -> LoadedModel:
@@ -96,6 +98,7 @@ def describe(module: Any) -> LoadedModel:
         pad_token_id=pad_token_id,
         takes_mask="attention_mask" in inspect.signature(module.forward).parameters,
         is_encoder_decoder=module.config.is_encoder_decoder,
+        max_decoder_positions=getattr(module.config, "max_decoder_position_embeddings", None),
     )
 
 

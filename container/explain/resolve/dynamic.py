@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from container.machine import Machine
 from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
 from engines.models.config.attention import default_sequence, longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
+from engines.models.config.library import type_defaults
 from engines.models.config.selection import with_architecture
 from engines.models.foreign.sources import generates, generating_architectures, model_types
 from engines.models.gguf_index import read_index
@@ -21,6 +22,7 @@ from lmi_server.config import EngineOptions, LmiConfig
 
 _CONTEXT_NAMES = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length"),
+    "max_encoder_position_embeddings",
 )
 """Keys in config.json that hold the context length."""
 _UNKNOWN_CONTEXT = 2048
@@ -117,11 +119,13 @@ def _type_of_known(architecture: str, data: dict[str, Any]) -> str:
 
 def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Decisions) -> int:
     name, requested = "option.max_model_len", options.max_model_len
-    text_config = data if _context(data) else data.get("text_config", {})
-    context = _context(text_config)
-    if context is None:
-        return requested or decisions.record(name, _UNKNOWN_CONTEXT, "config.json has no context length")
-    default, longest = _default_and_longest(text_config, context)
+    parts = list(_text_parts(data))
+    found = [(context, part) for part in parts if (context := _context(part))]
+    if not found:
+        return requested or decisions.record(name, *_default_without_limit(parts))
+    context = min(context for context, _ in found)
+    defaults, limits = zip(*(_default_and_longest(part, context) for context, part in found), strict=True)
+    default, longest = min(defaults), min(limits)
     if requested is None:
         return decisions.record(name, default, context_origin(default, context))
     if requested > longest:
@@ -129,15 +133,50 @@ def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Deci
     return requested
 
 
-def _context(data: object) -> int | None:
-    if not isinstance(data, dict):
-        return None
-    found = (data.get(name) for name in _CONTEXT_NAMES)
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
+def _text_parts(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the configurations that limit the length of a text: the model's, or those of its encoder and decoder."""
+    has_length = any(data.get(name) for name in _CONTEXT_NAMES)
+    nested = [] if has_length else [data.get("text_config")]
+    if not has_length and data.get("encoder"):
+        nested = [data["encoder"], data.get("decoder")]
+    parts = [part for part in nested if isinstance(part, dict)]
+    if not parts:
+        yield data
+    for part in parts:
+        yield from _text_parts(part)
+
+
+def _defaults(data: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the values of the fields that a config.json may omit."""
+    return type_defaults(str(data.get("model_type") or ""))
+
+
+def _context(data: dict[str, Any]) -> int | None:
+    """Return the context length. None if there is none, or if the model's class in transformers does not use it."""
+    defaults = _defaults(data)
+    used = {*defaults, *(defaults.get("attribute_map") or {})}
+    return _first_length(_with_defaults(data), [name for name in _CONTEXT_NAMES if name in used or not used])
+
+
+def _default_without_limit(parts: list[dict[str, Any]]) -> tuple[int, str]:
+    """Return a length, and its origin, for a model whose positions do not limit it."""
+    trained = [length for part in parts if (length := _first_length(part, _CONTEXT_NAMES))]
+    if trained:
+        return min(trained), "the length in config.json; the model's positions allow more"
+    return _UNKNOWN_CONTEXT, "config.json has no context length"
+
+
+def _first_length(data: dict[str, Any], names: Sequence[str]) -> int | None:
+    return next((data[name] for name in names if isinstance(data.get(name), int) and data[name] > 0), None)
+
+
+def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    return {**_defaults(data), **{name: value for name, value in data.items() if value is not None}}
 
 
 def _default_and_longest(data: dict[str, Any], context: int) -> tuple[int, int]:
     """Return the default and the largest length with the file's rotary scaling; the context if it is unknown here."""
+    data = _with_defaults(data)
     fields = Fields(data)
     rotates = any(map(fields.is_set, ("rope_theta", "rope_scaling", "rope_parameters")))
     trained = fields.model_max_length if rotates else 0
@@ -146,6 +185,8 @@ def _default_and_longest(data: dict[str, Any], context: int) -> tuple[int, int]:
         scalings = fields.rope_scalings(fields.count("head_dim", head_dim))
     except (UnsupportedModel, KeyError):
         scalings = []
+    if len(scalings) == 1 and isinstance(data.get("default_theta"), dict):
+        scalings.append(None)  # layers with a sliding window, as in Gemma 3, are not scaled
     lengths = default_sequence(context, scalings), longest_sequence(context, scalings)
     return max(trained, lengths[0]), max(trained, lengths[1])
 

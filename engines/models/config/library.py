@@ -67,7 +67,7 @@ def find_modeling(architecture: str, model_type: str) -> Path | None:
 
 @cache
 def config_defaults(folder: Path, model_type: str) -> Mapping[str, Any]:
-    """Return the `name = literal` attributes of the configuration class with this model type."""
+    """Return the attributes with literal values of the configuration class with this model type."""
     for path in folder.glob("configuration_*.py"):
         for node in parse(path).body:
             if isinstance(node, ast.ClassDef):
@@ -75,6 +75,13 @@ def config_defaults(folder: Path, model_type: str) -> Mapping[str, Any]:
                 if found.get("model_type") == model_type:
                     return found
     return {}
+
+
+def type_defaults(model_type: str) -> Mapping[str, Any]:
+    """Return `config_defaults` of a model type; empty if its configuration class is not in the usual place."""
+    root, parts = models_folder(), model_type.replace("-", "_").split("_")
+    folders = (root / "_".join(parts[:count]) for count in range(len(parts), 0, -1)) if root else ()
+    return next((found for folder in folders if (found := config_defaults(folder, model_type))), {})
 
 
 def class_source(modeling: str, name: str) -> str:
@@ -89,7 +96,16 @@ def _literals(node: ast.ClassDef) -> list[tuple[str, Any]]:
         value = getattr(line, "value", None)
         if isinstance(target, ast.Name) and value is not None:
             try:
-                found.append((target.id, ast.literal_eval(value)))
+                found.append((target.id, _value(value)))
             except ValueError:
                 continue
     return found
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal, or of a product of literals such as `4096 * 32`. Raises ValueError."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        factors = ast.literal_eval(node.left), ast.literal_eval(node.right)
+        if all(isinstance(factor, int) for factor in factors):
+            return factors[0] * factors[1]
+    return ast.literal_eval(node)

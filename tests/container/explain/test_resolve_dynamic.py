@@ -43,15 +43,39 @@ def test_batching_options_come_from_the_configuration(tmp_path: Path) -> None:
         ({}, 1024),
         ({"n_positions": None, "max_position_embeddings": 77}, 77),
         ({"n_positions": None, "text_config": {"max_position_embeddings": 99}}, 99),
-        ({"n_positions": None}, 2048),
+        ({"n_positions": None}, 1024),
+        ({"n_positions": None, "n_ctx": 4096}, 1024),
+        ({"n_positions": None, "model_type": "own", "auto_map": {"AutoModelForCausalLM": "own.Own"}}, 2048),
     ],
 )
 def test_the_context_length_is_read_from_several_fields(
     tmp_path: Path, fields: dict[str, Any], context: int
 ) -> None:
-    assert resolve_engine(make_gpt2(tmp_path, **fields)).model.max_model_len == context
+    folder = make_gpt2(tmp_path, **fields)
+    resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
+    assert isinstance(resolved.config, PythonEngineConfig)
+    assert resolved.config.model.max_model_len == context
 
 
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+GEMMA3_TEXT = {
+    "model_type": "gemma3_text",
+    "hidden_size": 3840,
+    "num_attention_heads": 16,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},  # as published; it holds for some layers
+}
+GEMMA3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": GEMMA3_TEXT,
+}
+LED = {"architectures": ["LEDForConditionalGeneration"], "model_type": "led"}
+ENCODER_DECODER = {
+    "architectures": ["EncoderDecoderModel"],
+    "model_type": "encoder-decoder",
+    "encoder": {"model_type": "bert"},
+    "decoder": {"model_type": "bert", "max_position_embeddings": 1024},
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -67,6 +91,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (SHAPE | {"rope_scaling": {"type": "linear"}}, 8192),
         (SHAPE | {"model_max_length": 131072}, 131072),  # as in Command-R
         (GPT2 | {"model_max_length": 131072}, 1024),  # learned positions
+        (GPT2 | {"n_positions": None}, 1024),
+        (MISTRAL, 131072),
+        (GEMMA3, 131072),
+        (GEMMA3 | {"text_config": GEMMA3_TEXT | {"max_position_embeddings": 4096}}, 4096),
+        (LED, 16384),
+        (LED | {"max_encoder_position_embeddings": 4096}, 4096),
+        (ENCODER_DECODER, 512),
+        (ENCODER_DECODER | {"decoder": {"model_type": "gpt2", "n_positions": 256}}, 256),
     ],
 )
 def test_rotary_scaling_extends_the_context_length(
@@ -77,6 +109,14 @@ def test_rotary_scaling_extends_the_context_length(
     assert resolve_engine(folder, max_model_len=longest).model.max_model_len == longest
     with pytest.raises(CannotServe, match=f"{longest + 1} exceeds the model's context length of {longest}"):
         resolve_engine(folder, max_model_len=longest + 1)
+
+
+def test_a_length_that_the_model_does_not_use_is_no_limit(tmp_path: Path) -> None:
+    """T5 has relative positions, so its `n_positions` is only the length for which it was trained."""
+    t5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "n_positions": 512}
+    folder = make_model(tmp_path, t5)
+    assert resolve_engine(folder).model.max_model_len == 512
+    assert resolve_engine(folder, max_model_len=4096).model.max_model_len == 4096
 
 
 def test_dynamic_scaling_does_not_change_the_default_length(tmp_path: Path) -> None:

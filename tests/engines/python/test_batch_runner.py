@@ -291,6 +291,20 @@ def test_a_token_outside_the_vocabulary_is_rejected_before_computation(
     assert heard.num_steps == 7
 
 
+def test_a_request_for_more_tokens_than_the_decoder_has_positions_is_rejected() -> None:
+    """As with LED, whose encoder has a longer position table than its decoder."""
+    model = make_model("bart")
+    model.config.max_decoder_position_embeddings = 6
+    heard = Runner(model).run([request("bad", [5], 7), request("good", range(5, 17), 6)])
+    (end,) = heard.outputs["bad"]
+    assert end.error_kind == "invalid_request"
+    assert (
+        end.error_message
+        == "max_new_tokens: given 7; accepted: at most 6, the positions of the model's decoder"
+    )
+    assert len(heard.tokens("good")) == 6
+
+
 # Aborts and timeouts
 
 
