@@ -172,9 +172,9 @@ class GpuSteps:
         if host_rows and outputs.logits is not None:
             # Not `[places]`: indexing with a list would make the host wait for a copy to the device.
             logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
-        return StepResult(
-            logits, scores, PendingDeviceTokens(outputs, places, host_rows, sampler.with_logprobs(table_rows))
-        )
+        with_logprobs, show_alive = sampler.with_logprobs(table_rows), self._stopwatch.show_alive
+        pending = PendingDeviceTokens(outputs, places, host_rows, with_logprobs, show_alive)
+        return StepResult(logits, scores, pending)
 
     def _compute_eagerly(
         self, batch: DeviceBatch, targets: Sequence[PromptTargets]

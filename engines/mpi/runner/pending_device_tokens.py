@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import repeat
 
 import torch
@@ -11,6 +12,13 @@ from engines.core import SampledToken
 from engines.mpi.runner.decode_graphs import DecodeOutputs
 
 _new = tuple.__new__
+_SPIN_SECONDS = 0.002
+"""Start of a wait without sleeps. Most waits are shorter."""
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 50e-6, 5e-3
+_DELAY = 0.01
+"""Length of a sleep, as a share of the wait so far."""
+_HANGS_AFTER_SECONDS = 60.0
+"""Length of a wait beyond which the GPU counts as stuck. A step takes much less."""
 
 
 class PendingDeviceTokens:
@@ -22,13 +30,16 @@ class PendingDeviceTokens:
         places: Sequence[int],
         host_rows: Sequence[int],
         with_logprobs: Sequence[int],
+        show_alive: Callable[[], None],
     ) -> None:
         """places: rows of the outputs, one for each sampled sequence.
         with_logprobs: indices of the sampled sequences whose log-probabilities are reported.
+        show_alive: called again and again during a long wait.
         """
         self.host_rows = host_rows
         self._places = places
         self._with_logprobs = with_logprobs
+        self._show_alive = show_alive
         # One copy for both: rows that are not finite have -1 as their token.
         self._tokens = _to_host(torch.where(outputs.finite, outputs.tokens, -1))
         self._logprobs: torch.Tensor | None = None
@@ -41,7 +52,7 @@ class PendingDeviceTokens:
 
     def wait(self) -> list[SampledToken]:
         if self._event is not None:
-            self._event.synchronize()
+            _wait_for(self._event, self._show_alive)
         tokens, places = self._tokens.tolist(), self._places
         if self._logprobs is None and min(tokens) >= 0:
             # The fast path of nearly all steps. One call for each of hundreds of tokens would take four times as long.
@@ -56,6 +67,18 @@ class PendingDeviceTokens:
             SampledToken(max(0, tokens[at]), logprob, tokens[at] >= 0)
             for at, logprob in zip(places, logprobs, strict=True)
         ]
+
+
+def _wait_for(event: torch.cuda.Event, show_alive: Callable[[], None]) -> None:
+    """Wait for an event. Not with `synchronize`, which would let the heartbeat of a long step become too old."""
+    started = time.perf_counter()
+    while not event.query():
+        waited = time.perf_counter() - started
+        if waited < _SPIN_SECONDS:
+            continue
+        if waited < _HANGS_AFTER_SECONDS:
+            show_alive()
+        time.sleep(min(max(_SHORTEST_SLEEP, _DELAY * waited), _LONGEST_SLEEP))
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
