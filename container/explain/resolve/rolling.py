@@ -8,6 +8,7 @@ from pathlib import Path
 from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.explain.resolve.length import max_model_len
+from container.explain.target import this_machine
 from container.machine import Machine
 from container.models.files.s3.source import BYTE_RANGES
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
@@ -71,7 +72,8 @@ def resolve(
         raise CannotServe(
             f"head_dim is {model.head_dim}; attention on a GPU supports even numbers up to {_MAX_GPU_HEAD_DIM}"
         )
-    dtype = weights.dtype(options.dtype, _checkpoint_dtype(config, model_path, model), device, decisions)
+    checkpoint = _checkpoint_dtype(config, model_path, model)
+    dtype = weights.dtype(options.dtype, checkpoint, device, decisions, this_machine(machine).device)
     _explain_batch_invariance(options, device, machine, decisions)
     cache = _cache(options, machine, device, decisions)
     capacity = _kv_capacity(cache, model, degree, device, dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from container.explain.hardware import Device
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from container.models.errors import ModelNotAvailable
@@ -97,17 +98,34 @@ def read_config_json(path: Path) -> dict[str, Any]:
         raise CannotServe(str(error)) from error
 
 
-def dtype(option: str, checkpoint: str, device: str, decisions: Decisions) -> str:
-    """Resolve the dtype of the weights. option: `option.dtype`; checkpoint: the model's own, named as in torch."""
+def dtype(
+    option: str, checkpoint: str, device: str, decisions: Decisions, kernels_on: Device | None = None
+) -> str:
+    """Resolve the dtype of the weights.
+
+    option: `option.dtype`; checkpoint: the model's own, named as in torch.
+    kernels_on: the GPU that this server's own kernels run on, if it is known. They need its support of the dtype.
+
+    Raises:
+        CannotServe: the GPU does not support the requested dtype.
+    """
+    lack = ""
+    if kernels_on is not None and "bf16" not in kernels_on.flops:
+        lack = f"{kernels_on.name} does not support bf16 arithmetic"
     if option != "auto":
         if device == "cpu" and option != "fp32":
             decisions.notes.append(
                 f"option.dtype={option}: weights are rounded to {option}; the CPU computes in fp32"
             )
+        if lack and option == "bf16":
+            raise CannotServe(f"option.dtype: {lack} (got bf16); allowed: auto, fp16, fp32")
         return option
     if device == "cpu":
         why = f"on a CPU; exact for {checkpoint} weights"
         return decisions.record("option.dtype", "fp32", why)
-    if checkpoint in _FROM_CHECKPOINT:
-        return decisions.record("option.dtype", _FROM_CHECKPOINT[checkpoint], "the checkpoint's dtype")
+    found = _FROM_CHECKPOINT.get(checkpoint)
+    if lack and found != "fp16":
+        return decisions.record("option.dtype", "fp16", lack)
+    if found:
+        return decisions.record("option.dtype", found, "the checkpoint's dtype")
     return decisions.record("option.dtype", "bf16", f"half the size of the checkpoint's {checkpoint}")

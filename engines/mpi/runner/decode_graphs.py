@@ -14,8 +14,8 @@ import torch
 from engines.mpi.runner.memory import MAX_OUTSIDE
 
 _MAX_OUTSIDE_PER_GRAPH = 32 * 1024**2
-"""Maximum bytes that a later CUDA graph may take outside of torch's allocator, enough for about 2000 kernels: a graph of
-600 takes about 10 MB."""
+"""Maximum bytes that a later CUDA graph may take outside of torch's allocator. It is enough for about 2000 kernels: a
+graph of 600 takes about 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)

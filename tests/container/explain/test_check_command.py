@@ -153,12 +153,21 @@ def test_advice_on_the_gpu_driver(tmp_path: Path, instance: str, driver: bool) -
     assert ("does not run on V100" in advice) == instance.startswith("ml.p3")
 
 
-def test_a_gpu_without_bf16_gives_a_warning(tmp_path: Path) -> None:
-    target = instance_target("ml.g4dn.12xlarge")
-    assert check_model(tmp_path, LLAMA_3_8B, "", target).warnings == (
-        "T4 does not support bf16 arithmetic; set option.dtype=fp16",
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        ("engine=Python\n", ("T4 does not support bf16 arithmetic; set option.dtype=fp16",)),
+        ("engine=Python\noption.dtype=fp16\n", ()),
+        ("engine=MPI\n", ()),
+    ],
+    ids=["transformers", "transformers in fp16", "own kernels"],
+)
+def test_a_gpu_without_bf16_gives_a_warning_if_bf16_is_used(
+    tmp_path: Path, options: str, warnings: tuple[str, ...]
+) -> None:
+    assert (
+        check_model(tmp_path, LLAMA_3_8B, options, instance_target("ml.g4dn.12xlarge")).warnings == warnings
     )
-    assert not check_model(tmp_path, LLAMA_3_8B, "option.dtype=fp16\n", target).warnings
 
 
 def test_an_alias_that_lmi_no_longer_reads_is_deprecated(tmp_path: Path) -> None:

@@ -55,6 +55,35 @@ def test_unset_options_are_computed_on_gpus(model: Path) -> None:
     assert resolved.kv_capacity_tokens is None
 
 
+_T4 = dataclasses.replace(CPU, gpu_count=1, gpu_names=("Tesla T4",))
+
+
+@pytest.mark.parametrize("checkpoint", ["bfloat16", "float16", "float32"])
+def test_a_gpu_without_bf16_computes_in_fp16(tmp_path: Path, checkpoint: str) -> None:
+    resolved = resolve(config(), make_model(tmp_path, torch_dtype=checkpoint), _T4)
+    assert resolved.config.model.dtype == "fp16"
+    reason = "the checkpoint's dtype" if checkpoint == "float16" else "T4 does not support bf16 arithmetic"
+    assert resolved.origins["option.dtype"] == f"computed: {reason}"
+
+
+@pytest.mark.parametrize("option", ["fp16", "fp32"])
+def test_a_gpu_without_bf16_computes_in_another_requested_dtype(model: Path, option: str) -> None:
+    assert resolve(config(dtype=option), model, _T4).config.model.dtype == option
+
+
+def test_bf16_is_refused_on_a_gpu_without_it(model: Path) -> None:
+    message = "option.dtype: T4 does not support bf16 arithmetic (got bf16); allowed: auto, fp16, fp32"
+    with pytest.raises(CannotServe, match=re.escape(message)):
+        resolve(config(dtype="bf16"), model, _T4)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10G", "NVIDIA GeForce RTX 4090", ""])
+def test_other_and_unknown_gpus_compute_in_bf16(model: Path, name: str) -> None:
+    machine = dataclasses.replace(_T4, gpu_names=(name,))
+    for option in ("auto", "bf16"):
+        assert resolve(config(dtype=option), model, machine).config.model.dtype == "bf16"
+
+
 def test_set_options_are_not_changed(model: Path) -> None:
     options = {
         "dtype": "fp16",
