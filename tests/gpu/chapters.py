@@ -131,10 +131,11 @@ def run_stage(check: Check, parts: Sequence[str], deadline: float) -> dict[str, 
 def _run_part(check: Check, part: str, deadline: float, num_concurrent: int) -> int | None:
     seconds = min(PARTS[part].seconds * check.time_factor, deadline - time.monotonic())
     if seconds < _MIN_SECONDS:
-        _record_stop(check, part, "not started: no time left")
+        _record_stop(check, part, "not started: no time left", "skipped")
         return None
     threads = str(max(1, (os.cpu_count() or 1) // num_concurrent))
     started = time.monotonic()
+    check.records.write(part, "launch")
     process = subprocess.Popen(
         part_command(check, part, seconds - _GRACE_SECONDS),
         env=check.environment | {"OMP_NUM_THREADS": threads},
@@ -179,10 +180,10 @@ def part_command(check: Check, part: str, seconds: float) -> list[str]:
     return [*command, "--seconds", f"{seconds:.0f}", *(["--smoke"] if check.smoke else [])]
 
 
-def _record_stop(check: Check, part: str, why: str) -> None:
+def _record_stop(check: Check, part: str, why: str, kind: str = "stopped") -> None:
     check.log(part, why)
     check.failed_parts.append(part)
-    check.records.write(part, "stopped", why=why)
+    check.records.write(part, kind, why=why)
 
 
 def _terminate(process: subprocess.Popen[str]) -> None:

@@ -21,7 +21,11 @@ class Records:
         self.file = folder / FILE
 
     def write(self, part: str, kind: str, **values: Any) -> None:
-        """Append a record. kind: `begin`, `entry`, `end`, or `stopped`, which another process writes."""
+        """Append a record.
+
+        kind: `begin`, `entry` or `end`. The process that starts the part writes `launch` before it does, `stopped` if the
+            part had to be stopped or crashed, and `skipped` if it was not started.
+        """
         line = json.dumps({"part": part, "kind": kind, "at": time.time(), **values}) + "\n"
         # A single write to a file opened with O_APPEND: lines of several processes are not interleaved.
         handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -42,16 +46,18 @@ def read(files: Iterable[Path]) -> list[Run]:
                 continue
             part, kind = values.pop("part"), values.pop("kind")
             at = values.pop("at")
-            if kind == "begin" or part not in runs:
+            if kind in ("launch", "begin") or part not in runs:
                 head = values if kind == "begin" else {}
                 runs[part] = {"part": part, "smoke": False, "device": {}, "versions": {}, "date": ""} | head
                 runs[part] |= {"entries": [], "seconds": 0.0, "finished": False, "stopped": "", "began": at}
+            elif kind == "skipped":
+                continue
             run = runs[part]
             run["seconds"] = at - run["began"]
             if kind == "entry":
                 run["entries"].append(values)
             elif kind == "end":
                 run["finished"] = True
-            elif kind == "stopped":
+            elif kind in ("stopped", "skipped"):
                 run["stopped"] = values["why"]
     return list(runs.values())

@@ -82,7 +82,7 @@ def _state(run: Run | None) -> str:
         return NOT_RUN
     failed = sum(entry["passed"] is False for entry in run["entries"])
     state = f"run in {run['seconds']:.0f} s"
-    if not run["finished"]:
+    if run["stopped"] or not run["finished"]:
         state = f"**incomplete**{': ' if run['stopped'] else ''}{run['stopped']}"
     return state + (f", **{failed} of {len(run['entries'])} entries failed**" if failed else "")
 

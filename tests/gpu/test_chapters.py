@@ -46,6 +46,8 @@ while len([name for name in ("steps", "idle") if Path({out!r}, name).exists()]) 
 _FAILS_CHECKS = _FINISHES + "\nsys.exit(3)"
 _RAISES = _BEGIN + "import no_such_module"
 _ABORTS = _BEGIN + "os.abort()"
+_ABORTS_AT_EXIT = _FINISHES + "\nos.abort()"
+_DOES_NOT_BEGIN = "import no_such_module"
 
 
 @pytest.fixture
@@ -132,6 +134,33 @@ def test_a_part_without_time_is_not_started(check: Check) -> None:
     assert run_stage(check, ["steps"], time.monotonic() + 1) == {"steps": None}
     (run,) = read([check.out / FILE])
     assert run["stopped"] == "not started: no time left"
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "num_entries", "finished", "stopped"),
+    [
+        (_ABORTS_AT_EXIT, 100, 1, True, "crashed with exit code -6"),
+        (_DOES_NOT_BEGIN, 100, 0, False, "crashed with exit code 1"),
+        (_FINISHES, 1, 1, True, ""),
+    ],
+    ids=["aborts at exit", "does not begin", "no time"],
+)
+def test_a_part_is_run_again(
+    script: str,
+    seconds: float,
+    num_entries: int,
+    finished: bool,
+    stopped: str,
+    check: Check,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for each, limit in ((_FINISHES, 100.0), (script, seconds)):
+        _replace_parts(monkeypatch, each)
+        run_stage(check, ["steps"], time.monotonic() + limit)
+    assert check.failed_parts == ["steps"]
+    (run,) = read([check.out / FILE])
+    assert (len(run["entries"]), run["finished"]) == (num_entries, finished)
+    assert run["stopped"].partition(" after ")[0] == stopped
 
 
 def _kernel(cache: Path, name: str) -> None:

@@ -86,6 +86,36 @@ def test_a_stopped_part_reports_the_reason(tmp_path: Path) -> None:
     assert page.count("- device: ") == 1
 
 
+def test_a_part_that_crashes_or_hangs_at_exit_is_incomplete(tmp_path: Path) -> None:
+    results = results_of("ceilings", tmp_path)
+    results.figure("copy", 4.3, "TB/s")
+    results.finish()
+    Records(tmp_path).write("ceilings", "stopped", why="crashed with exit code -11 after 50 s")
+    page = page_of(tmp_path)
+    assert "| **incomplete**: crashed with exit code -11 after 50 s |" in page
+    assert "| copy | 4.3 TB/s |" in page
+
+
+def test_a_rerun_that_crashes_before_its_first_result_replaces_the_last_run(tmp_path: Path) -> None:
+    results = results_of("ceilings", tmp_path)
+    results.figure("copy", 4.3, "TB/s")
+    results.finish()
+    Records(tmp_path).write("ceilings", "launch")
+    Records(tmp_path).write("ceilings", "stopped", why="crashed with exit code 1 after 3 s")
+    page = page_of(tmp_path)
+    assert "| **incomplete**: crashed with exit code 1 after 3 s |" in page
+    assert "4.3 TB/s" not in page
+
+
+def test_a_rerun_that_is_not_started_does_not_change_the_last_run(tmp_path: Path) -> None:
+    results_of("ceilings", tmp_path).finish()
+    before = page_of(tmp_path)
+    Records(tmp_path).write("ceilings", "skipped", why="not started: no time left")
+    assert page_of(tmp_path) == before
+    Records(tmp_path).write("tune", "skipped", why="not started: no time left")
+    assert "| **incomplete**: not started: no time left |" in page_of(tmp_path)
+
+
 def test_the_last_run_of_a_part_counts(tmp_path: Path) -> None:
     for number in (1, 2):
         results = results_of("ceilings", tmp_path / str(number))
