@@ -13,6 +13,9 @@ from engines.sampling.batch import SamplingRow
 Deliver = Callable[[list[RequestOutput]], Collection[str]]
 """Callback that takes the outputs of one step, possibly none, and returns the ids of requests no longer wanted."""
 
+CallStarted = Callable[[list[str]], None]
+"""Callback that takes the ids of the requests of a call of `generate` when it starts."""
+
 
 class BatchRow:
     """One request of a batch. Lives as long as the batch, across several calls of `generate` if one fails.
@@ -98,11 +101,12 @@ class BatchWaste:
 class DynamicBatch:
     """All rows of a batch, across all calls of `generate`."""
 
-    def __init__(self, rows: Sequence[BatchRow], deliver: Deliver) -> None:
+    def __init__(self, rows: Sequence[BatchRow], deliver: Deliver, call_started: CallStarted) -> None:
         self.rows = rows
         self.waste = BatchWaste()
         self._by_id = {row.id: row for row in rows}
         self._deliver = deliver
+        self.call_started = call_started
 
     def deliver(self, outputs: list[RequestOutput]) -> None:
         """Deliver outputs, and end the rows that are no longer wanted."""

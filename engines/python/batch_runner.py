@@ -15,7 +15,7 @@ import torch
 
 from engines.core import Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
-from engines.python.batch import BatchRow, BatchWaste, Deliver, DynamicBatch
+from engines.python.batch import BatchRow, BatchWaste, CallStarted, Deliver, DynamicBatch
 from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import DeadlineReached, Pulse
@@ -32,7 +32,7 @@ class BatchRunner:
     def __init__(self, model: LoadedModel, pulse: Pulse, batch_timeout: float) -> None:
         """Test whether padding is harmless, which also runs the model before it is reported as ready.
 
-        batch_timeout: seconds, for error messages.
+        batch_timeout: limit of each call of `generate`, in seconds.
 
         Raises: any error of the model.
         """
@@ -45,16 +45,15 @@ class BatchRunner:
                 "padding changes the output of this model: only prompts of equal length are batched together"
             )
 
-    def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> BatchWaste:
+    def run(self, requests: Sequence[Request], deliver: Deliver, call_started: CallStarted) -> BatchWaste:
         """Generate until every request has had its last output or is no longer wanted.
 
-        deadline: by the pulse's clock. Requests unfinished by then end with an error.
+        Requests that are unfinished at the time limit of their call end with an error.
         """
-        batch = DynamicBatch([BatchRow(request) for request in requests], deliver)
+        batch = DynamicBatch([BatchRow(request) for request in requests], deliver, call_started)
         refusals = [output for row in batch.rows if (output := self._check(row)) is not None]
         if refusals:
             batch.deliver(refusals)
-        self._pulse.deadline = deadline
         try:
             for group in self._groups(batch.rows):
                 self._run(batch, group)
@@ -103,6 +102,8 @@ class BatchRunner:
         """Call `generate` once. Return False if it failed, possibly because of a single row."""
         steps = Steps(batch, rows, self._pulse, self._model.is_encoder_decoder)
         try:
+            batch.call_started([row.id for row in rows])
+            self._pulse.start_call(self._batch_timeout)
             self._pulse.beat()
             self._generate(rows, steps)
         except DeadlineReached:

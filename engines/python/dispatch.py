@@ -14,7 +14,7 @@ from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.crashing_requests import CrashingRequests
 from engines.python.generating_process import GeneratingProcess
-from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
+from engines.python.messages import DISPATCHER, BatchDone, CallStarted, CannotLoad, Ready, StepDone
 from engines.python.metrics import BatchMetrics
 from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.running import RunningRequest, batch_timed_out
@@ -48,6 +48,8 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
         self._running: dict[str, RunningRequest] = {}
+        self._in_call: list[str] = []
+        """Requests of the running call of `generate`: the whole batch or a part of it."""
         self._suspects: deque[RunningRequest] = deque()
         """Requests that ran when the generating process crashed. Each is retried alone, before all others."""
         self._crashing_requests = CrashingRequests()
@@ -115,6 +117,8 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         try:
             for message in self._generator.receive(0.0):
                 match message:
+                    case CallStarted(request_ids):
+                        self._start_call(request_ids)
                     case StepDone(outputs):
                         self._metrics.steps += 1
                         self._send(front, outputs)
@@ -145,7 +149,9 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             return
         limit = self._config.batching.batch_timeout
         timed_out = [
-            (each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()
+            (name, batch_timed_out(limit, each.num_tokens))
+            for name, each in self._running.items()
+            if name in self._in_call
         ]
         self._send(front, [self._failure(request_id, error) for request_id, error in timed_out])
         self._restart(front, f"it did not react within {REACTION_SECONDS:g} s after the batch had timed out")
@@ -197,17 +203,20 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             suspect = self._suspects.popleft()
             suspect.delivered.restart()
             self._metrics.batch_size.observe(1)
-            self._run([suspect], now)
+            self._run([suspect])
         elif (batch := self._batcher.pop_batch(now)) is not None:
             self._metrics.observe_batch(batch, now)
             self._metrics.observe_prompts(batch)
-            self._run([RunningRequest(request) for request in batch], now)
+            self._run([RunningRequest(request) for request in batch])
 
-    def _run(self, batch: list[RunningRequest], now: float) -> None:
-        deadline = now + self._config.batching.batch_timeout
-        self._stuck_at = deadline + REACTION_SECONDS
+    def _run(self, batch: list[RunningRequest]) -> None:
         self._running = {each.request.id: each for each in batch}
-        self._generator.run([each.request for each in batch], deadline)
+        self._start_call(list(self._running))
+        self._generator.run([each.request for each in batch])
+
+    def _start_call(self, request_ids: list[str]) -> None:
+        self._in_call = request_ids
+        self._stuck_at = self._clock() + self._config.batching.batch_timeout + REACTION_SECONDS
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
         """Count and send outputs. Outputs of aborted requests are dropped."""

@@ -23,6 +23,6 @@ class GeneratingProcess(WorkerProcess[FromGenerator]):
         command = [sys.executable, "-P", "-m", "engines.start", _MODULE, *arguments]
         super().__init__("the generating process", command, msgspec.msgpack.Decoder(FromGenerator))
 
-    def run(self, requests: list[Request], deadline: float) -> None:
+    def run(self, requests: list[Request]) -> None:
         """Start a batch. The process reports its end with a `BatchDone`."""
-        self.send(Run(requests, deadline))
+        self.send(Run(requests))

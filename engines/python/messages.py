@@ -14,8 +14,6 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     """To the generating process: run these requests as one batch. Sent only when no batch runs."""
 
     requests: list[Request]
-    deadline: float
-    """`time.monotonic()` at which unfinished requests are stopped; all processes of a host share this clock."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
@@ -45,6 +43,12 @@ class CannotLoad(msgspec.Struct, frozen=True, tag=True):
     cause: str
 
 
+class CallStarted(msgspec.Struct, frozen=True, tag=True):
+    """From the generating process: a call of `generate` starts, and so does its time limit. A batch has one or more."""
+
+    request_ids: list[str]
+
+
 class StepDone(msgspec.Struct, frozen=True, tag=True):
     """From the generating process: the outputs of one step of `generate`."""
 
@@ -60,4 +64,4 @@ class BatchDone(msgspec.Struct, frozen=True, tag=True):
     """Tokens computed for rows that had ended while other rows continued."""
 
 
-FromGenerator = Ready | CannotLoad | StepDone | BatchDone
+FromGenerator = Ready | CannotLoad | CallStarted | StepDone | BatchDone

@@ -9,17 +9,24 @@ import torch
 
 
 class DeadlineReached(Exception):
-    """The batch has reached its deadline. Raised in the middle of a step."""
+    """A call of `generate` has reached its deadline. Raised in the middle of a step."""
 
 
 class Pulse:
-    """Writes heartbeats and enforces the running batch's deadline. `clock` is `time.monotonic` except in tests."""
+    """Writes heartbeats and enforces the deadline of the running call of `generate`.
+
+    `clock` is `time.monotonic` except in tests.
+    """
 
     def __init__(self, beat: Callable[[], None], clock: Callable[[], float]) -> None:
         self._beat = beat
         self._clock = clock
         self.deadline: float | None = None
-        """The batch's deadline by `clock`; None while no batch runs."""
+        """The running call's deadline by `clock`; None while no batch runs."""
+
+    def start_call(self, seconds: float) -> None:
+        """Set the deadline of the call that starts now."""
+        self.deadline = self._clock() + seconds
 
     def beat(self) -> None:
         """Write a heartbeat. Raises `DeadlineReached` after the deadline."""

@@ -19,7 +19,7 @@ from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.process import process_age
 from engines.python.batch_runner import BatchRunner
 from engines.python.link import Link
-from engines.python.messages import GENERATOR, BatchDone, Ready, Run, StepDone, ToGenerator
+from engines.python.messages import GENERATOR, BatchDone, CallStarted, Ready, Run, StepDone, ToGenerator
 from engines.python.model import load_model
 from engines.python.pulse import Pulse, clamp_positions
 from engines.python.worker_main import Serve, receive_forgotten_ids, run_worker
@@ -62,10 +62,13 @@ def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> 
             link.send(StepDone(outputs))
         return receive_forgotten_ids(link)
 
+    def call_started(request_ids: list[str]) -> None:
+        link.send(CallStarted(request_ids))
+
     while True:
         board.beat(GENERATOR)
         message = link.receive(IDLE_BEAT_SECONDS)
         # A `Forget` that arrives here is for a batch that has ended.
         if isinstance(message, Run):
-            waste = runner.run(message.requests, message.deadline, deliver)
+            waste = runner.run(message.requests, deliver, call_started)
             link.send(BatchDone(waste.prompt_padding, waste.ended_row_tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ class RecordedOutputs:
 
     leave: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    calls: list[list[str]] = field(default_factory=list)
+    """Requests of each call of `generate`."""
     num_steps: int = 0
     waste: BatchWaste | None = None
 
@@ -49,24 +52,35 @@ class RecordedOutputs:
 class Runner:
     """A model prepared like in the generating process."""
 
-    def __init__(self, model: Any, clock: Any = time.monotonic, takes_mask: bool = True) -> None:
+    def __init__(
+        self, model: Any, clock: Any = time.monotonic, takes_mask: bool = True, seconds: float = FAR
+    ) -> None:
         self.model = model
         self.num_beats = 0
         self.clock = clock
         pulse = Pulse(self._beat, clock)
         pulse.attach(model)
         clamp_positions(model, CONTEXT)
-        self.generation = BatchRunner(replace(describe(model), takes_mask=takes_mask), pulse, 30.0)
+        self.generation = BatchRunner(replace(describe(model), takes_mask=takes_mask), pulse, seconds)
 
     def _beat(self) -> None:
         self.num_beats += 1
 
-    def run(
-        self, requests: Sequence[Request], heard: RecordedOutputs | None = None, seconds: float = FAR
-    ) -> RecordedOutputs:
+    def run(self, requests: Sequence[Request], heard: RecordedOutputs | None = None) -> RecordedOutputs:
         heard = heard or RecordedOutputs()
-        heard.waste = self.generation.run(requests, self.clock() + seconds, heard.step)
+        heard.waste = self.generation.run(requests, heard.step, heard.calls.append)
         return heard
+
+
+class StepClock:
+    """A clock that advances by one second with each call."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
 
 
 @pytest.fixture(scope="session")
@@ -91,3 +105,14 @@ def generate(model: Any, prompt: list[int], max_new_tokens: int, **fields: Any) 
     start = 1 if model.config.is_encoder_decoder else len(prompt)
     tokens: list[int] = output[0, start:].tolist()
     return tokens
+
+
+def break_in_step(runner: Runner, step: int) -> None:
+    """Raise once, in the n-th forward pass from now on."""
+    calls = itertools.count(1)
+
+    def check(module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        if next(calls) == step:
+            raise MemoryError("once")
+
+    runner.model.register_forward_pre_hook(check, with_kwargs=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.python.messages import BatchDone, FromGenerator, Ready, StepDone
+from engines.python.messages import BatchDone, CallStarted, FromGenerator, Ready, StepDone
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, ToEngine
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output
@@ -33,6 +33,8 @@ class FakeGenerator:
     step_seconds: float = 0.25
     dies_after: list[int | None] = field(default_factory=list)
     stuck_after: list[int | None] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    """Requests of each further call of `generate`, by the step before which it starts."""
     reload_polls: int = 1
     poison: tuple[int, ...] | None = None
     """Prompt that kills the process."""
@@ -62,7 +64,7 @@ class FakeGenerator:
     def fileno(self) -> int:
         return self.descriptor
 
-    def run(self, requests: list[Request], deadline: float) -> None:
+    def run(self, requests: list[Request]) -> None:
         assert not self._running, "one batch at a time"
         self.batches.append([request.id for request in requests])
         self.left_at.append(self.clock.now)
@@ -90,6 +92,8 @@ class FakeGenerator:
             if not self._loading:
                 yield Ready("cpu", {})
         elif self._running:
+            if self._step in self.calls:
+                yield CallStarted(self.calls.pop(self._step))
             self._stuck = self._step == self._sticks
             if not self._stuck:
                 yield from self._compute()

@@ -16,7 +16,7 @@ from engines.core import FinishReason, Request, SampledToken
 from engines.python.pulse import Pulse
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
-from tests.engines.python.conftest import RecordedOutputs, Runner, generate, request
+from tests.engines.python.conftest import RecordedOutputs, Runner, StepClock, break_in_step, generate, request
 from tests.support.tiny_architectures import (
     ARCHITECTURES,
     CONTEXT,
@@ -199,23 +199,12 @@ def _check_greedy(heard: RecordedOutputs, llama: Any, request: Request) -> None:
 
 def test_tokens_sent_before_a_failure_are_not_sent_twice(runner: Runner, llama: Any) -> None:
     """The batch fails in its fifth step, when `a` has ended. The other rows continue and get the same tokens."""
-    _break_in_step(runner, 5)
+    break_in_step(runner, 5)
     requests = [request("a", [10, 11], 3), request("b", [12], 9), *_different_requests()[2:5]]
     heard = runner.run(requests)
     for each in requests:
         assert heard.tokens(each.id) == [token.token_id for token in _sampled_alone(llama, each)]
         assert heard.end(each.id).finish_reason is not None
-
-
-def _break_in_step(runner: Runner, step: int) -> None:
-    """Raise once, in the n-th forward pass from now on."""
-    calls = itertools.count(1)
-
-    def check(module: Any, arguments: Any, named: dict[str, Any]) -> None:
-        if next(calls) == step:
-            raise MemoryError("once")
-
-    runner.model.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def _disturb(model: Any, place: int) -> None:
@@ -231,7 +220,7 @@ def _disturb(model: Any, place: int) -> None:
 
 def test_a_rerun_continues_after_the_tokens_that_were_sent(runner: Runner, llama: Any) -> None:
     """On a GPU, a batch of another size may give other tokens."""
-    _break_in_step(runner, 5)
+    break_in_step(runner, 5)
     _disturb(runner.model, 5)
     rows = [request("a", [10, 11], 9), request("b", [12, 13], 9)]
     heard = runner.run(rows)
@@ -244,7 +233,7 @@ def test_a_rerun_continues_after_the_tokens_that_were_sent(runner: Runner, llama
 def test_a_row_of_an_encoder_decoder_whose_rerun_differs_fails() -> None:
     model = make_model("t5")
     runner = Runner(make_model("t5"))
-    _break_in_step(runner, 5)
+    break_in_step(runner, 5)
     _disturb(runner.model, 6)  # four passes with both rows, then the second one with the first row alone
     rows = [request("a", [10, 11], 9), request("b", [12, 13], 9)]
     heard = runner.run(rows)
@@ -317,7 +306,7 @@ def test_an_aborted_row_gets_no_more_tokens_and_does_not_delay_the_batch(runner:
 
 
 def test_an_abort_while_another_part_of_a_failed_batch_runs_is_kept(runner: Runner) -> None:
-    _break_in_step(runner, 1)
+    break_in_step(runner, 1)
     heard = runner.run(
         [request("a", [5], 6), request("leaving", [6], 40)], RecordedOutputs(leave={"leaving": 0})
     )
@@ -325,34 +314,23 @@ def test_an_abort_while_another_part_of_a_failed_batch_runs_is_kept(runner: Runn
     assert heard.num_steps == 6
 
 
-class _Clock:
-    """A clock that advances by one second with each call."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 def test_a_timeout_error_reports_the_number_of_tokens(llama: Any) -> None:
-    runner = Runner(make_model("llama"), _Clock())
+    runner = Runner(make_model("llama"), StepClock(), seconds=20.0)
     short, long = request("short", [10, 11], 2), request("long", [12], 40)
-    heard = runner.run([short, long], seconds=20.0)
+    heard = runner.run([short, long])
     _check_greedy(heard, llama, short)
     end = heard.end("long")
     count = len(heard.tokens("long"))
     assert 2 < count < 10
     assert end.error_kind == "deadline_exceeded"
     assert end.error_message == (
-        f"the batch took longer than 30 s (option.predict_timeout); {count} tokens were generated"
+        f"the batch took longer than 20 s (option.predict_timeout); {count} tokens were generated"
     )
     assert heard.tokens("long") == generate_alone(llama, [12], 40)[:count]
 
 
 def test_the_timeout_is_checked_during_a_step() -> None:
-    heard = Runner(make_model("llama"), _Clock()).run([request("a", [5])], seconds=2.0)
+    heard = Runner(make_model("llama"), StepClock(), seconds=2.0).run([request("a", [5])])
     assert heard.tokens("a") == []
     assert heard.end("a").error_kind == "deadline_exceeded"
 

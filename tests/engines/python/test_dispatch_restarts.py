@@ -158,6 +158,23 @@ def test_a_stuck_process_is_killed_at_the_timeout_and_restarted(tmp_path: Path) 
     assert lab.generator.left_at[1] >= 1000.0 + TIMEOUT + REACTION_SECONDS
 
 
+def test_a_call_that_starts_later_has_a_timeout_of_its_own(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, step_seconds=10.0, calls={3: ["a"]})
+    request = make_request("a", range(5), 6)
+    front = lab.serve(submit(request), *pauses(60))
+    check_front(front, request)
+    assert lab.generator.num_kills == 0
+
+
+def test_a_stuck_call_does_not_fail_the_rest_of_its_batch(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=2, stuck_after=[0], calls={0: ["r0"]})
+    requests = make_requests(2)
+    front = lab.serve(submit(*requests), *pauses(60))
+    assert front.outputs["r0"][-1].error_kind == "deadline_exceeded"
+    check_front(front, requests[1])
+    assert lab.generator.batches == [["r0", "r1"], ["r1"]]
+
+
 def test_stuck_batches_whose_clients_disconnected_do_not_stop_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, stuck_after=[1] * (MAX_DEATHS + 1))
     script: list[Any] = []

@@ -32,7 +32,7 @@ def ends() -> Iterator[Ends]:
 def test_messages_arrive_in_order_and_unchanged(ends: Ends) -> None:
     dispatcher, generator = ends
     sampling = SamplingParams(max_new_tokens=5, temperature=0.5, stop_token_ids=(1, 2), seed=2**64 - 1)
-    run = Run([Request("a", (1, 2, 3), sampling, 12.5)], 99.25)
+    run = Run([Request("a", (1, 2, 3), sampling, 12.5)])
     dispatcher.send(run)
     dispatcher.send(Forget("a"))
     assert generator.receive(1.0) == run
@@ -45,7 +45,7 @@ def test_messages_arrive_in_order_and_unchanged(ends: Ends) -> None:
 
 
 def _large_run() -> Run:
-    return Run([Request("a", tuple(range(300_000)), SamplingParams(max_new_tokens=1), 0.0)], 0.0)
+    return Run([Request("a", tuple(range(300_000)), SamplingParams(max_new_tokens=1), 0.0)])
 
 
 def test_a_large_message_does_not_block_the_sender(ends: Ends) -> None:
