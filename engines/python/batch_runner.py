@@ -19,6 +19,7 @@ from engines.python.batch import BatchRow, BatchWaste, CallStarted, Deliver, Dyn
 from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import DeadlineReached, Pulse
+from engines.python.rotary import reset_frequencies
 from engines.python.running import batch_timed_out
 from engines.python.steps import Steps
 from engines.vocabulary import check_token_ids
@@ -77,11 +78,28 @@ class BatchRunner:
     def _groups(self, rows: Sequence[BatchRow]) -> list[list[BatchRow]]:
         """Group the rows that can share a call: all rows, or rows of equal length if padding changes the output."""
         if self._pads:
-            return [list(rows)]
+            return self._split_by_reach(rows)
         by_length: defaultdict[int, list[BatchRow]] = defaultdict(list)
         for row in rows:
             by_length[len(row.request.prompt_token_ids)].append(row)
-        return list(by_length.values())
+        return [group for each in by_length.values() for group in self._split_by_reach(each)]
+
+    def _split_by_reach(self, rows: Sequence[BatchRow]) -> list[list[BatchRow]]:
+        """Split rows so that none changes the rotary frequencies of others: each call stays within `unscaled_length`.
+
+        A row that exceeds this length itself runs alone.
+        """
+        limit = self._model.unscaled_length
+        if limit is None:
+            return [list(rows)]
+        groups: list[list[BatchRow]] = []
+        for row in rows:
+            fitting = (group for group in groups if _reach([*group, row]) <= limit)
+            if (group := next(fitting, None)) is not None:
+                group.append(row)
+            else:
+                groups.append([row])
+        return groups
 
     def _run(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> None:
         """Generate for rows. If the call fails, retry in halves, so that only the request at fault fails."""
@@ -125,6 +143,8 @@ class BatchRunner:
             prompts = [row.resume() for row in rows]
             longest = max(row.request.sampling.max_new_tokens - row.num_delivered for row in rows)
         steps.waste.prompt_padding += max(map(len, prompts)) * len(prompts) - sum(map(len, prompts))
+        if self._model.unscaled_length is not None:
+            reset_frequencies(self._model.module)
         generate(self._model, prompts, longest, steps.choose, steps.advance)
 
     def _free_memory(self) -> None:
@@ -133,3 +153,9 @@ class BatchRunner:
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
             torch.cuda.empty_cache()
+
+
+def _reach(rows: Sequence[BatchRow]) -> int:
+    """Return the length that a call of these rows can reach. Prompts are padded to the longest one."""
+    longest = max(len(row.request.prompt_token_ids) for row in rows)
+    return longest + max(row.request.sampling.max_new_tokens for row in rows)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.quantizers import AutoHfQuantizer
 
 from engines.config import PythonEngineConfig
+from engines.python.rotary import unscaled_length
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _MEMORY_SHARE = 0.9
@@ -34,6 +35,8 @@ class LoadedModel:
     is_encoder_decoder: bool
     max_decoder_positions: int | None = None
     """Size of the decoder's position table, if the encoder has another one, as in LED."""
+    unscaled_length: int | None = None
+    """Length up to which a row's output cannot depend on the length of other rows; None: it never depends on it."""
 
 
 def load_model(config: PythonEngineConfig) -> LoadedModel:
@@ -99,6 +102,7 @@ def describe(module: Any) -> LoadedModel:
         takes_mask="attention_mask" in inspect.signature(module.forward).parameters,
         is_encoder_decoder=module.config.is_encoder_decoder,
         max_decoder_positions=getattr(module.config, "max_decoder_position_embeddings", None),
+        unscaled_length=unscaled_length(module.config.get_text_config(decoder=True)),
     )
 
 
