@@ -116,12 +116,13 @@ class Engine:
         max_num_seqs: int | None = None,
         max_step_tokens: int | None = None,
         num_blocks: int | None = None,
+        prefix_caching: bool = False,
     ) -> Running:
         """Return a new scheduler. Limits default to those of the engine."""
         limits = self.limits
         tokens = max_step_tokens or limits.max_step_tokens
         blocks = make_block_manager(
-            num_blocks or self.runner.cache.num_blocks, limits.block_size, self.paged, prefix_caching=False
+            num_blocks or self.runner.cache.num_blocks, limits.block_size, self.paged, prefix_caching
         )
         settings = SchedulerSettings(max_num_seqs or limits.max_num_seqs, tokens, tokens, max_waiting=100_000)
         vocab_size = self.config.vocab_size

@@ -23,8 +23,8 @@ class Records:
     def write(self, part: str, kind: str, **values: Any) -> None:
         """Append a record.
 
-        kind: `begin`, `entry` or `end`. The process that starts the part writes `launch` before it does, `stopped` if the
-            part had to be stopped or crashed, and `skipped` if it was not started.
+        kind: `begin`, `entry` or `end`. The process that starts the part writes `launch` before it starts it, `stopped`
+            if it crashed or had to be stopped, and `skipped` if it was not started.
         """
         line = json.dumps({"part": part, "kind": kind, "at": time.time(), **values}) + "\n"
         # A single write to a file opened with O_APPEND: lines of several processes are not interleaved.

@@ -18,6 +18,9 @@ _UNCOVERED = (
     "tensor parallelism over several GPUs: NCCL runs with one rank only",
     "a device that fails",
     "the container image",
+    "beam search, with its copies of blocks, and log-probabilities of prompts",
+    "sliding windows, ALiBi and soft caps in the whole engine: only in the kernels",
+    "transformers' modules under engine=MPI",
     "real checkpoints: all models here have random weights",
     "GPUs other than those listed above; kernels for sm_80, sm_86 and sm_90 are compiled without a GPU",
 )

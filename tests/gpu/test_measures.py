@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from engines.core import Request
 from tests.gpu import sweep
 from tests.gpu.context import Context
+from tests.gpu.engine import Outcome
 from tests.gpu.parts import aws
+from tests.gpu.parts import engine as engine_part
 from tests.gpu.parts.engine import first_difference, greedy_but_for_rounding, report_gap
 from tests.gpu.parts.races import verdict
 from tests.gpu.results import Results
@@ -216,3 +220,23 @@ def test_the_search_stops_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> No
     result = climb(search, torch.device("cpu"), Deadline(-1.0), 1)
     assert result.parameters == {"a": 1, "b": 1}
     assert result.num_tried == 1
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3])
+def test_requests_with_too_few_or_too_many_tokens_fail_the_check_of_penalties(
+    num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(running: None, requests: Sequence[Request], device: torch.device) -> Outcome:
+        logprob = float(torch.zeros(3).log_softmax(-1)[0])
+        tokens = {request.id: [0, 1, 2][:num_tokens] for request in requests}
+        logprobs = {name: [logprob] * num_tokens for name in tokens} if num_tokens else {}
+        return Outcome(tokens, logprobs)
+
+    monkeypatch.setattr(engine_part, "run_requests", run)
+    monkeypatch.setattr(engine_part.oracle, "logits", lambda model, tokens: torch.zeros(3))
+    engine: Any = SimpleNamespace(start=lambda: None, config=SimpleNamespace(vocab_size=3))
+    device = torch.device("cpu")
+    results = Results("engine-llama", device, smoke=True)
+    context = Context(results, device, smoke=True, folder=tmp_path, out=tmp_path, deadline=Deadline(100.0))
+    engine_part._check_sampling(context, "tiny", engine, [[0, 0]], None)
+    assert [entry.passed for entry in results.entries] == [num_tokens == 2] * 2

@@ -17,7 +17,16 @@ from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from tests.gpu import oracle
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, random_prompts, run_requests
+from tests.gpu.engine import (
+    BLOCK_SIZE,
+    Engine,
+    Limits,
+    Outcome,
+    free,
+    greedy,
+    random_prompts,
+    run_requests,
+)
 from tests.gpu.logits import last_logits
 from tests.gpu.shapes import reduced
 
@@ -89,7 +98,9 @@ def _check_fp32(
     compare("steps of at most 16 tokens", run_requests(engine.start(max_step_tokens=16), requests, device))
     with engine.eagerly():
         compare("without graphs", run_requests(engine.start(), requests, device))
+    _check_stop_tokens(context, kind, engine, prompts, expected, model)
     _check_preemption(context, kind, engine, model)
+    _check_prefix_caching(context, kind, engine, model)
     _check_seeds(context, kind, engine, prompts)
     _check_sampling(context, kind, engine, prompts, model)
     del engine
@@ -150,6 +161,52 @@ def _check_preemption(context: Context, kind: str, engine: Engine, model: Any) -
     context.results.check(f"{kind}, fp32: preemption", passed, f"{num_preemptions} preemptions")
 
 
+def _check_stop_tokens(
+    context: Context,
+    kind: str,
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[list[int]],
+    model: Any,
+) -> None:
+    """Stop each request in the middle of its tokens. Its next step is in flight by then, and its token is dropped."""
+    stops = [tokens[(len(tokens) - 1) // 2] for tokens in expected]
+    requests = [
+        dataclasses.replace(
+            greedy(f"{kind} stop token {i}", prompts[i], 1),
+            sampling=SamplingParams(len(expected[i]), stop_token_ids=(stop,)),
+        )
+        for i, stop in enumerate(stops)
+    ]
+    outcome = run_requests(engine.start(), requests, context.device)
+    correct = True
+    for i, stop in enumerate(stops):
+        tokens = outcome.tokens[requests[i].id]
+        ends = tokens[-1:] == [stop] or len(tokens) == len(expected[i])
+        greedily = greedy_but_for_rounding(model, prompts[i], tokens, len(tokens))
+        correct = correct and ends and stop not in tokens[:-1] and greedily
+    context.results.check(f"{kind}, fp32: stop tokens", correct, f"{outcome.num_tokens} tokens")
+
+
+def _check_prefix_caching(context: Context, kind: str, engine: Engine, model: Any) -> None:
+    """Run sequences whose prompts share a prefix, when its blocks are in the cache."""
+    count, length, new = context.size((5, 9 * BLOCK_SIZE, 20), (2, BLOCK_SIZE, 2))
+    vocab_size = engine.config.vocab_size
+    (prefix,) = random_prompts(vocab_size, (length,), seed=3)
+    prompts = [prefix + rest for rest in random_prompts(vocab_size, [*range(1, count + 1)], seed=4)]
+    requests = [greedy(f"{kind} prefix {i}", prompt, new) for i, prompt in enumerate(prompts)]
+    running = engine.start(prefix_caching=True)
+    correct = True
+    for part in (slice(0, 1), slice(1, count)):
+        outcome = run_requests(running, requests[part], context.device)
+        for request, prompt in zip(requests[part], prompts[part], strict=True):
+            tokens = outcome.tokens[request.id]
+            correct = correct and greedy_but_for_rounding(model, prompt, tokens, new)
+    num_hits = running.scheduler.num_prefix_hit_tokens
+    passed = correct and num_hits >= length * (count - 1)
+    context.results.check(f"{kind}, fp32: prefix caching", passed, f"{num_hits} tokens from the cache")
+
+
 def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
     """Sampled tokens depend only on the request's seed, not on the batch or on how steps are launched."""
 
@@ -177,31 +234,37 @@ def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[
 def _check_sampling(
     context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]], model: Any
 ) -> None:
-    """Penalties and log-probabilities on the device must equal those of the host's sampler on transformers' logits."""
-    params = SamplingParams(
+    """Penalties and log-probabilities, sampled by the device and by the host, must equal those of the host's sampler on
+    transformers' logits."""
+    on_device = SamplingParams(
         context.size(8, 2),
         repetition_penalty=1.3,
         presence_penalty=0.5,
         frequency_penalty=0.5,
         logprobs=True,
     )
+    on_host = dataclasses.replace(on_device, top_logprobs=2)
     subset = prompts[: context.size(4, 1)]
-    requests = [
-        dataclasses.replace(greedy(f"{kind} penalised {i}", prompt, 1), sampling=params)
-        for i, prompt in enumerate(subset)
-    ]
-    outcome = run_requests(engine.start(), requests, context.device)
-    correct, error = True, 0.0
-    for request, prompt in zip(requests, subset, strict=True):
-        sampler, tokens = Sampler(engine.config.vocab_size, context.device), list(prompt)
-        for token, logprob in zip(outcome.tokens[request.id], outcome.logprobs[request.id], strict=True):
-            row = SamplingRow(request.id, params, tokens, len(prompt))
-            (expected,) = sampler.sample(oracle.logits(model, tokens)[None], [row])
-            correct = correct and token == expected.token_id
-            error = max(error, abs(logprob - (expected.logprob or 0.0)))
-            tokens.append(token)
-    note = f"largest error of a log-probability {error:.1e}"
-    context.results.check(f"{kind}, fp32: penalties, log-probabilities", correct and error < 1e-3, note)
+    for name, params in (("", on_device), (", sampled by the host", on_host)):
+        requests = [
+            dataclasses.replace(greedy(f"{kind} penalised{name} {i}", prompt, 1), sampling=params)
+            for i, prompt in enumerate(subset)
+        ]
+        outcome = run_requests(engine.start(), requests, context.device)
+        correct, error = True, 0.0
+        for request, prompt in zip(requests, subset, strict=True):
+            found, logprobs = outcome.tokens[request.id], outcome.logprobs.get(request.id, [])
+            correct = correct and len(found) == len(logprobs) == params.max_new_tokens
+            sampler, tokens = Sampler(engine.config.vocab_size, context.device), list(prompt)
+            for token, logprob in zip(found, logprobs, strict=False):
+                row = SamplingRow(request.id, params, tokens, len(prompt))
+                (expected,) = sampler.sample(oracle.logits(model, tokens)[None], [row])
+                correct = correct and token == expected.token_id
+                error = max(error, abs(logprob - (expected.logprob or 0.0)))
+                tokens.append(token)
+        note = f"largest error of a log-probability {error:.1e}"
+        passed = correct and error < 1e-3
+        context.results.check(f"{kind}, fp32: penalties, log-probabilities{name}", passed, note)
 
 
 def _check_logits(
