@@ -72,7 +72,7 @@ class PendingDeviceTokens:
 def _wait_for(event: torch.cuda.Event, show_alive: Callable[[], None]) -> None:
     """Wait for an event. Not with `synchronize`, which would let the heartbeat of a long step become too old."""
     started = time.perf_counter()
-    while not event.query():
+    while not event.query():  # type: ignore[no-untyped-call]
         waited = time.perf_counter() - started
         if waited < _SPIN_SECONDS:
             continue
