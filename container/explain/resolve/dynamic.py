@@ -16,7 +16,12 @@ from engines.models.config.attention import default_sequence, longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
 from engines.models.config.library import type_defaults
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.sources import generates, generating_architectures, model_types
+from engines.models.foreign.sources import (
+    generates,
+    generating_architectures,
+    audio_architectures,
+    model_types,
+)
 from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -105,7 +110,8 @@ def _unknown(architecture: str, data: dict[str, Any]) -> str:
         lack = f"transformers has no {architecture}{_type_of_known(architecture, data)}"
         types = " or ".join(map(repr, model_types(architecture)))
         return f"{lack if model_type else 'config.json has no model_type'}; {architecture} has {types}"
-    if any(data.get(name) for name in ("vision_config", "audio_config")):
+    takes_more = any(data.get(name) for name in ("vision_config", "audio_config"))
+    if takes_more or architecture in audio_architectures():
         return f"transformers has no text generation model {architecture}: it takes images or audio"
     nearest = difflib.get_close_matches(architecture, known, 1, _ALIKE)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""

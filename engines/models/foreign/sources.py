@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from engines.models.config.library import CAUSAL, ENCODER_DECODER, class_table, config_defaults, find_modeling
+from engines.models.config.library import (
+    CAUSAL,
+    ENCODER_DECODER,
+    class_table,
+    config_defaults,
+    find_modeling,
+    type_defaults,
+)
 from engines.models.foreign.split import NORMS_OF_ALL_HEADS, with_split_norms
 
 
@@ -37,8 +44,22 @@ class Source:
 @cache
 def generating_architectures() -> frozenset[str]:
     """Return names as in the `architectures` field of config.json. Empty if transformers has no such tables."""
-    tables = (class_table(name) for name in (CAUSAL, ENCODER_DECODER))
-    return frozenset(name for table in tables for names in table.values() for name in names)
+    return frozenset(name for table in _tables() for names in table.values() for name in names)
+
+
+@cache
+def audio_architectures() -> frozenset[str]:
+    """Return names of models that transformers lists with the encoder-decoder models because they take audio."""
+    every = (name for names in class_table(ENCODER_DECODER).values() for name in names)
+    return frozenset(every) - generating_architectures()
+
+
+@cache
+def _tables() -> tuple[Mapping[str, tuple[str, ...]], ...]:
+    """Return the class names of each model type, for decoders and for models with an encoder and a decoder of text."""
+    decoders, others = class_table(CAUSAL), class_table(ENCODER_DECODER)
+    pairs = {each: others[each] for each in others if type_defaults(each).get("is_encoder_decoder") is True}
+    return decoders, pairs
 
 
 def generates(architecture: str, config: Mapping[str, Any]) -> bool:
@@ -62,15 +83,12 @@ def generates(architecture: str, config: Mapping[str, Any]) -> bool:
 
 def known_type(model_type: object) -> bool:
     """Return whether transformers has a text generation model of this type, the field of config.json."""
-    return isinstance(model_type, str) and any(
-        model_type in class_table(name) for name in (CAUSAL, ENCODER_DECODER)
-    )
+    return isinstance(model_type, str) and any(model_type in table for table in _tables())
 
 
 def model_types(architecture: str) -> list[str]:
     """Return the model types with which transformers selects an architecture."""
-    tables = (class_table(name) for name in (CAUSAL, ENCODER_DECODER))
-    return list(dict.fromkeys(each for table in tables for each in table if architecture in table[each]))
+    return list(dict.fromkeys(each for table in _tables() for each in table if architecture in table[each]))
 
 
 @cache

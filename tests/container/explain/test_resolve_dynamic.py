@@ -148,6 +148,22 @@ def test_an_unknown_architecture_is_refused_with_a_suggestion(tmp_path: Path) ->
             {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
             "no text generation model Qwen2_5_VLForConditionalGeneration: it takes images or audio$",
         ),
+        (
+            {"architectures": ["Qwen2AudioForConditionalGeneration"], "model_type": "qwen2_audio"},
+            "no text generation model Qwen2AudioForConditionalGeneration: it takes images or audio$",
+        ),
+        (
+            {"architectures": ["GraniteSpeechForConditionalGeneration"], "model_type": "granite_speech"},
+            "no text generation model GraniteSpeechForConditionalGeneration: it takes images or audio$",
+        ),
+        (
+            {
+                "architectures": ["VoxtralForConditionalGeneration"],
+                "model_type": "voxtral",
+                "text_config": {},
+            },
+            "no text generation model VoxtralForConditionalGeneration: it takes images or audio$",
+        ),
         ({"architectures": ["BaichuanForCausalLM"]}, "no text generation model BaichuanForCausalLM$"),
         ({"model_type": "quin"}, "no GPT2LMHeadModel of model type 'quin'; GPT2LMHeadModel has .*'gpt2'"),
         ({"model_type": None}, "config.json has no model_type; GPT2LMHeadModel has .*'gpt2'"),
@@ -256,7 +272,9 @@ def test_quantised_weights_that_the_config_does_not_declare_are_refused(tmp_path
 def test_generating_architectures_are_read_from_transformers() -> None:
     names = generating_architectures()
     assert {"LlamaForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"} <= names
+    assert {"LEDForConditionalGeneration", "EncoderDecoderModel", "UMT5ForConditionalGeneration"} <= names
     assert not {"BertForSequenceClassification", "ViTModel"} & names
+    assert not {"Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration"} & names
 
 
 def write_sparse_weights(path: Path, count: int) -> None:
