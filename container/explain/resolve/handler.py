@@ -91,13 +91,13 @@ def require_permission(handler: UserHandler, allow_code: bool) -> None:
 
 
 def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> HandlerEngineConfig:
-    """Return the configuration of the processes that run a user's formatters, one request at a time."""
+    """Return the configuration of the process that runs a user's formatters, one request at a time."""
     properties = {**user.options, "model_path": str(model_path)}
     return HandlerEngineConfig(
         model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),
         parallel=ParallelConfig(threads_per_rank=1),
         batching=replace(batching(config), batch_size=1, max_batch_delay=0.0),
-        handler=_settings(config, user, properties),
+        handler=replace(_settings(config, user, properties), min_workers=1, max_workers=1),
     )
 
 

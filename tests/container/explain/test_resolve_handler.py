@@ -13,7 +13,7 @@ from container.machine import Machine
 from engines.config import BatchConfig, HandlerEngineConfig
 from lmi_server.config import ServerConfig
 from lmi_server.properties.loader import load
-from tests.container.explain.questions import CPU, GPUS, config
+from tests.container.explain.questions import CPU, GPUS, config, make_model
 
 
 @pytest.fixture
@@ -105,6 +105,16 @@ def test_max_request_size_is_limited_for_input_formatters() -> None:
     assert reason == (
         "max_request_size: too large for an input formatter (got 134217729); allowed: at most 134217728"
     )
+
+
+def test_formatters_have_one_worker(folder: Path) -> None:
+    (folder / "model.py").write_text(
+        "from djl_python import output_formatter\n@output_formatter\ndef f(response): ...\n"
+    )
+    environ = {"SERVING_MIN_WORKERS": "2", "SERVING_MAX_WORKERS": "4"}
+    formatter = resolve(load(folder, environ).config, make_model(folder / "model"), CPU).formatter
+    assert formatter is not None
+    assert (formatter.handler.min_workers, formatter.handler.max_workers) == (1, 1)
 
 
 def test_check_explains_a_handler(folder: Path) -> None:
