@@ -130,8 +130,8 @@ def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Deci
     if not found:
         return requested or decisions.record(name, *_default_without_limit(parts))
     context = min(context for context, _ in found)
-    defaults, limits = zip(*(_default_and_longest(part, context) for context, part in found), strict=True)
-    default, longest = min(defaults), min(limits)
+    lengths = [_default_and_longest(part, context) for context, part in found]
+    default, longest = (min(each[place] for each in lengths) for place in range(2))
     if requested is None:
         return decisions.record(name, default, context_origin(default, context))
     if requested > longest:

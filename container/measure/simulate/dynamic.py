@@ -42,13 +42,13 @@ class VirtualGenerator(GeneratingProcess):
     def next_event(self) -> float:
         return self.ready
 
-    def run(self, requests: list[Request], deadline: float) -> None:
+    def run(self, requests: list[Request]) -> None:
         lengths = [len(request.prompt_token_ids) for request in requests]
         self._rows = {request.id: request for request in requests}
         self._size, self._width, self._num_steps = len(requests), max(lengths), 0
         self._padding = self._size * self._width - sum(lengths)
         self._ended_tokens = 0
-        self._deadline = deadline
+        self._deadline = self._clock.now + self._batch_timeout
         self._start_step([0] * self._size, [self._width] * self._size)
 
     def forget(self, request_id: str) -> None:
