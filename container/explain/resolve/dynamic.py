@@ -17,9 +17,9 @@ from engines.models.config.fields import Fields, UnsupportedModel, class_name
 from engines.models.config.library import type_defaults
 from engines.models.config.selection import with_architecture
 from engines.models.foreign.sources import (
+    audio_architectures,
     generates,
     generating_architectures,
-    audio_architectures,
     model_types,
 )
 from engines.models.gguf_index import read_index
