@@ -18,7 +18,7 @@ from gevent.hub import Waiter
 
 from engines.base import SchedulerReply, SettingValue
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
-from engines.errors import EngineDied, InvalidRequest
+from engines.errors import EngineDied, InvalidRequest, RequestFailed
 from engines.health import EngineState, Health, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.wire import (
@@ -42,6 +42,9 @@ _LAST_OUTPUTS_SECONDS = 0.2
 """Time to wait for outputs that an engine sent before it died."""
 _LAST_OUTPUTS_PAUSES = 4
 """Number of parts of this wait. After a stall of the whole machine, the receiving thread still gets its turn."""
+
+_MAX_UNREAD_BYTES = 128 * 1024 * 1024
+"""Limit of a handler's stream that waits for its client. Other responses exist as a whole already."""
 
 EngineOutput = TypeVar("EngineOutput", RequestOutput, InvocationOutput)
 
@@ -83,6 +86,30 @@ class ClientStream(Generic[EngineOutput]):
         finally:
             timer.close()
             self._waiter = None
+
+
+class AnswerStream(ClientStream[InvocationOutput]):
+    """The stream of a handler's answer. It counts the bytes that are waiting to be read."""
+
+    def __init__(self) -> None:
+        super().__init__(InvocationOutput)
+        self._num_unread_bytes = 0
+        self._whole = False
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the handler streams so much faster than the client reads that memory could run out."""
+        return not self._whole and self._num_unread_bytes > _MAX_UNREAD_BYTES
+
+    def put(self, output: InvocationOutput) -> None:
+        self._whole |= output.whole
+        self._num_unread_bytes += len(output.body)
+        super().put(output)
+
+    def next(self, timeout: float) -> InvocationOutput | None:
+        output = super().next(timeout)
+        self._num_unread_bytes -= len(output.body) if output is not None else 0
+        return output
 
 
 class EngineClient:
@@ -128,7 +155,7 @@ class EngineClient:
                 self._send_request(request.id, Submit(request))
 
     def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
-        stream = ClientStream(InvocationOutput)
+        stream = AnswerStream()
         self._streams[invocation.id] = stream
         if self._dead():
             self._fail(invocation.id)
@@ -205,6 +232,17 @@ class EngineClient:
             if output.finished:
                 del self._streams[output.id]
             stream.put(output)
+            if isinstance(stream, AnswerStream) and stream.overflows and not output.finished:
+                self._end_overflowing(output.id, stream)
+
+    def _end_overflowing(self, request_id: str, stream: AnswerStream) -> None:
+        """Abort a handler's stream that its client reads too slowly."""
+        gevent.sleep(0)  # give the reader a turn
+        if stream.overflows and request_id in self._streams:
+            self.abort(request_id, AbortReason.FAILED)
+            size = f"{_MAX_UNREAD_BYTES // 1024**2} MiB"
+            error = f"the client reads the stream more slowly than the handler sends it; more than {size} were unread"
+            stream.fail(request_id, RequestFailed.kind, error)
 
     def _watch_board(self) -> None:
         """Fail all requests when the engine dies, since a dead engine sends no message. Then wait for its successor."""

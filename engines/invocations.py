@@ -38,6 +38,8 @@ class InvocationOutput(NamedTuple):
     error_kind: str = ""
     """A `kind` of `engines.errors`; empty without an error."""
     error_message: str = ""
+    whole: bool = False
+    """Of the first of several pieces: whether the handler has already returned the others too."""
 
     @property
     def finished(self) -> bool:

@@ -15,7 +15,17 @@ from engines.client import ClientStream, EngineClient
 from engines.core import AbortReason, EngineInfo, EngineStats, FinishReason, RequestOutput, SchedulerSettings
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
-from engines.wire import Abort, ConfigureScheduler, GetStats, SchedulerState, Stats, Submit, ToEngine
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from engines.wire import (
+    Abort,
+    ConfigureScheduler,
+    GetStats,
+    InvocationOutputs,
+    SchedulerState,
+    Stats,
+    Submit,
+    ToEngine,
+)
 from tests.engines.mpi.fakes import make_request
 
 _STATS = EngineStats(
@@ -157,6 +167,57 @@ def test_requests_submitted_together_share_a_stream(
     output = stream.next(60)
     assert output is not None
     assert (output.id, output.error_kind) == ("a", "engine_died")
+
+
+def _invoke(client: EngineClient, engine: _Engine, *pieces: InvocationOutput) -> list[InvocationOutput]:
+    """Return the pieces of an answer of which none is read before the last one has arrived."""
+    stream = client.invoke(Invocation("a", 0.0, {}, (("data", b""),)))
+    engine.calls.append(lambda front, name: front.send(name, InvocationOutputs(list(pieces))) and None)
+    engine.calls.append(lambda front, name: front.send(name, Stats(0, _STATS)) and None)
+    assert client.stats(60) is not None
+    read = []
+    while (piece := stream.next(0.0)) is not None:
+        read.append(piece)
+    return read
+
+
+@pytest.fixture
+def unread_limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("engines.client._MAX_UNREAD_BYTES", 100)
+    return 100
+
+
+def test_a_stream_that_its_client_does_not_read_is_aborted(
+    engine: _Engine, client: EngineClient, unread_limit: int
+) -> None:
+    head = AnswerHead(200, "OK", ())
+    pieces = [InvocationOutput("a", head), *(InvocationOutput("a", body=b"x" * 30) for _ in range(9))]
+    *before, end = _invoke(client, engine, *pieces, InvocationOutput("a", last=True))
+    assert before == pieces[:5]
+    assert end.error_kind == "request_failed"
+    assert "the client reads the stream more slowly than the handler sends it" in end.error_message
+    _wait(lambda: Abort("a", AbortReason.FAILED) in engine.messages)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in several pieces", "in one piece"])
+def test_a_large_answer_without_a_stream_is_not_aborted(
+    engine: _Engine, client: EngineClient, unread_limit: int, whole: bool
+) -> None:
+    head, body = AnswerHead(200, "OK", ()), b"x" * 300
+    last = InvocationOutput("a", body=body, last=True)
+    pieces = [InvocationOutput("a", head, body, whole=True), InvocationOutput("a", body=body), last]
+    pieces = pieces if whole else [InvocationOutput("a", head, body, last=True)]
+    assert _invoke(client, engine, *pieces) == pieces
+
+
+def test_what_the_client_has_read_does_not_count(
+    engine: _Engine, client: EngineClient, unread_limit: int
+) -> None:
+    stream = client.invoke(Invocation("a", 0.0, {}, (("data", b""),)))
+    for _ in range(5):
+        piece = InvocationOutput("a", body=b"x" * 90)
+        engine.calls.append(lambda front, name, piece=piece: front.send(name, InvocationOutputs([piece])))
+        assert stream.next(60) == piece
 
 
 def test_next_returns_none_when_it_times_out(engine: _Engine, client: EngineClient) -> None:

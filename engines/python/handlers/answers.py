@@ -133,7 +133,8 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def _pieces(request_id: str, first: AnswerHead, data: bytes) -> Iterator[InvocationOutput]:
-    yield InvocationOutput(request_id, first, data[:_PIECE_BYTES], last=len(data) <= _PIECE_BYTES)
+    several = len(data) > _PIECE_BYTES
+    yield InvocationOutput(request_id, first, data[:_PIECE_BYTES], last=not several, whole=several)
     for start in range(_PIECE_BYTES, len(data), _PIECE_BYTES):
         end = start + _PIECE_BYTES
         yield InvocationOutput(request_id, body=data[start:end], last=end >= len(data))
