@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, NoRegionError
 
 from container.deploy import CannotDeploy, differences, variables
 from container.deploy.deployment import EndpointSpec, VariantSpec, plan
@@ -95,7 +95,7 @@ def deploy(
         if dry_run:
             click.echo(as_script(deployment), nl=False)
             return
-        sagemaker = _client()
+        sagemaker = _client(environ)
         if diff:
             before = differences.running_values(name, sagemaker)
             lines = list(differences.differences(before, differences.planned_values(deployment, environ)))
@@ -132,11 +132,16 @@ def find_instance(name: str) -> Instance:
     return hardware.instance(name)
 
 
-def _client() -> Any:
+def _client(environ: Mapping[str, str]) -> Any:
     """Return boto3's SageMaker client. boto3 is imported here, because a dry run needs none. Raises: CannotDeploy."""
     import boto3
 
     try:
-        return boto3.client("sagemaker")
+        # boto3 itself reads only AWS_DEFAULT_REGION.
+        return boto3.client("sagemaker", region_name=environ.get("AWS_REGION") or None)
+    except NoRegionError as error:
+        raise CannotDeploy(
+            "no AWS region: set AWS_REGION or AWS_DEFAULT_REGION, or choose a profile that has one (AWS_PROFILE)"
+        ) from error
     except BotoCoreError as error:
         raise CannotDeploy(str(error)) from error

@@ -11,6 +11,8 @@ from container.deploy import CannotDeploy
 from container.deploy.deployment import ALREADY_EXISTS, NAMED_BY_CONTENT, ApiCall, Deployment
 from container.deploy.variables import with_secrets
 
+_NOT_FOUND = "Could not find"
+"""Part of SageMaker's message about an endpoint that does not exist."""
 _UNDO = {
     "create_model": ("delete_model", "ModelName"),
     "create_endpoint_config": ("delete_endpoint_config", "EndpointConfigName"),
@@ -37,7 +39,7 @@ def execute(
                 say(f"{call.method}: exists, reused")
                 continue
             _undo(completed, sagemaker, say)
-            raise CannotDeploy(f"{call.method}: {error}") from error
+            raise CannotDeploy(f"{call.method}: {error}{_advice(call, error)}") from error
         completed.append(call)
     say(f"waiting until {deployment.endpoint} is in service")
     waiter = sagemaker.get_waiter("endpoint_in_service")
@@ -63,6 +65,16 @@ def _can_be_reused(call: ApiCall, error: Exception) -> bool:
         return False
     found = error.response.get("Error", {})
     return found.get("Code") == "ValidationException" and ALREADY_EXISTS in found.get("Message", "")
+
+
+def _advice(call: ApiCall, error: Exception) -> str:
+    """Return what to do if the endpoint exists but should not, or the other way around; otherwise an empty text."""
+    message = error.response.get("Error", {}).get("Message", "") if isinstance(error, ClientError) else ""
+    if call.method == "create_endpoint" and ALREADY_EXISTS in message:
+        return "; use --update to change it"
+    if call.method == "update_endpoint" and _NOT_FOUND in message:
+        return "; leave out --update to create it"
+    return ""
 
 
 def _undo(completed: list[ApiCall], sagemaker: Any, say: Callable[[str], None]) -> None:

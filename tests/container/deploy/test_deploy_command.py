@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
 from click.testing import CliRunner, Result
 
 from container.cli import main
+from container.deploy import deploy_command
 from container.deploy.deploy_command import find_instance
 from container.explain.hardware import NoSuchHardwareError
 from tests.container.deploy.endpoints import IMAGE, MODEL_DATA, ROLE, write_model
@@ -65,6 +68,37 @@ def test_an_unknown_instance_is_rejected_with_a_suggestion(tmp_path: Path) -> No
     result = run(str(write_model(tmp_path)), "--dry-run", instance="ml.g5.48xlrge")
     assert result.exit_code == 1
     assert "did you mean ml.g5.48xlarge?" in result.output
+
+
+@pytest.fixture
+def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Remove all settings of AWS."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+
+
+@pytest.mark.usefixtures("no_aws")
+def test_without_a_region_the_variables_that_set_it_are_named(tmp_path: Path) -> None:
+    result = run(str(write_model(tmp_path)))
+    assert result.exit_code == 1
+    assert "no AWS region: set AWS_REGION or AWS_DEFAULT_REGION, or choose a profile" in result.output
+
+
+@pytest.mark.usefixtures("no_aws")
+@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_each_variable_of_the_region_counts(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions: list[str] = []
+
+    def execute(deployment: object, sagemaker: Any, *others: object) -> None:
+        regions.append(sagemaker.meta.region_name)
+
+    monkeypatch.setattr(deploy_command, "execute", execute)
+    result = run(str(write_model(tmp_path)), **{variable: "eu-west-3"})
+    assert (result.exit_code, regions) == (0, ["eu-west-3"]), result.output
 
 
 def test_any_cpu_instance_is_accepted() -> None:

@@ -151,10 +151,19 @@ def test_an_update_reuses_the_models_and_configurations_that_exist(platform: Fak
 
 def test_a_failed_update_keeps_the_reused_models(platform: FakeLab, tmp_path: Path) -> None:
     carry_out(deployment(tmp_path, 8), platform)
-    with pytest.raises(CannotDeploy, match=r"create_endpoint: .*already existing endpoint"):
+    with pytest.raises(
+        CannotDeploy, match=r"create_endpoint: .*already existing endpoint .*; use --update to change it$"
+    ):
         carry_out(deployment(tmp_path, 8, count=2), platform)
     assert len(platform.sagemaker.list_models()["Models"]) == 2
     assert len(platform.sagemaker.list_endpoint_configs()["EndpointConfigs"]) == 1
+
+
+def test_an_update_of_an_endpoint_that_does_not_exist_is_refused_with_advice(
+    platform: FakeLab, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotDeploy, match=r"Could not find endpoint .*; leave out --update to create it$"):
+        carry_out(deployment(tmp_path, 8, update=True), platform)
 
 
 def test_the_printed_program_creates_the_endpoint_and_may_run_again(
