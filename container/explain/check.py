@@ -22,7 +22,7 @@ from container.machine import Machine
 from container.models import files as model_files
 from container.models import tokenizer_files
 from container.models.files.bundled import BUNDLED_MODEL
-from container.models.files.folder import weights_problem
+from container.models.files.folder import folder_problem, weights_problem
 from engines.config import EngineConfig, MpiEngineConfig, PythonEngineConfig
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
@@ -211,10 +211,7 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
         return f"{name}: bundled with this installation; `lmi serve` or `lmi prepare` converts it once", ""
     if model_files.is_described(source):
         return f"{name}: a GGUF file; `lmi serve` or `lmi prepare` reads its metadata once", ""
-    refusal = model_files.refusal(source)
-    if refusal is None:
-        refusal = f"{name} is not a model folder: it has no config.json"
-    return f"{name}: not available", refusal
+    return f"{name}: not available", model_files.refusal(source) or folder_problem(source)
 
 
 def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engines.git_lfs import pointer_problem
 from engines.models.byte_ranges import ByteRanges, FolderRanges
 from engines.models.mapped_files import MappedRange
 from engines.models.tensor_files import BadCheckpoint, TensorFiles
@@ -131,7 +132,8 @@ def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:
         with safe_open(path, "pt"):
             pass  # the header is complete, and its tensors cover the rest of the file
     except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{path} is not a complete safetensors file: {error}") from None
+        incomplete = f"{path} is not a complete safetensors file: {error}"
+        raise BadCheckpoint(pointer_problem(path) or incomplete) from None
     with path.open("rb") as raw:
         length = int.from_bytes(raw.read(8), "little")
         header = json.loads(raw.read(length))

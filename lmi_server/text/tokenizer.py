@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from engines.git_lfs import pointer_problem
 from lmi_server.text.chat_template import ChatTemplate
 from lmi_server.text.clean_up import cleaned_up
 from lmi_server.text.json_file import read_json
@@ -113,7 +114,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"{path}: not a tokenizer: {error}") from error
+        raise ValueError(pointer_problem(path) or f"{path}: not a tokenizer: {error}") from error
     # Some files keep the truncation and padding of the training run. Prompts are neither truncated nor padded here.
     tokenizer.no_truncation()
     tokenizer.no_padding()

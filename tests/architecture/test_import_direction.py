@@ -19,6 +19,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.config": 0,
     "engines.core": 0,
     "engines.errors": 0,
+    "engines.git_lfs": 0,
     "engines.health": 0,
     "engines.host_memory": 0,
     "engines.invocations": 0,

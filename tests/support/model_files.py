@@ -14,6 +14,8 @@ from tests.support.paths import REPO_ROOT, child_environment
 
 EMPTY_SAFETENSORS = b"\x02" + bytes(7) + b"{}"
 """A complete file without tensors."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4096\n"
+"""What a clone without Git LFS has in place of a large file."""
 
 NO_PROXY = {"NO_PROXY": "*", "no_proxy": "*"}
 

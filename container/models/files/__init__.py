@@ -68,7 +68,11 @@ def refusal(source: ModelSource) -> str | None:
     model_id = source.model_id or ""
     if hub_id := id_of_address(model_id):
         return f"option.model_id={model_id}: use the id of the hub model instead of its URL; did you mean {hub_id}?"
-    return f"option.model_id={without_secrets(model_id)}: '{model_id.split('://')[0]}://' is not supported"
+    scheme_name = f"{model_id.split('://')[0]}://"
+    return (
+        f"option.model_id={without_secrets(model_id)}: '{scheme_name}' is not supported; allowed: a local folder or "
+        "GGUF file, a hub id, s3://bucket/prefix"
+    )
 
 
 def locate(source: ModelSource, cache: Path | None = None) -> Path | None:

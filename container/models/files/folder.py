@@ -13,6 +13,7 @@ from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
 from container.models.files.safetensors_headers import require_complete
 from container.progress import ProgressView
+from engines.git_lfs import pointer_problem
 from engines.models import gguf_index
 from lmi_server.config import ModelSource
 
@@ -32,7 +33,7 @@ def weights_problem(folder: Path) -> str | None:
         try:
             require_complete(file)
         except SafetensorError as error:
-            return f"{file} is not a complete safetensors file: {error}"
+            return pointer_problem(file) or f"{file} is not a complete safetensors file: {error}"
     return None
 
 
@@ -65,22 +66,27 @@ class LocalFolder(Scheme):
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         folder = self.locate(source, cache)
-        if folder is not None:
-            return folder
-        folder = source.local_path
-        if not folder.exists():
-            raise ModelNotAvailable(f"the model folder {folder} does not exist (option.model_id)")
-        if not folder.is_dir():
-            raise ModelNotAvailable(f"{folder} is a file; set option.model_id to the folder of a model")
-        if (folder / MANIFEST).exists():
-            raise ModelNotAvailable(
-                f"{folder} has only the headers of the weights (option.load_format=stream); set option.model_id to the "
-                "s3:// address"
-            )
-        if (folder / gguf_index.NAME).exists():
-            raise ModelNotAvailable(
-                f"{folder} has a {gguf_index.NAME}, which only this server may write; remove it, or set "
-                "option.model_id to the GGUF file"
-            )
-        hint = "" if source.model_id else "; set option.model_id, or copy the model's files there"
-        raise ModelNotAvailable(f"the folder {folder} is not a model: it has no config.json{hint}")
+        if folder is None:
+            raise ModelNotAvailable(folder_problem(source))
+        return folder
+
+
+def folder_problem(source: ModelSource) -> str:
+    """Return in one sentence why `LocalFolder` does not find the model of a source."""
+    folder = source.local_path
+    if not folder.exists():
+        return f"the model folder {folder} does not exist (option.model_id)"
+    if not folder.is_dir():
+        return f"{folder} is a file; set option.model_id to the folder of a model"
+    if (folder / MANIFEST).exists():
+        return (
+            f"{folder} has only the headers of the weights (option.load_format=stream); set option.model_id to the "
+            "s3:// address"
+        )
+    if (folder / gguf_index.NAME).exists():
+        return (
+            f"{folder} has a {gguf_index.NAME}, which only this server may write; remove it, or set "
+            "option.model_id to the GGUF file"
+        )
+    hint = "" if source.model_id else "; set option.model_id, or copy the model's files there"
+    return f"the folder {folder} is not a model: it has no config.json{hint}"

@@ -21,6 +21,7 @@ from engines.models.safetensors_files import SafetensorsFiles
 from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard
 from tests.support.examples import examples
+from tests.support.model_files import LFS_POINTER
 from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -163,6 +164,12 @@ def test_a_bad_header_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     _write(path, BAD_HEADERS[name], bytes(24))
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
+        SafetensorsFiles(tmp_path)
+
+
+def test_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(LFS_POINTER)
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors is a Git LFS pointer, .* run git lfs pull"):
         SafetensorsFiles(tmp_path)
 
 

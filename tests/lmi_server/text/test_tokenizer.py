@@ -18,6 +18,7 @@ from container.run.announce import has_chat_template
 from lmi_server.text.template_files import read_templates
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import CHAT_TEMPLATE, build_model_folder
+from tests.support.model_files import LFS_POINTER
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +221,12 @@ def test_truncation_and_padding_in_tokenizer_json_are_ignored(own_folder: Path) 
     text.tokenizer.no_truncation()
     text.tokenizer.no_padding()
     assert TextModel.from_folder(own_folder).encode(sentence) == text.encode(sentence)
+
+
+def test_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(LFS_POINTER)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is a Git LFS pointer, .* run git lfs pull"):
+        TextModel.from_folder(tmp_path)
 
 
 def test_missing_and_invalid_files_are_named_in_the_error(tmp_path: Path) -> None:

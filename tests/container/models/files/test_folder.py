@@ -15,10 +15,11 @@ from container.machine import Machine
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.models.files.folder import weights_problem
+from container.models.files.s3.manifest import MANIFEST
 from container.progress import LogLines
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
 from tests.container.explain.questions import SHAPE
-from tests.support.model_files import content, weights
+from tests.support.model_files import LFS_POINTER, content, weights
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -53,6 +54,10 @@ def test_complete_weights_are_accepted(files: Mapping[str, bytes], tmp_path: Pat
         ({INDEX: b"{", FIRST: BYTES, SECOND: BYTES}, "is not JSON"),
         ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a complete safetensors file"),
         ({"model.safetensors": b""}, "model.safetensors is not a complete safetensors file"),
+        (
+            {"model.safetensors": LFS_POINTER},
+            "model.safetensors is a Git LFS pointer, not the file itself; run git lfs pull in the model's folder",
+        ),
         ({"pytorch_model.bin": b"pickle"}, "no .safetensors file, only pytorch_model.bin"),
         ({}, "no .safetensors file; found: config.json"),
     ],
@@ -96,18 +101,23 @@ def test_a_folder_is_absolute_relative_to_the_properties_or_theirs_and_is_not_mo
         ("./not-there", "does not exist"),
         (None, "config.json; set option.model_id"),
         ("./file", "is a file"),
+        ("./streamed", "has only the headers of the weights"),
     ],
 )
 def test_an_unavailable_folder_is_rejected_with_a_one_line_error(
     model_id: str | None, words: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("{}")
+    write(tmp_path / "streamed", {MANIFEST: b"{}"})
     source = ModelSource(model_id, str(tmp_path))
     assert model_files.locate(source) is None
     with pytest.raises(ModelNotAvailable) as caught:
         model_files.obtain(source, LogLines(io.StringIO()))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+    named = f"option.model_id={model_id}\n" if model_id else ""
+    (tmp_path / "serving.properties").write_text(f"engine=MPI\n{named}")
+    assert check(tmp_path, {}, MACHINE).reasons[-1] == str(caught.value)
 
 
 def test_a_folder_with_an_index_of_gguf_files_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def test_ids_are_valid_if_the_library_accepts_them(text: str) -> None:
         ("https://huggingface.co/owner/name/tree/main", "did you mean owner/name"),
         ("hf://owner/name@v1", "did you mean owner/name"),
         ("https://example.com/owner/name", "'https://' is not supported"),
+        (
+            "gs://bucket/model",
+            "'gs://' is not supported; allowed: a local folder or GGUF file, a hub id, s3://bucket/prefix",
+        ),
     ],
 )
 def test_an_invalid_id_is_rejected_with_a_suggestion(model_id: str, words: str, tmp_path: Path) -> None:
