@@ -269,10 +269,8 @@ class _ModelPart:
         capacity = num_blocks * cache.block_size
         longest = self.config.model.max_model_len
         if request_blocks(longest, cache, self.model_config.window, step.num_tokens) > num_blocks:
-            raise ValueError(
-                f"the KV cache holds {capacity} tokens, option.max_model_len is {longest}: "
-                "lower it, or raise option.kv_cache_gb (option.gpu_memory_utilization on a GPU)"
-            )
+            is_fixed = cache.kv_cache_bytes is not None
+            raise ValueError(memory.shortage(capacity, longest, weights, activations, is_fixed))
         if cache.kv_cache_bytes is not None:
             self._require_fit(num_blocks * block_bytes, activations, weights, step)
         return self._new_cache(num_blocks, cache.block_size, self.model_config.num_layers)

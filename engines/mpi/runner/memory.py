@@ -117,6 +117,23 @@ def require_fit(kv_cache: int, activations: int, weights: int, free: int, num_to
     )
 
 
+def shortage(capacity: int, longest: int, weights: int, activations: int, is_fixed: bool) -> str:
+    """Describe a KV cache that is too small for the longest sequence, and what to change.
+
+    capacity, longest: tokens; weights, activations: bytes of one rank; is_fixed: whether option.kv_cache_gb sets the
+    size, and not the free memory of a GPU.
+    """
+    if not capacity and not is_fixed:
+        return (
+            f"no memory is left for the KV cache: the weights take {_gib(weights)} GiB and the largest step"
+            f" {_gib(activations)} GiB; raise option.tensor_parallel_degree or option.gpu_memory_utilization,"
+            " lower option.max_num_batched_tokens, or use a larger GPU"
+        )
+    size = "option.kv_cache_gb" if is_fixed else "option.gpu_memory_utilization"
+    lower = "lower option.max_model_len, or " if capacity else ""
+    return f"the KV cache holds {capacity} tokens, but option.max_model_len is {longest}; {lower}raise {size}"
+
+
 def _gib(count: int) -> str:
     return f"{count / _GIB:.3g}"
 

@@ -95,6 +95,54 @@ def test_the_error_names_the_option_and_all_numbers() -> None:
         memory.require_fit(4 * GIB, 5 * GIB, GIB, free=3 * GIB, num_tokens=1024)
 
 
+@pytest.mark.parametrize(
+    ("cache_bytes", "gpu_bytes", "message"),
+    [
+        pytest.param(
+            80 * 192,
+            0,
+            "the KV cache holds 80 tokens, but option.max_model_len is 128; lower option.max_model_len, or raise "
+            "option.kv_cache_gb",
+            id="a fixed size",
+        ),
+        pytest.param(
+            1,
+            0,
+            "the KV cache holds 0 tokens, but option.max_model_len is 128; raise option.kv_cache_gb",
+            id="a fixed size below one block",
+        ),
+        pytest.param(
+            None,
+            80 * 192,
+            "the KV cache holds 80 tokens, but option.max_model_len is 128; lower option.max_model_len, or raise "
+            "option.gpu_memory_utilization",
+            id="the rest of a GPU",
+        ),
+        pytest.param(
+            None,
+            -1,
+            "no memory is left for the KV cache: the weights take 3 GiB and the largest step 1.1 GiB; raise "
+            "option.tensor_parallel_degree or option.gpu_memory_utilization, lower option.max_num_batched_tokens, or "
+            "use a larger GPU",
+            id="a GPU without a rest",
+        ),
+    ],
+)
+def test_a_cache_too_small_for_the_longest_sequence_is_refused_with_the_options_that_help(
+    cache_bytes: int | None, gpu_bytes: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama(tmp_path)
+    config = make_config(tmp_path)
+    config = replace(config, cache=replace(config.cache, kv_cache_bytes=cache_bytes))
+    in_use = iter([0, 3 * GIB])
+    monkeypatch.setattr(memory, "bytes_in_use", lambda device: next(in_use))
+    monkeypatch.setattr(memory, "measure_peak", lambda device, work: GIB)
+    monkeypatch.setattr(memory, "gpu_cache_bytes", lambda *arguments: gpu_bytes)
+    with pytest.raises(ValueError) as refusal:
+        load_model(config, Communicator(), CPU, Stopwatch(lambda: 0.0))
+    assert str(refusal.value) == message
+
+
 @pytest.mark.parametrize("degree", [1, 2])
 def test_a_cache_larger_than_free_memory_is_refused(
     tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
