@@ -131,7 +131,7 @@ BODIES: tuple[Malformed, ...] = (
     _content_type("two content types", "application/json, text/plain", "application/json, text/plain"),
     _content_type("other character set", "application/json; charset=utf-16", "utf-16", "UTF-8"),
     # Fields of /invocations
-    _lmi("no inputs", {}, "inputs", "string"),
+    _lmi("no inputs", {}, "inputs: missing", "string"),
     _lmi("empty inputs", {"inputs": ""}, "inputs", '""', "not empty"),
     _lmi("inputs is null", {"inputs": None}, "inputs", "null", "string"),
     _lmi("inputs is a number", {"inputs": 5}, "inputs", "5", "string"),
@@ -246,7 +246,9 @@ BODIES: tuple[Malformed, ...] = (
         "unknown name beside prompt", INVOCATIONS, {"prompt": "Hello", "max_token": 5}, ("max_tokens",), 424
     ),
     # Chat
-    _chat("no messages", {}, "messages", "at least 1"),
+    _chat("no messages", {}, "messages: missing", "at least 1"),
+    _chat("prompt", {"prompt": "Hello"}, "messages: missing", "'prompt' is for /v1/completions"),
+    _chat("inputs", {"inputs": "Hello"}, "messages: missing", "'inputs' is for /invocations"),
     _chat("not JSON", b"{", "body", "not valid JSON"),
     _messages("empty messages", [], "messages", "[]", "at least 1"),
     _messages(
@@ -258,11 +260,11 @@ BODIES: tuple[Malformed, ...] = (
     ),
     _messages("messages is a string", "Hello", "messages", "Hello", "a list"),
     _messages("message is a string", ["Hello"], "messages[0]", "Hello", "an object"),
-    _messages("no role", [{"content": "Hello"}], "messages[0].role", "null", "user"),
+    _messages("no role", [{"content": "Hello"}], "messages[0].role", "missing", "user"),
     _messages(
         "unknown role", [{"role": "robot", "content": "Hello"}], "messages[0].role", "robot", "assistant"
     ),
-    _messages("no content", [{"role": "user"}], "messages[0].content", "null", "a string"),
+    _messages("no content", [{"role": "user"}], "messages[0].content", "missing", "a string"),
     _messages("content is a number", _user(5), "messages[0].content", "5", "a string"),
     _messages("content is an empty list", _user([]), "messages[0].content", "[]", "at least 1"),
     _messages(
@@ -303,7 +305,12 @@ BODIES: tuple[Malformed, ...] = (
     _field("chat_template", "{{ 1 }}", "{{ 1 }}", "leave it out"),
     # Completions
     _completions("not JSON", b"[", "body", "not valid JSON"),
-    _completions("no prompt", {}, "prompt", "null", "a string"),
+    _completions("no prompt", {}, "prompt", "missing", "a string"),
+    _prompt("prompt is null", None, "prompt", "null", "a string"),
+    _completions(
+        "a chat", {"messages": _user("Hello")}, "prompt: missing", "'messages' is for /v1/chat/completions"
+    ),
+    _completions("inputs", {"inputs": "Hello"}, "prompt: missing", "'inputs' is for /invocations"),
     _prompt("empty prompt", "", "prompt", '""', "not empty"),
     _prompt("prompt is an object", {"text": "Hello"}, "prompt", "Hello", "a list"),
     _prompt("empty list of prompts", [], "prompt", "[]", "token ids"),

@@ -17,7 +17,7 @@ from lmi_server.apis.lmi.reply import LmiReply, shows_details
 from lmi_server.apis.openai.chat import CHAT
 from lmi_server.apis.openai.completions import COMPLETIONS
 from lmi_server.apis.openai.fields import STREAM_FIELDS, model_name
-from lmi_server.apis.parameters.checks import check_flag, refuse, refuse_unknown
+from lmi_server.apis.parameters.checks import MISSING, check_flag, refuse, refuse_unknown
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported, row_of
 from lmi_server.apis.parameters.row import Names, Parameters
@@ -209,7 +209,7 @@ def _accepted_format() -> str | None:
 
 
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
-    inputs = body.get("inputs")
+    inputs = body.get("inputs", MISSING)
     accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
     if context.capabilities.prompt_lists:
         accepted += f", or a list of 1 to {MAX_PROMPTS} such strings"

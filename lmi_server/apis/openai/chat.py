@@ -10,7 +10,7 @@ from lmi_server.apis.base import ApiContext
 from lmi_server.apis.openai.chat_reply import ChatReply
 from lmi_server.apis.openai.fields import read_fields
 from lmi_server.apis.openai.messages import parse_messages
-from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.checks import MISSING, refuse
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.sampling import LogprobReport
@@ -38,7 +38,7 @@ def api(context: ApiContext) -> Blueprint:
 
 
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
-    messages = parse_messages(body.get("messages"))
+    messages = parse_messages(body.get("messages", MISSING))
     if context.text.chat_template is None:
         raise _no_template(context.text.template_names)
     max_chars = max_prompt_chars(context, truncation_limit(context, fields.parameters))

@@ -11,7 +11,7 @@ from flask import Blueprint, Response
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.openai.completions_reply import CompletionsReply
 from lmi_server.apis.openai.fields import read_fields
-from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.checks import MISSING, refuse
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.sampling import LogprobReport, check_token_ids
@@ -54,7 +54,7 @@ def _read_fields(context: ApiContext, body: Body, conventions: Conventions) -> B
 
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     """Read one text, one list of token ids, or a list of either."""
-    value, limit = body.get("prompt"), truncation_limit(context, fields.parameters)
+    value, limit = body.get("prompt", MISSING), truncation_limit(context, fields.parameters)
     if isinstance(value, list) and value and is_integer(value[0]):
         return (_of_token_ids(context, "prompt", value, limit),)
     if isinstance(value, list) and value and isinstance(value[0], list):

@@ -10,6 +10,7 @@ from lmi_server.apis.parameters.checks import check_flag, refuse
 from lmi_server.apis.parameters.parse import parse_parameters
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.pipeline import Body, BodyFields, Conventions
+from lmi_server.errors import InvalidField
 from lmi_server.values.show import names_in_log
 
 _logger = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ _MAX_MODEL_NAME_BYTES = 256
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
 """Fields that are ignored if another field is `none`, each with the other field."""
+_PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "inputs": "/invocations"}
+"""Path of a body by the field of its prompt."""
 
 
 def read_fields(
@@ -30,6 +33,7 @@ def read_fields(
 
     Raises `InvalidField`.
     """
+    _check_body_kind(prompt_field, body)
     streamed = check_flag("stream", body.get("stream"))
     own = (prompt_field, "model", *STREAM_FIELDS)
     unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
@@ -51,6 +55,15 @@ def read_fields(
     framing = conventions.openai_framing() if streamed else None
     continuous_usage = include_usage and continuous_usage
     return BodyFields(parameters, framing, model_name(body.get("model")), include_usage, continuous_usage)
+
+
+def _check_body_kind(prompt_field: str, body: Body) -> None:
+    """Raise `InvalidField` if the body lacks its prompt and has that of another path."""
+    if prompt_field in body:
+        return
+    for field, path in _PATHS.items():
+        if field in body:
+            raise InvalidField(prompt_field, f"missing; a body with {field!r} is for {path}")
 
 
 def model_name(value: Any) -> str:

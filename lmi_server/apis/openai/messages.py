@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.checks import MISSING, refuse
 from lmi_server.errors import InvalidField
 
 _MAX_MESSAGES = 4096
@@ -58,13 +58,16 @@ def _text(content: str | list[dict[str, str]]) -> str:
 def _message(field: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refuse(field, value, "an object with 'role' and 'content'")
-    role = value.get("role")
+    role = value.get("role", MISSING)
     if not isinstance(role, str) or role not in _ROLES:
         raise refuse(f"{field}.role", role, "one of " + ", ".join(_ROLES))
     for name in ("tool_calls", "function_call", "audio"):
         if value.get(name) not in (None, []):
             raise refuse(f"{field}.{name}", value[name], "null, or leave it out; this is not supported")
-    message = {"role": _ROLES[role], "content": _content(f"{field}.content", value.get("content"), role)}
+    message = {
+        "role": _ROLES[role],
+        "content": _content(f"{field}.content", value.get("content", MISSING), role),
+    }
     author = value.get("name")
     if author is not None:
         if not isinstance(author, str) or len(author.encode()) > _MAX_NAME_BYTES:
@@ -90,7 +93,7 @@ def _reasoning(field: str, message: dict[str, Any]) -> dict[str, str]:
 def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
-    if value is None and role == "assistant":
+    if role == "assistant" and (value is None or value is MISSING):
         return ""  # OpenAI's answers with a `refusal` have no content
     if not isinstance(value, list) or not value:
         raise refuse(field, value, "a string, or a list of at least 1 text part")
@@ -101,10 +104,10 @@ def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:
 def _part(field: str, value: Any, role: str) -> str:
     if not isinstance(value, dict):
         raise refuse(field, value, 'an object {"type": "text", "text": ...}')
-    kind = value.get("type")
+    kind = value.get("type", MISSING)
     if kind != "text" and (kind != "refusal" or role != "assistant"):
         raise refuse(f"{field}.type", kind, '"text"; other kinds of content are not supported')
-    text = value.get(kind)  # the field with the text is named like the type
+    text = value.get(kind, MISSING)  # the field with the text is named like the type
     if not isinstance(text, str):
         raise refuse(f"{field}.{kind}", text, "a string")
     return text

@@ -11,10 +11,14 @@ from lmi_server.values.nearest import nearest
 from lmi_server.values.scalars import Bool
 from lmi_server.values.show import as_json
 
+MISSING = object()
+"""Value of a field that the body does not have, for `refuse`. A field with null is not missing."""
+
 
 def refuse(field: str, value: Any, accepted: str) -> InvalidField:
-    """Return the error for a value that is not accepted."""
-    return InvalidField(field, f"given {as_json(value)}; accepted: {accepted}")
+    """Return the error for a value that is not accepted, or for a field that is missing."""
+    given = "missing" if value is MISSING else f"given {as_json(value)}"
+    return InvalidField(field, f"{given}; accepted: {accepted}")
 
 
 def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> InvalidField:
