@@ -6,6 +6,7 @@ import logging
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import NotFound as UnknownPath
 
 from engines.base import Engine
 from engines.capabilities import CAPABILITIES
@@ -15,7 +16,7 @@ from lmi_server.apis.base import ApiContext, ServerContext
 from lmi_server.apis.parameters.model_defaults import openai_defaults
 from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.config import WebConfig
-from lmi_server.errors import ErrorForm, ErrorReply, status_of
+from lmi_server.errors import ErrorForm, ErrorReply, NotFound, status_of
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
@@ -42,18 +43,23 @@ def create_app(
         context = ApiContext(config, engine, metrics, bodies, capabilities, text, defaults, formatter)
         for api in APIS:
             app.register_blueprint(api(context))
-    _register_errors(app, config)
+    _register_errors(app, config, needs_admin_token=text is not None and not config.admin_token_digest)
     _register_records(app, metrics)
     return app
 
 
-def _register_errors(app: Flask, config: WebConfig) -> None:
+def _register_errors(app: Flask, config: WebConfig, *, needs_admin_token: bool) -> None:
+    """`needs_admin_token`: whether the admin API exists only with a token, which is not set."""
+    paths = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+
     @app.errorhandler(Exception)
     def on_error(error: Exception) -> Response:
         record = current_record()
         if not isinstance(error, EngineError | HTTPException):
             _logger.exception("%s unexpected error", record.id, exc_info=error)
-        problem = ErrorReply.from_exception(error, config.server.max_request_size, request.path)
+        if isinstance(error, UnknownPath) and needs_admin_token and request.path.startswith("/admin/"):
+            error = NotFound("no such path; the admin API needs LMI_ADMIN_TOKEN in the server's environment")
+        problem = ErrorReply.from_exception(error, config.server.max_request_size, request.path, paths)
         record.finish = problem.kind
         return problem.response(ErrorForm.of_path(request.path), config.server.throttle_error_http_code)
 

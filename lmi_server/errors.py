@@ -5,6 +5,7 @@ The text of an unexpected exception is never sent to a client. It is logged, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +15,8 @@ from werkzeug.exceptions import HTTPException
 
 from engines.errors import EngineError, InvalidRequest
 from lmi_server.http.json_reply import json_response
+from lmi_server.values.nearest import nearest
+from lmi_server.values.show import as_json
 
 STREAM_ERROR_CODE = 424
 """`code` in the last record of a failed stream on `/invocations`. The HTTP status was already sent."""
@@ -123,6 +126,8 @@ _OTHER_PATHS = {
     "/generate_stream": "TGI's API is not supported; use /invocations with the header Accept: text/event-stream",
 }
 """Errors for paths that clients of other servers use."""
+_MAIN_PATHS = ("/invocations", "/v1/chat/completions", "/v1/completions", "/v1/models", "/ping", "/metrics")
+"""Paths that the message of an unknown path lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +140,19 @@ class ErrorReply:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def from_exception(cls, error: Exception, max_request_size: int = 0, path: str = "") -> ErrorReply:
+    def from_exception(
+        cls, error: Exception, max_request_size: int = 0, path: str = "", paths: Sequence[str] = ()
+    ) -> ErrorReply:
         """Create the reply for an exception. An exception that is not meant for clients becomes 'internal error'.
 
         path: the request's path, for the message of a path that does not exist.
+        paths: the server's paths, which that message suggests.
         """
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
             return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
         if isinstance(error, HTTPException):
-            return _from_http_exception(error, max_request_size, path)
+            return _from_http_exception(error, max_request_size, path, paths)
         return cls("internal", "internal error; the server's log has the details")
 
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
@@ -187,7 +195,9 @@ def status_of(kind: str, form: ErrorForm) -> int | None:
     return ErrorReply(kind, "").status(form) if kind in _TABLE else None
 
 
-def _from_http_exception(error: HTTPException, max_request_size: int, path: str) -> ErrorReply:
+def _from_http_exception(
+    error: HTTPException, max_request_size: int, path: str, paths: Sequence[str]
+) -> ErrorReply:
     code = error.code or 500
     kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")
     message = error.description or error.name
@@ -199,5 +209,13 @@ def _from_http_exception(error: HTTPException, max_request_size: int, path: str)
         message = f"method not allowed for this path; allowed: {allowed}"
         headers = (("Allow", allowed),)
     elif code == 404:
-        message = _OTHER_PATHS.get(path, "no such path")
+        message = _OTHER_PATHS.get(path) or _no_such_path(path, paths)
     return ErrorReply(kind, message, headers=headers)
+
+
+def _no_such_path(path: str, paths: Sequence[str]) -> str:
+    message = f"no such path (got {as_json(path)})"
+    if near := nearest(path, paths):
+        return f"{message}; did you mean {near}?"
+    available = [one for one in _MAIN_PATHS if one in paths]
+    return f"{message}; available: {', '.join(available)}" if available else message

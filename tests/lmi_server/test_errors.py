@@ -77,7 +77,11 @@ def test_an_error_before_the_first_byte_sets_the_status(
         ("/v1/embeddings", "embeddings are not supported"),
         ("/chat/completions", "OpenAI's API is under /v1"),
         ("/generate", "use /invocations"),
-        ("/v1/other", "no such path"),
+        ("/v1/nowhere", 'no such path (got "/v1/nowhere"); available: /invocations, /v1/chat/completions, '),
+        ("/invocations/", 'no such path (got "/invocations/"); did you mean /invocations?'),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/" + "x" * 1000, "xxx...); available: "),
     ],
 )
 def test_paths_of_other_servers_are_named(path: str, mention: str, client: FlaskClient) -> None:

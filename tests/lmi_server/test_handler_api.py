@@ -22,7 +22,7 @@ from lmi_server.apis.handler import request as handler_request
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig, WebConfig
 from tests.engines.copies.fakes import FakeCopy
-from tests.lmi_server.bodies import refusal_of
+from tests.lmi_server.bodies import error_of, refusal_of
 from tests.lmi_server.fakes import turns_of_another_greenlet
 from tests.support.logs import Logs
 
@@ -315,3 +315,12 @@ def test_the_log_line_does_not_contain_the_body(client: FlaskClient, logs: Logs)
     assert "POST /invocations status=200" in logs.text
     assert "finish=handler" in logs.text
     assert "secret" not in logs.text
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/admin/scheduler", "/nowhere"])
+def test_only_paths_that_the_server_has_are_suggested(path: str, client: FlaskClient) -> None:
+    """A server that runs a handler has neither a list of models nor an admin API."""
+    text = error_of(client.get(path))
+    assert "/invocations" in text
+    assert "/v1/models," not in text
+    assert "LMI_ADMIN_TOKEN" not in text
