@@ -46,6 +46,15 @@ class EngineDied(EngineError):
     kind = "engine_died"
 
 
+def describe(error: Exception) -> str:
+    """Return the text of an error that ended the engine, for the operator.
+
+    The class precedes it, unless the error is our own: those are written to stand alone.
+    """
+    own = type(error) is ValueError or type(error).__module__.partition(".")[0] == __package__
+    return str(error) if own and str(error) else f"{type(error).__name__}: {error}"
+
+
 _BY_KIND: dict[str, type[EngineError]] = {
     error.kind: error
     for error in (InvalidRequest, Overloaded, Unavailable, DeadlineExceeded, RequestFailed, EngineDied)

@@ -18,6 +18,7 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.core import EngineInfo, Request, SamplingParams
+from engines.errors import describe
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.mpi.cache.block_manager import make_block_manager
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         rank.comm.close()
     except Exception as error:  # edge of the process: the cause must be on the board before the exit
         logger.exception("the engine failed")
-        board.set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")
+        board.set_state(EngineState.FAILED, describe(error))
         sys.stderr.flush()
         # Not `return`: finalizing MPI would wait for ranks that wait for this one.
         os._exit(1)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NameResolutionError,
+    NewConnectionError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from container.measure.bench.connection import cause_of, error_message
 from container.measure.bench.dialects import DIALECTS
@@ -76,8 +83,14 @@ def _trouble(url: str) -> str:
             response = pool.request("GET", f"{url}/ping", preload_content=False, redirect=False)
             data = response.read(_MAX_BODY_BYTES)
             response.close()
+    except NameResolutionError:
+        return f"cannot resolve the host name of {url}"
     except NewConnectionError as error:
         return f"nothing listens at {url} ({cause_of(error)})"
+    except (ReadTimeoutError, ConnectTimeoutError):
+        return f"{url}/ping did not respond within {_PING_TIMEOUT_SECONDS:g} s"
+    except SSLError:
+        return f"the TLS connection to {url} failed (an http:// address?)"
     except HTTPError as error:
         return f"{url}/ping does not answer ({type(error).__name__})"
     if response.status in (200, 404):

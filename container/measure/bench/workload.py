@@ -205,7 +205,10 @@ def _openings(
     while len(words) ** length < 2 * count and length < shortest_prompt:
         length += 1
     if len(words) ** length < count:
-        raise BenchError(f"num_requests: cannot build {count} different prompts of {shortest_prompt} tokens")
+        raise BenchError(
+            f"--requests: cannot build {count} different prompts of {shortest_prompt} tokens with this tokenizer;"
+            " lower --requests or raise --input-tokens"
+        )
     openings: dict[str, None] = {}
     while len(openings) < count:
         openings[" ".join(rng.choices(words, k=length))] = None

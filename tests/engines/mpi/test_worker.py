@@ -19,6 +19,7 @@ import pytest
 from engines.client import ClientStream
 from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState, StatusBoard
+from engines.models.tensor_files import BadCheckpoint
 from engines.mpi import worker
 from engines.mpi.worker import _warm_up_request
 from tests.engines.conftest import Answer
@@ -94,6 +95,40 @@ def test_native_code_of_a_rank_writes_the_heartbeat_of_its_board(
     (place,) = places
     place.value = time.monotonic() - 60
     assert 60 <= board.read().heartbeat_age < 65
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("option.kv_cache_gb=4 does not fit"), "option.kv_cache_gb=4 does not fit"),
+        (BadCheckpoint("a.safetensors is cut short"), "a.safetensors is cut short"),
+        (ValueError(), "ValueError: "),
+        (KeyError("bias"), "KeyError: 'bias'"),
+        (MemoryError("no page"), "MemoryError: no page"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "UnicodeDecodeError: 'utf-8' codec can't decode"),
+    ],
+    ids=["value", "checkpoint", "no text", "key", "memory", "foreign value"],
+)
+def test_the_status_board_names_the_class_of_foreign_errors_only(
+    error: Exception, reason: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: object) -> None:
+        raise error
+
+    def exit_with(code: int) -> None:
+        raise SystemExit(code)
+
+    board = StatusBoard.create(tmp_path / "status", 1)
+    (tmp_path / "config").write_text(make_config(tiny_llama).to_json())
+    arguments = SimpleNamespace(status=tmp_path / "status", config=tmp_path / "config", address="")
+    monkeypatch.setattr(worker, "engine_arguments", lambda *_: arguments)
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "_start", start)
+    monkeypatch.setattr(worker.os, "_exit", exit_with)
+    with pytest.raises(SystemExit, match="1"):
+        worker.main([])
+    assert board.read().state is EngineState.FAILED
+    assert board.read().reason.startswith(reason)
 
 
 def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import socket
@@ -113,6 +114,42 @@ def test_a_refused_connection_is_reported(invoke: Invoke) -> None:
     assert f"nothing listens at {url} (Connection refused); --wait SECONDS waits" in result.stderr
 
 
+def test_a_host_name_that_cannot_be_resolved_is_reported(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_such_name(*arguments: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
+    result = invoke("http://no-such-host.invalid:1")
+    assert result.exit_code == 1
+    assert "cannot resolve the host name of http://no-such-host.invalid:1; --wait" in result.stderr
+
+
+@pytest.mark.parametrize("accepts", [True, False], ids=["accepts", "full backlog"])
+def test_a_server_that_does_not_respond_in_time_is_reported(
+    accepts: bool, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_PING_TIMEOUT_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as waiting:
+        address = listening.getsockname()
+        for _ in range(0 if accepts else 8):  # the kernel accepts a few more than the backlog
+            waiting.enter_context(one := socket.socket())
+            one.setblocking(False)
+            one.connect_ex(address)
+        url = f"http://127.0.0.1:{address[1]}"
+        result = invoke(url)
+    assert result.exit_code == 1
+    assert f"{url}/ping did not respond within 0.1 s; --wait" in result.stderr
+
+
+def test_a_server_without_tls_is_reported(scripted: StartScripted, invoke: Invoke) -> None:
+    url = scripted().url.replace("http:", "https:")
+    result = invoke(url)
+    assert result.exit_code == 1
+    assert f"the TLS connection to {url} failed (an http:// address?); --wait" in result.stderr
+
+
 def test_a_server_that_is_not_ready_is_reported_with_its_own_reason(
     scripted: StartScripted, invoke: Invoke
 ) -> None:
@@ -193,7 +230,10 @@ def test_find_rate_lists_every_run(scripted: StartScripted, invoke: Invoke, tmp_
         (("http://host:1", "--tokenizer", "/nowhere"), "/nowhere: no such file"),
         (("http://host:1", "--json", "/nowhere/out.json"), "there is no folder /nowhere"),
         (("http://host:1", "--csv", "/nowhere/out.csv"), "there is no folder /nowhere"),
-        (("http://host:1", "--input-tokens", "1", "--requests", "9999"), "different prompts of 1 tokens"),
+        (
+            ("http://host:1", "--input-tokens", "1", "--requests", "9999"),
+            "--requests: cannot build 9999 different prompts of 1 tokens with this tokenizer; lower --requests",
+        ),
         (("http://host:1", "--slo", "ttfx=1s"), "did you mean ttft?"),
         (
             ("http://host:1", "--find-rate", "--burst"),
