@@ -14,6 +14,7 @@ from tests.support.tokenizers import save_gpt2
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ID = "owner/tiny"
+PROMPT = "the quick brown fox"
 PROPERTIES = f"engine=MPI\noption.model_id={ID}\noption.revision=v1\noption.tensor_parallel_degree=1\n"
 
 
@@ -39,6 +40,19 @@ def test_a_hub_id_with_a_revision_is_served(hub: HubServer, tmp_path: Path) -> N
         "LMI_CACHE_DIR": str(tmp_path / "cache"),
     }
     with hub, Server(tmp_path / "server", PROPERTIES, environment=environment) as server:
-        assert server.client.generate("the quick brown fox", max_new_tokens=12).text
+        answer = server.client.generate(PROMPT, max_new_tokens=12)
+        assert answer.token_ids == _greedy_tokens(tmp_path / "v1", 12)
+        assert PROMPT not in server.log()
+        assert answer.text.strip() not in server.log()
         assert server.log().count("converting the tokenizer") == 1
     assert not (tmp_path / "home").exists()
+
+
+def _greedy_tokens(folder: Path, count: int) -> list[int]:
+    from transformers import AutoTokenizer  # imports torch
+
+    from tests.support.tiny_models import load_oracle
+
+    ids = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids
+    tokens = load_oracle(folder, "fp32").generate(ids, max_new_tokens=count, do_sample=False)
+    return list(tokens[0, ids.shape[1] :].tolist())

@@ -124,9 +124,23 @@ def save_foreign(folder: Path, name: str, seed: int = 0, **changes: Any) -> None
     save_random(folder, AutoConfig.for_model(model_type, **deepcopy(_SHAPE | own | changes)), seed=seed)
 
 
-def degrees(folder: Path) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees at which a model is compared."""
-    return (1,) if describe(folder).one_rank_only else (1, 2, 3)
+ONE_RANK = {
+    "stablelm",
+    "stablelm-2",
+    "hunyuan",
+    "hunyuan-alpha",
+    "modernbert-decoder",
+    "phimoe",
+    "granitemoe",
+}
+ONE_RANK |= {"minicpm3", "youtu"}
+"""Models that cannot be split over ranks."""
+
+
+def degrees(folder: Path, name: str) -> tuple[int, ...]:
+    """Return the tensor-parallel degrees at which one of `FOREIGN` is compared."""
+    assert (name in ONE_RANK) == bool(describe(folder).one_rank_only), f"{name}: split over ranks or not"
+    return (1,) if name in ONE_RANK else (1, 2, 3)
 
 
 def differences(folder: Path, degree: int = 1) -> tuple[float, bool]:

@@ -23,14 +23,17 @@ from tests.verify.lab import Lab, Report, run_alone
 _SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """Output and input features of SmolLM2's layers."""
 _BLOCK_SIZE = 16
-_PROMPT_TOKENS, _NEW_TOKENS = 200, 6
+_PROMPT_TOKENS, _NEW_TOKENS = 1100, 6
+"""The context is longer than two of the parts into which attention is split."""
+_MAX_TOKENS = 1536
 
 
 def verify(lab: Lab, report: Report) -> None:
+    seen: dict[str, torch.Tensor] = {}
     for threads in (1, 2):
         set_num_threads(threads)
         _check_products(report, threads)
-        _check_model(report, f"SmolLM2, {threads} threads", lab.model)
+        _check_model(report, f"SmolLM2, {threads} threads", lab.model, seen)
 
 
 @torch.inference_mode()
@@ -53,18 +56,22 @@ def _check_products(report: Report, threads: int) -> None:
     )
 
 
-def _check_model(report: Report, name: str, folder: Path) -> None:
-    """Compare the logits of the prompt's last token and of some more tokens, computed in several ways."""
+def _check_model(report: Report, name: str, folder: Path, seen: dict[str, torch.Tensor]) -> None:
+    """Compare the logits of the prompt's last token and of some more tokens, computed in several ways.
+
+    seen: logits of other ways, which are compared too and added to.
+    """
     vocab_size = read_config(folder).vocab_size
     rng = random.Random(_PROMPT_TOKENS)
     tokens = [rng.randrange(vocab_size) for _ in range(_PROMPT_TOKENS + _NEW_TOKENS)]
-    seen: dict[str, torch.Tensor] = {}
     for paged in (True, False):
-        cache = CacheConfig(_BLOCK_SIZE, paged, 2048 * 4 * read_config(folder).kv_elements_per_token)
-        runner = load(ModelSettings(str(folder), "verified", "bf16", 512), cache, 512)
+        cache = CacheConfig(
+            _BLOCK_SIZE, paged, 8 * _MAX_TOKENS * 4 * read_config(folder).kv_elements_per_token
+        )
+        runner = load(ModelSettings(str(folder), "verified", "bf16", _MAX_TOKENS), cache, _MAX_TOKENS)
         for sizes in ([_PROMPT_TOKENS], [64, 37, 1], [170, *[1] * 30]):
             for neighbours in (0, 7):
-                way = f"{'paged' if paged else 'contiguous'}, chunks of {sizes[:3]}, {neighbours} neighbours"
+                way = f"{name}, {'paged' if paged else 'contiguous'}, chunks of {sizes[:3]}, {neighbours} neighbours"
                 seen[way] = _logits(runner, tokens, sizes, neighbours, paged, rng)
     first = next(iter(seen.values()))
     differing = [way for way, logits in seen.items() if not torch.equal(logits, first)]

@@ -14,6 +14,8 @@ from tests.support.server import Server
 from tests.verify.lab import Lab, Report, run_alone
 
 TERM_SECONDS = 30.0
+DRAIN_SECONDS = 24.0
+"""Least time that running requests get to finish, as documented, less a second."""
 STALL_SECONDS = 10.0
 RESUME_SECONDS = 15.0
 DEATH_SECONDS = 10.0
@@ -82,6 +84,10 @@ def verify_term(lab: Lab, report: Report, degree: int) -> None:
         code = server.wait_exit(TERM_SECONDS)
         seconds = time.monotonic() - started
         report.require(code == 0, f"{what}: exit code {code} after {seconds:.1f} s, limit {TERM_SECONDS:g} s")
+        report.require(
+            code is None or seconds >= DRAIN_SECONDS,
+            f"{what}: running requests had {seconds:.1f} s, at least {DRAIN_SECONDS:g} s",
+        )
         if code is None:
             server.destroy()
         outcomes = load.outcomes()
@@ -108,20 +114,20 @@ def verify_stop(lab: Lab, report: Report) -> None:
     with lab.server("stop", tensor_parallel_degree=2) as server:
         for number, rank in sorted(server.ranks().items()):
             what = f"SIGSTOP of rank {number}"
+            load = Load(server.client, [200] * 8)
             rank.send_signal(signal.SIGSTOP)
             try:
                 stalled = seconds_until_ping(server.client, ready=False, timeout=STALL_SECONDS)
-                if stalled is not None:
-                    report.figure(
-                        f"{what}: response of /ping: {server.client.get('/ping').body.strip()[:200]}"
-                    )
+                body = server.client.get("/ping").body.strip()[:200] if stalled is not None else ""
             finally:
                 rank.send_signal(signal.SIGCONT)
             state = "still 200" if stalled is None else f"not 200 after {stalled:.1f} s"
             report.require(stalled is not None, f"{what}: /ping {state}, limit {STALL_SECONDS:g} s")
+            report.require("no progress" in body, f"{what}: /ping gives the reason: {body}")
             resumed = seconds_until_ping(server.client, ready=True, timeout=RESUME_SECONDS)
             state = "not 200" if resumed is None else f"200 after {resumed:.1f} s"
             report.require(resumed is not None, f"{what}, then SIGCONT: /ping {state}")
+            judge_clients(report, load.outcomes(), what=f"{what}, then SIGCONT")
             outcome = server.client.generate("Hello", max_new_tokens=4)
             report.require(
                 outcome.ending is Ending.COMPLETE, f"{what}, then SIGCONT: a request: {outcome.describe()}"

@@ -28,7 +28,7 @@ def verify(lab: Lab, report: Report) -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             save_foreign(folder, name)
-            for degree in degrees(folder):
+            for degree in degrees(folder, name):
                 worst, same = differences(folder, degree)
                 report.require(
                     worst < 1e-4 and same, f"{name}, degree {degree}: logits differ by at most {worst:.1e}"

@@ -23,12 +23,15 @@ _OURS = ("LMI_", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "XDG_CACHE_HOME", "M
 
 
 def new_user_environment(cache: Path, mark: str) -> dict[str, str]:
-    """Return this environment without our virtual environment, caches and make variables, and with an empty cache."""
+    """Return this environment without our virtual environment, caches and make variables, and with an empty cache.
+
+    With `CI`, unexpected skips of tests are failures.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     if venv := os.environ.get("VIRTUAL_ENV"):
         folders = environment["PATH"].split(os.pathsep)
         environment["PATH"] = os.pathsep.join(folder for folder in folders if not folder.startswith(venv))
-    return {**environment, "LMI_CACHE_DIR": str(cache), processes.MARK: mark}
+    return {**environment, "CI": "true", "LMI_CACHE_DIR": str(cache), processes.MARK: mark}
 
 
 def wait_curl_line(log: Path, make: subprocess.Popen[bytes]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels.cpu.library import INSTRUCTIONS, Library, library_path
+from tests.support.cpu_flags import instruction_sets
 from tests.verify.commands import run_tests
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -27,7 +28,10 @@ def verify(lab: Lab, report: Report) -> None:
     report.figure(
         f"this processor's instruction set, according to torch: {torch.backends.cpu.get_cpu_capability()}"
     )
-    for setting in (*_SETTINGS, *_native_settings()):
+    native = _native_settings()
+    names = [setting["LMI_CPU_KERNELS"] for setting in native]
+    report.require(names == instruction_sets(), f"native kernels support {', '.join(names)}")
+    for setting in (*_SETTINGS, *native):
         name = ", ".join(f"{variable}={value}" for variable, value in setting.items())
         run_tests(report, name, *_TESTS, environment=setting)
 

@@ -64,6 +64,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-rw": ("falcon-rw", {}),
     "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3_text", {}),
     "phi3": ("phi3", {}),

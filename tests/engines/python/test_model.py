@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import dynamic_module_utils
 
 from engines.config import ParallelConfig
 from engines.python import model as loading
@@ -108,3 +110,28 @@ def test_only_safetensors_weights_are_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"not read")
     with pytest.raises(OSError, match=r"safetensors"):
         load_model(make_dynamic_config(tmp_path))
+
+
+def test_code_of_the_model_runs_only_with_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose config.json names classes in its own folder, as those on the Hub with `auto_map`."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder, mark = tmp_path / "model", tmp_path / "ran"
+    make_model("llama").save_pretrained(folder)
+    config_json = folder / "config.json"
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    changes = {"model_type": "own-llama", "architectures": ["OwnModel"], "auto_map": classes}
+    config_json.write_text(json.dumps(json.loads(config_json.read_text()) | changes))
+    (folder / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(mark)!r}).touch()\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own-llama'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = make_dynamic_config(folder)
+    with pytest.raises(ValueError, match="custom code"):
+        load_model(config)
+    assert not mark.exists()
+    model = load_model(replace(config, trust_remote_code=True))
+    assert type(model.module).__name__ == "OwnModel"
+    assert mark.exists()

@@ -1,4 +1,4 @@
-"""The thread team: failures to start it, and its heartbeat."""
+"""The library's instruction sets. The thread team: failures to start it, and its heartbeat."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lmi_kernels.cpu.weight import NativeWeight
 from tests.kernels.cpu.attending import Chunk, Sequences, Shape
 from tests.kernels.cpu.conftest import library_path
 from tests.kernels.cpu.linears import multiply
+from tests.support.cpu_flags import instruction_sets
 from tests.support.paths import child_environment
 from tests.support.randomness import random_seed
 
@@ -36,6 +37,13 @@ except RuntimeError as error:
     print(error)
 print(Team(library, 2).num_threads)
 """
+
+
+def test_all_instruction_sets_of_the_processor_are_supported(
+    open_library: Callable[[str], Library | None],
+) -> None:
+    supported = [name for name in installed.INSTRUCTIONS if open_library(name) is not None]
+    assert supported == instruction_sets()
 
 
 def test_threads_that_cannot_be_started_are_an_error() -> None:

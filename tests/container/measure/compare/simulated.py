@@ -106,5 +106,9 @@ def _finds_b(ratios: dict[Measure, Ratio]) -> bool:
 
 
 def _ratios(comparison: Comparison) -> dict[Measure, Ratio]:
-    ratios = {measure: ratio(comparison, "b", "a", SCENARIO.name, measure) for measure in MEASURES}
-    return {measure: one for measure, one in ratios.items() if one is not None}
+    ratios: dict[Measure, Ratio] = {}
+    for measure in MEASURES:
+        one = ratio(comparison, "b", "a", SCENARIO.name, measure)
+        assert one is not None, f"no ratio of {measure}"
+        ratios[measure] = one
+    return ratios
