@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from engines.core import EngineInfo
 from lmi_server.text.template_files import DEFAULT, read_templates
 
 _QUESTION = "What is the capital of France?"
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""The loopback address, for a server that listens on all addresses."""
 
 
 def has_chat_template(model_path: Path) -> bool:
@@ -20,12 +23,17 @@ def has_chat_template(model_path: Path) -> bool:
         return False
 
 
-def curl_line(port: int, chat: bool) -> str:
-    """Return a curl command to paste into a shell on this machine. The response is the same every time."""
+def curl_line(host: str, port: int, chat: bool) -> str:
+    """Return a curl command to paste into a shell on this machine. The response is the same every time.
+
+    host: the numeric address on which the server listens.
+    """
     body: dict[str, object] = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 32, "temperature": 0}}
     if chat:
         body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 64, "temperature": 0}
-    return f"curl -s http://127.0.0.1:{port}/invocations -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    local = _LOOPBACK.get(host, host)
+    url = shlex.quote(f"http://{f'[{local}]' if ':' in local else local}:{port}/invocations")
+    return f"curl -s {url} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
 def _seconds(parts: Mapping[str, float]) -> str:

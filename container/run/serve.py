@@ -6,6 +6,7 @@ properties -> model files -> decisions for this machine -> listening socket -> e
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import resource
 import socket
@@ -140,9 +141,19 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=4096)
     except OSError as error:
-        raise CannotListen(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another port with --port"
-        ) from error
+        raise CannotListen(f"cannot listen on {_listen_problem(error.errno or 0, host, port)}") from error
+
+
+def _listen_problem(number: int, host: str, port: int) -> str:
+    """Return the address that cannot be used, why, and what to change. number: the error's errno."""
+    option = "with --port (for lmi serve also SAGEMAKER_BIND_TO_PORT)"
+    if number == errno.EADDRINUSE:
+        return f"port {port} of {host}: another process uses it; choose another one {option}"
+    if number == errno.EACCES:
+        return f"port {port}: no permission; choose one from 1024 on {option}"
+    # `create_server` also raises the negative errors of name resolution, and changes the texts of all errors.
+    why = os.strerror(number) if number > 0 else "the host name cannot be resolved"
+    return f"{host}: {why}; --host must be an address of this machine, such as 0.0.0.0"
 
 
 def _write_configs(
@@ -257,7 +268,7 @@ class _Run:
                     self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
                     if self.config.engine != "Handler":
                         has_template = announce.has_chat_template(Path(self.config.model.path))
-                        self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
+                        self.view.say(f"try it:\n{announce.curl_line(host, port, has_template)}")
                     self.view.say(announce.ready_line(stats.info, address, self.copies))
                 elif still_running():
                     self.view.say(

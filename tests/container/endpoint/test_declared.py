@@ -93,7 +93,7 @@ def test_the_command_rejects_a_bad_file_and_a_used_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         run = CliRunner().invoke(main, ["endpoint", "--port", str(listener.getsockname()[1]), *folder])
     assert run.exit_code == 1
-    assert "cannot listen on 127.0.0.1" in run.output
+    assert "of 127.0.0.1: another process uses it" in run.output
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

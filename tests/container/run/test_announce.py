@@ -24,10 +24,24 @@ INFO = EngineInfo("m", "MPI", 2, "cpu", "fp32", 1000, 2 << 20, 16, 32, 512, True
     ],
 )
 def test_the_curl_line_is_valid_shell(chat: bool, body: dict[str, Any]) -> None:
-    words = shlex.split(announce.curl_line(8081, chat))
+    words = shlex.split(announce.curl_line("127.0.0.1", 8081, chat))
     assert words[0] == "curl"
     assert "http://127.0.0.1:8081/invocations" in words
     assert json.loads(words[words.index("-d") + 1]) == body
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("0.0.0.0", "127.0.0.1"),  # noqa: S104
+        ("10.0.0.5", "10.0.0.5"),
+        ("::", "[::1]"),
+        ("::1", "[::1]"),
+    ],
+)
+def test_the_curl_line_names_an_address_on_which_the_server_listens(host: str, shown: str) -> None:
+    words = shlex.split(announce.curl_line(host, 8081, chat=True))
+    assert f"http://{shown}:8081/invocations" in words
 
 
 def test_a_chat_template_is_found_in_either_file(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""The listening socket, and errors if the address cannot be used."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from typing import Any
+
+import pytest
+
+from container.run.serve import CannotListen, listen
+
+
+def test_a_used_port_is_reported() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        text = (
+            f"cannot listen on port {port} of 127.0.0.1: another process uses it; choose another one with --port"
+            " (for lmi serve also SAGEMAKER_BIND_TO_PORT)"
+        )
+        with pytest.raises(CannotListen, match=f"^{re.escape(text)}$"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "number", "text"),
+    [
+        (
+            "0.0.0.0",  # noqa: S104
+            errno.EACCES,
+            "cannot listen on port 80: no permission; choose one from 1024 on with --port"
+            " (for lmi serve also SAGEMAKER_BIND_TO_PORT)",
+        ),
+        (
+            "10.0.0.99",
+            errno.EADDRNOTAVAIL,
+            "cannot listen on 10.0.0.99: Cannot assign requested address; --host must be an address of this machine,"
+            " such as 0.0.0.0",
+        ),
+        (
+            "localhots",
+            socket.EAI_NONAME,
+            "cannot listen on localhots: the host name cannot be resolved; --host must be an address of this machine,"
+            " such as 0.0.0.0",
+        ),
+    ],
+    ids=["privileged port", "address of another machine", "unknown name"],
+)
+def test_an_unusable_address_is_reported(
+    host: str, number: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> socket.socket:
+        raise OSError(number, f"Text (while attempting to bind on address {args[0]!r})")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(CannotListen) as caught:
+        listen(host, 80)
+    assert str(caught.value) == text
