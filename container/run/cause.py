@@ -11,6 +11,9 @@ _MPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on
 _MPI_EXIT = re.compile(r"Process name: \[.*?,(\d+)\]\s+Exit code:\s+(\d+)")
 _MPI_BANNER = re.compile(r"^-{20,}$.*?^-{20,}$", re.MULTILINE | re.DOTALL)
 
+_GUNICORN_LINE = re.compile(r"\[[^]]+\] \[\d+\] \[[A-Z]+\] ")
+"""A line that gunicorn logs. An error of the app in it precedes such lines."""
+
 
 def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
     """Return in one line why the process `name` ended; for MPI ranks, which rank ended first.
@@ -26,4 +29,5 @@ def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
     if match := _MPI_EXIT.search(text):
         what = f"{name}: rank {match[1]} ended with exit code {match[2]}"
     lines = [line.strip() for line in _MPI_BANNER.sub("", text).splitlines() if line.strip()]
+    lines = [line for line in lines if not _GUNICORN_LINE.match(line)] or lines
     return f"{what}: {lines[-1]}" if lines else what

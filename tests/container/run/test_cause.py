@@ -23,6 +23,12 @@ thus causing the job to be terminated. The first process to do so was:
    Exit code:    3
 {RULE}
 """
+GUNICORN_LINES = """\
+[2026-01-31 12:00:00 +0000] [71] [ERROR] Exception in worker process
+[2026-01-31 12:00:00 +0000] [71] [INFO] Worker exiting (pid: 71)
+[2026-01-31 12:00:00 +0000] [70] [ERROR] Shutting down: Master
+[2026-01-31 12:00:00 +0000] [70] [ERROR] Reason: Worker failed to boot.
+"""
 KILLED = "engine was killed by SIGKILL (kill -9, or the kernel when out of memory)"
 
 
@@ -39,8 +45,27 @@ KILLED = "engine was killed by SIGKILL (kill -9, or the kernel when out of memor
         ),
         (137, KILLED_RANK, KILLED.replace("engine", "engine: rank 1", 1)),
         (3, FAILED_RANK, "engine: rank 2 ended with exit code 3: MemoryError: cannot allocate the cache"),
+        (
+            3,
+            f"ValueError: /m/tokenizer.json: not a tokenizer\n{GUNICORN_LINES}",
+            "engine ended with exit code 3: ValueError: /m/tokenizer.json: not a tokenizer",
+        ),
+        (
+            3,
+            GUNICORN_LINES,
+            "engine ended with exit code 3: [2026-01-31 12:00:00 +0000] [70] [ERROR] Reason: Worker failed to boot.",
+        ),
     ],
-    ids=["signal", "SIGKILL", "unrelated output", "error", "killed rank", "error of a rank"],
+    ids=[
+        "signal",
+        "SIGKILL",
+        "unrelated output",
+        "error",
+        "killed rank",
+        "error of a rank",
+        "error of the app",
+        "log of the web server only",
+    ],
 )
 def test_the_cause(code: int, output: str, cause: str) -> None:
     assert cause_of_death("engine", code, output.splitlines()) == cause
