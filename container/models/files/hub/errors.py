@@ -69,12 +69,14 @@ def _status_error(
     """Return the error for an error status of the hub."""
     status = error.response.status_code
     kind = AccessRefused if status in (401, 403) else ModelNotAvailable
-    caller = "the account of HF_TOKEN" if _with_token(error) else "a client without HF_TOKEN"
+    with_token = _with_token(error)
+    caller = "the account of HF_TOKEN" if with_token else "a client without HF_TOKEN"
     if status in _TRY_LATER:
         return _try_later(error, address.shown, what)
     if isinstance(error, errors.GatedRepoError):
-        sentence = f"{address.repo_id} is gated, and {caller} has no access; "
-        return kind(f"{sentence}request access at {address.shown}/{address.repo_id}, then set HF_TOKEN")
+        sentence = f"{address.repo_id} is gated, and {caller} has no access"
+        then = " with that account, then try again" if with_token else ", then set HF_TOKEN"
+        return kind(f"{sentence}; request access at {address.shown}/{address.repo_id}{then}")
     if isinstance(error, errors.RevisionNotFoundError):
         taken = "set option.revision (lmi prepare: --revision) to an existing branch, tag or commit"
         return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
@@ -88,7 +90,11 @@ def _status_error(
         # The hub answers the same in both cases, to keep private models secret.
         beside = f"; the folder {address.folder} does not exist either" if address.folder else ""
         who = f"it is private and {caller} has no access"
-        return kind(f"{address.shown} has no model '{address.repo_id}', or {who}{beside}")
+        advice = "use the token of an account with access"
+        if not with_token:
+            advice = "set HF_TOKEN to a token that can read it"
+        missing = f"{address.shown} has no model '{address.repo_id}', or {who}{beside}"
+        return kind(f"{missing}; check the spelling, or {advice}")
     return ModelNotAvailable(f"{what}: {address.shown} returned status {status}")
 
 

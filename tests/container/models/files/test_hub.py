@@ -258,9 +258,22 @@ def test_a_failed_fetch_is_a_one_line_error_and_publishes_nothing(
     ("state", "token", "words"),
     [
         ("missing", "", r"no model 'owner/tiny', or it is private and a client .*; the folder .* either"),
-        ("private", "", "no model 'owner/tiny', or it is private and a client without HF_TOKEN"),
-        ("gated", "", "is gated, and a client without HF_TOKEN .*; request access at .*, then set HF_TOKEN"),
-        ("gated", "hf_any", "is gated, and the account of HF_TOKEN has no access"),
+        (
+            "private",
+            "",
+            "a client without HF_TOKEN has no access.*; check the spelling, or set HF_TOKEN to a",
+        ),
+        (
+            "missing",
+            "hf_any",
+            "private and the account of HF_TOKEN has no .*, or use the token of an account with",
+        ),
+        ("gated", "", "is gated, and a client without HF_TOKEN .*; request access at .*, then set HF_TOKEN$"),
+        (
+            "gated",
+            "hf_any",
+            "account of HF_TOKEN has no access; request access at .* with that account, then",
+        ),
     ],
 )
 def test_a_model_without_access_is_reported(
