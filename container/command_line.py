@@ -10,7 +10,7 @@ from container.run import launch
 
 _DEFAULT_PATH = "/opt/ml/model"
 PATH_HELP = (
-    "PATH is a serving.properties file or a folder that contains one. "
+    "PATH is a serving.properties file, a folder that contains one, a model's folder, or a folder of several models. "
     f"The default is LMI_MODEL_DIR, else {_DEFAULT_PATH}."
 )
 lenient_option = click.option(

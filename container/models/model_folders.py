@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_server.properties.environment import named_folder
-from lmi_server.properties.model_folder import is_model_folder, visible_entries
+from lmi_server.properties.model_folder import MODEL_NAME, is_model_folder, visible_entries
 
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NAMING = ("HF_MODEL_ID", "OPTION_MODEL_ID")
 """Environment variables that name a single model."""
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from container.models.model_folders import MODEL_NAME
 from container.multi_model.errors import BadModel
+from lmi_server.properties.model_folder import MODEL_NAME, MODEL_NAME_RULE
 from lmi_server.values.show import as_json
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
@@ -21,10 +21,7 @@ def is_multi_model(environ: Mapping[str, str]) -> bool:
 def check_name(name: str) -> None:
     """Raise BadModel if the name is not valid."""
     if not MODEL_NAME.fullmatch(name):
-        raise BadModel(
-            f"model_name: given {as_json(name)}; accepted: 1 to 128 letters, digits, '.', '_' and '-', "
-            "the first a letter or a digit"
-        )
+        raise BadModel(f"model_name: given {as_json(name)}; accepted: {MODEL_NAME_RULE}")
 
 
 def folder_of_url(url: str, root: Path) -> Path:

@@ -17,7 +17,13 @@ from lmi_server.properties import environment, grammar, handler, rules, secure_m
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
 from lmi_server.properties.handler import HandlerFile, Supplies
-from lmi_server.properties.model_folder import is_model_folder, missing_mount, nested_folder
+from lmi_server.properties.model_folder import (
+    is_model_folder,
+    missing_mount,
+    missing_path,
+    nested_folder,
+    no_model,
+)
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name, shown
 from lmi_server.properties.problems import Problem, PropertiesError, Source
@@ -186,7 +192,7 @@ def _read_file(path: Path) -> Examination:
         return found
     if not file.exists():
         if not path.is_dir():
-            found.file_problem(path, f"no such file; pass a {FILE_NAME} or a folder that contains one")
+            found.file_problem(path, missing_path(path))
         return found
     try:
         with file.open("rb") as stream:
@@ -338,11 +344,7 @@ def _require_model(found: Examination) -> None:
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
     if not holds_model(found.folder):
-        found.file_problem(
-            found.folder,
-            f"the folder holds neither a {FILE_NAME} nor a model (config.json or a GGUF file), and neither HF_MODEL_ID"
-            " nor OPTION_MODEL_ID specifies one",
-        )
+        found.file_problem(found.folder, no_model(found.folder))
 
 
 def _model_folders(found: Examination) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -271,8 +272,14 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
 
 
 def test_a_missing_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PropertiesError, match="no such file"):
+    with pytest.raises(PropertiesError, match=r"no such file or folder; pass a .*, or a model's folder$"):
         load(tmp_path / "nowhere", {})
+
+
+def test_a_hub_id_as_path_is_refused_with_the_command_that_serves_it() -> None:
+    command = "mkdir model && HF_MODEL_ID=Qwen/Qwen2.5-0.5B lmi serve model"
+    with pytest.raises(PropertiesError, match=re.escape(command)):
+        load(Path("Qwen/Qwen2.5-0.5B"), {})
 
 
 @pytest.mark.parametrize(
