@@ -36,7 +36,7 @@ from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
-from container.measure.compare.server_process import ServerFailed, StartServer, server_starter
+from container.measure.compare.server_process import ServerFailed, StartServer, server_starter, with_logs
 from container.measure.numbers import read_quantity
 from container.measure.output import (
     as_json,
@@ -251,14 +251,15 @@ def run_comparison(
             shutil.rmtree(logs, ignore_errors=True)
             raise
         except NoMetrics as error:  # the server may have ended
-            raise NoMetrics(f"{error}; the servers' logs are in {logs}") from error
+            raise NoMetrics(with_logs(str(error), logs)) from error
+        except ServerFailed as error:
+            raise ServerFailed(with_logs(str(error), logs)) from error
         finally:
             view.finish()
     _publish(options, comparison, origin)
     if comparison.num_failed:
-        click.echo(
-            f"error: {comparison.num_failed} requests failed; the servers' logs are in {logs}", err=True
-        )
+        failed = "1 request" if comparison.num_failed == 1 else f"{comparison.num_failed} requests"
+        click.echo(with_logs(f"error: {failed} failed", logs), err=True)
         return 1
     shutil.rmtree(logs)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,14 @@ class StopTimeouts:
 
 class ServerFailed(Exception):
     """A server did not start or stop as it should. The message ends with the last lines of its log."""
+
+
+def with_logs(message: str, folder: Path) -> str:
+    """Add the folder of the servers' logs to a message that does not name it. A folder without files is removed."""
+    if not any(path.is_file() for path in folder.rglob("*")):
+        shutil.rmtree(folder)
+        return message
+    return message if str(folder) in message else f"{message}; the servers' logs are in {folder}"
 
 
 class ReadyServer(Protocol):

@@ -34,7 +34,7 @@ from container.measure.compare.derive import file_of, rewrite
 from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, make_provenance
 from container.measure.compare.scrape import NoMetrics
-from container.measure.compare.server_process import ServerFailed, server_starter
+from container.measure.compare.server_process import ServerFailed, server_starter, with_logs
 from container.measure.output import (
     as_json,
     bullets,
@@ -62,6 +62,15 @@ from lmi_server.properties.problems import PropertiesError
 
 _SUFFIX = ".tuned"
 _NUM_VERIFIED = 3
+_NO_LOGS_NEEDED = (
+    CannotSimulateError,
+    BenchError,
+    BadConfiguration,
+    CannotServe,
+    ModelNotAvailable,
+    PropertiesError,
+)
+"""Errors whose cause no server's log shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +206,9 @@ def tune(
     try:
         with stoppable("stopped; nothing was written"):
             tuning = _tune(options, environ, machine, logs)
-    except (ModelNotAvailable, NoMetrics, ServerFailed) as error:
-        raise click.ClickException(f"{error}; the servers' logs are in {logs}") from error
-    except (CannotSimulateError, BenchError, BadConfiguration, CannotServe, PropertiesError) as error:
+    except (NoMetrics, ServerFailed) as error:
+        raise click.ClickException(with_logs(str(error), logs)) from error
+    except _NO_LOGS_NEEDED as error:
         shutil.rmtree(logs)
         raise click.ClickException(str(error)) from error
     except SystemExit:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import re
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.scrape import NoMetrics
-from container.measure.compare.server_process import ServerProcess, StartServer
+from container.measure.compare.server_process import ServerFailed, ServerProcess, StartServer
 from container.measure.report.svg import SvgRenderer
 from tests.container.measure.compare.made_up import compare_speeds, make_configuration
 
@@ -172,24 +173,48 @@ def test_results_are_written_and_kept_as_json_when_the_report_cannot_be_written(
     assert json.loads(results.read_text(encoding="utf-8"))["rounds"]
 
 
-def test_the_logs_of_a_server_that_has_ended_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("error", [NoMetrics, ServerFailed])
+@pytest.mark.parametrize("has_log", [True, False], ids=["own server", "running server"])
+def test_the_logs_are_named_if_a_server_was_started(
+    error: type[Exception], has_log: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     measure_made_up_speeds(monkeypatch)
 
     def run(runner: object) -> Comparison:
-        raise NoMetrics("cannot read http://127.0.0.1:1/metrics")
+        (folder,) = tmp_path.glob("lmi-compare-logs-*")
+        if has_log:
+            (folder / "01-one.log").write_text("ready")
+        raise error("cannot read http://127.0.0.1:1/metrics")
 
     monkeypatch.setattr(compare_command.ComparisonRunner, "run", run)
     result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
     assert result.exit_code == 1
-    found = re.search(r"cannot read \S+; the servers' logs are in (\S+)", result.output)
-    assert found is not None
-    Path(found[1]).rmdir()
+    folders = list(tmp_path.glob("lmi-compare-logs-*"))
+    named = f"; the servers' logs are in {folders[0]}" if has_log else ""
+    assert result.output.endswith(f"Error: cannot read http://127.0.0.1:1/metrics{named}\n")
+    assert len(folders) == has_log
 
 
-def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Replace the measurement with made-up speeds. Return the step trace folders of the runners."""
+@pytest.mark.parametrize(
+    ("num_failed", "message"), [(1, "error: 1 request failed\n"), (2, "error: 2 requests failed\n")]
+)
+def test_failed_requests_of_running_servers_are_counted_without_logs(
+    num_failed: int, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    measure_made_up_speeds(monkeypatch, num_failed)
+    result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    assert result.exit_code == 1
+    assert result.stderr.endswith(message)
+    assert list(tmp_path.glob("lmi-compare-logs-*")) == []
+
+
+def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch, num_failed: int = 0) -> list[Path]:
+    """Replace the measurement with made-up speeds. Return the step trace folders of the runners.
+
+    num_failed: failed requests of the first round.
+    """
     folders: list[Path] = []
 
     class Runner:
@@ -197,7 +222,10 @@ def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             folders.append(collaborators[-1])
 
         def run(self) -> Comparison:
-            return compare_speeds({"a": (100.0, 101.0), "b": (150.0, 151.0)})
+            comparison = compare_speeds({"a": (100.0, 101.0), "b": (150.0, 151.0)})
+            first, *others = comparison.rounds
+            first = replace(first, figures=replace(first.figures, num_errors=num_failed))
+            return replace(comparison, rounds=(first, *others))
 
     monkeypatch.setattr(SvgRenderer, "render", lambda self, plot, width: "")  # drawing takes a second
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)

@@ -15,10 +15,12 @@ from click.testing import CliRunner, Result
 from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
+from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerFailed
 from container.measure.simulate.simulation import simulate
 from container.measure.tune import tune_command
 from container.measure.tune.tune_command import tune
+from container.models.files import ModelNotAvailable
 from lmi_server.properties import loader
 from tests.container.measure.compare.made_up import MACHINE, compare_speeds, write_model, write_properties
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
@@ -203,20 +205,59 @@ def test_wrong_options_are_refused(options: tuple[str, ...], message: str, confi
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 
-def test_a_wrong_file_and_a_failed_server_give_error_messages(
-    configuration: Path, tune_with: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_file_is_refused_with_the_nearest_option(configuration: Path, tune_with: Tune) -> None:
+    write_properties(configuration, "engine=MPI", "option.max_rolling_batch_sise=2")
+    wrong = tune_with(FakeRuns({}))
+    assert (wrong.exit_code, "did you mean option.max_rolling_batch_size" in wrong.stderr) == (1, True)
+
+
+@dataclass
+class FailingRuns(FakeRuns):
+    """Fails with an error. `{log}` in its text stands for the log of a server."""
+
+    error: Exception = field(default_factory=Exception)
+    has_log: bool = False
+    folder: Path = Path()
+    """Folder of the logs."""
+
+    def __call__(self, plan: Plan, *others: Any) -> FakeRuns:
+        self.folder = others[-2]
+        return super().__call__(plan, *others)
+
+    def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
+        log = self.folder / "rounds" / "01-file.log"
+        log.parent.mkdir()
+        if self.has_log:
+            log.write_text("ready")
+        raise type(self.error)(str(self.error).format(log=log))
+
+
+@pytest.mark.parametrize(
+    ("error", "has_log", "message"),
+    [
+        (
+            NoMetrics("cannot read /metrics"),
+            True,
+            "Error: cannot read /metrics; the servers' logs are in {logs}\n",
+        ),
+        (NoMetrics("cannot read /metrics"), False, "Error: cannot read /metrics\n"),
+        (ServerFailed("file: exited. Its log, {log}"), True, "Error: file: exited. Its log, {log}\n"),
+        (ModelNotAvailable("no model a/b"), False, "Error: no model a/b\n"),
+    ],
+    ids=["no metrics", "no metrics of a running server", "server failed", "no model"],
+)
+def test_the_logs_of_the_servers_are_named_if_there_are_any(
+    error: Exception,
+    has_log: bool,
+    message: str,
+    tune_with: Tune,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    class Failing(FakeRuns):
-        def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
-            raise ServerFailed("file: the server exited with code 1")
-
-    failed = tune_with(Failing({}))
+    fake = FailingRuns({}, error=error, has_log=has_log)
+    failed = tune_with(fake)
     assert failed.exit_code == 1
-    assert "exited with code 1; the servers' logs are in" in failed.stderr
-    write_properties(configuration, "engine=MPI", "option.max_rolling_batch_sise=2")
-    wrong = tune_with(Failing({}))
-    assert (wrong.exit_code, "did you mean option.max_rolling_batch_size" in wrong.stderr) == (1, True)
-    # Only the logs of the failed server are kept.
-    assert len(list(tmp_path.glob("lmi-tune-logs-*"))) == 1
+    log = fake.folder / "rounds" / "01-file.log"
+    assert failed.stderr.endswith(message.format(logs=fake.folder, log=log))
+    assert fake.folder.exists() == has_log
