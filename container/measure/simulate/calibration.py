@@ -30,6 +30,14 @@ _WARM_UP = "warm-up"
 """Id of the engine's warm-up request."""
 
 
+class TooFewSteps(CannotSimulateError):
+    """A trace has too few usable steps."""
+
+    def __init__(self, path: Path, num_steps: int) -> None:
+        self.counts = f"(got {num_steps}); allowed: at least {_LEAST_STEPS}"
+        super().__init__(f"--calibrate: {path} has too few usable steps {self.counts}")
+
+
 class _Record(msgspec.Struct):
     """A line of the trace: see `engines/mpi/trace.py`."""
 
@@ -95,14 +103,12 @@ def features(starts: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
 def calibrate(path: Path) -> CalibratedTimes:
     """Fit step times to a trace.
 
-    Raises CannotSimulateError if the file cannot be read, is not a trace, or has too few steps.
+    Raises CannotSimulateError if the file cannot be read or is not a trace, TooFewSteps if it has too few steps.
     """
     records = _read(path)
     steps = list(measured_steps(records))
     if len(steps) < _LEAST_STEPS:
-        raise CannotSimulateError(
-            f"--calibrate: {path} has too few usable steps (got {len(steps)}); allowed: at least {_LEAST_STEPS}"
-        )
+        raise TooFewSteps(path, len(steps))
     table = np.array([features(step.starts, step.counts) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps])
     held_out = np.arange(len(steps)) % _HELD_OUT == _HELD_OUT - 1

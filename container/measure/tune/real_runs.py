@@ -18,9 +18,9 @@ from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.selection import tokenizers_for
 from container.measure.compare.server_process import StartServer
-from container.measure.simulate.calibration import calibrate
+from container.measure.simulate.calibration import TooFewSteps, calibrate
 from container.measure.simulate.roofline import Roofline
-from container.measure.simulate.server import CannotSimulateError, SimulatedServer, read_server
+from container.measure.simulate.server import SimulatedServer, read_server
 from container.measure.simulate.simulation import simulate
 from container.measure.simulate.step_times import ScaledTimes, StepTimes
 from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
@@ -65,7 +65,7 @@ class RealRuns:
 def learn_times(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
     """Learn the step times of a space by running two of its points, or one under engine=Python.
 
-    Raises BenchError if the load is too small, and the errors of `RealRuns.run`.
+    Raises BenchError if the load is too small, and the errors of `RealRuns.run` and `calibrate`.
     """
     return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, copies_folder)
 
@@ -81,8 +81,10 @@ def _from_trace(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> Time
     measured = runs.run(files, 1, traced=True)
     try:
         times = calibrate(Path(measured.rounds[-1].step_trace))
-    except CannotSimulateError as error:
-        raise BenchError(f"--requests: too few to fit step times: {error}") from error
+    except TooFewSteps as error:
+        raise BenchError(
+            f"--requests: too few to fit step times {error.counts} usable steps; raise --requests or --output-tokens"
+        ) from error
     return lambda server: times
 
 

@@ -98,7 +98,11 @@ def test_a_load_with_too_few_requests_is_refused(
 ) -> None:
     monkeypatch.setattr(run_module, "change_settings", lambda *arguments: None)
     runs = make_runs(TracedServers(folder, scenario(1, 8, 4)), tmp_path)
-    with pytest.raises(BenchError, match="--requests: too few to fit step times"):
+    message = (
+        r"^--requests: too few to fit step times \(got \d+\); allowed: at least 50 usable steps; raise --requests or"
+        r" --output-tokens$"
+    )
+    with pytest.raises(BenchError, match=message):
         learn_times(rolling_space(folder), runs, copies)
 
 
