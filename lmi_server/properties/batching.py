@@ -40,8 +40,11 @@ def decide(values: dict[str, OptionValue]) -> Batching:
     rolling, dynamic = _rolling_keys(values), _dynamic_keys(values)
     if rolling and dynamic:
         named = " and ".join(f"{item} ({item.place})" for item in rolling)
+        select, other = ("selects", "other") if len(rolling) == 1 else ("select", "others")
         reason = (
-            f"dynamic batching conflicts with {named}, which selects rolling batching; remove one of the two"
+            f"dynamic batching conflicts with {named}, which {select} rolling batching; for rolling batching, remove"
+            " this setting (option.max_rolling_batch_size limits the batch); for dynamic batching, remove the"
+            f" {other}"
         )
         problems = (item.problem(reason) for item in dynamic)
         return Batching("MPI", rolling[0].place, tuple(problems))

@@ -152,6 +152,19 @@ def test_rolling_batch_in_the_environment_conflicts_with_batch_size_in_the_file(
     assert "OPTION_ROLLING_BATCH), which selects rolling batching" in problem.reason
 
 
+def test_several_rolling_keys_are_all_to_be_removed_for_dynamic_batching(tmp_path: Path) -> None:
+    file = tmp_path / "serving.properties"
+    problem = single_problem(tmp_path, "engine=MPI\noption.rolling_batch=auto\nbatch_size=4\n")
+    assert problem.reason == (
+        f"dynamic batching conflicts with engine=MPI ({file}:1) and option.rolling_batch=auto ({file}:2), which select"
+        " rolling batching; for rolling batching, remove this setting (option.max_rolling_batch_size limits the batch);"
+        " for dynamic batching, remove the others"
+    )
+    problem = single_problem(tmp_path, "engine=MPI\nbatch_size=4\n")
+    assert "which selects rolling batching" in problem.reason
+    assert problem.reason.endswith("for dynamic batching, remove the other")
+
+
 def test_an_invalid_batching_key_has_no_note_about_the_engine(tmp_path: Path) -> None:
     text = "engine=Python\noption.rolling_batch=deepspeed\noption.max_rolling_batch_size=8\n"
     found = examine_text(tmp_path, text)
