@@ -165,7 +165,7 @@ class Choice:
         if word in self.values:
             return word
         if word in self.refused:
-            raise BadValueError(f"is known to LMI but not supported: {self.refused[word]}")
+            raise BadValueError(f"is not supported: {self.refused[word]}")
         near = nearest(word, (*self.values, *self.synonyms))
         raise BadValueError("is not one of the accepted values", nearest=near)
 

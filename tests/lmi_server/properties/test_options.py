@@ -13,8 +13,8 @@ from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.reference import markdown, rows
 from lmi_server.values.base import is_one_of
-from lmi_server.values.scalars import Int
-from tests.lmi_server.properties.loading import load_text
+from lmi_server.values.scalars import Choice, Int
+from tests.lmi_server.properties.loading import load_text, single_problem
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,3 +90,34 @@ def test_the_reference_page_is_up_to_date() -> None:
 def test_rows_list_every_option_once() -> None:
     assert [row.name for row in rows()] == [option.name for option in OPTIONS]
     assert all(row.accepted and row.help for row in rows())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "option.quantize=awq",
+            "is not supported: use the unquantised model; option.quantize=int8 quantises it on a CPU; accepted: none or"
+            " int8",
+        ),
+        (
+            "engine=vllm",
+            "is not supported: a value of option.rolling_batch; use engine=MPI; accepted: MPI, Python or",
+        ),
+        ("engine=lmi-dist", "a value of option.rolling_batch; use engine=MPI"),
+        ("option.enable_sleep_mode=true", "known to LMI but not supported: this server lacks this feature"),
+    ],
+    ids=["quantize", "vllm", "lmi-dist", "sleep mode"],
+)
+def test_unsupported_values_are_refused_with_what_to_use_instead(
+    line: str, message: str, tmp_path: Path
+) -> None:
+    assert message in str(single_problem(tmp_path, f"{line}\n"))
+
+
+def test_no_reason_only_repeats_that_something_is_not_supported() -> None:
+    reasons = {option.name: option.reason for option in OPTIONS}
+    for option in OPTIONS:
+        if isinstance(option.type, Choice):
+            reasons |= option.type.refused
+    assert [name for name, reason in reasons.items() if reason.startswith("not supported")] == []
