@@ -19,6 +19,7 @@ from lmi_server.properties.problems import Problem, Source
 MAX_FILE_BYTES = 256 * 1024
 """Maximum file size. A serving.properties has about ten lines, so a larger file is something else."""
 
+_WEIGHTS = "not a serving.properties, but weights"
 _NATURAL_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _PLACEHOLDER = re.compile(r"\{\{.*?\}\}")
 _INLINE_COMMENT = re.compile(r"[ \t]#.*")
@@ -99,7 +100,7 @@ def parse(data: bytes, file: str = "serving.properties") -> Document:
     A malformed `\\u` escape aborts the load in Java. Here it is a problem of its line, and parsing continues.
     """
     found = _Findings(file)
-    refusal = _not_properties(data)
+    refusal = _not_properties(data, file)
     if refusal:
         found.problem(None, "", "", refusal)
         return Document(problems=tuple(found.problems))
@@ -133,9 +134,13 @@ def placeholder(text: str) -> str:
     return f"{match.group()} is a template placeholder that was not replaced; write the value itself"
 
 
-def _not_properties(data: bytes) -> str:
+def _not_properties(data: bytes, file: str) -> str:
+    if file.endswith(".safetensors"):
+        return f"{_WEIGHTS}; pass the model's folder"
+    if file.endswith(".gguf"):
+        return f"{_WEIGHTS}; pass the model's folder, or set option.model_id to the GGUF file"
     if len(data) > MAX_FILE_BYTES:
-        return f"the file is too large ({len(data)} bytes); accepted: at most {MAX_FILE_BYTES} bytes"
+        return f"not a serving.properties: larger than {MAX_FILE_BYTES} bytes"
     if data.startswith(b"\xef\xbb\xbf"):
         return "the file begins with a UTF-8 byte order mark (BOM), which corrupts the first key; save it without one"
     if b"\x00" in data:

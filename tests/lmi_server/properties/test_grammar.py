@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import javaproperties
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_server.properties.grammar import MAX_FILE_BYTES, parse
+from lmi_server.properties.loader import examine
 
 PIECES = st.sampled_from(
     [
@@ -131,3 +134,26 @@ def test_reports_an_invalid_line_and_continues(data: bytes, reason: str) -> None
 def test_refuses_other_file_formats(data: bytes, reason: str) -> None:
     [problem] = parse(data).problems
     assert reason in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        (
+            "large.properties",
+            2 * MAX_FILE_BYTES,
+            f"not a serving.properties: larger than {MAX_FILE_BYTES} bytes",
+        ),
+        (
+            "model.gguf",
+            2 * MAX_FILE_BYTES,
+            "not a serving.properties, but weights; pass the model's folder, or set option.model_id to the GGUF file",
+        ),
+        ("model.safetensors", 8, "not a serving.properties, but weights; pass the model's folder"),
+    ],
+    ids=["large", "gguf", "safetensors"],
+)
+def test_other_files_are_refused(name: str, size: int, reason: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"#" * size)
+    [problem] = examine(tmp_path / name, {}).problems
+    assert problem.reason == reason
