@@ -46,6 +46,11 @@ class EngineDied(EngineError):
     kind = "engine_died"
 
 
+def tokens_generated(count: int) -> str:
+    """Return how many tokens a request had when it ended early, in words."""
+    return "1 token was generated" if count == 1 else f"{count} tokens were generated"
+
+
 def describe(error: Exception) -> str:
     """Return the text of an error that ended the engine, for the operator.
 

@@ -102,7 +102,9 @@ class Leader:
                     answer = SchedulerState(token, core.settings, error.refused)
                 front.send(client, answer)
             case Drain(seconds):
-                logger.info("draining: waiting at most %.0f s for %d requests", seconds, len(self._clients))
+                logger.info(
+                    "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
+                )
                 self._board.set_state(EngineState.DRAINING)
                 self._deadline = self._clock() + seconds
 
@@ -155,7 +157,7 @@ class Leader:
         for client in self._disconnected:
             self._unsent.pop(client, None)
             request_ids = [request_id for request_id, owner in self._clients.items() if owner == client]
-            logger.warning("a web process disconnected; dropping its %d requests", len(request_ids))
+            logger.warning("a web process disconnected; dropped requests: %d", len(request_ids))
             for request_id in request_ids:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
         self._disconnected.clear()
@@ -167,6 +169,6 @@ class Leader:
         self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])
         for request_id in rest:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
-        logger.info("drained: %d requests were not finished", len(rest))
+        logger.info("drained; unfinished requests: %d", len(rest))
         self._core.stop()
         front.close()

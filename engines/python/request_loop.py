@@ -111,7 +111,9 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             case ConfigureScheduler(token):
                 front.send(client, SchedulerState(token, None, {}))
             case Drain(seconds):
-                logger.info("draining: waiting at most %.0f s for %d requests", seconds, len(self._clients))
+                logger.info(
+                    "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
+                )
                 self._drain_deadline = self._clock() + seconds
                 self._board.set_state(EngineState.DRAINING)
 
@@ -145,13 +147,13 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             client for client, batch in by_client.items() if not self._deliver(front, client, batch)
         ]:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
-            logger.warning("a web process disconnected; dropping its %d requests", len(orphans))
+            logger.warning("a web process disconnected; dropped requests: %d", len(orphans))
             for request_id in orphans:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _fail_unfinished(self, front: Front) -> None:
         """Fail the requests that are unfinished at the end of the drain."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
-        logger.info("drained: %d requests were not finished", len(self._clients))
+        logger.info("drained; unfinished requests: %d", len(self._clients))
         for request_id, client in self._clients.items():
             self._deliver(front, client, [self._failure(request_id, error)])

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engines.core import Request
-from engines.errors import DeadlineExceeded, RequestFailed
+from engines.errors import DeadlineExceeded, RequestFailed, tokens_generated
 
 
 def batch_timed_out(limit: float, num_tokens: int) -> DeadlineExceeded:
     """Return the error of a request with `num_tokens` tokens whose batch took longer than `limit` seconds."""
     return DeadlineExceeded(
-        f"the batch took longer than {limit:g} s (option.predict_timeout); {num_tokens} tokens were generated"
+        f"the batch took longer than {limit:g} s (option.predict_timeout); {tokens_generated(num_tokens)}"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
-from engines.errors import DeadlineExceeded, EngineError, error_from_kind
+from engines.errors import DeadlineExceeded, EngineError, error_from_kind, tokens_generated
 from lmi_server.generation.answer_text import (
     Completion,
     CompletionText,
@@ -163,10 +163,7 @@ class TextGeneration:
             if deadline is not None:
                 wait = min(wait, deadline - self._clock())
                 if wait <= 0:
-                    raise DeadlineExceeded(
-                        f"the request took longer than {self._http.timeout:g} s ({self._http.timeout_name}); "
-                        f"{self.num_generated} tokens were generated"
-                    )
+                    raise self._timed_out()
             output = stream.next(wait)
             if output is not None:
                 return output
@@ -186,5 +183,15 @@ class TextGeneration:
 
     def _failure(self, answer: CompletionText, output: RequestOutput) -> EngineError:
         """Return the error of the whole HTTP request. With several prompts, the message names the one that failed."""
+        # The engine may time out first, but only the web process knows the limit and its name.
+        by_deadline = self._http.engine_enforces_deadline and self._http.timeout is not None
+        if by_deadline and output.error_kind == DeadlineExceeded.kind:
+            return self._timed_out()
         where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)
+
+    def _timed_out(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the request took longer than {self._http.timeout:g} s ({self._http.timeout_name}); "
+            f"{tokens_generated(self.num_generated)}"
+        )

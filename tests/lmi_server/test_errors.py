@@ -36,6 +36,8 @@ from tests.lmi_server.malformed_bodies import CHAT
 from tests.lmi_server.malformed_bodies import INVOCATIONS as LMI
 from tests.support.logs import Logs
 
+LATE = "the request took longer than 240 s (option.predict_timeout); 0 tokens were generated"
+
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ from tests.support.logs import Logs
         (InvalidRequest("prompt: too odd"), 424, 400, False),
         (Overloaded("the queue is full (1000 waiting)"), 503, 429, True),
         (Unavailable("the server is shutting down"), 503, 503, True),
-        (DeadlineExceeded("too slow"), 504, 504, False),
+        (DeadlineExceeded(LATE), 504, 504, False),
         (RequestFailed("the step failed"), 424, 500, False),
         (EngineDied("rank 1 is gone"), 503, 503, True),
     ],
@@ -128,6 +130,22 @@ def test_a_request_that_times_out_is_aborted(
     assert "0.05 s (option.predict_timeout)" in error_of(reply)
     assert engine.aborted == [engine.requests[0].id]
     assert engine.abort_reasons == [AbortReason.TIMEOUT]
+
+
+@pytest.mark.parametrize("prompts", [("one",), ("one", "two")], ids=["one prompt", "two prompts"])
+def test_a_timeout_names_its_limit_also_when_the_engine_is_first(
+    prompts: tuple[str, ...], client: FlaskClient, engine: FakeEngine
+) -> None:
+    ended = DeadlineExceeded("the request timed out; 1 token was generated")
+
+    def script(request: Request) -> Iterator[RequestOutput]:
+        is_first = request is engine.requests[0]
+        yield from tokens(request, encode("one")[:1] if is_first else (), ended if is_first else None)
+
+    engine.script = script
+    reply = client.post("/v1/completions", json={"prompt": prompts, "timeout": 60})
+    assert reply.status_code == 504
+    assert error_of(reply) == "the request took longer than 60 s (timeout); 1 token was generated"
 
 
 def test_a_stream_that_times_out_is_aborted(

@@ -18,7 +18,7 @@ from engines.core import (
     SampledToken,
     SchedulerSettings,
 )
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, tokens_generated
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.beam_group import BeamGroup
 from engines.mpi.scheduler.planner import StepPlanner
@@ -136,7 +136,7 @@ class Scheduler:
             sequence = self._by_id.get(request_id)
             if sequence is not None and sequence.number == number:
                 error = DeadlineExceeded(
-                    f"the request timed out; {sequence.num_output_tokens} tokens were generated"
+                    f"the request timed out; {tokens_generated(sequence.num_output_tokens)}"
                 )
                 outputs += self.fail([sequence], error)
         return outputs

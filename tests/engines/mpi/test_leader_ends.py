@@ -82,7 +82,7 @@ def test_a_drain_does_not_wait_for_ended_requests(lab: Lab, logs: Logs) -> None:
     requests = [make_request("a", [1], 2), make_request("bad", [POISON]), make_request("left", [2], 40)]
     front = lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
     assert len(front.timeouts) == 6, "nothing is received after the drain"
-    assert "draining: waiting at most 60 s for 0 requests" in logs.messages
+    assert "draining: waiting at most 60 s; unfinished requests: 0" in logs.messages
 
 
 def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(lab: Lab, logs: Logs) -> None:

@@ -181,7 +181,7 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
         ("a", "deadline_exceeded"),
         ("c", "deadline_exceeded"),
     ]
-    assert "1 tokens were generated" in ended[0].error_message
+    assert "1 token was generated" in ended[0].error_message
     assert lab.scheduler.request_ids() == ["b"]
     assert lab.scheduler.expire(7.0) == []
     lab.scheduler.check()
