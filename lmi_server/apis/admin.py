@@ -50,11 +50,12 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.before_request
     def authenticate() -> None:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        given = request.headers.get("Authorization", "")
+        scheme, _, token = given.partition(" ")
         if scheme.lower() != "bearer" or not token_matches(token.strip(), digest):
-            raise Unauthorized(
-                "Authorization: not the admin token; accepted: Bearer and LMI_ADMIN_TOKEN's value"
-            )
+            problem = "not the admin token" if given else "missing"
+            accepted = '"Bearer TOKEN", where TOKEN is the value of LMI_ADMIN_TOKEN'
+            raise Unauthorized(f"Authorization: {problem}; accepted: {accepted}")
 
     @blueprint.get("/admin/scheduler")
     def get_scheduler() -> Response:
