@@ -74,9 +74,7 @@ class TextModel:
             eos_token_ids=_eos_token_ids(folder, tokenizer, named),
             special_tokens=special,
             special_ids=frozenset(special.values()),
-            chat_template=ChatTemplate(templates[DEFAULT], named, additional)
-            if DEFAULT in templates
-            else None,
+            chat_template=_chat_template(folder, templates, named, additional),
             template_names=tuple(templates),
             max_token_chars=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(model_config, vocabulary),
@@ -119,6 +117,18 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _chat_template(
+    folder: Path, templates: Mapping[str, str], named: Mapping[str, str], additional: Sequence[str]
+) -> ChatTemplate | None:
+    """Compile the default template; None without one. Raises `ValueError`, which names the folder."""
+    if DEFAULT not in templates:
+        return None
+    try:
+        return ChatTemplate(templates[DEFAULT], named, additional)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
 
 
 def _declared_tokens(path: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> list[AddedToken]:

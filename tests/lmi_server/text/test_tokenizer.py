@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from threading import Thread
@@ -236,6 +237,10 @@ def test_missing_and_invalid_files_are_named_in_the_error(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         TextModel.from_folder(tmp_path)
     build_model_folder(tmp_path)
+    for source, problem in (("x\n{% for a in b %}", "line 2: "), ("{{ " + "(" * 3000, "nested too deeply: ")):
+        (tmp_path / "chat_template.jinja").write_text(source)
+        with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))}: chat template[,:] {problem}"):
+            TextModel.from_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"chat_template\.jinja: not valid UTF-8"):
         TextModel.from_folder(tmp_path)
