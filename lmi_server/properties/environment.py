@@ -40,6 +40,15 @@ class RawSetting:
     text: str
     source: Source
     rank: Rank
+    original: str = ""
+    """Text of the environment variable, from which `text` was converted. Empty if it was not."""
+    accepted: str = ""
+    """Accepted values of `original`, if they are not those of the option."""
+
+    @property
+    def written(self) -> str:
+        """Text as the user wrote it."""
+        return self.original or self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class EnvName:
     rank: Rank
     convert: Callable[[str], str] = str
     """Converts the variable's text to the key's text. An empty result means unset; invalid text is not changed."""
+    accepted: str = ""
+    """Accepted values of the variable, if they are not those of the key."""
 
 
 def _megabytes(text: str) -> str:
@@ -68,7 +79,13 @@ def _unless_zero(text: str) -> str:
 # Among entries of equal rank, the first wins.
 ENV_NAMES: tuple[EnvName, ...] = (
     EnvName("SAGEMAKER_MAX_REQUEST_SIZE", "max_request_size", Rank.SAGEMAKER),
-    EnvName("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size", Rank.SAGEMAKER, _megabytes),
+    EnvName(
+        "SAGEMAKER_MAX_PAYLOAD_IN_MB",
+        "max_request_size",
+        Rank.SAGEMAKER,
+        _megabytes,
+        accepted="an integer from 1 to 1024 (MiB)",
+    ),
     EnvName("SAGEMAKER_NUM_MODEL_WORKERS", "minWorkers", Rank.SAGEMAKER),
     EnvName("SAGEMAKER_NUM_MODEL_WORKERS", "maxWorkers", Rank.SAGEMAKER),
     EnvName("SAGEMAKER_STARTUP_TIMEOUT", "option.model_loading_timeout", Rank.SAGEMAKER),
@@ -125,9 +142,12 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
     found = Environment()
     named = {name.variable for name in ENV_NAMES}
     for name in ENV_NAMES:
-        text = name.convert(environ.get(name.variable, ""))
+        original = environ.get(name.variable, "")
+        text = name.convert(original)
         if text.strip():
-            found.settings.append(RawSetting(name.key, text, Source(variable=name.variable), name.rank))
+            source, converted_from = Source(variable=name.variable), original if text != original else ""
+            setting = RawSetting(name.key, text, source, name.rank, converted_from, name.accepted)
+            found.settings.append(setting)
     for variable, text in sorted(environ.items()):
         if not text.strip() or variable in named:
             continue

@@ -275,7 +275,7 @@ def _report_overridden(
     option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination
 ) -> None:
     for loser in losers:
-        masked_text = masked(loser.key, loser.text, option.secret)
+        masked_text = masked(loser.key, loser.written, option.secret)
         if loser.text.strip() == winner.text.strip():
             continue
         if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
@@ -294,7 +294,8 @@ def _strip_blanks(option: Option, setting: RawSetting) -> str:
 def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:
     """Return the parsed value. If it is invalid, report the problem and return None."""
     text = _strip_blanks(option, setting)
-    masked_text = masked(setting.key, text, option.secret)
+    masked_text = masked(setting.key, setting.original or text, option.secret)
+    accepted_values = setting.accepted or option.type.accepted
 
     def refuse(reason: str, accepted: str = "", near: str = "") -> None:
         found.problems.append(Problem(setting.source, setting.key, masked_text, reason, accepted, near))
@@ -303,12 +304,12 @@ def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | 
         refuse(reason)
         return None
     if not text.strip():
-        refuse("has no value; remove the line to use the default", option.type.accepted)
+        refuse("has no value; remove the line to use the default", accepted_values)
         return None
     try:
         value = option.type.from_text(text)
     except BadValueError as error:
-        refuse(error.reason, option.type.accepted, error.nearest)
+        refuse(error.reason, accepted_values, error.nearest)
         return None
     if option.status is Status.REFUSED and not is_one_of(value, option.neutral):
         refuse(f"known to LMI but not supported: {option.reason}", neutral_text(option))

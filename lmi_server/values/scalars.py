@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from lmi_server.values.base import BadValueError, Scalar, is_integer
 from lmi_server.values.nearest import nearest
 
+_MAX_DIGITS = 19
+"""Number of digits of the largest 64-bit integer."""
 _MAX_FILE_NAME_BYTES = 255
 """Maximum length of a file name on every file system that may hold a model."""
 
@@ -86,8 +88,10 @@ class Int:
         if text.lower() in self.words:
             return text.lower()
         digits = text[1:] if text[:1] in ("+", "-") else text
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        if not (digits.isascii() and digits.isdecimal()):
             raise BadValueError("is not an integer", nearest=nearest(text, self.words))
+        if len(digits) > _MAX_DIGITS:
+            raise BadValueError("is out of range")
         return self._check(int(text))
 
     def from_json(self, value: Any) -> Scalar:

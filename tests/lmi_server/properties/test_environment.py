@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_server.config import LmiConfig, ModelSource
-from lmi_server.properties.environment import variables_of
+from lmi_server.properties.environment import ENV_NAMES, variables_of
 from lmi_server.properties.loader import load
+from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import PropertiesError
-from tests.lmi_server.properties.loading import load_text, refusal, single_problem
+from lmi_server.values.base import BadValueError
+from tests.lmi_server.properties.loading import examine_text, load_text, refusal, single_problem
 
 # Sources of each option, highest precedence first. "" stands for the file.
 SOURCES = {
@@ -110,6 +112,41 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(
 def test_an_invalid_value_is_reported_with_its_variable(tmp_path: Path, variable: str) -> None:
     problem = single_problem(tmp_path, "", {variable: "many"})
     assert (problem.source.variable, problem.value) == (variable, "many")
+
+
+def test_a_converted_value_is_reported_as_it_was_written(tmp_path: Path) -> None:
+    problem = single_problem(tmp_path, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "2048"})
+    assert str(problem) == (
+        "environment variable SAGEMAKER_MAX_PAYLOAD_IN_MB: value '2048': is out of range; accepted: an integer from 1"
+        " to 1024 (MiB)"
+    )
+    [note] = load_text(tmp_path, "option.enforce_eager=true\n", {"ENABLE_CUDA_GRAPHS": "true"}).notes
+    assert "ENABLE_CUDA_GRAPHS: true is not used" in note
+
+
+def test_the_accepted_megabytes_are_those_of_the_option() -> None:
+    [name] = [name for name in ENV_NAMES if name.variable == "SAGEMAKER_MAX_PAYLOAD_IN_MB"]
+    type_ = by_name()[name.key].type
+    assert type_.from_text(name.convert("1024"))
+    with pytest.raises(BadValueError):
+        type_.from_text(name.convert("1025"))
+    assert "from 1 to 1024" in name.accepted
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        ("9223372036854775807", None),
+        ("-9223372036854775808", None),
+        ("9223372036854775808", "is out of range"),
+        ("1" * 20, "is out of range"),
+        ("9" * 5000, "is out of range"),
+    ],
+    ids=["largest", "smallest", "above", "20 digits", "5000 digits"],
+)
+def test_integers_of_64_bits_are_accepted(number: str, reason: str | None, tmp_path: Path) -> None:
+    found = examine_text(tmp_path, f"option.seed={number}\n")
+    assert [problem.reason for problem in found.problems] == ([reason] if reason else [])
 
 
 def test_an_invalid_line_is_refused_even_if_sagemaker_overrides_it(tmp_path: Path) -> None:
