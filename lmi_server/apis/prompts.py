@@ -224,11 +224,13 @@ def _max_new_tokens(
         wanted = min(wanted, room)
     most = wanted or (room if default is None else min(default, room))
     if parameters["min_new_tokens"] > most:
+        reason = "the largest number of new tokens"
+        if most == room:
+            reason = "the rest of the context after the prompt (option.max_model_len)"
+        elif wanted is None:
+            reason += " without max_new_tokens or max_tokens"
         raise refuse(
-            parameters.fields["min_new_tokens"],
-            parameters["min_new_tokens"],
-            f"at most {most}, the largest number of new tokens"
-            + ("" if wanted else " without max_new_tokens or max_tokens"),
+            parameters.fields["min_new_tokens"], parameters["min_new_tokens"], f"at most {most}, {reason}"
         )
     if most > room:
         name = "max_length" if parameters["max_new_tokens"] is None else "max_new_tokens"

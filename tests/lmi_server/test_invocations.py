@@ -282,7 +282,17 @@ def test_prompt_and_output_can_fill_the_context_exactly(client: FlaskClient, eng
         last = engine.requests[-1]
         assert last.sampling.max_new_tokens == MAX_MODEL_LEN - len(last.prompt_token_ids)
     refusal = refusal_of(post(client, {"max_new_tokens": rest + 9, "min_new_tokens": rest + 1}))
-    assert f"given {rest + 1}; accepted: at most {rest}" in refusal
+    assert f"given {rest + 1}; accepted: at most {rest}, the rest of the context after the prompt" in refusal
+    refusal = refusal_of(
+        client.post("/invocations", json={"messages": chat["messages"], "min_tokens": 10**6})
+    )
+    assert refusal.endswith(", the rest of the context after the prompt (option.max_model_len)")
+    refusal = refusal_of(post(client, {"min_new_tokens": 31}))
+    assert refusal.endswith(
+        "at most 30, the largest number of new tokens without max_new_tokens or max_tokens"
+    )
+    refusal = refusal_of(post(client, {"max_new_tokens": 3, "min_new_tokens": 4}))
+    assert refusal.endswith("at most 3, the largest number of new tokens")
 
 
 def test_sagemakers_adapter_header_is_refused(client: FlaskClient) -> None:
