@@ -17,7 +17,7 @@ from werkzeug.exceptions import HTTPException
 
 from container.multi_model.errors import BadModel, ModelNotFound
 from container.multi_model.forward import relay, send
-from container.multi_model.manager import ModelManager
+from container.multi_model.manager import NOTHING_LOADED, ModelManager, listed
 from container.multi_model.metrics import render
 from container.multi_model.names import check_name, folder_of_url
 from container.multi_model.served_model import ServedModel
@@ -183,10 +183,11 @@ def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
         if isinstance(name, str):
             return name
     if not names:
-        raise ModelNotFound("no model is loaded")
-    where = "model: " if in_body else "model_name (in the query or in custom attributes): "
-    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise BadModel(f"{where}required because several models are served; allowed: {listed}")
+        raise ModelNotFound(NOTHING_LOADED)
+    field = (
+        "model" if in_body else "model_name (in the query or in custom attributes) or model (in a JSON body)"
+    )
+    raise BadModel(f"{field}: required because several models are served; allowed: {listed(names)}")
 
 
 def _text(body: dict[str, Any], field: str) -> str:

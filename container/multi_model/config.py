@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+MEMORY_LIMIT = "LMI_MODELS_MEMORY_MB"
+"""Environment variable with the memory for all models together, in MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:

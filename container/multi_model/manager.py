@@ -7,11 +7,12 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from container.explain.prediction.memory import gigabytes
+from container.multi_model.config import MEMORY_LIMIT
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
 from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
@@ -21,6 +22,9 @@ from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_json
 
 MAX_MODELS = 1000
+NOTHING_LOADED = "no model is loaded: POST /models loads one"
+_MOST_NAMES = 10
+"""Names of models that an error lists."""
 _DRAIN_SECONDS = 25.0
 """Time for requests in flight to finish when a client unloads a model, before the server's own drain of 25 s."""
 _SHUTDOWN_SECONDS = 28.0
@@ -223,9 +227,12 @@ class ModelManager:
     def _find(self, name: str) -> ServedModel:
         if (model := self._models.get(name)) is None:
             near = nearest(name, list(self._models))
-            hint = f"; did you mean {as_json(near)}?" if near else ""
-            raise ModelNotFound(f"there is no model {as_json(name)}{hint}")
+            hint = f"did you mean {as_json(near)}?" if near else self._available()
+            raise ModelNotFound(f"there is no model {as_json(name)}; {hint}")
         return model
+
+    def _available(self) -> str:
+        return f"available: {listed(sorted(self._models))}" if self._models else NOTHING_LOADED
 
     def _forget(self, model: ServedModel) -> None:
         with self._changed:
@@ -306,7 +313,7 @@ class ModelManager:
                 if evict and others:
                     alone = self._account.room_without(others)
                     if not alone.holds(need := self._predict(model.folder, alone)):
-                        raise NoMemory(_no_room(need, alone, "would be free without the other models"))
+                        raise NoMemory(_no_room(need, alone, alone=True))
                 with self._changed:
                     self._refuse_when_stopped(model)
                     ready = [other for other in others if other.state is ModelState.READY]
@@ -355,8 +362,20 @@ class ModelManager:
             raise Unavailable("the model was stopped while it was loading")
 
 
-def _no_room(need: MemoryNeed, room: Room, when: str = "are free") -> str:
-    needed, free, where = need.host, room.machine.memory_available_bytes, "memory"
+def _no_room(need: MemoryNeed, room: Room, alone: bool = False) -> str:
+    """Say how much memory a model lacks. alone: `room` is without the other models."""
+    when = "would be free without the other models" if alone else "are free"
+    host, free = gigabytes(need.host), gigabytes(room.machine.memory_available_bytes)
     if need.gpu > room.gpu:
-        needed, free, where = need.gpu, room.gpu, "each GPU"
-    return f"no room: the model needs {gigabytes(needed)} of {where}, but only {gigabytes(free)} {when}"
+        lack = f"{gigabytes(need.gpu)} of each GPU, but only {gigabytes(room.gpu)} {when}"
+    elif room.is_limited:
+        others = " without the other models" if alone else ""
+        lack = f"{host} of memory, but {MEMORY_LIMIT} leaves only {free}{others}"
+    else:
+        lack = f"{host} of memory, but only {free} {when}"
+    return f"no room: the model needs {lack}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List names for a message, the first few of many."""
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")

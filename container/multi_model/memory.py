@@ -64,6 +64,8 @@ class Room:
     """This machine, with the free main memory that is not reserved for other models."""
     gpu: int = 0
     """Free bytes on the fullest GPU."""
+    is_limited: bool = False
+    """Whether the limit of all models decides the main memory, not this machine."""
 
     def holds(self, need: MemoryNeed) -> bool:
         return need.host <= self.machine.memory_available_bytes and need.gpu <= self.gpu
@@ -98,10 +100,8 @@ class MemoryAccount:
             taken += max(user.need.host, measured)
             free -= max(user.need.host - measured, 0)
             promised_gpu += 0 if user.is_ready else user.need.gpu
-        if self._limit is not None:
-            free = min(free, self._limit - taken)
         gpu = gpu_bytes("free", self._environ) - promised_gpu if machine.gpu_count else 0
-        return Room(replace(machine, memory_available_bytes=max(free, 0)), gpu)
+        return self._limited(machine, free, taken, gpu)
 
     def room_without(self, users: Iterable[MemoryUser]) -> Room:
         """Return an upper bound of the memory that is free without `users`, which are all other models."""
@@ -109,10 +109,14 @@ class MemoryAccount:
         freed = sum(self.measured(user) for user in users)
         machine = self._detect_machine(self._environ)
         free = machine.memory_available_bytes - self._reserved + freed
-        if self._limit is not None:
-            free = min(free, self._limit)
         gpu = gpu_bytes("total", self._environ) if machine.gpu_count else 0
-        return Room(replace(machine, memory_available_bytes=max(free, 0)), gpu)
+        return self._limited(machine, free, 0, gpu)
+
+    def _limited(self, machine: Machine, free: int, taken: int, gpu: int) -> Room:
+        """Apply the limit. free: of the machine; taken: by models, of the limit; gpu: free on the fullest GPU."""
+        left = free if self._limit is None else self._limit - taken
+        available = max(min(free, left), 0)
+        return Room(replace(machine, memory_available_bytes=available), gpu, is_limited=left < free)
 
     def measured(self, user: MemoryUser) -> int:
         """Return the bytes of main memory that a model takes now."""

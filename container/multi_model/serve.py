@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from container.models.model_folders import model_folders
-from container.multi_model.config import RouterConfig
+from container.multi_model.config import MEMORY_LIMIT, RouterConfig
 from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
@@ -21,7 +21,6 @@ from container.run.stop_signals import StopRequested, StopSignals
 from lmi_server.config import ServerConfig
 from lmi_server.properties import environment, loader
 
-MEMORY_LIMIT = "LMI_MODELS_MEMORY_MB"
 MODELS_ROOT = "LMI_MODELS_DIR"
 _DEFAULT_ROOT = "/opt/ml/models"
 _RESERVED_MB = 500
@@ -115,5 +114,6 @@ def _server_setting(environ: Mapping[str, str], key: str, default: int) -> int:
 
 def _count(variable: str, text: str) -> int:
     if not text.strip().isdecimal():
-        raise BadVariable(f"{variable}={text!r} is not a whole number")
+        unit = "MiB in digits, such as 4096" if variable.endswith("_MB") else "digits"
+        raise BadVariable(f"{variable}={text!r} is not a whole number; allowed: {unit}")
     return int(text)

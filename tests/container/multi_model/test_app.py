@@ -62,7 +62,9 @@ def load(client: FlaskClient, root: Path, name: str) -> Any:
 def test_the_life_cycle_of_a_model(platform: FlaskClient, lab: FakeModels, root: Path) -> None:
     assert platform.get("/ping").status_code == 200
     assert platform.get("/models").json == {"models": []}
-    assert platform.post("/models/a/invoke", data=b"x").status_code == 404
+    unknown = platform.post("/models/a/invoke", data=b"x")
+    assert unknown.status_code == 404
+    assert unknown.json["error"] == 'there is no model "a"; no model is loaded: POST /models loads one'
     loaded = load(platform, root, "a")
     assert (loaded.status_code, loaded.json) == (200, {"status": 'Model "a" registered.'})
     url = str(root / "a" / "model")
@@ -94,6 +96,20 @@ def test_the_life_cycle_of_a_model(platform: FlaskClient, lab: FakeModels, root:
         assert (missing.status_code, missing.json["code"]) == (404, 404)
     assert load(platform, root, "c").status_code == 200
     assert 'did you mean "c"' in platform.get("/models/cc").json["error"]
+
+
+def test_an_unknown_name_lists_the_available_models(folder: FlaskClient) -> None:
+    chat = folder.post("/v1/chat/completions", json={"model": "gpt-4o", "messages": []})
+    assert chat.status_code == 404
+    assert 'there is no model "gpt-4o"; available: a, b, c' in chat.json["error"]["message"]
+
+
+def test_of_many_available_models_some_are_listed(lab: FakeModels) -> None:
+    client = client_of(lab.manager(*(f"chat-{number:02}" for number in range(12))))
+    missing = client.get("/models/gpt-4o").json["error"]
+    assert missing.endswith(
+        "; available: " + ", ".join(f"chat-{number:02}" for number in range(10)) + ", ..."
+    )
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def test_environment_variables_set_the_limits(store: Path) -> None:
     assert config.memory_limit == 4000 << 20
     assert config.memory_reserved == 100 << 20
     assert config.max_request_size == 6 << 20
-    with pytest.raises(BadVariable, match="LMI_MODELS_MEMORY_MB='4 GB'"):
+    with pytest.raises(
+        BadVariable, match=r"LMI_MODELS_MEMORY_MB='4 GB' is not a whole .*; allowed: MiB in digits"
+    ):
         router_config(options(store), {"LMI_MODELS_MEMORY_MB": "4 GB"})
 
 

@@ -96,6 +96,18 @@ def test_the_error_of_a_model_without_room_has_sizes_without_an_exponent(lab: Fa
         manager.lease("a")
 
 
+def test_the_limit_of_all_models_is_named_if_it_decides(lab: FakeModels) -> None:
+    manager = lab.manager("a", "b", limit=2_100_000_000)
+    lab.free, lab.needs["a"] = 100_000_000_000, 3_200_000_000
+    words = "the model needs 3.2 GB of memory, but LMI_MODELS_MEMORY_MB leaves only 2.1 GB"
+    with pytest.raises(NoMemory, match=f"{words}$"):
+        manager.lease("a")
+    lab.needs["b"] = 1_000_000_000
+    assert served_by(manager, "b") == "b"
+    with pytest.raises(NoMemory, match=f"{words} without the other models$"):
+        manager.lease("a")
+
+
 def test_only_the_platform_limits_the_time_of_a_download(lab: FakeModels) -> None:
     """The model's own server applies `option.model_loading_timeout`, which begins after the download."""
     lab.loading_seconds = 1e6
