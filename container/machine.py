@@ -20,6 +20,9 @@ _SMI_TIMEOUT_S = 10.0
 """nvidia-smi takes seconds if no process has the driver loaded."""
 INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
 """Instruction sets of the native CPU kernels, as in `lmi_kernels.cpu.library`, whose package imports torch."""
+THIS_MACHINE = "this machine"
+_NO_GPUS = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs on purpose."""
 _PACKAGES = ("lmi-server", "torch", "transformers", "tokenizers", "urllib3")
 
 
@@ -44,8 +47,8 @@ class Machine:
     cpu_kernels_problem: str = ""
     """The reason why LMI_CPU_KERNELS cannot be applied; else empty."""
     note: str = ""
-    """The reason why existing GPUs are not counted; else empty."""
-    name: str = "this machine"
+    """The reason why existing GPUs are not counted, or none were found for a torch that needs them; else empty."""
+    name: str = THIS_MACHINE
     """The machine's name in messages."""
 
     def threads(self, num_processes: int) -> int:
@@ -60,12 +63,22 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
     environ: read for CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS and LMI_CPU_KERNELS; root: parent of /proc, /sys and /dev.
     """
     cgroups = cgroup_folders(root)
-    names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus, visible = _gpus(root), environ.get("CUDA_VISIBLE_DEVICES")
+    names = _visible(gpus, visible)
     kernels, kernels_problem = _cpu_kernels(environ.get("LMI_CPU_KERNELS", ""))
-    note = ""
-    if names and _torch_is_cpu_build():
-        note = f"{len(names)} GPU(s) are not used: the installed torch is a CPU build (run make install TORCH=cuda)"
+    note, build = "", _torch_build()
+    if names and build == "cpu":
+        found = "1 GPU is" if len(names) == 1 else f"{len(names)} GPUs are"
+        note = (
+            f"{found} not used: the installed torch is a CPU build; run make install TORCH=cuda, or build the image"
+            " with --build-arg TORCH=cuda"
+        )
         names = ()
+    elif not gpus and build == "cuda" and visible not in _NO_GPUS:
+        note = (
+            "no GPU was found, although the installed torch is a CUDA build: the model is served on the CPU; in"
+            " Docker, add --gpus all"
+        )
     return Machine(
         cpu_count=_cpu_count(cgroups),
         memory_available_bytes=available_bytes(root),
@@ -212,10 +225,12 @@ def _instruction_chooser() -> Callable[[bytes | None], bytes | None] | None:
     return None
 
 
-def _torch_is_cpu_build() -> bool:
-    """Return whether torch is a CPU build, read from its version file: importing torch takes seconds."""
+def _torch_build() -> str:
+    """Return `cpu` or `cuda` as in torch's version file, empty if unknown: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         match = re.search(r"^cuda\b[^=]*=\s*(.+)$", read_text(Path(folder) / "version.py"), re.MULTILINE)
-        return match is not None and match[1].strip() == "None"
-    return False
+        if match is None:
+            return ""
+        return "cpu" if match[1].strip() == "None" else "cuda"
+    return ""

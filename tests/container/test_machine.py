@@ -198,4 +198,19 @@ def test_gpus_that_torch_cannot_use_are_reported_but_not_counted(gpu_root: Path)
     version.write_text("__version__ = '2+cpu'\ncuda: Optional[str] = None\n")
     machine = detect({}, gpu_root)
     assert machine.gpu_count == 0
-    assert "CPU build" in machine.note
+    assert machine.note == (
+        "2 GPUs are not used: the installed torch is a CPU build; run make install TORCH=cuda, or build the image with"
+        " --build-arg TORCH=cuda"
+    )
+    assert detect({"CUDA_VISIBLE_DEVICES": "0"}, gpu_root).note.startswith("1 GPU is not used: ")
+
+
+@pytest.mark.parametrize(("visible", "noted"), [(None, True), ("0", True), ("", False), ("-1", False)])
+def test_a_torch_for_gpus_without_a_gpu_is_reported(gpu_root: Path, visible: str | None, noted: bool) -> None:
+    for device in (gpu_root / "dev").glob("nvidia*"):
+        device.unlink()
+    note = detect({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, gpu_root).note
+    assert note == noted * (
+        "no GPU was found, although the installed torch is a CUDA build: the model is served on the CPU; in Docker, add"
+        " --gpus all"
+    )

@@ -9,7 +9,7 @@ from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.explain.resolve.length import max_model_len
 from container.explain.target import this_machine
-from container.machine import Machine
+from container.machine import THIS_MACHINE, Machine
 from container.models.files.s3.source import BYTE_RANGES
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
@@ -41,9 +41,10 @@ def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
         yield f"{name}={degree} needs {degree} GPUs; {machine.name} has {machine.gpu_count}"
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
+        hint = "; in Docker, add --gpus all" if machine.name == THIS_MACHINE else ""
         yield (
             f"{name}={degree} needs {degree} GPUs; {machine.name} has none, and its {machine.cpu_count} core(s) can run"
-            f" at most {ranks} ranks, which busy-wait for each other"
+            f" at most {ranks} ranks, which busy-wait for each other{hint}"
         )
     kv_gb, free = options.kv_cache_gb, machine.memory_available_bytes
     if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > free:
@@ -100,7 +101,8 @@ def resolve(
     )
     size = weights.rank_bytes(model, engine.model, degree, machine)
     if device == "cpu":
-        weights.require_free(size * degree, machine)
+        can_quantize = bool(machine.cpu_kernels) and options.quantize == "none"
+        weights.require_free(size * degree, machine, can_quantize)
     if config.source.load_format == "dummy":
         where = f"on each of {degree} {'ranks' if device == 'cpu' else 'GPUs'}" if degree > 1 else "in memory"
         decisions.notes.append(

@@ -51,12 +51,13 @@ def count_parameters(path: Path) -> int:
         return 0
 
 
-def require_free(num_bytes: int, machine: Machine) -> None:
-    """Raise CannotServe if weights of this size exceed the free memory."""
+def require_free(num_bytes: int, machine: Machine, can_quantize: bool = False) -> None:
+    """Raise CannotServe if weights of this size exceed the free memory. can_quantize: option.quantize may help."""
     if num_bytes > machine.memory_available_bytes:
+        remedy = ", or set option.quantize=int8" if can_quantize else ""
         raise CannotServe(
             f"the weights take {num_bytes / _GIB:.1f} GiB in memory, but only"
-            f" {machine.memory_available_bytes / _GIB:.1f} GiB are free"
+            f" {machine.memory_available_bytes / _GIB:.1f} GiB are free; use a smaller model or more memory{remedy}"
         )
 
 

@@ -230,8 +230,12 @@ def test_max_model_len_is_reduced_to_the_kv_cache_with_a_note(model: Path) -> No
 def test_weights_are_counted_in_the_dtype_that_the_engine_holds(model: Path) -> None:
     """A bf16 checkpoint takes 2 bytes per parameter with native kernels and 4 without."""
     small_machine = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
-    with pytest.raises(CannotServe, match=r"take 0\.5 GiB in memory, but only 0\.4 GiB are free"):
+    remedy = "use a smaller model or more memory"
+    with pytest.raises(CannotServe, match=rf"take 0\.5 GiB in memory, but only 0\.4 GiB are free; {remedy}$"):
         resolve(config(kv_cache_gb=0.1), model, small_machine)
+    smaller = dataclasses.replace(small_machine, memory_available_bytes=200 << 20, cpu_kernels="avx512")
+    with pytest.raises(CannotServe, match=rf"{remedy}, or set option.quantize=int8$"):
+        resolve(config(kv_cache_gb=0.1), model, smaller)
     resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(small_machine, cpu_kernels="avx512"))
 
 
@@ -247,7 +251,12 @@ def test_weights_are_counted_in_the_dtype_that_the_engine_holds(model: Path) -> 
         (
             {"tensor_parallel_degree": 17},
             CPU,
-            "17 GPUs; this machine has none, and its 8 core.s. can run at most 16 ranks",
+            "17 GPUs; this machine has none, and its 8 core.s. can run at most 16 .*; in Docker, add --gpus all$",
+        ),
+        (
+            {"tensor_parallel_degree": 17},
+            dataclasses.replace(CPU, name="ml.c5.2xlarge"),
+            "17 GPUs; ml.c5.2xlarge has none, and its 8 core.s. can .* which busy-wait for each other$",
         ),
         ({"tensor_parallel_degree": 8}, GPUS, "needs 8 GPUs; this machine has 4"),
         ({"max_model_len": 8193}, CPU, "exceeds the model's context length of 8192"),
