@@ -75,7 +75,8 @@ def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[
                 f"--env {name}: secrets are not accepted on the command line; set {name} in this shell instead"
             )
         if not has_value and name not in environ:
-            raise CannotDeploy(f"--env {name}: not set in this shell; set it, or pass {name}=VALUE")
+            remedy = "export it first" if is_secret(name) else f"export it, or pass {name}=VALUE"
+            raise CannotDeploy(f"--env {name}: not set in this shell; {remedy}")
         value = value if has_value else environ[name]
         found[name] = ShellSecret.of(name, value) if is_secret(name) else value
     return found
@@ -96,7 +97,7 @@ def with_secrets(value: Any, environ: Mapping[str, str]) -> Any:
     match value:
         case ShellSecret(variable):
             if variable not in environ:
-                raise CannotDeploy(f"{variable}: not set in this shell; set it")
+                raise CannotDeploy(f"{variable}: not set in this shell; export it first")
             return environ[variable]
         case dict():
             return {name: with_secrets(item, environ) for name, item in value.items()}

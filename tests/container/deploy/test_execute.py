@@ -50,6 +50,6 @@ def test_a_failed_describe_call_is_an_error(deployment: Deployment) -> None:
 
 def test_a_missing_secret_is_an_error_before_the_first_call(deployment: Deployment) -> None:
     client = FakeClient()
-    with pytest.raises(CannotDeploy, match="HF_TOKEN: not set in this shell"):
+    with pytest.raises(CannotDeploy, match=r"HF_TOKEN: not set in this shell; export it first$"):
         execute(deployment, client, {}, lambda line: None)
     assert client.calls == []

@@ -79,7 +79,8 @@ def test_variables_from_the_command_line() -> None:
     ("argument", "reason"),
     [
         ("HF_TOKEN=hf_abc", "secrets are not accepted on the command line"),
-        ("HF_TOKEN", "not set in this shell"),
+        ("HF_TOKEN", "--env HF_TOKEN: not set in this shell; export it first$"),
+        ("HF_HOME", "--env HF_HOME: not set in this shell; export it, or pass HF_HOME=VALUE$"),
         ("1A=2", "not a valid variable name"),
         ("=2", "not a valid variable name"),
     ],
