@@ -33,6 +33,11 @@ def read(path: Path) -> Mapping[str, Any]:
     unknown = sorted(set(declared) - {*_OPERATIONS, "alarms"})
     if unknown:
         raise BadFile(f"{path}: unknown table {unknown[0]}; allowed: {', '.join([*_OPERATIONS, 'alarms'])}")
+    for table in _OPERATIONS:
+        if not isinstance(declared.get(table, []), list):
+            raise BadFile(
+                f"{path}: {table}: not a list of tables; allowed: [[{table}]], with two brackets, once for each entry"
+            )
     return declared
 
 

@@ -75,6 +75,11 @@ def test_a_file_declares_models_configurations_endpoints_and_alarms(
         ("latency_p90", "latency", "alarms: Object contains unknown field `latency`"),
         ("requests = 20", "requests = 0", "alarms: Expected `int` >= 1"),
         ("[[models]]", "[[models", "endpoint.toml: "),
+        (
+            "[[endpoints]]",
+            "[endpoints]",
+            r"endpoints: not a list of tables; allowed: \[\[endpoints\]\], with two",
+        ),
     ],
 )
 def test_errors_in_the_file_are_reported_with_their_location(
