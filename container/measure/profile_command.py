@@ -76,8 +76,10 @@ def _engine_config(path: str, sequences: int) -> tuple[MpiEngineConfig, int | No
     model_path = model_files.obtain(loaded.config.source, view_for(sys.stderr))
     resolved = resolve(loaded.config, model_path, detect(environ))
     config = resolved.config
-    if not isinstance(config, MpiEngineConfig) or config.parallel.device != "cpu":
-        raise CannotServe("lmi profile supports engine=MPI on a CPU only")
+    if not isinstance(config, MpiEngineConfig):
+        raise CannotServe("engine=Python cannot be profiled; set engine=MPI")
+    if config.parallel.device != "cpu":
+        raise CannotServe("this machine has a GPU; set CUDA_VISIBLE_DEVICES= to profile on the CPU")
     settings = config.scheduler.settings
     larger = dataclasses.replace(
         settings,

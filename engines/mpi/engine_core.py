@@ -247,7 +247,8 @@ class EngineCore:
         # later ones.
         step = step.with_known_tokens()
         if len(step.sequences) == 1:
-            outputs = self._scheduler.fail(step.sequences, RequestFailed("this request failed in the engine"))
+            error = RequestFailed("this request failed in the engine; the server's log has the details")
+            outputs = self._scheduler.fail(step.sequences, error)
             self._record_step(step, outputs, started)
             return outputs
         outputs = []

@@ -123,7 +123,7 @@ def _require_gpus_only(module: Any) -> None:
     if any(parameter.device.type != "cuda" for parameter in module.parameters()):
         raise ValueError(
             "the model does not fit on the GPUs: some layers would go to the CPU or the disk; "
-            "raise option.tensor_parallel_degree, or lower option.dtype"
+            "raise option.tensor_parallel_degree, or set option.dtype=fp16 or bf16"
         )
 
 

@@ -35,9 +35,12 @@ def check_request(
         limit = min(limit, blocks.num_blocks // beams * blocks.block_size + 1)
     if worst > limit:
         each = f" for each of {beams} beams" if beams > 1 else ""
+        reason = ""
+        if beams > 1 and limit < max_model_len:
+            reason = " (the KV cache holds no more; use fewer beams, or raise option.kv_cache_gb)"
         raise InvalidRequest(
             f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens={sampling.max_new_tokens}"
-            f" are {worst} in total{each}, more than the limit of {limit} tokens"
+            f" are {worst} in total{each}, more than the limit of {limit} tokens{reason}"
         )
     check_token_ids(sequence.request.prompt_token_ids, vocab_size)
 

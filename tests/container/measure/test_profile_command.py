@@ -1,4 +1,4 @@
-"""`lmi profile`: refusal of steps that do not fit into the KV cache. No engine is started."""
+"""`lmi profile`: refusal of steps that do not fit into the KV cache, of engines and of GPUs. No engine is started."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from container.machine import Machine
 from container.measure import profile_command
 from engines.config import MpiEngineConfig
 from tests.container.explain.questions import KV_BYTES_PER_TOKEN, make_model
@@ -52,3 +53,23 @@ def test_what_the_kv_cache_holds_is_measured(properties: Path, monkeypatch: pyte
     )
     assert result.exit_code == 0, result.output
     assert shapes == [(1, 1, 256), (4, 1, 256), (1, 256, 256)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_gpus", "message"),
+    [
+        ("Python", 0, "engine=Python cannot be profiled; set engine=MPI"),
+        ("MPI", 1, "this machine has a GPU; set CUDA_VISIBLE_DEVICES= to profile on the CPU"),
+    ],
+    ids=["engine=Python", "a GPU"],
+)
+def test_what_cannot_be_profiled_is_refused_with_a_remedy(
+    engine: str, num_gpus: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(cpu_count=2, memory_available_bytes=8 << 30, gpu_count=num_gpus)
+    monkeypatch.setattr(profile_command, "detect", lambda environ: machine)
+    file = tmp_path / "serving.properties"
+    file.write_text(f"engine={engine}\noption.model_id={make_model(tmp_path)}\n")
+    result = CliRunner().invoke(profile_command.profile, [str(file)])
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == f"Error: {message}"

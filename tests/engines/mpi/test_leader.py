@@ -95,6 +95,7 @@ def test_requests_that_fail_their_step_are_isolated(lab: Lab, poisoned: set[int]
         if i in poisoned:
             (end,) = front.outputs[request.id]
             assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
+            assert end.error_message == "this request failed in the engine; the server's log has the details"
         else:
             check_output(front, request)
     assert lab.executor.num_steps_tried < 20

@@ -104,6 +104,12 @@ def test_a_quantisation_that_transformers_would_ignore_is_refused(tmp_path: Path
         load_model(make_dynamic_config(tmp_path))
 
 
+def test_a_model_with_layers_outside_the_gpus_is_refused_with_the_options_that_help() -> None:
+    remedy = "raise option.tensor_parallel_degree, or set option.dtype=fp16 or bf16$"
+    with pytest.raises(ValueError, match=remedy):
+        loading._require_gpus_only(torch.nn.Linear(1, 1))
+
+
 def test_only_safetensors_weights_are_read(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()

@@ -234,10 +234,14 @@ def test_a_beam_search_that_can_never_fit_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="num_beams=5 needs as many sequences; allowed: at most 4"):
         lab.scheduler.add(beam_request("a", [1], 5, 2))
     lab.scheduler.add(beam_request("b", [1], 4, 8))
-    with pytest.raises(
-        InvalidRequest, match="are 10 in total for each of 4 beams, more than the limit of 9 tokens"
-    ):
+    message = (
+        r"are 10 in total for each of 4 beams, more than the limit of 9 tokens \(the KV cache holds no more; use fewer"
+        r" beams, or raise option.kv_cache_gb\)$"
+    )
+    with pytest.raises(InvalidRequest, match=message):
         lab.scheduler.add(beam_request("c", [1], 4, 9))
+    with pytest.raises(InvalidRequest, match=r"more than the limit of 33 tokens$"):
+        lab.scheduler.add(beam_request("d", [1], 1, 64))
 
 
 def test_log_probabilities_are_returned_when_requested() -> None:
