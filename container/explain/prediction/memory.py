@@ -179,6 +179,10 @@ def _remedy(
         if found is not None and not found.shortage:
             fewer = fewer_copies(options, target.machine.gpu_count // degree)
             return f"option.tensor_parallel_degree={degree} fits{fewer and f' with {fewer}'}"
+    if engine.cache.kv_cache_bytes is not None:  # then memory is short, never the cache
+        return (
+            "lower option.kv_cache_gb or option.max_num_batched_tokens, or use a smaller model or more memory"
+        )
     return "lower option.max_model_len or option.max_num_batched_tokens, or use more or larger devices"
 
 

@@ -76,7 +76,13 @@ def test_mixtral_takes_17_gb_of_kv_for_4_requests_of_32768_tokens(tmp_path: Path
         (FALCON_40B, "tensor_parallel_degree=5", "A10G", 8, "^$"),
         (FALCON_40B, "dtype=auto", "T4", 4, "option.max_model_len"),
         (LLAMA_3_8B, "kv_cache_gb=20\noption.tensor_parallel_degree=1", "A10G", 4, "degree=2 fits$"),
-        (STABLE_LM, "kv_cache_gb=20", "A10G", 4, "lower option.max_model_len"),
+        (
+            STABLE_LM,
+            "kv_cache_gb=20",
+            "A10G",
+            4,
+            "; lower option.kv_cache_gb or option.max_num_batched_tokens",
+        ),
         (LLAMA_3_8B, "kv_cache_gb=20", "A10G", 1, "but only 24 GB are available"),
         (LLAMA_3_8B, "kv_cache_gb=4", "A10G", 1, "^$"),
         # A cache for the windows of the longest sequence is enough, although it is shorter.
