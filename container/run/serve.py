@@ -304,9 +304,13 @@ class _Run:
         """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""
         if self.config.parallel.tp_size == 1 or self.config.engine != "MPI":
             return None
-        library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
+        cache = launch.cache_dir(self.environ)
+        library = mpi.loopback_library(cache, self.environ)
         if library is None:
-            self.view.say("note: no C compiler found; mpirun listens on all network interfaces")
+            self.view.say(
+                "note: mpirun listens on all network interfaces, because the library that prevents it could not be"
+                f" compiled (needs a C compiler and a writable cache, {cache})"
+            )
         return _Mpirun(mpi.find_mpirun(self.environ), library)
 
     def _start_formatter(self) -> Helper:

@@ -33,7 +33,7 @@ def test_the_curl_line_is_valid_shell(chat: bool, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("host", "shown"),
     [
-        ("0.0.0.0", "127.0.0.1"),  # noqa: S104
+        ("0.0.0.0", "127.0.0.1"),
         ("10.0.0.5", "10.0.0.5"),
         ("::", "[::1]"),
         ("::1", "[::1]"),

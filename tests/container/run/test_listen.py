@@ -27,7 +27,7 @@ def test_a_used_port_is_reported() -> None:
     ("host", "number", "text"),
     [
         (
-            "0.0.0.0",  # noqa: S104
+            "0.0.0.0",
             errno.EACCES,
             "cannot listen on port 80: no permission; choose one from 1024 on with --port"
             " (for lmi serve also SAGEMAKER_BIND_TO_PORT)",
