@@ -22,6 +22,7 @@ from container.models import byte_tokenizer
 from container.models.errors import ModelNotAvailable
 from container.models.publish import make_folder
 from container.progress import ProgressView
+from engines.git_lfs import pointer_problem
 from lmi_server.text.json_file import read_json
 
 TOKENIZER = "tokenizer.json"
@@ -81,9 +82,9 @@ def note(model: Path, load_format: str) -> str | None:
 
 
 def refusal(model: Path, load_format: str = "auto") -> str | None:
-    """Return one sentence if the file names show that the folder has no usable tokenizer; else None."""
-    if _has_tokenizer(model):
-        return None
+    """Return one sentence if the folder has no tokenizer, or only a Git LFS pointer to it; else None."""
+    if (kind := _kind(model)) is not None:
+        return pointer_problem(model / kind) or None
     if load_format == "dummy":
         try:
             byte_tokenizer.read_vocabulary(model)
@@ -116,6 +117,8 @@ def obtain(
     environ: environment of the converting process; load_format: with `dummy` the model needs no tokenizer.
     Raises: ModelNotAvailable, one sentence.
     """
+    if sentence := refusal(model, load_format):
+        raise ModelNotAvailable(sentence)
     if loads_unchanged(model):
         return model
     if (model / TOKENIZER).is_file():
@@ -124,8 +127,6 @@ def obtain(
         except ModelNotAvailable as error:
             view.say(f"note: {error}; using {TOKENIZER} unconverted")
             return model
-    if sentence := refusal(model, load_format):
-        raise ModelNotAvailable(sentence)
     folder = _make(model, cache, environ, view)
     if text := note(model, load_format):
         view.say(f"note: {text} ({folder / TOKENIZER})")

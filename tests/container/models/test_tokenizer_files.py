@@ -18,7 +18,7 @@ from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from container.run.launch import environment
 from lmi_server.text.tokenizer import TextModel
-from tests.support.model_files import content
+from tests.support.model_files import LFS_POINTER, content
 from tests.support.paths import child_environment
 from tests.support.tokenizers import save_gpt2, save_sentencepiece
 
@@ -225,3 +225,14 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelNotAvailable, match="set LMI_CACHE_DIR to another folder"):
         tokenizer_files.obtain(model, tmp_path / "cache", environment(), LogLines(io.StringIO()))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_git_lfs_pointer_is_refused_before_the_start(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(LFS_POINTER)
+    sentence = tokenizer_files.refusal(tmp_path)
+    assert sentence is not None
+    assert f"{name} is a Git LFS pointer" in sentence
+    with pytest.raises(ModelNotAvailable) as caught:
+        tokenizer_files.obtain(tmp_path, tmp_path / "cache", {}, LogLines(io.StringIO()))
+    assert str(caught.value) == sentence
