@@ -158,7 +158,8 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
             _logger.exception("%s unexpected error", current_record().id, exc_info=error)
         managed = re.fullmatch(r"/models(/[^/]*)?", request.path)
         form = ErrorForm.ADMIN if managed else ErrorForm.of_path(request.path)
-        reply = ErrorReply.from_exception(error, max_request_size, request.path)
+        paths = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+        reply = ErrorReply.from_exception(error, max_request_size, request.path, paths)
         current_record().finish = reply.kind
         return reply.response(form)
 

@@ -109,7 +109,7 @@ class BatchRunner:
         self._free_memory()
         remaining = [row for row in rows if not row.ended]
         if len(rows) == 1:
-            error = RequestFailed("this request failed in the engine")
+            error = RequestFailed("this request failed in the engine; the server's log has the details")
             batch.deliver([row.fail(error) for row in remaining])
             return
         middle = (len(remaining) + 1) // 2

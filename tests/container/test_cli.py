@@ -67,7 +67,7 @@ def test_an_occupied_port_is_reported_before_the_model_is_loaded(tmp_path: Path,
             SAGEMAKER_BIND_TO_PORT=str(listener.getsockname()[1]),
         )
     assert result.returncode == 1
-    assert "Address already in use" in result.stderr
+    assert "another process uses it" in result.stderr
     assert "--port" in result.stderr
 
 

@@ -217,6 +217,7 @@ def test_a_request_without_a_known_model_is_rejected(folder: FlaskClient) -> Non
     unknown = folder.post("/v1/completions", json={"prompt": "x", "model": "gpt-4"})
     assert unknown.status_code == 404
     assert unknown.json["error"]["code"] == "model_not_found"
+    assert "did you mean /v1/chat/completions?" in folder.post("/v1/chat/completion", json={}).get_data(True)
     assert folder.post("/predictions/gpt-4", json={}).status_code == 404
 
 

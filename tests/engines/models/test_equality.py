@@ -320,5 +320,5 @@ def test_native_kernels_do_not_read_beyond_a_sequences_keys(tmp_path: Path) -> N
 
 def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    with pytest.raises(ValueError, match=r"holds 60 tokens, option.max_model_len is 64.*kv_cache_gb"):
+    with pytest.raises(ValueError, match=r"holds 60 tokens, but option.max_model_len is 64; .*kv_cache_gb"):
         make_runner(tmp_path, num_blocks=15)
