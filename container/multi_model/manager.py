@@ -33,7 +33,8 @@ _POLL_SECONDS = 1.0
 _CHECK_SECONDS = 20.0
 """Time between two checks of a loaded model."""
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory|no memory is left", re.IGNORECASE
+    r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory|no memory is left",
+    re.IGNORECASE,
 )
 _logger = logging.getLogger(__name__)
 
