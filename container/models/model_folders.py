@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_server.properties.environment import named_folder
-from lmi_server.properties.model_folder import MODEL_NAME, is_model_folder, visible_entries
+from lmi_server.properties.model_folder import is_model_folder, visible_entries
+from lmi_server.values.model_name import MODEL_NAME
 
 _NAMING = ("HF_MODEL_ID", "OPTION_MODEL_ID")
 """Environment variables that name a single model."""

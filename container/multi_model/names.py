@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from container.multi_model.errors import BadModel
-from lmi_server.properties.model_folder import MODEL_NAME, MODEL_NAME_RULE
+from lmi_server.values.model_name import MODEL_NAME, MODEL_NAME_RULE
 from lmi_server.values.show import as_json
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"

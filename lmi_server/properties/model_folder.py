@@ -8,10 +8,9 @@ from pathlib import Path
 
 from lmi_server.config import MODEL_MOUNT, holds_model
 from lmi_server.properties.option import OptionValue
+from lmi_server.values.model_name import MODEL_NAME, MODEL_NAME_RULE
 from lmi_server.values.show import one_line
 
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MODEL_NAME_RULE = "1 to 128 letters, digits, '.', '_' and '-', the first a letter or a digit"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MAX_SHOWN = 5
 _FILES = ("serving.properties", "model.py")
