@@ -61,6 +61,11 @@ class ClientStream(Generic[EngineOutput]):
     def ready(self) -> bool:
         return bool(self._outputs)
 
+    @property
+    def overflows(self) -> bool:
+        """Whether so much waits for the client that memory could run out."""
+        return False
+
     def put(self, output: EngineOutput) -> None:
         self._outputs.append(output)
         waiter, self._waiter = self._waiter, None
@@ -98,7 +103,6 @@ class AnswerStream(ClientStream[InvocationOutput]):
 
     @property
     def overflows(self) -> bool:
-        """Whether the handler streams so much faster than the client reads that memory could run out."""
         return not self._whole and self._num_unread_bytes > _MAX_UNREAD_BYTES
 
     def put(self, output: InvocationOutput) -> None:
@@ -232,10 +236,10 @@ class EngineClient:
             if output.finished:
                 del self._streams[output.id]
             stream.put(output)
-            if isinstance(stream, AnswerStream) and stream.overflows and not output.finished:
+            if stream.overflows and not output.finished:
                 self._end_overflowing(output.id, stream)
 
-    def _end_overflowing(self, request_id: str, stream: AnswerStream) -> None:
+    def _end_overflowing(self, request_id: str, stream: ClientStream[Any]) -> None:
         """Abort a handler's stream that its client reads too slowly."""
         gevent.sleep(0)  # give the reader a turn
         if stream.overflows and request_id in self._streams:
