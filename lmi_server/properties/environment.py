@@ -64,8 +64,13 @@ class EnvName:
     """Accepted values of the variable, if they are not those of the key."""
 
 
+_MAX_DIGITS = 19
+"""Python refuses to convert numbers of more than 4300 digits."""
+
+
 def _megabytes(text: str) -> str:
-    return str(int(text) * 1024 * 1024) if text.strip().isdecimal() else text
+    is_size = text.strip().isdecimal() and len(text) <= _MAX_DIGITS
+    return str(int(text) * 1024 * 1024) if is_size else text
 
 
 def _negated(text: str) -> str:

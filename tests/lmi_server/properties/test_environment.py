@@ -114,6 +114,12 @@ def test_an_invalid_value_is_reported_with_its_variable(tmp_path: Path, variable
     assert (problem.source.variable, problem.value) == (variable, "many")
 
 
+def test_a_number_of_very_many_digits_is_refused(tmp_path: Path) -> None:
+    """Python refuses to convert more than 4300 digits."""
+    problem = single_problem(tmp_path, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "9" * 5000})
+    assert problem.accepted == "an integer from 1 to 1024 (MiB)"
+
+
 def test_a_converted_value_is_reported_as_it_was_written(tmp_path: Path) -> None:
     problem = single_problem(tmp_path, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "2048"})
     assert str(problem) == (
