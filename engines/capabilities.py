@@ -1,4 +1,4 @@
-"""Features of each engine besides generating text. The web process refuses the others by name."""
+"""Optional features of each engine. The web process refuses requests that need any other, and names the feature."""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ _BOARD_INTERVAL_SECONDS = 0.2
 _LAST_OUTPUTS_SECONDS = 0.2
 """Time to wait for outputs that an engine sent before it died."""
 _LAST_OUTPUTS_PAUSES = 4
-"""Number of parts of this wait. After a stall of the whole machine, the receiving thread still gets its turn."""
+"""Number of pauses in this wait, so that the receiving greenlet gets a turn even after a stall of the machine."""
 
 _MAX_UNREAD_BYTES = 128 * 1024 * 1024
-"""Limit of a handler's stream that waits for its client. Other responses exist as a whole already."""
+"""Maximum unread bytes of a handler's stream. It does not apply to responses that the handler returned as a whole."""
 
 EngineOutput = TypeVar("EngineOutput", RequestOutput, InvocationOutput)
 
@@ -63,7 +63,7 @@ class ClientStream(Generic[EngineOutput]):
 
     @property
     def overflows(self) -> bool:
-        """Whether so much waits for the client that memory could run out."""
+        """Whether the client reads so slowly that unread outputs could exhaust the memory."""
         return False
 
     def put(self, output: EngineOutput) -> None:

@@ -42,12 +42,12 @@ class GenerateParams:
     """Empty, or one id."""
     forced_eos_token_id: tuple[int, ...] = ()
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
-    """(token ids, bias of the last of them when the others come before it)."""
+    """(token ids, number added to the logit of the last one when the others precede it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen, and when generation ends. `lmi_server/apis` has checked that all values are in range."""
+    """Parameters for choosing tokens and ending generation. `lmi_server/apis` has checked that they are in range."""
 
     max_new_tokens: int
     """At least 1."""

@@ -41,7 +41,7 @@ class RequestFailed(EngineError):
 
 
 class EngineDied(EngineError):
-    """The engine process ended while the request was in it."""
+    """The engine process ended while the request was in progress."""
 
     kind = "engine_died"
 
@@ -54,7 +54,7 @@ def tokens_generated(count: int) -> str:
 def describe(error: Exception) -> str:
     """Return the text of an error that ended the engine, for the operator.
 
-    The class precedes it, unless the error is our own: those are written to stand alone.
+    The class name precedes it, except for `ValueError` and the errors of `engines`, whose texts stand alone.
     """
     own = type(error) is ValueError or type(error).__module__.partition(".")[0] == __package__
     return str(error) if own and str(error) else f"{type(error).__name__}: {error}"

@@ -49,7 +49,7 @@ def create_app(
 
 
 def _register_errors(app: Flask, config: WebConfig, *, needs_admin_token: bool) -> None:
-    """`needs_admin_token`: whether the admin API exists only with a token, which is not set."""
+    """`needs_admin_token`: whether the admin API is missing only because no admin token is set."""
     paths = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
 
     @app.errorhandler(Exception)

@@ -85,7 +85,7 @@ class _ErrorRow:
     challenge: str | None = None
     """Value of the `WWW-Authenticate` header."""
     final: bool = False
-    """Whether another attempt would only repeat the work. OpenAI's clients retry every status from 500 otherwise."""
+    """Whether a retry would only repeat the work, so clients must not retry. OpenAI's clients retry other 5xx."""
 
 
 _TABLE: dict[str, _ErrorRow] = {

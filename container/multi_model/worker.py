@@ -13,7 +13,7 @@ from lmi_server.http.gevent_worker import Worker
 
 
 class RouterWorker(Worker):
-    """Stops the models' servers at the signal already, so that they drain while it forwards their responses."""
+    """Stops the models' servers as soon as the signal arrives. They drain while it still forwards their responses."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

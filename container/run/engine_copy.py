@@ -24,7 +24,7 @@ class RestartRule:
     delay: float = 1.0
     """Seconds until the first restart; doubled for each further consecutive death."""
     long_service: float = 60.0
-    """Seconds of service after which the count of consecutive deaths restarts."""
+    """Seconds of service after which the count of consecutive deaths is reset."""
     max_stalled_checks: int = 300
     """Number of consecutive checks without progress after which a ready engine is replaced, about 60 s. The limit is
     not a time, because no checks happen while a container is paused."""

@@ -41,7 +41,7 @@ class ShutdownTimes:
     report_errors: float = 1.5
     """Time for the web server to report the engine's death to clients before it is stopped."""
     web_end: float = 2.5
-    """After this, since the failure or `engine_end`, the web server is killed."""
+    """Time after the failure or after `engine_end` until the web server is killed."""
 
 
 class Failure(Exception):
@@ -238,7 +238,7 @@ class Supervisor:
         return 1
 
     def _complain(self, cause: str) -> None:
-        """Print why the server ends, on stderr: a parent process takes its last line for the reason."""
+        """Print why the server ends. A parent process reports the last line of stderr as the reason."""
         LogLines(sys.stderr).say(f"error: {cause}")
 
     def _end_web(self, deadline: float) -> None:

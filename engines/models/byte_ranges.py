@@ -32,7 +32,7 @@ class ByteRanges(ABC):
         """
 
     def map(self, file: str, offset: int, size: int) -> MappedRange | None:
-        """Map bytes of a file, which are then to be loaded. Return None if the files cannot be mapped.
+        """Map bytes of a file, which the caller must load before use. Return None if the files cannot be mapped.
 
         Raises: EOFError: the file is too short.
         """

@@ -56,7 +56,7 @@ class MappedFile:
 class MappedRange:
     """Bytes of a file in the memory of the page cache. They are unmapped when `view` and its users are gone.
 
-    Only loaded bytes may be used: an error of the file at another place would end the process.
+    Only loaded bytes may be accessed: a read error at any other byte would raise SIGBUS and end the process.
     """
 
     def __init__(self, file: MappedFile, offset: int, size: int) -> None:
@@ -75,7 +75,7 @@ class MappedRange:
 
 
 class PageLoader:
-    """A thread that loads parts of files, always the next one in the file, because that is how disks are fastest."""
+    """A thread that loads parts of files in the order of their positions, because disks read fastest sequentially."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mapped weights")

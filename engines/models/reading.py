@@ -1,6 +1,6 @@
 """Prefetch tensors: while one is packed, the next ones are read from the disk or the network.
 
-The order is known in advance because a model is first built without numbers, which records its requests.
+The order is known in advance because a model is first built without data, which records its requests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Request:
     dtype: torch.dtype
     pieces: tuple[Piece, ...]
     mapped: bool = False
-    """Return the pieces where the page cache holds them, if the files allow it. Pieces have whole rows."""
+    """Whether to return the pieces as views of the page cache, if the files can be mapped. Pieces have whole rows."""
 
     @property
     def num_bytes(self) -> int:

@@ -71,14 +71,14 @@ class WeightSource(ABC):
     def row_blocks(
         self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
     ) -> list[torch.Tensor]:
-        """Return what `rows` returns, as matrices to stack, for `pack`, which copies them.
+        """Like `rows`, but return matrices to stack, for `pack`, which copies them.
 
         They may be in the page cache, so they must not be kept.
         """
         return [self.rows(names, shards, shape)]
 
     def column_block(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Return what `columns` returns, for `pack`; see `row_blocks`."""
+        """Like `columns`, but for `pack`; see `row_blocks`."""
         return self.columns(name, shard, shape)
 
     @abstractmethod

@@ -37,7 +37,7 @@ _LONGEST_PAUSE_SECONDS = 0.05
 
 
 class Leader:
-    """The clients and their requests, the sending of outputs, and the end of the loop."""
+    """Rank 0's loop. Tracks the clients and their requests, sends outputs, and drains at shutdown."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Leader:
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
         """Send the outputs of a step, or hold them for a later message: one message for several steps costs a web
-        process little more than a message for one. First and last tokens are never held, and what is held is sent
-        with them, or before a long step."""
+        process little more than a message for one. First and last tokens are never held. Held outputs are sent with
+        them, or before a long step."""
         unsent, clients, unanswered = self._unsent, self._clients, self._unanswered
         urgent = False
         for output in outputs:
@@ -146,7 +146,7 @@ class Leader:
         self._drop_disconnected()
 
     def _flush(self, front: Front) -> None:
-        """Send what is held. Aborts nothing, since a planned step may be about to compute."""
+        """Send the held outputs. Does not abort requests of clients that are gone: a step may be planned already."""
         self._sent_at = self._clock()
         for client, batch in self._unsent.items():
             if not front.send_outputs(client, batch):

@@ -24,7 +24,7 @@ MAX_PROMPTS = 128
 _LONG_TEXT_CHARS = 32_768
 """Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause."""
 _PIECE_CHARS = 1 << 20
-"""Characters that are tokenized at once, whatever they are. A tokenizer needs hundreds of bytes for each token."""
+"""Maximum number of characters tokenized in one piece. A tokenizer needs hundreds of bytes of memory per token."""
 _CUT_TOKENS = 64
 """Bound on the number of tokens that a cut between two pieces adds."""
 

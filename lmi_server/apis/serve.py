@@ -1,4 +1,4 @@
-"""Serving of one HTTP request, from its body to the last byte. It is the same for every API."""
+"""Serve one HTTP request, from its body to the last byte of the response. All APIs share this code."""
 
 from __future__ import annotations
 

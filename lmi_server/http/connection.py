@@ -24,7 +24,7 @@ class ConnectionLimits:
     """Limits on the time and bytes that a client may use."""
 
     idle_seconds: float = 75.0
-    """Time until the first byte of a request; longer than load balancers keep an idle connection."""
+    """Time until the first byte of a request. The gunicorn worker sets it to its `keepalive`."""
     head_seconds: float = 10.0
     """Time from the first byte to the end of the headers."""
     head_bytes: int = 32 * 1024

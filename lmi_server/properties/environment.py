@@ -65,7 +65,7 @@ class EnvName:
 
 
 _MAX_DIGITS = 19
-"""Python refuses to convert numbers of more than 4300 digits."""
+"""Longer numbers are not converted: they exceed every limit, and Python refuses more than 4300 digits."""
 
 
 def _megabytes(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A model's folder, which may be the only folder in the one that is named, as in most archives of models."""
+"""Find a model's folder. It may be the only folder inside the given one, as in most model archives."""
 
 from __future__ import annotations
 

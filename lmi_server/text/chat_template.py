@@ -213,7 +213,7 @@ def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _predicate(error: Exception) -> str:
-    """Return what a template did, for an error message that begins with the template."""
+    """Describe an error of a template, as the rest of a sentence that begins with the template."""
     if isinstance(error, TemplateLimitError):
         return str(error)
     if isinstance(error, _Refusal):

@@ -107,7 +107,7 @@ class IncrementalDetokenizer:
         return self._decode(self._window, self._skip_special_tokens)[self._num_context_chars :]
 
     def _take(self, new: str) -> str:
-        """Return what has not been returned of `new`, the new tokens' text. Make them the context of later tokens."""
+        """Return the part of the new tokens' text, `new`, not yet returned. Make them the context of later tokens."""
         piece = new[self._num_returned :]
         del self._window[: self._num_read]
         self._num_read = len(self._window)

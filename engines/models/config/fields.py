@@ -16,7 +16,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST = dict.fromkeys(_LAYERS, 4096) | dict.fromkeys((*_HEADS, *_EXPERTS), 65536)
-"""Largest accepted numbers of what has an object each, so that a typo or an attack does not fill the memory."""
+"""Largest accepted numbers of layers, heads and experts. Each gets an object, so huge numbers would fill the memory."""
 _MOST_OTHERWISE = 2**31 - 1
 _CLASS_NAMES = {
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",

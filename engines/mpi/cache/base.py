@@ -84,7 +84,7 @@ class BlockManager(ABC):
 
     @abstractmethod
     def cache_full_pages(self, sequence: Sequence) -> None:
-        """Offer the full pages of a sequence to other sequences. All its settled tokens are known to be finite."""
+        """Let others share the full pages of a sequence. The logits of its settled tokens are known to be finite."""
 
     @abstractmethod
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:

@@ -17,7 +17,7 @@ class BlockPool:
         self.num_free = num_blocks
         self._is_free = bytearray(b"\x01" * num_blocks)
         self._lowest = 0
-        """Lower bound of the free blocks."""
+        """No free block has a lower number."""
 
     def allocate(self, count: int) -> list[int]:
         """Allocate the `count` lowest free blocks, in ascending order.

@@ -33,7 +33,7 @@ def table_triples(updates: Sequence[int]) -> Numbers:
 
 class BlockTables:
     """One row per running sequence. Entries beyond a sequence's blocks are unused or left from an earlier owner of
-    the row. Readers know how many entries of a row count."""
+    the row. Readers know how many entries of a row are valid."""
 
     def __init__(self) -> None:
         self.entries: Numbers = np.zeros((8, 16), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Execution of a step on all ranks: rank 0 leads, the others follow, and each beats when the step is done."""
+"""Execution of a step on all ranks: rank 0 leads, the others follow, and each writes a heartbeat after it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RankBroken(Exception):
 
 
 class StepExecutor:
-    """Runner of plans. With several ranks, an error inside the model ends all of them: the other ranks wait in an
+    """Runs plans. With several ranks, an error inside the model ends all of them: the other ranks wait in an
     all-reduce that the failed rank never joins."""
 
     def __init__(

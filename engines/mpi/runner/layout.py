@@ -47,7 +47,7 @@ class StepLayout:
 
     @property
     def positions(self) -> Numbers:
-        """[num_tokens]"""
+        """[num_tokens]: position of each token row in its sequence."""
         counting = np.arange(len(self.owners), dtype=np.int32)
         return (self.starts - self.cu_seqlens_q[:-1])[self.owners] + counting
 

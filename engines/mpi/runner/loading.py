@@ -1,4 +1,4 @@
-"""Loading of one rank's model and cache, measured and ready for steps."""
+"""Load one rank's model, measure its memory, and create the KV cache and the step runner."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LoadedModel:
         return Window.of(self.config.window, self.largest_step.num_tokens)
 
     def close(self) -> None:
-        """Free everything that must be gone before the ranks' group is: see `GpuSteps.close`."""
+        """Free everything that must be freed before the ranks leave their group; see `GpuSteps.close`."""
         if isinstance(self.steps, GpuSteps):
             self.steps.close()
 

@@ -13,7 +13,7 @@ from engines.mpi.runner.decode_graphs import DecodeOutputs
 
 _new = tuple.__new__
 _SPIN_SECONDS = 0.002
-"""Start of a wait without sleeps. Most waits are shorter."""
+"""Seconds at the start of a wait in which it spins instead of sleeping. Most waits are shorter."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 50e-6, 5e-3
 _DELAY = 0.01
 """Length of a sleep, as a share of the wait so far."""

@@ -28,8 +28,8 @@ _PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "inpu
 def read_fields(
     names: Names, prompt_field: str, context: ApiContext, body: Body, conventions: Conventions
 ) -> BodyFields:
-    """Check all fields except `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect, but
-    for completions on `/invocations`.
+    """Check all fields except `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect, except
+    for completions on `/invocations`, where `option.unknown_parameters` decides.
 
     Raises `InvalidField`.
     """
