@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from container.explain.report import LineExplained
 from container.explain.resolve import Resolved
+from lmi_server.properties.examination import EffectiveValue, Examination
 from lmi_server.properties.grammar import Entry
 from lmi_server.properties.handler import is_server_option
-from lmi_server.properties.loader import EffectiveValue, Examination
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name, shown
 from lmi_server.properties.reference import OPEN_DEFAULTS

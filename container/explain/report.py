@@ -10,7 +10,7 @@ from typing import Any
 
 from container.explain.prediction.memory import MemoryPrediction, gigabytes, three_digits
 from container.explain.prediction.startup import StartPrediction
-from lmi_server.properties.loader import EffectiveValue
+from lmi_server.properties.examination import EffectiveValue
 from lmi_server.values.show import one_line
 
 _WIDTH = 110

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmi_server.config import LmiConfig, ModelSource, holds_model
 from lmi_server.properties import environment, grammar, handler, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
+from lmi_server.properties.examination import EffectiveValue, Examination, Loaded
 from lmi_server.properties.folder_files import unused_files
-from lmi_server.properties.handler import HandlerFile, Supplies
+from lmi_server.properties.handler import Supplies
 from lmi_server.properties.model_folder import (
     is_model_folder,
     missing_mount,
@@ -24,64 +24,16 @@ from lmi_server.properties.model_folder import (
     nested_folder,
     no_model,
 )
-from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
-from lmi_server.properties.options import OPTIONS, by_name, shown
+from lmi_server.properties.option import Status, build_config
+from lmi_server.properties.options import OPTIONS, by_name
+from lmi_server.properties.precedence import group_by_option, resolve_option
 from lmi_server.properties.problems import Problem, PropertiesError, Source
-from lmi_server.values.base import BadValueError, Scalar, is_one_of
-from lmi_server.values.nearest import nearest
-from lmi_server.values.show import as_option, masked
+from lmi_server.values.show import as_option
 
 FILE_NAME = "serving.properties"
-_MAX_SUGGESTIONS = 20
-"""Unknown keys for which the nearest known one is searched, which takes milliseconds each."""
 _BATCHING = {"engine", "batch_size", "option.rolling_batch", "option.async_mode", "option.mpi_mode"}
 """Options that determine the engine."""
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveValue:
-    """An option with the value that the server will use."""
-
-    key: str
-    value: str
-    """Value as it would be written in the file. Empty if it is decided later or by the request."""
-    source: str
-    """`file:line`, `environment variable X`, `inferred from ...` or `default`."""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A valid configuration, with the source of each value, warnings and notes."""
-
-    config: LmiConfig
-    values: tuple[EffectiveValue, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Examination:
-    """Result of `examine` for a file and its environment."""
-
-    file: Path
-    folder: Path
-    entries: tuple[grammar.Entry, ...] = ()
-    values: dict[str, OptionValue] = field(default_factory=dict)
-    """Value that takes effect for each option, by option name."""
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    handler: HandlerFile | None = None
-    """User's file, if it supplies a handler."""
-    has_invalid_handler: bool = False
-    """Whether the user's file has a problem, so that the keys that it takes are unknown."""
-    loaded: Loaded | None = None
-    """Valid configuration, or None if there are problems."""
-
-    def file_problem(self, path: Path, reason: str) -> None:
-        self.problems.append(Problem(Source(str(path)), "", "", reason))
 
 
 def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loaded:
@@ -101,38 +53,17 @@ def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loade
 def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Examination:
     """Load the configuration like `load`, but return problems in the result instead of raising."""
     found = _read_file(_path_to_read(path, environ))
-    from_environment = environment.read(environ, found.folder)
-    found.problems += from_environment.problems
-    found.notes += from_environment.notes
-    settings = _of_one_model(_file_settings(found) + from_environment.settings, found)
-    handler_options: dict[str, str] = {}
-    num_problems = len(found.problems)
-    code = handler.find(settings, found.folder, found.problems)
-    found.has_invalid_handler = code is None and len(found.problems) > num_problems
-    found.notes += code.notes if code is not None else ()
-    if code is not None and code.supplies is Supplies.HANDLER:
-        found.handler = code
-        found.problems += handler.stepwise_calls(settings)
-        settings, handler_options = handler.split(settings)
-    known, unknown = _group_by_option(settings)
-    if code is not None and code.formatters:
-        unknown = _pass_to_formatters(unknown, code, found)
-    elif found.has_invalid_handler:
-        unknown = [problem for problem in unknown if not problem.key.startswith("option.")]
+    settings = _settings(found, environ)
+    _find_user_code(settings, found)
+    server_settings, handler_options = handler.split(settings)
+    known, unknown = group_by_option(server_settings if found.handler is not None else settings)
     for option, candidates in known.values():
-        _resolve_option(option, candidates, found)
+        resolve_option(option, candidates, found)
     _require_model(found)
-    ignorable = [
-        *unknown,
-        *unused_files(_model_folders(found), code, found.folder if found.has_invalid_handler else None),
-    ]
-    if lenient or environment.is_lenient(environ):
-        found.warnings += [f"{problem}; ignored" for problem in ignorable]
-    else:
-        found.problems += ignorable
+    _report_unused(_not_for_user_code(unknown, found), found, lenient or environment.is_lenient(environ))
     verdict = rules.apply(found.values, found.handler is not None)
     found.problems += verdict.problems
-    found.problems += secure_mode.violations(environ, found.folder, found.values, code)
+    found.problems += secure_mode.violations(environ, found.folder, found.values, found.user_code)
     with_problem = {by_name()[problem.key].name for problem in found.problems if problem.key in by_name()}
     if not found.has_invalid_handler and not _BATCHING & with_problem:
         found.notes += verdict.notes
@@ -144,14 +75,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
-        if code is not None and code.formatters:
-            _, handler_options = handler.split(settings)
-            user = handler.build(code, handler_options, found.values, environ)
-            config = dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
-        if found.handler is not None:
-            user = handler.build(found.handler, handler_options, found.values, environ)
-            source = dataclasses.replace(config.source, fetch_all_files=True)
-            config = dataclasses.replace(config, handler=user, source=source)
+        config = _with_user_code(config, handler_options, found, environ)
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found
@@ -167,6 +91,14 @@ def _path_to_read(path: Path, environ: Mapping[str, str]) -> Path:
         return path
     named = nested_folder(named)
     return named if (named / FILE_NAME).is_file() else path
+
+
+def _settings(found: Examination, environ: Mapping[str, str]) -> list[RawSetting]:
+    """Return the settings of the file and the environment."""
+    from_environment = environment.read(environ, found.folder)
+    found.problems += from_environment.problems
+    found.notes += from_environment.notes
+    return _of_one_model(_file_settings(found) + from_environment.settings, found)
 
 
 def _of_one_model(settings: list[RawSetting], found: Examination) -> list[RawSetting]:
@@ -218,103 +150,47 @@ def _file_settings(found: Examination) -> list[RawSetting]:
     ]
 
 
-def _group_by_option(
-    settings: list[RawSetting],
-) -> tuple[dict[str, tuple[Option, list[RawSetting]]], list[Problem]]:
-    """Return the settings by option, and a problem for each setting with an unknown key."""
-    options = by_name()
-    known: dict[str, tuple[Option, list[RawSetting]]] = {}
-    unknown: list[Problem] = []
-    for setting in settings:
-        if (option := options.get(setting.key)) is not None:
-            known.setdefault(option.name, (option, []))[1].append(setting)
-            continue
-        near = nearest(setting.key, _similar_kind(setting.key)) if len(unknown) < _MAX_SUGGESTIONS else ""
-        if near and (variable := setting.source.variable):
-            near = nearest(variable, environment.variables_of(near)) or near
-        text = shown(setting.key, setting.text)
-        unknown.append(Problem(setting.source, setting.key, text, "unknown key", nearest=near))
-    return known, unknown
+def _find_user_code(settings: list[RawSetting], found: Examination) -> None:
+    num_problems = len(found.problems)
+    found.user_code = handler.find(settings, found.folder, found.problems)
+    found.has_invalid_handler = found.user_code is None and len(found.problems) > num_problems
+    found.notes += found.user_code.notes if found.user_code is not None else ()
+    found.problems += handler.stepwise_calls(settings) if found.handler is not None else []
 
 
-def _similar_kind(key: str) -> list[str]:
-    """Return the known keys to suggest. After `option.`, these are options and the same name without `option.`."""
-    if not key.startswith("option."):
-        return list(by_name())
-    return [name for name in by_name() if name.startswith("option.") or name == key.removeprefix("option.")]
+def _not_for_user_code(unknown: list[Problem], found: Examination) -> list[Problem]:
+    """Return the unknown keys that no user's code may know. Note the options that only formatters may know."""
+    may_be_own = [problem for problem in unknown if problem.key.startswith("option.")]
+    code = found.user_code
+    if code is not None and code.formatters:
+        found.notes += [f"{problem}; passed to the formatters in {code.path.name}" for problem in may_be_own]
+    elif not found.has_invalid_handler:
+        return unknown
+    return [problem for problem in unknown if problem not in may_be_own]
 
 
-def _pass_to_formatters(unknown: list[Problem], code: HandlerFile, found: Examination) -> list[Problem]:
-    """Note the options that only the formatters may know. Return the other unknown keys."""
-    own = [problem for problem in unknown if problem.key.startswith("option.")]
-    found.notes += [f"{problem}; passed to the formatters in {code.path.name}" for problem in own]
-    return [problem for problem in unknown if problem not in own]
+def _report_unused(unknown: list[Problem], found: Examination, lenient: bool) -> None:
+    """Report unknown keys and unused files, as warnings if `lenient`."""
+    invalid = found.folder if found.has_invalid_handler else None
+    problems = [*unknown, *unused_files(_model_folders(found), found.user_code, invalid)]
+    if lenient:
+        found.warnings += [f"{problem}; ignored" for problem in problems]
+    else:
+        found.problems += problems
 
 
-def _resolve_option(option: Option, settings: list[RawSetting], found: Examination) -> None:
-    """Read the setting that takes effect for an option. Note overridden settings and report conflicts."""
-    winner, *losers = sorted(settings, key=lambda setting: setting.rank)
-    _report_overridden(option, winner, losers, found)
-    if winner.rank is Rank.SAGEMAKER:
-        # The environment overrides the file, but an invalid line of the file is still reported.
-        for setting in losers:
-            if setting.rank is Rank.FILE:
-                _value(option, setting, found)
-    if any(entry.line == winner.source.line and entry.ends_in_blanks for entry in found.entries):
-        effect = "kept, because they may be intended" if option.type.keep_trailing_blanks else "removed"
-        reason = f"the value ends in blanks, which are part of it in the properties format; {effect}"
-        masked_text = masked(winner.key, winner.text, option.secret)
-        found.warnings.append(str(Problem(winner.source, winner.key, masked_text, reason)))
-    value = _value(option, winner, found)
-    if value is not None:
-        masked_text = masked(winner.key, _strip_blanks(option, winner), option.secret)
-        found.values[option.name] = OptionValue(option, value, masked_text, winner.source, winner.key)
-
-
-def _report_overridden(
-    option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination
-) -> None:
-    for loser in losers:
-        masked_text = masked(loser.key, loser.written, option.secret)
-        if loser.text.strip() == winner.text.strip():
-            continue
-        if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
-            reason = f"{winner.key} on line {winner.source.line} is the same option with another value"
-            found.problems.append(Problem(loser.source, loser.key, masked_text, reason))
-        else:
-            found.notes.append(
-                f"{loser.source}: {masked_text} is not used, because {winner.source} takes precedence"
-            )
-
-
-def _strip_blanks(option: Option, setting: RawSetting) -> str:
-    return setting.text if option.type.keep_trailing_blanks else setting.text.strip(" \t\f")
-
-
-def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:
-    """Return the parsed value. If it is invalid, report the problem and return None."""
-    text = _strip_blanks(option, setting)
-    masked_text = masked(setting.key, setting.original or text, option.secret)
-    accepted_values = setting.accepted or option.type.accepted
-
-    def refuse(reason: str, accepted: str = "", near: str = "") -> None:
-        found.problems.append(Problem(setting.source, setting.key, masked_text, reason, accepted, near))
-
-    if setting.source.variable and (reason := grammar.placeholder(text)):
-        refuse(reason)
-        return None
-    if not text.strip():
-        refuse("has no value; remove the line to use the default", accepted_values)
-        return None
-    try:
-        value = option.type.from_text(text)
-    except BadValueError as error:
-        refuse(error.reason, accepted_values, error.nearest)
-        return None
-    if option.status is Status.REFUSED and not is_one_of(value, option.neutral):
-        refuse(f"known to LMI but not supported: {option.reason}", neutral_text(option))
-        return None
-    return value
+def _with_user_code(
+    config: LmiConfig, options: dict[str, str], found: Examination, environ: Mapping[str, str]
+) -> LmiConfig:
+    """Return the configuration with the user's handler or formatters, to which `options` are passed."""
+    code = found.user_code
+    if code is None or code.supplies not in (Supplies.HANDLER, Supplies.FORMATTERS):
+        return config
+    user = handler.build(code, options, found.values, environ)
+    if code.formatters:
+        return dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
+    source = dataclasses.replace(config.source, fetch_all_files=True)
+    return dataclasses.replace(config, handler=user, source=source)
 
 
 def _note_effectless(found: Examination) -> None:

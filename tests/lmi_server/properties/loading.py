@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_server.properties.loader import Examination, Loaded, examine, load
+from lmi_server.properties.examination import Examination, Loaded
+from lmi_server.properties.loader import examine, load
 from lmi_server.properties.problems import Problem, PropertiesError
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.examination import Loaded
+from lmi_server.properties.loader import load
 from tests.lmi_server.properties.loading import examine_text, load_text, single_problem
 
 

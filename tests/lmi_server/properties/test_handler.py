@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmi_server.config import UserHandler
-from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.examination import Loaded
+from lmi_server.properties.loader import load
 from lmi_server.properties.problems import PropertiesError
 
 HANDLE = "open('ran', 'w')\n\n\ndef handle(inputs):\n    return None\n"
