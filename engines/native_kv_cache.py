@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from lmi_kernels.cpu import KvLayer, Storage
 _BYTES = {Storage.FP32: 4, Storage.BF16: 2, Storage.FP16: 2, Storage.INT8: 1}
 _SCALE_BYTES = 4
 """Size of a scale; each head of each token has one."""
+_CACHE_LINE = 64
 
 
 class NativeKvCache:
@@ -29,7 +31,11 @@ class NativeKvCache:
         head_bytes = _BYTES[storage] * head_dim + (_SCALE_BYTES if storage is Storage.INT8 else 0)
         block_bytes = 2 * num_kv_heads * block_size * head_bytes
         # The kernel allocates numpy's zeros only when they are written, so a large cache costs nothing at startup.
-        self.blocks = np.zeros((num_layers, num_blocks, block_bytes), dtype=np.uint8)
+        # They begin 16 bytes after a cache line, so vectors would lie in two lines each.
+        shape = (num_layers, num_blocks, block_bytes)
+        memory = np.zeros(math.prod(shape) + _CACHE_LINE, dtype=np.uint8)
+        start = -memory.ctypes.data % _CACHE_LINE
+        self.blocks = memory[start : start + math.prod(shape)].reshape(shape)
         self.layers = [
             KvLayer(
                 data=layer.ctypes.data,
