@@ -7,6 +7,12 @@ from importlib import import_module
 from typing import Any
 
 
+def load(target: str) -> Any:
+    """Import `"module:attribute"`."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 class Registry(Mapping[str, Any]):
     """A read-only mapping from names to attributes of modules, given as `"module:attribute"`."""
 
@@ -14,8 +20,7 @@ class Registry(Mapping[str, Any]):
         self._targets = dict(targets)
 
     def __getitem__(self, name: str) -> Any:
-        module, _, attribute = self._targets[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return load(self._targets[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._targets

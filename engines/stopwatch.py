@@ -8,13 +8,13 @@ from collections.abc import Callable
 class Stopwatch:
     """Sums of seconds by part between two `reset`s. One thread; `clock` is `time.perf_counter` except in tests.
 
-    A GPU is asynchronous: the time of a part inside the model is the time to enqueue it. `on_stop` is called whenever a
-    part ends. Attention is a part, so every layer of a long step shows that the rank is alive.
+    A GPU is asynchronous: the time of a part inside the model is the time to enqueue it. `show_alive` is called
+    whenever a part ends. Attention is a part, so every layer of a long step shows that the rank is alive.
     """
 
-    def __init__(self, clock: Callable[[], float], on_stop: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, clock: Callable[[], float], show_alive: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
-        self._on_stop = on_stop
+        self.show_alive = show_alive
         self._started = 0.0
         self.seconds: dict[str, float] = {}
 
@@ -26,11 +26,7 @@ class Stopwatch:
         now = self._clock()
         self.add(part, now - self._started)
         self._started = now
-        self._on_stop()
-
-    def show_alive(self) -> None:
-        """Call `on_stop` in the middle of a part."""
-        self._on_stop()
+        self.show_alive()
 
     def now(self) -> float:
         return self._clock()

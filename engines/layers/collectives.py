@@ -25,6 +25,6 @@ def gather_columns(tensor: torch.Tensor, widths: list[int], comm: Communicator) 
     In a recorded model this must be the last operation.
     """
     if isinstance(tensor, Rows):
-        tensor.recorder.end_with(lambda rows: comm.gather_columns(rows, widths))
+        tensor.recorder.ending = lambda rows: comm.gather_columns(rows, widths)
         return tensor
     return comm.gather_columns(tensor, widths)

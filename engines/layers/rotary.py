@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from engines.layers.dynamic_rope import dynamic_theta
-from engines.layers.long_rope import long_rope_frequencies
-from engines.layers.yarn import yarn_frequencies
 from engines.models.config import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 
 RotaryTables = Mapping[Rotary, torch.Tensor]
@@ -38,11 +35,11 @@ def _table(rotary: Rotary, num_positions: int) -> torch.Tensor:
     dim, theta, scaling = rotary.dim, rotary.theta, rotary.scaling
     match scaling:
         case Yarn():
-            frequencies = yarn_frequencies(dim, theta, scaling)
+            frequencies = _yarn_frequencies(dim, theta, scaling)
         case LongRope():
-            frequencies = long_rope_frequencies(dim, theta, scaling, num_positions)
+            frequencies = _long_rope_frequencies(dim, theta, scaling, num_positions)
         case DynamicRope():
-            frequencies = _frequencies(dim, dynamic_theta(dim, theta, scaling, num_positions))
+            frequencies = _frequencies(dim, _dynamic_theta(dim, theta, scaling, num_positions))
         case RopeScaling():
             frequencies = _scale(_frequencies(dim, theta), scaling)
         case None:
@@ -70,3 +67,48 @@ def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     ramped = (1 - ramp) * frequencies / scaling.factor + ramp * frequencies
     slow = torch.where(wavelengths > low, frequencies / scaling.factor, frequencies)
     return torch.where((wavelengths <= low) & (wavelengths >= high), ramped, slow)
+
+
+def _yarn_frequencies(dim: int, theta: float, yarn: Yarn) -> torch.Tensor:
+    """Return the frequencies of dim / 2 pairs of features, fp32. Low frequencies are divided by the factor.
+
+    YaRN: Peng et al. 2023, arXiv:2309.00071.
+    """
+    powers = theta ** (torch.arange(0, dim, 2).float() / dim)
+    low, high = _pair(dim, theta, yarn.beta_fast, yarn), _pair(dim, theta, yarn.beta_slow, yarn)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    slow = ((torch.arange(dim // 2).float() - low) / (high - low)).clamp(0, 1)
+    kept = 1 - slow
+    return 1.0 / (yarn.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _pair(dim: int, theta: float, turns: float, yarn: Yarn) -> float:
+    """Return the index of the pair that makes `turns` rotations in the trained context. It may be fractional."""
+    trained = yarn.original_max_position_embeddings
+    return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def _long_rope_frequencies(dim: int, theta: float, scaling: LongRope, num_positions: int) -> torch.Tensor:
+    """Return the frequencies of dim / 2 pairs of features, fp32 (LongRoPE: Ding et al. 2024, arXiv:2402.13753).
+
+    num_positions: length of the longest sequence. It selects the short or the long factors for all sequences, because
+        keys in the cache cannot change their frequencies when a sequence grows.
+    """
+    long = num_positions > scaling.original_max_position_embeddings
+    factors = torch.tensor(scaling.long_factors if long else scaling.short_factors)
+    return 1.0 / (factors * theta ** (torch.arange(0, dim, 2).float() / dim))
+
+
+def _dynamic_theta(dim: int, theta: float, scaling: DynamicRope, num_positions: int) -> float:
+    """Return theta for sequences of up to `num_positions` tokens (dynamic NTK scaling).
+
+    All sequences have the same theta here. transformers uses the current length of each sequence, and does not rotate
+    earlier keys again.
+    """
+    trained, factor = scaling.max_position_embeddings, scaling.factor
+    longest = max(num_positions, trained)
+    return float(theta * (factor * longest / trained - (factor - 1)) ** (dim / (dim - 2)))

@@ -19,11 +19,8 @@ from engines.models.gguf_index import read_index
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader, WeightSource
 from engines.parallel import Communicator
-from engines.registry import Registry
+from engines.registry import load
 from lmi_kernels.cpu import Storage
-
-_STORAGES = {"none": None, "int8": Storage.INT8}
-"""Storage of matrices for each value of `option.quantize`."""
 
 
 def describe(model: ModelSettings) -> ModelConfig:
@@ -61,13 +58,11 @@ def weight_source(
     Raises:
         BadCheckpoint: the folder has no readable weights.
     """
-    pack = partial(lmi_kernels.pack, storage=_STORAGES[model.quantize])
+    pack = partial(lmi_kernels.pack, storage=Storage.INT8 if model.quantize == "int8" else None)
     if model.load_format == "dummy":
         return DummyWeights(stored, storage, compute, device, pack)
     folder = Path(model.path)
-    ranges = (
-        Registry({"class": model.byte_ranges})["class"](folder) if model.load_format == "stream" else None
-    )
+    ranges = load(model.byte_ranges)(folder) if model.load_format == "stream" else None
     # Ranks share reads from a network and dequantised tensors. From safetensors on disk each rank reads its own part.
     shared = ranges is not None or read_index(folder) is not None
     return WeightReader(folder, storage, compute, device, pack, ranges, comm if shared else None)

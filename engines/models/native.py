@@ -23,7 +23,7 @@ _ATTENTION = (OpKind.ROPE_AND_STORE, OpKind.ATTENTION)
 class NativeModel(Protocol):
     """A model that computes a step in two parts: hidden states, then logits."""
 
-    def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
+    def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states, and add the time spent in attention to the stopwatch."""
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
@@ -56,9 +56,9 @@ class RecordedModel:
         self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
         self._logits = record_logits(model, self._forward.result, team, max_logits)
 
-    def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
+    def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         before = self._team.seconds(_ATTENTION)
-        self._forward.run(given.step, stopwatch.show_alive, most_ops(given.step.num_rows))
+        self._forward.run(step_input.step, stopwatch.show_alive, most_ops(step_input.step.num_rows))
         stopwatch.add("attention", self._team.seconds(_ATTENTION) - before)
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
@@ -78,10 +78,12 @@ class EagerModel:
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
-    def forward(self, given: StepInput, stopwatch: Stopwatch) -> None:
+    def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states. The model's layers measure attention themselves."""
-        attention = NativeStepAttention(self._layers, given.step, given.positions.long(), given.slots)
-        self._hidden = self._model.forward(given.ids.long(), self._cache, attention, self._num_layers)
+        attention = NativeStepAttention(
+            self._layers, step_input.step, step_input.positions.long(), step_input.slots
+        )
+        self._hidden = self._model.forward(step_input.ids.long(), self._cache, attention, self._num_layers)
 
     @torch.inference_mode()
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
@@ -108,7 +110,7 @@ def record_forward(
         NotRecorded: the model needs an operation that is not native.
     """
     recorder = Recorder(team, max_rows)
-    hidden = model.forward(recorder.ids(), cache, RecordedAttention(recorder.positions(), tables), num_layers)
+    hidden = model.forward(recorder.ids, cache, RecordedAttention(recorder.positions, tables), num_layers)
     return bind(recorder, _rows(hidden))
 
 

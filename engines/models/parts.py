@@ -14,7 +14,7 @@ from engines.layers.attention_params import AttentionParams
 from engines.layers.embedding import Table, VocabParallelEmbedding, VocabParallelHead
 from engines.layers.mlp import GatedMlp, Mlp, MoeMlp
 from engines.layers.norm import Norm
-from engines.models.config import ModelConfig
+from engines.models.config import ExpertsConfig, ModelConfig
 from engines.models.config.weight_names import FusedQkv
 from engines.models.weights import WeightSource
 from engines.parallel import Communicator
@@ -218,8 +218,8 @@ def _grouped_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
 
 def mlp(parts: Parts, layer: int) -> GatedMlp | Mlp | MoeMlp:
     config, prefix = parts.config, parts.layer_prefix(layer)
-    if config.has_experts(layer):
-        return _experts(parts, prefix)
+    if experts := config.experts_in(layer):
+        return _experts(parts, prefix, experts)
     names, width = [prefix + name for name in config.names.mlp_inputs], config.intermediate_size
     middle = parts.share_of(width)
     down = parts.row_parallel(prefix + config.names.mlp_output, middle, width, config.mlp_bias)
@@ -232,11 +232,9 @@ def mlp(parts: Parts, layer: int) -> GatedMlp | Mlp | MoeMlp:
     return GatedMlp(gate_up, down)
 
 
-def _experts(parts: Parts, prefix: str) -> MoeMlp:
-    config, weights, spec = parts.config, parts.weights, parts.config.experts
-    if spec is None:
-        raise ValueError(f"{config.architecture} has no experts")
-    count, hidden, width = spec.num_experts, config.hidden_size, spec.intermediate_size
+def _experts(parts: Parts, prefix: str, spec: ExpertsConfig) -> MoeMlp:
+    weights = parts.weights
+    count, hidden, width = spec.num_experts, parts.config.hidden_size, spec.intermediate_size
     middle, fused = parts.share_of(width), weights.has(f"{prefix}{_FUSED_EXPERTS}.gate_up_proj")
     # Routers are never quantised, because small errors in the scores change which experts are chosen.
     router_name = f"{prefix}{_FUSED_ROUTER if fused else spec.router}.weight"

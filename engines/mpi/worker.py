@@ -91,7 +91,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     ready = process_age()
     if device.type == "cpu" and (team := shared_team()) is not None:
         team.show_alive_at(board.heartbeat_place(comm.rank))
-    stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
+    stopwatch = Stopwatch(time.perf_counter, show_alive=lambda: board.beat(comm.rank))
     model = load_model(config, comm, device, stopwatch)
     report = model.report
     logger.info(

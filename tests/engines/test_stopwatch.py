@@ -19,9 +19,9 @@ def test_parts_add_up_between_resets() -> None:
     assert stopwatch.reset() == {"schedule": 0.25}
 
 
-def test_on_stop_is_called_at_the_end_of_each_part() -> None:
+def test_show_alive_is_called_at_the_end_of_each_part() -> None:
     stops: list[str] = []
-    stopwatch = Stopwatch(lambda: 0.0, on_stop=lambda: stops.append("alive"))
+    stopwatch = Stopwatch(lambda: 0.0, show_alive=lambda: stops.append("alive"))
     stopwatch.start()
     stopwatch.add("model", 1.0)
     assert stops == []

@@ -86,7 +86,7 @@ class Engine:
         self.paged = paged
         self.stopwatch = TotalStopwatch()
         element = torch.float32.itemsize if device.type == "cpu" else DTYPES[dtype].itemsize
-        per_token = read_config(folder).kv_elements_per_token * element
+        per_token = read_config(folder).kv_bytes_per_token("fp32", 1) // 4 * element
         cache_bytes = None
         if limits.cache_tokens is not None:
             blocks = -(-limits.cache_tokens // limits.block_size)

@@ -62,7 +62,10 @@ def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int) -> 
     tokens = num_seqs + chunk
     weights = _layers(config, _touched_experts(config, tokens)) + _head(config)
     computed = 2 * _layers(config, _chosen_experts(config)) * tokens + 2 * _head(config) * num_seqs
-    keys, pairs = _ELEMENT_BYTES * config.kv_elements_per_token * context, chunk * (chunk + 1) / 2
+    keys, pairs = (
+        _ELEMENT_BYTES * config.kv_bytes_per_token("fp32", 1) // 4 * context,
+        chunk * (chunk + 1) / 2,
+    )
     return Work(Phase(keys, _attention(config, context + pairs)), Phase(_ELEMENT_BYTES * weights, computed))
 
 

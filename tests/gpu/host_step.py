@@ -52,7 +52,8 @@ from engines.mpi.engine_core import EngineCore
 from engines.mpi.leader import Leader
 from engines.mpi.runner.decode_graphs import DecodeOutputs, batch_sizes
 from engines.mpi.runner.executor import StepExecutor
-from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
+from engines.mpi.runner.gpu_steps import GpuSteps
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.step_runner import PendingTokens, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import StepPlan
@@ -175,12 +176,12 @@ class HostSteps(GpuSteps):
     def __init__(self, num_seqs: int, num_blocks: int, phases: Phases) -> None:
         device = torch.device("cpu")
         cache = KvCache(1, 1, num_blocks, _BLOCK_SIZE, 1, torch.float32, device)
-        shape = TableShape(num_seqs, _MAX_MODEL_LEN)
+        largest = LargestStep(num_seqs, num_seqs, _MAX_MODEL_LEN)
         model: Any = None
         config: Any = SimpleNamespace(
             head_dim=16, vocab_size=_VOCAB_SIZE, attention=(AttentionSpec(0.25, rotary=None),)
         )
-        super().__init__(model, cache, {}, config, 1, Communicator(), shape, Stopwatch(lambda: 0.0))
+        super().__init__(model, cache, {}, config, 1, Communicator(), largest, Stopwatch(lambda: 0.0))
         self._phases = phases
         self._fixed = DecodeOutputs(
             torch.full((num_seqs,), _TOKEN), torch.ones(num_seqs, dtype=torch.bool), None

@@ -110,7 +110,7 @@ class CoreLab:
 
     def _runner(self, paged: bool) -> LoadedModel:
         if paged not in self._runners:
-            token_bytes = describe(self._settings).kv_elements_per_token * 4
+            token_bytes = describe(self._settings).kv_bytes_per_token("fp32", 1)
             self._runners[paged] = load(
                 self._settings,
                 CacheConfig(self._block_size, paged, self._num_blocks * self._block_size * token_bytes),

@@ -66,7 +66,7 @@ def _check_model(report: Report, name: str, folder: Path, seen: dict[str, torch.
     tokens = [rng.randrange(vocab_size) for _ in range(_PROMPT_TOKENS + _NEW_TOKENS)]
     for paged in (True, False):
         cache = CacheConfig(
-            _BLOCK_SIZE, paged, 8 * _MAX_TOKENS * 4 * read_config(folder).kv_elements_per_token
+            _BLOCK_SIZE, paged, 8 * _MAX_TOKENS * read_config(folder).kv_bytes_per_token("fp32", 1)
         )
         runner = load(ModelSettings(str(folder), "verified", "bf16", _MAX_TOKENS), cache, _MAX_TOKENS)
         for sizes in ([_PROMPT_TOKENS], [64, 37, 1], [170, *[1] * 30]):

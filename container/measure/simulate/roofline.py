@@ -154,7 +154,8 @@ def _expert_weights(model: ModelConfig, ranks: int) -> int:
     if model.experts is None:
         return 0
     middle = split_evenly(model.experts.intermediate_size, ranks, 0).size
-    return 3 * middle * model.hidden_size * sum(map(model.has_experts, range(model.num_layers)))
+    num_layers = sum(model.experts_in(layer) is not None for layer in range(model.num_layers))
+    return 3 * middle * model.hidden_size * num_layers
 
 
 def _rate(server: SimulatedServer, hardware: Device) -> float:

@@ -134,11 +134,6 @@ class ModelConfig:
         """Default of `option.max_model_len`, unless the KV cache is smaller."""
         return default_sequence(self.max_position_embeddings, (rotary.scaling for rotary in self.rotaries))
 
-    @property
-    def kv_elements_per_token(self) -> int:
-        """KV cache elements per token, over all layers and heads."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
     def kv_bytes_per_token(self, stored: str, ranks: int) -> int:
         """Return the KV cache bytes per token, summed over all ranks.
 
@@ -146,7 +141,7 @@ class ModelConfig:
 
         stored: `fp32`, `bf16`, `fp16` or `int8`; int8 has an fp32 scale for each head.
         """
-        elements = self.kv_elements_per_token // self.num_kv_heads * max(self.num_kv_heads, ranks)
+        elements = 2 * self.num_layers * self.head_dim * max(self.num_kv_heads, ranks)
         if stored == "int8":
             return elements + 4 * elements // self.head_dim
         return elements * (4 if stored == "fp32" else 2)
@@ -167,14 +162,15 @@ class ModelConfig:
                 count * linear_bytes(outputs, inputs, element, int8)
                 for count, outputs, inputs in self._layer_matrices(layer, ranks)
             )
-            if self.experts is not None and self.has_experts(layer):
-                rows += self.experts.num_experts
+            if experts := self.experts_in(layer):
+                rows += experts.num_experts
         if self.position_table is not None:
             rows += self.position_table.num_rows
         return round(total + element * rows * self.hidden_size)
 
-    def has_experts(self, layer: int) -> bool:
-        return self.experts is not None and layer not in self.experts.dense_layers
+    def experts_in(self, layer: int) -> ExpertsConfig | None:
+        """Return the experts of a layer's MLP; None if it is dense."""
+        return self.experts if self.experts and layer not in self.experts.dense_layers else None
 
     def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int, int]]:
         """Return (number, outputs, inputs) of linear layers on rank 0. A sharded bias counts as one more input."""
@@ -183,13 +179,14 @@ class ModelConfig:
         queries = share.queries.size * self.head_dim
         keys_values = 2 * share.kv_heads.size * self.head_dim
         attention = [(1, queries + keys_values, hidden + self.qkv_bias), (1, hidden, queries)]
-        if self.experts is None or not self.has_experts(layer):
+        experts = self.experts_in(layer)
+        if experts is None:
             middle = split_evenly(self.intermediate_size, ranks, 0).size
             return [
                 *attention,
                 (1, (2 if self.gated_mlp else 1) * middle, hidden + self.mlp_bias),
                 (1, hidden, middle),
             ]
-        middle = split_evenly(self.experts.intermediate_size, ranks, 0).size
-        count = self.experts.num_experts
+        middle = split_evenly(experts.intermediate_size, ranks, 0).size
+        count = experts.num_experts
         return [*attention, (count, 2 * middle, hidden), (count, hidden, middle)]

@@ -114,7 +114,7 @@ class ForeignConfig(ModelConfig):
     def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int, int]]:
         qkv, output, *mlp = ModelConfig._layer_matrices(self, layer, ranks)
         matrices = [*(self.latent or (qkv, output)), *mlp]
-        if self.has_experts(layer) and self.shared_width:
+        if self.experts_in(layer) and self.shared_width:
             middle, hidden = split_evenly(self.shared_width, ranks, 0).size, self.hidden_size
             matrices += [(1, 2 * middle, hidden), (1, hidden, middle)]
         return matrices

@@ -40,17 +40,13 @@ class CpuSteps:
         model: Model,
         cache: KvCache,
         tables: RotaryTables,
-        leads: bool,
         stopwatch: Stopwatch,
         num_layers: int | None = None,
     ) -> None:
-        """leads: True on rank 0.
-        num_layers: compute only this many layers, to measure costs that do not depend on their number.
-        """
+        """num_layers: compute only this many layers, to measure costs that do not depend on their number."""
         self._model = model
         self._cache = cache
         self._rotary_tables = tables
-        self._leads = leads
         self._stopwatch = stopwatch
         self._num_layers = num_layers
         self._tables = BlockTables()
@@ -87,12 +83,11 @@ class CpuSteps:
         self, batch: CpuBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         hidden = self._model.forward(batch.input_ids, self._cache, batch.attention, self._num_layers)
-        rank_targets = targets if self._leads else None
         layout = batch.layout
         return host_result(
             layout.last_rows.tolist(),
             layout.scored_ranges,
-            rank_targets,
+            targets,
             lambda places: self._model.logits(hidden[places]),
             self._stopwatch.show_alive,
         )

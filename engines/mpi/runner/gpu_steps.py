@@ -25,6 +25,7 @@ from engines.models.config import ModelConfig
 from engines.models.decoder import Model
 from engines.mpi.cache.block_tables import table_triples
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.layout import StepLayout, concatenate_aligned, lay_out
 from engines.mpi.runner.pending_device_tokens import PendingDeviceTokens
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
@@ -54,15 +55,6 @@ class DeviceBatch:
     """The rows of the layout's `scored_ranges`, int64, on the device; None if no sequence is scored."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableShape:
-    """Capacity of the device's tables."""
-
-    num_rows: int
-    """Maximum number of running sequences."""
-    max_model_len: int
-
-
 class GpuSteps:
     """`StepRunner` for GPUs."""
 
@@ -74,11 +66,12 @@ class GpuSteps:
         config: ModelConfig,
         num_kv_heads: int,
         comm: Communicator,
-        shape: TableShape,
+        largest: LargestStep,
         stopwatch: Stopwatch,
         num_layers: int | None = None,
     ) -> None:
         """num_kv_heads: KV heads of this rank.
+        largest: limits of the tables on the device.
         num_layers: as in `CpuSteps`.
         """
         device = cache.layers[0].device
@@ -96,13 +89,13 @@ class GpuSteps:
         self._device = device
         self._stopwatch = stopwatch
         # The row after the last one is for padding: it is written but never read.
-        self._padding_row = shape.num_rows
-        columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
-        self._block_tables = torch.zeros(shape.num_rows + 1, columns, dtype=torch.int32, device=device)
-        self._last_tokens = torch.zeros(shape.num_rows + 1, dtype=torch.int64, device=device)
+        self._padding_row = largest.num_seqs
+        columns = lmi_kernels.cdiv(largest.max_model_len, cache.block_size)
+        self._block_tables = torch.zeros(largest.num_seqs + 1, columns, dtype=torch.int32, device=device)
+        self._last_tokens = torch.zeros(largest.num_seqs + 1, dtype=torch.int64, device=device)
         self._sampler: DeviceSampler | None = None
         if comm.rank == 0:
-            self._sampler = DeviceSampler(config.vocab_size, shape.num_rows, device)
+            self._sampler = DeviceSampler(config.vocab_size, largest.num_seqs, device)
         self._num_layers = num_layers
         self._graphs = DecodeGraphs(self._decode, device, graph_recorder(device))
 
@@ -196,11 +189,10 @@ class GpuSteps:
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []
         if batch.scored_rows is not None:
-            rank_targets = targets if self._comm.rank == 0 else None
             scores = score_prompts(
                 batch.scored_rows,
                 [len(rows) for rows in layout.scored_ranges],
-                rank_targets,
+                targets,
                 lambda rows: self._model.logits(hidden[rows]),
                 self._stopwatch.show_alive,
             )

@@ -16,7 +16,7 @@ NUM_BLOCKS = 2
 """Blocks of the cache that the step is computed on. Its block tables repeat these blocks, since the results are not
 used."""
 SCORED_TOKENS = 128
-"""Prompt tokens scored at once."""
+"""Prompt tokens scored at once. All logits of a long prompt over a large vocabulary would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)

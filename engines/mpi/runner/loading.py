@@ -23,12 +23,11 @@ from engines.mpi.cache.window import Window, request_blocks
 from engines.mpi.runner import budget, memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
-from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
+from engines.mpi.runner.gpu_steps import GpuSteps
 from engines.mpi.runner.kernel_warmup import warm_up_kernels
 from engines.mpi.runner.largest_run import run_largest
-from engines.mpi.runner.largest_step import NUM_BLOCKS, LargestStep
+from engines.mpi.runner.largest_step import NUM_BLOCKS, SCORED_TOKENS, LargestStep
 from engines.mpi.runner.native_steps import NativeSteps
-from engines.mpi.runner.prompt_logprobs import SLICE_ROWS
 from engines.mpi.runner.step_runner import StepRunner
 from engines.native_kv_cache import NativeKvCache
 from engines.parallel import Communicator
@@ -38,7 +37,6 @@ from lmi_kernels.cpu import NotRecorded, StepInput, Storage, Team, shared_team
 
 logger = logging.getLogger(__name__)
 
-_KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PROFILED_LAYERS = 2
 """Number of layers with which the memory of the largest step is measured on a CPU: each layer reuses the memory of
@@ -183,7 +181,6 @@ class _ModelPart:
     def make_steps(
         self, step: LargestStep, cache: KvCache | NativeKvCache, num_layers: int | None = None
     ) -> StepRunner:
-        leads = self.comm.rank == 0
         if isinstance(cache, NativeKvCache):
             if self.team is None:
                 raise ValueError("a native KV cache requires native kernels")
@@ -198,7 +195,6 @@ class _ModelPart:
                     cache.block_size,
                 ),
                 step.num_decodes,
-                leads,
                 self.stopwatch,
             )
         if runs_triton(self.device):
@@ -209,18 +205,18 @@ class _ModelPart:
                 self.model_config,
                 self.kv_heads,
                 self.comm,
-                TableShape(step.num_seqs, self.config.model.max_model_len),
+                step,
                 self.stopwatch,
                 num_layers,
             )
-        return CpuSteps(self.model, cache, self.tables, leads, self.stopwatch, num_layers)
+        return CpuSteps(self.model, cache, self.tables, self.stopwatch, num_layers)
 
     def _native_model(
         self, step: LargestStep, cache: NativeKvCache, team: Team, num_layers: int | None
     ) -> NativeModel:
         if not self.recorded:
             return EagerModel(self.model, cache, team, num_layers)
-        max_logits = max(step.num_decodes, min(SLICE_ROWS, step.num_tokens))
+        max_logits = max(step.num_decodes, min(SCORED_TOKENS, step.num_tokens))
         return RecordedModel(self.model, cache, self.tables, team, step.num_tokens, max_logits, num_layers)
 
     @torch.inference_mode()
@@ -282,11 +278,11 @@ class _ModelPart:
         """
         # Taking the maximum over all ranks also waits until every rank has loaded its weights, and gives all ranks the
         # same result.
-        activations, weights = -self.comm.all_reduce_min(-activations), -self.comm.all_reduce_min(-weights)
+        activations, weights = self.comm.all_reduce_max(activations), self.comm.all_reduce_max(weights)
         free = self.comm.all_reduce_min(memory.free_bytes(self.device))
         ranks = self.comm.world_size
         if self.device.type == "cuda":
-            cache, ranks = -self.comm.all_reduce_min(-self._local(cache)), 1
+            cache, ranks = self.comm.all_reduce_max(self._local(cache)), 1
         memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
 
     def _local(self, cache: int) -> int:
@@ -296,7 +292,7 @@ class _ModelPart:
     def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache | NativeKvCache:
         shape = num_layers, self.kv_heads, num_blocks, block_size, self.model_config.head_dim
         if self.team is not None:
-            return NativeKvCache(*shape, _KV_STORAGES[self.kv_dtype])
+            return NativeKvCache(*shape, Storage[self.kv_dtype.upper()])
         return KvCache(*shape, self.dtype, self.device)
 
     def is_recordable(self, team: Team) -> bool:

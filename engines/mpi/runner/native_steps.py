@@ -36,17 +36,15 @@ class NativeSteps:
         self,
         model: NativeModel,
         cache: NativeKvCache,
-        given: StepInput,
+        step_input: StepInput,
         max_sampled: int,
-        leads: bool,
         stopwatch: Stopwatch,
     ) -> None:
-        """max_sampled: maximum sequences of a step that sample; leads: True on rank 0."""
+        """max_sampled: maximum sequences of a step that sample."""
         self._model = model
         self._cache = cache
-        self._given = given
+        self._step_input = step_input
         self._max_sampled = max_sampled
-        self._leads = leads
         self._stopwatch = stopwatch
         self._tables = BlockTables()
 
@@ -62,7 +60,7 @@ class NativeSteps:
             ValueError: the plan is inconsistent, or the step is too large.
         """
         tables = torch.from_numpy(self._tables.entries)
-        self._given.lay_out(tables, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
+        self._step_input.lay_out(tables, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
         ends = accumulate(plan.query_lens)
         chunks = [range(end - count, end) for count, end in zip(plan.query_lens, ends, strict=True)]
         wanted = list(zip(chunks, plan.wants, strict=True))
@@ -77,8 +75,7 @@ class NativeSteps:
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """Run the model. The logits of a result are overwritten by the next step."""
-        self._model.forward(self._given, self._stopwatch)
-        rank_targets = targets if self._leads else None
+        self._model.forward(self._step_input, self._stopwatch)
         return host_result(
-            batch.last_rows, batch.scored, rank_targets, self._model.logits, self._stopwatch.show_alive
+            batch.last_rows, batch.scored, targets, self._model.logits, self._stopwatch.show_alive
         )

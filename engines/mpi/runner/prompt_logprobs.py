@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from engines.core import PromptLogprob
+from engines.mpi.runner.largest_step import SCORED_TOKENS
 from lmi_kernels import row_logprobs
-
-SLICE_ROWS = 128
-"""Rows whose logits are computed at once. All logits of a long prompt over a large vocabulary would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class PromptTargets:
 def score_prompts(
     rows: torch.Tensor,
     lens: Sequence[int],
-    targets: Sequence[PromptTargets] | None,
+    targets: Sequence[PromptTargets],
     head: Callable[[torch.Tensor], torch.Tensor | None],
     show_alive: Callable[[], None],
 ) -> list[list[PromptLogprob]]:
@@ -36,14 +34,14 @@ def score_prompts(
     Args:
         rows: token rows of all chunks, [sum of lens], int32 or int64.
         lens: number of rows of each chunk.
-        targets: one for each of `lens`, on rank 0; None on the others, which compute their part of the head.
+        targets: one for each of `lens`; empty on other ranks than 0, which compute their part of the head.
         head: maps row indices, [n], to their logits: [n, vocab_size] on rank 0, None on the others.
         show_alive: called after each slice of rows, on every rank.
     """
     row_scores: list[PromptLogprob | None] = []
-    wanted = None if targets is None else _by_row(lens, targets)
-    for start in range(0, len(rows), SLICE_ROWS):
-        part = rows[start : start + SLICE_ROWS]
+    wanted = _by_row(lens, targets) if targets else None
+    for start in range(0, len(rows), SCORED_TOKENS):
+        part = rows[start : start + SCORED_TOKENS]
         logits = head(part)
         if logits is not None and wanted is not None:
             row_scores += _score(logits, wanted[start : start + len(part)])

@@ -64,7 +64,7 @@ class StepRunner(Protocol):
 def host_result(
     last_rows: Sequence[int],
     scored: Sequence[range],
-    targets: Sequence[PromptTargets] | None,
+    targets: Sequence[PromptTargets],
     head: Callable[[torch.Tensor], torch.Tensor | None],
     show_alive: Callable[[], None],
 ) -> StepResult:
@@ -72,7 +72,7 @@ def host_result(
 
     last_rows: token row of the last token of each sequence that samples.
     scored: token rows of each sequence whose prompt log-probabilities are wanted.
-    targets: None on other ranks than 0.
+    targets: one for each of `scored`; empty on other ranks than 0.
     head: maps token row indices, int32 [n], to their logits: [n, vocab_size] on rank 0, None on the others.
     show_alive: called again and again while prompts are scored.
     """

@@ -148,7 +148,7 @@ class StepPlanner:
             if sequence.is_decoding:
                 self._plan_decode(sequence, draft)
             elif self.settings.chunked_prefill:
-                self._plan_prefills([sequence], draft)
+                self._plan_prefill(sequence, draft)
         for sequence in (*draft.decodes, *draft.prefills):
             self._num_turns += 1
             sequence.last_turn = self._num_turns
@@ -159,18 +159,17 @@ class StepPlanner:
         precedence = self.waiting.policy.precedence
         for sequence in sorted(prefilling, key=precedence):
             self._admit_newcomers(draft, before=precedence(sequence))
-            self._plan_prefills([sequence], draft)
+            self._plan_prefill(sequence, draft)
         self._admit_newcomers(draft)
 
-    def _plan_prefills(self, sequences: list[Sequence], draft: StepDraft) -> None:
-        """Plan prefill chunks of these sequences, as far as the budgets allow."""
-        for sequence in sequences:
-            if sequence.is_waiting or not self._is_ready(sequence):
-                continue
-            start = sequence.num_computed_tokens
-            count = self._chunk_size(sequence.num_tokens - start, draft)
-            if count and self._make_room(sequence, start + count, draft):
-                draft.add_prefill(sequence, count)
+    def _plan_prefill(self, sequence: Sequence, draft: StepDraft) -> None:
+        """Plan a prefill chunk of a sequence, as far as the budgets allow."""
+        if sequence.is_waiting or not self._is_ready(sequence):
+            return
+        start = sequence.num_computed_tokens
+        count = self._chunk_size(sequence.num_tokens - start, draft)
+        if count and self._make_room(sequence, start + count, draft):
+            draft.add_prefill(sequence, count)
 
     def _chunk_size(self, num_missing: int, draft: StepDraft) -> int:
         return prefill.chunk_size(num_missing, draft.num_prefill_tokens, draft.num_tokens, self.settings)
@@ -209,7 +208,7 @@ class StepPlanner:
                 self._close_batch()
                 return
             self._start(candidate)
-            self._plan_prefills([candidate], draft)
+            self._plan_prefill(candidate, draft)
 
     def _candidate(self) -> Sequence | None:
         """Return the sequence to admit next; None when none may be admitted, regardless of free blocks."""

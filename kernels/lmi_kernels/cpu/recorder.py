@@ -86,15 +86,10 @@ class Recorder:
         self.nodes: list[Node] = []
         self.ending: PythonFunction | None = None
         """Function that turns the result rows into the return value of `Recording.run`."""
-        self._ids, self._positions = Rows.make(self, 1), Rows.make(self, 1)
-
-    def ids(self) -> Rows:
-        """Return the step's token ids."""
-        return self._ids
-
-    def positions(self) -> Rows:
-        """Return the positions of the step's tokens in their sequences."""
-        return self._positions
+        self.ids = Rows.make(self, 1)
+        """The step's token ids."""
+        self.positions = Rows.make(self, 1)
+        """The positions of the step's tokens in their sequences."""
 
     def gather(self, source: torch.Tensor, width: int) -> Rows:
         """Record gathering the rows in the step's `places` from another program's result, [max_rows, width]."""
@@ -104,10 +99,10 @@ class Recorder:
 
     def embedding(self, numbers: Rows, table: NativeWeight, first_id: int) -> Rows:
         """Record the lookup of the step's ids or positions."""
-        if numbers is not self._ids and numbers is not self._positions:
+        if numbers is not self.ids and numbers is not self.positions:
             raise NotRecorded("embeddings of rows that are neither token ids nor positions")
         output = Rows.make(self, table.in_features)
-        of_positions = numbers is self._positions
+        of_positions = numbers is self.positions
         fields = {"table": table.handle, "first_id": first_id, "of_positions": of_positions}
         return self._record(structs.Embed, {}, output, fields, keep_alive=[table])
 
@@ -247,10 +242,6 @@ class Recorder:
         return self._add(
             Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", python_function=function)
         )
-
-    def end_with(self, function: PythonFunction) -> None:
-        """Make `Recording.run` return `function(result rows)`."""
-        self.ending = function
 
     def _record(
         self,

@@ -76,7 +76,7 @@ def test_a_config_written_by_transformers_iswrite_and_read(tmp_path: Path) -> No
         dtype="bfloat16",
         eos_token_ids=(2, 7),
     )
-    assert config.kv_elements_per_token == 30 * 2 * 3 * 64
+    assert config.kv_bytes_per_token("fp32", 1) == 4 * 30 * 2 * 3 * 64
 
 
 def test_defaults_of_fields_that_old_files_lack(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_weight_bytes_of_published_models_in_16_bits(
     ("data", "elements"), [(LLAMA_3_8B, 65536), (FALCON_40B, 61440), (MIXTRAL, 65536), (FALCON_7B, 4096)]
 )
 def test_the_kv_cache_of_published_models(data: dict[str, Any], elements: int, tmp_path: Path) -> None:
-    assert write_and_read(tmp_path, data).kv_elements_per_token == elements
+    assert write_and_read(tmp_path, data).kv_bytes_per_token("fp32", 1) == 4 * elements
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 9, 20])

@@ -49,5 +49,5 @@ def test_long_steps_run_in_short_calls(
     tables: RotaryTables = {}
     model = native.RecordedModel(cast(Model, None), None, tables, team, num_rows, 1, None)
     step_input = cast(StepInput, SimpleNamespace(step=Step(num_rows=num_rows)))
-    model.forward(step_input, Stopwatch(time.perf_counter, on_stop=lambda: heartbeats.append(None)))
+    model.forward(step_input, Stopwatch(time.perf_counter, show_alive=lambda: heartbeats.append(None)))
     assert len(heartbeats) == num_calls

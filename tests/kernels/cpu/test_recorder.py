@@ -47,7 +47,7 @@ class _Model:
         return LinearWeight(None, None, None, NativeWeight(self.team, weight))
 
     def embedded(self) -> Rows:
-        rows = embedding(self.recorder.ids(), self.native(self.table))
+        rows = embedding(self.recorder.ids, self.native(self.table))
         assert isinstance(rows, Rows)
         return rows
 
@@ -86,7 +86,7 @@ def test_recorded_operations_equal_those_on_tensors(model: _Model) -> None:
 
 def test_ids_of_other_ranks_give_zeros(model: _Model) -> None:
     rows = model.recorder.embedding(
-        model.recorder.ids(), NativeWeight(model.team, model.table[30:60]), first_id=30
+        model.recorder.ids, NativeWeight(model.team, model.table[30:60]), first_id=30
     )
     found = model.run(rows, _MAX_ROWS)
     own = (model.ids >= 30) & (model.ids < 60)
@@ -177,8 +177,8 @@ def test_positions_are_looked_up_like_ids(model: _Model) -> None:
     table = model.normal(30, _WIDTH)
     positions = torch.arange(_MAX_ROWS, dtype=torch.int32) * 7 % 31
     recorder = model.recorder
-    total = model.embedded() + embedding(recorder.positions(), model.native(table))
-    total = total + embedding(recorder.positions(), table)
+    total = model.embedded() + embedding(recorder.positions, model.native(table))
+    total = total + embedding(recorder.positions, table)
     assert isinstance(total, Rows)
     step = Step(num_rows=_MAX_ROWS, ids=model.ids.data_ptr(), positions=positions.data_ptr())
     found = bind(recorder, total).run(step)
@@ -206,7 +206,7 @@ def test_python_calls_run_between_native_operations(model: _Model) -> None:
         rows *= 2
 
     stream = model.recorder.call_python(model.embedded(), double)
-    model.recorder.end_with(lambda rows: rows.sum())
+    model.recorder.ending = lambda rows: rows.sum()
     found = model.run(stream + stream, 6)
     assert float(found) == pytest.approx(
         float(4 * model.table[model.ids[:6]].double().sum()), rel=1e-4, abs=1e-3

@@ -40,7 +40,7 @@ def test_missing_fields_have_the_defaults_of_transformers(tmp_path: Path) -> Non
     config = describe(_write(tmp_path))
     assert (config.num_kv_heads, config.head_dim, config.num_layers) == (4, 16, 3)
     assert not config.tie_word_embeddings
-    assert config.kv_elements_per_token == 2 * 3 * 64
+    assert config.kv_bytes_per_token("fp32", 1) == 4 * 2 * 3 * 64
 
 
 def test_each_layer_has_its_own_window(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def _prepare(chunks: list[tuple[int, int]]) -> CpuBatch:
     """Prepare a batch. `chunks`: first position and number of tokens of each sequence. The rows were used before."""
     cache = KvCache(1, 3, NUM_BLOCKS, BLOCK_SIZE, 4, torch.float32, CPU)
     tables = rotary_tables([Rotary(4)], 40, CPU)
-    steps = CpuSteps(None, cache, tables, leads=True, stopwatch=Stopwatch(lambda: 0.0))  # type: ignore[arg-type]
+    steps = CpuSteps(None, cache, tables, stopwatch=Stopwatch(lambda: 0.0))  # type: ignore[arg-type]
     maker = PlanMaker(BLOCK_SIZE)
     for row, (start, _) in enumerate(chunks):
         steps._tables.apply([row, 0, 12, *[NUM_BLOCKS * 1000] * 12])

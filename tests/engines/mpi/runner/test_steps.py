@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from engines.mpi.runner.prompt_logprobs import SLICE_ROWS, PromptTargets
+from engines.mpi.runner.largest_step import SCORED_TOKENS
+from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
 from tests.support.plans import PlanMaker, run_plan
@@ -173,7 +174,7 @@ def test_every_rank_shows_that_it_is_alive_while_prompts_are_scored(model: Path,
         return counts
 
     for plain, scored in run_ranks(degree, rank):
-        assert scored - plain == -(-240 // SLICE_ROWS)
+        assert scored - plain == -(-240 // SCORED_TOKENS)
 
 
 @_DEGREES
