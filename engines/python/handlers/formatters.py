@@ -58,10 +58,14 @@ class Formatters:
         """Apply the output formatter to each record, or to each token and join the results to a text per answer."""
         function = self._functions["output_formatter"]
         content = inputs.get_as_json()
-        reads_tokens = _first_type(function).endswith(("RequestOutput", "TextGenerationOutput"))
+        takes_six = _takes_six_arguments(function)
+        reads_tokens = takes_six or _first_type(function).endswith(("RequestOutput", "TextGenerationOutput"))
         if reads_tokens:
             results = [
-                "".join(_text(function(output)) for output in _outputs(answer))
+                "".join(
+                    _text(function(*_six_arguments(output)) if takes_six else function(output))
+                    for output in _outputs(answer)
+                )
                 for answer in content["answers"]
             ]
         else:
@@ -101,6 +105,30 @@ def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:
         yield output
 
 
+def _six_arguments(output: TextGenerationOutput) -> tuple[Token, bool, bool, dict[str, Any], str, Any]:
+    """Return the arguments of a formatter in the style of LMI before 0.28, for an output's newest token.
+
+    They are the token, whether it is the first and the last one, details if the request has `details`, at the last
+    token the whole text, and the request's id.
+    """
+    request: Any = output.input
+    best = output.sequences[output.best_sequence_index]
+    details: dict[str, Any] = {}
+    if request.parameters.get("details"):
+        details = {
+            "finish_reason": best.finish_reason,
+            "tokens": output.get_tokens_as_dict(output.best_sequence_index),
+            "generated_tokens": len(best.tokens),
+            "inputs": request.input_text,
+            "parameters": request.parameters,
+            "prompt_tokens": len(request.input_ids),
+        }
+    text = request.input_text if request.parameters.get("return_full_text") else ""
+    if output.finished:
+        text += "".join(token.text for token in best.tokens)
+    return best.tokens[-1], len(best.tokens) == 1, output.finished, details, text, output.request_id
+
+
 def _input(answer: dict[str, Any]) -> TextInput:
     parameters = answer["input"]["parameters"]
     return TextInput(answer["id"], server_parameters={**parameters}, **answer["input"])
@@ -130,6 +158,13 @@ def _first_type(function: Function) -> str:
     first = next(iter(inspect.signature(function).parameters.values()), None)
     annotation = first.annotation if first is not None and first.annotation is not first.empty else ""
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def _takes_six_arguments(function: Function) -> bool:
+    """Return whether a function takes six positional arguments and needs more than the first."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 6 and positional[1].default is inspect.Parameter.empty
 
 
 def _takes_tokenizer(function: Function) -> bool:

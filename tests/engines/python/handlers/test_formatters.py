@@ -123,6 +123,40 @@ def test_token_formatters_use_the_methods_of_lmis_types() -> None:
     }
 
 
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_formatters_with_six_arguments_get_each_token(num_before: int) -> None:
+    ask = _load("six_arguments.py")
+    (text,) = ask("output", [{**ANSWER, "num_before": num_before}])
+    records = [{"id": 5, "text": " a", "log_prob": -1.0}, {"id": 6, "text": " b", "log_prob": -0.5}]
+    details = {"inputs": "hello", "parameters": {"details": True}, "prompt_tokens": 2}
+    expected = [
+        {
+            "token": records[0],
+            "first": True,
+            "last": False,
+            "text": "",
+            "id": 0,
+            "details": {**details, "finish_reason": None, "tokens": records[:1], "generated_tokens": 1},
+        },
+        {
+            "token": records[1],
+            "first": False,
+            "last": True,
+            "text": " a b",
+            "id": 0,
+            "details": {**details, "finish_reason": "length", "tokens": records, "generated_tokens": 2},
+        },
+    ]
+    assert [json.loads(line) for line in text.splitlines()] == expected[num_before:]
+
+
+def test_formatters_with_six_arguments_get_details_and_the_prompt_on_request() -> None:
+    request = {**INPUT, "parameters": {"return_full_text": True}}
+    (text,) = _load("six_arguments.py")("output", [{**ANSWER, "input": request}])
+    shown = [(each["details"], each["text"]) for each in map(json.loads, text.splitlines())]
+    assert shown == [({}, "hello"), ({}, "hello a b")]
+
+
 def test_the_sum_of_unknown_log_probabilities_is_not_a_number() -> None:
     tokens = [{**token, "log_prob": None} for token in TOKENS]
     (text,) = _load("whole_text.py")(
