@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
 import math
@@ -24,13 +25,17 @@ class Formatters:
 
     takes_batches = False
 
-    def __init__(self, functions: Mapping[str, Function], properties: dict[str, str]) -> None:
+    def __init__(
+        self, functions: Mapping[str, Function], properties: dict[str, str], takes_index: bool
+    ) -> None:
+        """takes_index: whether the functions take four values of `get_next_token`."""
         self._functions = functions
         self._properties: dict[str, Any] = dict(properties)
+        self._takes_index = takes_index
 
     @classmethod
     def of(cls, module: ModuleType, properties: dict[str, str]) -> Self:
-        return cls(decorated_functions(module), properties)
+        return cls(decorated_functions(module), properties, _takes_index(inspect.getsource(module)))
 
     def __call__(self, inputs: Input) -> Output | None:
         if inputs.is_empty():
@@ -64,7 +69,7 @@ class Formatters:
             results = [
                 "".join(
                     _text(function(*_six_arguments(output)) if takes_six else function(output))
-                    for output in _outputs(answer)
+                    for output in _outputs(answer, self._takes_index)
                 )
                 for answer in content["answers"]
             ]
@@ -80,12 +85,14 @@ def _text(piece: Any) -> str:
     return piece.decode() if isinstance(piece, bytes | bytearray) else str(piece)
 
 
-def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:
+def _outputs(answer: dict[str, Any], takes_index: bool) -> Iterator[TextGenerationOutput]:
     """Yield an output once for each new token of its first sequence. Other sequences are complete from the start."""
     sequences = dict(enumerate(map(_sequence, answer["sequences"])))
     whole, num_before = sequences[0], answer["num_before"]
     growing = sequences[0] = Sequence(whole.tokens[:num_before], whole.top_tokens[:num_before])
     growing.cumulative_log_prob = _log_prob(growing.tokens)
+    for sequence in sequences.values():
+        sequence.returns_index = takes_index
     output = TextGenerationOutput(
         answer["id"],
         input=_input(answer),
@@ -158,6 +165,18 @@ def _first_type(function: Function) -> str:
     first = next(iter(inspect.signature(function).parameters.values()), None)
     annotation = first.annotation if first is not None and first.annotation is not first.empty else ""
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def _takes_index(source: str) -> bool:
+    """Return whether a file assigns the result of `get_next_token` to four targets, as for LMI from 0.32 on."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[_, _, _, _])],
+                value=ast.Call(func=ast.Attribute(attr="get_next_token")),
+            ):
+                return True
+    return False
 
 
 def _takes_six_arguments(function: Function) -> bool:

@@ -123,6 +123,13 @@ def test_token_formatters_use_the_methods_of_lmis_types() -> None:
     }
 
 
+def test_get_next_token_returns_the_index_to_a_file_that_takes_it() -> None:
+    (text,) = _load("index.py")("output", [ANSWER])
+    none_left = [None, 0, False, False]
+    expected = [[" a", 0, True, False, none_left], [" b", 1, False, True, none_left]]
+    assert [json.loads(line) for line in text.splitlines()] == expected
+
+
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_formatters_with_six_arguments_get_each_token(num_before: int) -> None:
     ask = _load("six_arguments.py")
