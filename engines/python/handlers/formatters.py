@@ -19,6 +19,9 @@ from engines.python.handlers.stages import Function, decorated_functions, with_o
 
 logger = logging.getLogger(__name__)
 
+_ROLLING_BACKENDS = ("vllm", "lmi-dist", "trtllm", "scheduler")
+"""Values of `option.rolling_batch` with which LMI calls input formatters in the style of rolling batches."""
+
 
 class Formatters:
     """Handles calls from web processes, whose property `stage` is `input` or `output`."""
@@ -48,7 +51,7 @@ class Formatters:
     def _body(self, inputs: Input) -> Any:
         """Return a request's body as rewritten by the input formatter."""
         function = self._functions["input_formatter"]
-        if not _first_type(function).endswith("Input"):
+        if not self._takes_input(function):
             return with_options(function, self._properties, inputs.get_as_json())
         request = with_options(function, self._properties, inputs)
         if not isinstance(request, RequestInput):
@@ -58,6 +61,17 @@ class Formatters:
             request.parameters["output_formatter"] = request.output_formatter
         streams = {"stream": True} if request.parameters.pop("stream", False) else {}
         return {"inputs": text, "parameters": request.parameters, **streams}
+
+    def _takes_input(self, function: Function) -> bool:
+        """Return whether an input formatter gets an `Input`, by its annotations; else the decoded body.
+
+        Without them, LMI passes an `Input` if `option.rolling_batch` names one of its backends.
+        """
+        if first := _first_type(function):
+            return first.endswith("Input")
+        options = self._properties
+        rolling = options.get("rolling_batch") in _ROLLING_BACKENDS and options.get("async_mode") != "true"
+        return rolling or _type_name(inspect.signature(function).return_annotation).endswith("Input")
 
     def _answer(self, inputs: Input) -> dict[str, Any]:
         """Apply the output formatter to each record, or to each token and join the results to a text per answer."""
@@ -163,7 +177,13 @@ def _log_prob(tokens: list[Token]) -> float:
 def _first_type(function: Function) -> str:
     """Return the type name of a function's first parameter; empty if it has no annotation."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
-    annotation = first.annotation if first is not None and first.annotation is not first.empty else ""
+    return "" if first is None else _type_name(first.annotation)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return the name of an annotated type; empty without an annotation."""
+    if annotation is inspect.Parameter.empty:
+        return ""
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
 
 

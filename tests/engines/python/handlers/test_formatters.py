@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from djl_python.request_io import RequestInput, TextInput
 
-from tests.engines.python.handlers.line import load_file
+from engines.python.handlers.formatters import Formatters
+from tests.engines.python.handlers.line import load_file, make_input
 from tests.lmi_server.fakes import build_model_folder
 
 RECORDS = [{"token": {"id": 5}}, {"token": {"id": 6}}]
@@ -85,6 +87,40 @@ def test_token_formatters_get_the_answers_to_each_prompt() -> None:
     second = {**ANSWER, "id": 1, "input": {**INPUT, "input_text": "bye"}}
     texts = _load("whole_text.py")("output", [ANSWER, second])
     assert [json.loads(text.splitlines()[0])["input"][0] for text in texts] == ["hello", "bye"]
+
+
+def _plain(request, **kwargs):  # type: ignore[no-untyped-def]
+    return {"inputs": type(request).__name__}
+
+
+def _returns_request(request, **kwargs) -> RequestInput:  # type: ignore[no-untyped-def]
+    return TextInput(input_text=type(request).__name__)
+
+
+def _takes_dict(request: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    return {"inputs": type(request).__name__}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (_plain, {}, "dict"),
+        (_plain, {"rolling_batch": "auto"}, "dict"),
+        (_plain, {"rolling_batch": "vllm"}, "Input"),
+        (_plain, {"rolling_batch": "lmi-dist"}, "Input"),
+        (_plain, {"rolling_batch": "vllm", "async_mode": "true"}, "dict"),
+        (_returns_request, {}, "Input"),
+        (_takes_dict, {"rolling_batch": "vllm"}, "dict"),
+    ],
+)
+def test_input_formatters_without_annotations_get_what_lmi_passes(
+    function: Callable[..., Any], options: dict[str, str], expected: str
+) -> None:
+    inputs = make_input(b"{}")
+    inputs.properties["stage"] = "input"
+    output = Formatters({"input_formatter": function}, options, takes_index=False)(inputs)
+    assert output is not None
+    assert json.loads(output.content.get("data"))["inputs"] == expected
 
 
 def test_keyword_arguments_include_the_tokenizer_and_the_output_format_is_kept(tmp_path: Path) -> None:
