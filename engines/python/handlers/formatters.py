@@ -57,6 +57,7 @@ class Formatters:
         if not isinstance(request, RequestInput):
             return request
         text = getattr(request, "input_text", None)
+        text = getattr(text, "input_ids", text)  # what a tokenizer returns, instead of its token ids
         if isinstance(request.output_formatter, str):
             request.parameters["output_formatter"] = request.output_formatter
         streams = {"stream": True} if request.parameters.pop("stream", False) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flask import Blueprint, Response, request
 
@@ -24,11 +25,19 @@ from lmi_server.apis.parameters.row import Names, Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
 from lmi_server.apis.pipeline import Body, BodyFields, BodyFormat, Conventions, parse
-from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
+from lmi_server.apis.prompts import (
+    MAX_PROMPTS,
+    Prompt,
+    encode_prompts,
+    prompt_of_token_ids,
+    texts_by_field,
+    truncation_limit,
+)
 from lmi_server.apis.serve import answer
 from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import JSON_LINES, SSE, Framing
+from lmi_server.values.base import is_integer
 from lmi_server.values.show import as_json, names_in_log
 
 _logger = logging.getLogger(__name__)
@@ -210,6 +219,11 @@ def _accepted_format() -> str | None:
 
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     inputs = body.get("inputs", MISSING)
+    by_formatter = context.formatter is not None and context.formatter.reads_bodies
+    if by_formatter and isinstance(inputs, list) and inputs and is_integer(inputs[0]):
+        limit = truncation_limit(context, fields.parameters)
+        prompt = prompt_of_token_ids(context, "inputs", inputs, limit)
+        return (replace(prompt, text=context.text.decode(prompt.token_ids, skip_special_tokens=False)),)
     accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
     if context.capabilities.prompt_lists:
         accepted += f", or a list of 1 to {MAX_PROMPTS} such strings"

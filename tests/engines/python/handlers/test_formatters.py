@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from djl_python import Input
 from djl_python.request_io import RequestInput, TextInput
+from transformers import BatchEncoding
 
 from engines.python.handlers.formatters import Formatters
 from tests.engines.python.handlers.line import load_file, make_input
@@ -101,6 +103,15 @@ def _takes_dict(request: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     return {"inputs": type(request).__name__}
 
 
+def _formatted(function: Callable[..., Any], options: dict[str, str]) -> Any:
+    """Return the body that an input formatter returns."""
+    inputs = make_input(b"{}")
+    inputs.properties["stage"] = "input"
+    output = Formatters({"input_formatter": function}, options, takes_index=False)(inputs)
+    assert output is not None
+    return json.loads(output.content.get("data"))
+
+
 @pytest.mark.parametrize(
     ("function", "options", "expected"),
     [
@@ -116,11 +127,15 @@ def _takes_dict(request: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
 def test_input_formatters_without_annotations_get_what_lmi_passes(
     function: Callable[..., Any], options: dict[str, str], expected: str
 ) -> None:
-    inputs = make_input(b"{}")
-    inputs.properties["stage"] = "input"
-    output = Formatters({"input_formatter": function}, options, takes_index=False)(inputs)
-    assert output is not None
-    assert json.loads(output.content.get("data"))["inputs"] == expected
+    assert _formatted(function, options)["inputs"] == expected
+
+
+@pytest.mark.parametrize("prompt", [[5, 6], BatchEncoding({"input_ids": [5, 6], "attention_mask": [1, 1]})])
+def test_an_input_formatter_may_return_token_ids(prompt: Any) -> None:
+    def tokenized(request: Input, **kwargs: Any) -> RequestInput:
+        return TextInput(input_text=prompt)
+
+    assert _formatted(tokenized, {})["inputs"] == [5, 6]
 
 
 def test_keyword_arguments_include_the_tokenizer_and_the_output_format_is_kept(tmp_path: Path) -> None:
