@@ -60,6 +60,8 @@ _ACCEPTED_FORMATS = {
 }
 _ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
+_PAIR = re.compile(r"\s*([^;=]+)=([^;]*)")
+"""A pair in custom attributes, such as `a=b;c=d`."""
 _ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
 _STREAMING_API = "InvokeEndpointWithResponseStream"
@@ -78,6 +80,7 @@ def api(context: ApiContext) -> Blueprint:
 def invoke(context: ApiContext) -> Response:
     """Answer the current request as `/invocations` does. Raises `EngineError`."""
     attributes = _custom_attributes()
+    _refuse_pagination(attributes or "")
     response = answer(context, _parse)
     if attributes is not None:
         response.headers[_ATTRIBUTES_HEADER] = attributes
@@ -93,6 +96,15 @@ def _custom_attributes() -> str | None:
             f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",
         )
     return value
+
+
+def _refuse_pagination(attributes: str) -> None:
+    """Raise `InvalidField` for LMI's pagination: a header or custom attribute that asks for a stored response."""
+    for name, value in (*request.headers.items(), *_PAIR.findall(attributes)):
+        name = name.lower()
+        if name == "x-starting-token" or (name == "x-synchronous" and value.strip().lower() != "true"):
+            reason = 'but responses are not stored and paged; to get one in parts, send "stream": true'
+            raise InvalidField(name, f"given {as_json(value)}, {reason}; accepted: none")
 
 
 def _parse(context: ApiContext, body: Body) -> Call:
