@@ -36,6 +36,8 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory|no memory is left",
     re.IGNORECASE,
 )
+_NOT_IN_LMI_NAMES = re.compile(r"\W", re.ASCII)
+"""Characters of a folder's name that LMI replaces by `_`."""
 _logger = logging.getLogger(__name__)
 
 Predict = Callable[[Path, Room], MemoryNeed]
@@ -226,11 +228,16 @@ class ModelManager:
             server.end(_SHUTDOWN_SECONDS)
 
     def _find(self, name: str) -> ServedModel:
-        if (model := self._models.get(name)) is None:
-            near = nearest(name, list(self._models))
-            hint = f"did you mean {as_json(near)}?" if near else self._available()
-            raise ModelNotFound(f"there is no model {as_json(name)}; {hint}")
-        return model
+        """Return a model by its name, or a configured one by LMI's name of its folder. Raises ModelNotFound."""
+        if (model := self._models.get(name)) is not None:
+            return model
+        folders = self._models.values() if self._on_demand else ()
+        same = [model for model in folders if _NOT_IN_LMI_NAMES.sub("_", model.name) == name]
+        if len(same) == 1:
+            return same[0]
+        near = nearest(name, list(self._models))
+        hint = f"did you mean {as_json(near)}?" if near else self._available()
+        raise ModelNotFound(f"there is no model {as_json(name)}; {hint}")
 
     def _available(self) -> str:
         return f"available: {listed(sorted(self._models))}" if self._models else NOTHING_LOADED

@@ -14,7 +14,7 @@ from lmi_server.generation.answer_text import Completion, TextOutput, TokenText
 from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.client_gone import ClientWatch
-from lmi_server.http.framing import JSON_LINES, SSE, SSE_DONE
+from lmi_server.http.framing import JSON_LINES, SSE, SSE_DONE, Framing
 
 
 class FormattedReply:
@@ -76,9 +76,11 @@ class FormattedReply:
         rewritten = self._formatter.rewrite_response({"records": records, **answers}, self._client)
         self._reads_tokens = rewritten.reads_tokens
         framing = SSE if frames and frames[0].startswith(SSE.prefix) else JSON_LINES
-        # A string is sent as it is, because the user has framed it.
+        if rewritten.reads_tokens:
+            return "".join(rewritten.results)
         return "".join(
-            value if isinstance(value, str) else framing.frame(value) for value in rewritten.results
+            _ended(value, framing) if isinstance(value, str) else framing.frame(value)
+            for value in rewritten.results
         )
 
     def _whole_answer(self, prompt: int, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -112,6 +114,13 @@ class FormattedReply:
             "sequences": sequences,
             "num_before": num_before,
         }
+
+
+def _ended(text: str, framing: Framing) -> str:
+    """Return a record that the user has framed, with the line end before the next record, which LMI adds too."""
+    if not text or text.endswith(framing.suffix):
+        return text
+    return text.removesuffix("\n") + framing.suffix
 
 
 def _sequence(completion: Completion) -> dict[str, Any]:

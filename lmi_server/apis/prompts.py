@@ -14,7 +14,13 @@ from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import refuse
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Parameters
-from lmi_server.apis.parameters.sampling import LogprobReport, make_seed, sampling_params, text_rules
+from lmi_server.apis.parameters.sampling import (
+    LogprobReport,
+    check_token_ids,
+    make_seed,
+    sampling_params,
+    text_rules,
+)
 from lmi_server.errors import ContextTooLong, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.values.show import as_json
@@ -171,6 +177,18 @@ def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
             field,
             f"given {num_tokens} tokens; accepted: at most {limit - 1}; {_context_length(context)}",
         )
+
+
+def prompt_of_token_ids(context: ApiContext, field: str, value: Any, limit: int | None) -> Prompt:
+    """Return a prompt of token ids, without a text. No special tokens are added. `limit`: from `truncation_limit`.
+
+    Raises `InvalidRequest` if the value is not a list of token ids, or leaves no room for an output.
+    """
+    if not isinstance(value, list):
+        raise refuse(field, value, "a list of token ids, as others in the list are")
+    check_length(context, field, len(value) if limit is None else min(len(value), limit))
+    check_token_ids(context, field, value)
+    return Prompt(field, "", truncated(tuple(value), limit))
 
 
 def generation_requests(

@@ -122,6 +122,15 @@ _NOT_KEYS = {
     "SERVING_PROMETHEUS": "/metrics is always available",
     "SERVING_OPTS": "this server does not use a Java virtual machine",
     "SERVING_DOWNLOAD_DIR": "models are downloaded to LMI_CACHE_DIR",
+    **dict.fromkeys(
+        (
+            *("SERVING_CACHE_BATCH", "SERVING_CACHE_MULTITENANT"),
+            *("SERVING_DDB_CACHE", "SERVING_DDB_TABLE_NAME"),
+            *("SERVING_S3_CACHE", "SERVING_S3_CACHE_AUTOCREATE"),
+            *("SERVING_S3_CACHE_BUCKET", "SERVING_S3_CACHE_KEY_PREFIX"),
+        ),
+        "responses are not stored and paged; clients get them in parts with stream: true",
+    ),
 }
 # Variables that Kubernetes injects for a service named `serving` or `serving-*`.
 _KUBERNETES = re.compile(r"SERVING_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")

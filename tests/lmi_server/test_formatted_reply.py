@@ -28,6 +28,8 @@ class TokenFormatter(Formatter):
     def __init__(self) -> None:
         self.contents: list[dict[str, Any]] = []
         self.reads_tokens = True
+        self.rewrite: Callable[[Any], Any] = lambda record: record
+        """Rewrites a record, if the formatter reads records."""
 
     @property
     def reads_bodies(self) -> bool:
@@ -40,7 +42,7 @@ class TokenFormatter(Formatter):
     def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> Rewritten:
         self.contents.append(json.loads(dump(content)))
         if not self.reads_tokens:
-            return Rewritten(content["records"], reads_tokens=False)
+            return Rewritten([self.rewrite(record) for record in content["records"]], reads_tokens=False)
         texts = ["".join(token["text"] for token in new_tokens(each)) for each in content["answers"]]
         return Rewritten(texts, reads_tokens=True)
 
@@ -254,6 +256,29 @@ def test_a_text_is_sent_unchanged(stream: bool, client: FlaskClient, engine: Fak
     text = "line\u2028separator"
     engine.script = says(text)
     assert post(client, "/invocations", stream=stream).text.removesuffix("\n") == text
+
+
+@pytest.mark.parametrize(
+    ("path", "written", "sent"),
+    [
+        ("/invocations", '{"a": 1}', '{"a": 1}\n'),
+        ("/invocations", '{"a": 1}\n', '{"a": 1}\n'),
+        ("/invocations", "data: 1\n\n", "data: 1\n\n"),
+        ("/invocations", "", ""),
+        (CHAT, "data: 1", "data: 1\n\n"),
+        (CHAT, "data: 1\n", "data: 1\n\n"),
+        (CHAT, "data: 1\n\n", "data: 1\n\n"),
+    ],
+)
+def test_each_text_for_a_record_of_a_stream_ends_its_line(
+    path: str, written: str, sent: str, client: FlaskClient, formatter: TokenFormatter
+) -> None:
+    formatter.reads_tokens = False
+    formatter.rewrite = lambda record: written
+    records = post(client, path, stream=True).text.removesuffix("data: [DONE]\n\n")
+    num_records = sum(len(content["records"]) for content in formatter.contents)
+    assert records == sent * num_records
+    assert num_records > 1
 
 
 def test_top_tokens_are_passed_on(ask: Ask, formatter: TokenFormatter) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flask.testing import FlaskClient
 
 from engines.base import HandlerEngine
 from engines.core import AbortReason
@@ -17,8 +19,8 @@ from lmi_server.app import create_app
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
-from tests.lmi_server.conftest import Connection
-from tests.lmi_server.fakes import FakeEngine, web_config
+from tests.lmi_server.conftest import ANSWER, Connection
+from tests.lmi_server.fakes import FakeEngine, encode, web_config
 
 
 class SilentEngine(HandlerEngine):
@@ -110,3 +112,34 @@ def test_a_field_of_a_returned_body_is_the_param_of_an_error(
     error = client.post("/v1/completions", json={"prompt": "Hello"}).json["error"]
     assert error["param"] == "n"
     assert error["message"].startswith("the body that the input formatter returned: n: given 0")
+
+
+def test_an_input_formatter_may_return_token_ids(engine: FakeEngine, text_model: TextModel) -> None:
+    ids = list(encode("one two"))
+    body = {"inputs": ids, "parameters": {"details": True, "return_full_text": True}}
+    app = create_app(web_config(Path("/none")), engine, text_model, ReturnsBody(json.dumps(body).encode()))
+    reply = app.test_client().post("/invocations", json={"inputs": "Hello"})
+    assert reply.status_code == 200, reply.text
+    assert engine.requests[0].prompt_token_ids == tuple(ids)
+    assert reply.json["generated_text"] == "one two" + ANSWER
+    assert reply.json["details"]["inputs"] == "one two"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [([5, "a"], 'inputs[1]: given "a"'), ([5, 10**6], "inputs[1]: given 1000000"), ([], "inputs: given []")],
+)
+def test_wrong_token_ids_are_refused(
+    inputs: list[Any], reason: str, engine: FakeEngine, text_model: TextModel
+) -> None:
+    body = json.dumps({"inputs": inputs}).encode()
+    app = create_app(web_config(Path("/none")), engine, text_model, ReturnsBody(body))
+    reply = app.test_client().post("/invocations", json={"inputs": "Hello"})
+    assert reply.status_code == 424
+    assert reason in reply.json["error"]
+
+
+def test_token_ids_of_a_client_are_refused(client: FlaskClient) -> None:
+    reply = client.post("/invocations", json={"inputs": [5, 6]})
+    assert reply.status_code == 424
+    assert reply.json["error"].startswith("inputs: given [5, 6]")

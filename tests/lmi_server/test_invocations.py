@@ -327,3 +327,19 @@ def test_custom_attributes_are_returned(client: FlaskClient) -> None:
     assert reply.headers[name] == "a=b;c=d"
     refused = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "x" * 1025})
     assert "1024" in refusal_of(refused)
+
+
+@pytest.mark.parametrize("pair", [("x-synchronous", "false"), ("x-starting-token", "df87d942")])
+@pytest.mark.parametrize("as_attribute", [False, True])
+def test_pagination_is_refused(pair: tuple[str, str], as_attribute: bool, client: FlaskClient) -> None:
+    name, value = pair
+    headers = (
+        {"X-Amzn-SageMaker-Custom-Attributes": f"a=b; {name}={value}"} if as_attribute else {name: value}
+    )
+    reply = client.post("/invocations", json={"inputs": PROMPT}, headers=headers)
+    assert refusal_of(reply).startswith(f'{name}: given "{value}", but responses are not stored')
+
+
+def test_a_synchronous_request_is_answered(client: FlaskClient) -> None:
+    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={"x-synchronous": "True"})
+    assert reply.status_code == 200

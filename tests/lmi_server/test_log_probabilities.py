@@ -249,6 +249,8 @@ def test_log_probabilities_do_not_reveal_a_stop_string(
         elif logprobs := record["choices"][0]["logprobs"]:
             content = logprobs.get("content", ())
             texts += [*logprobs.get("tokens", ()), *(entry["token"] for entry in content)]
+    if path == INVOCATIONS:
+        texts += [entry["text"] for (entry,) in records[-1]["details"]["top_tokens"]]
     assert "The" in texts
     assert not any(set("Fr") & set(text) for text in texts)
 
@@ -265,7 +267,7 @@ def test_lmi_top_tokens(client: FlaskClient, engine: FakeEngine) -> None:
     streamed = post(client, INVOCATIONS, stream=True, top_n_tokens=2)
     lines = [json.loads(line) for line in streamed.text.splitlines()]
     assert [len(line["top_tokens"]) for line in lines] == [2] * len(ids)
-    assert "details" in lines[-1]
+    assert lines[-1]["details"]["top_tokens"] == [line["top_tokens"] for line in lines]
     assert post(client, INVOCATIONS, logprobs=False).get_json() == {"generated_text": ANSWER}
 
 

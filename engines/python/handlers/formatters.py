@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
 import math
@@ -18,19 +19,26 @@ from engines.python.handlers.stages import Function, decorated_functions, with_o
 
 logger = logging.getLogger(__name__)
 
+_ROLLING_BACKENDS = ("vllm", "lmi-dist", "trtllm", "scheduler")
+"""Values of `option.rolling_batch` with which LMI calls input formatters in the style of rolling batches."""
+
 
 class Formatters:
     """Handles calls from web processes, whose property `stage` is `input` or `output`."""
 
     takes_batches = False
 
-    def __init__(self, functions: Mapping[str, Function], properties: dict[str, str]) -> None:
+    def __init__(
+        self, functions: Mapping[str, Function], properties: dict[str, str], takes_index: bool
+    ) -> None:
+        """takes_index: whether the functions take four values of `get_next_token`."""
         self._functions = functions
         self._properties: dict[str, Any] = dict(properties)
+        self._takes_index = takes_index
 
     @classmethod
     def of(cls, module: ModuleType, properties: dict[str, str]) -> Self:
-        return cls(decorated_functions(module), properties)
+        return cls(decorated_functions(module), properties, _takes_index(inspect.getsource(module)))
 
     def __call__(self, inputs: Input) -> Output | None:
         if inputs.is_empty():
@@ -43,25 +51,41 @@ class Formatters:
     def _body(self, inputs: Input) -> Any:
         """Return a request's body as rewritten by the input formatter."""
         function = self._functions["input_formatter"]
-        if not _first_type(function).endswith("Input"):
+        if not self._takes_input(function):
             return with_options(function, self._properties, inputs.get_as_json())
         request = with_options(function, self._properties, inputs)
         if not isinstance(request, RequestInput):
             return request
         text = getattr(request, "input_text", None)
+        text = getattr(text, "input_ids", text)  # what a tokenizer returns, instead of its token ids
         if isinstance(request.output_formatter, str):
             request.parameters["output_formatter"] = request.output_formatter
         streams = {"stream": True} if request.parameters.pop("stream", False) else {}
         return {"inputs": text, "parameters": request.parameters, **streams}
 
+    def _takes_input(self, function: Function) -> bool:
+        """Return whether an input formatter gets an `Input`, by its annotations; else the decoded body.
+
+        Without them, LMI passes an `Input` if `option.rolling_batch` names one of its backends.
+        """
+        if first := _first_type(function):
+            return first.endswith("Input")
+        options = self._properties
+        rolling = options.get("rolling_batch") in _ROLLING_BACKENDS and options.get("async_mode") != "true"
+        return rolling or _type_name(inspect.signature(function).return_annotation).endswith("Input")
+
     def _answer(self, inputs: Input) -> dict[str, Any]:
         """Apply the output formatter to each record, or to each token and join the results to a text per answer."""
         function = self._functions["output_formatter"]
         content = inputs.get_as_json()
-        reads_tokens = _first_type(function).endswith(("RequestOutput", "TextGenerationOutput"))
+        takes_six = _takes_six_arguments(function)
+        reads_tokens = takes_six or _first_type(function).endswith(("RequestOutput", "TextGenerationOutput"))
         if reads_tokens:
             results = [
-                "".join(_text(function(output)) for output in _outputs(answer))
+                "".join(
+                    _text(function(*_six_arguments(output)) if takes_six else function(output))
+                    for output in _outputs(answer, self._takes_index)
+                )
                 for answer in content["answers"]
             ]
         else:
@@ -76,12 +100,14 @@ def _text(piece: Any) -> str:
     return piece.decode() if isinstance(piece, bytes | bytearray) else str(piece)
 
 
-def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:
+def _outputs(answer: dict[str, Any], takes_index: bool) -> Iterator[TextGenerationOutput]:
     """Yield an output once for each new token of its first sequence. Other sequences are complete from the start."""
     sequences = dict(enumerate(map(_sequence, answer["sequences"])))
     whole, num_before = sequences[0], answer["num_before"]
     growing = sequences[0] = Sequence(whole.tokens[:num_before], whole.top_tokens[:num_before])
     growing.cumulative_log_prob = _log_prob(growing.tokens)
+    for sequence in sequences.values():
+        sequence.returns_index = takes_index
     output = TextGenerationOutput(
         answer["id"],
         input=_input(answer),
@@ -99,6 +125,30 @@ def _outputs(answer: dict[str, Any]) -> Iterator[TextGenerationOutput]:
         if output.finished:
             growing.finish_reason = whole.finish_reason
         yield output
+
+
+def _six_arguments(output: TextGenerationOutput) -> tuple[Token, bool, bool, dict[str, Any], str, Any]:
+    """Return the arguments of a formatter in the style of LMI before 0.28, for an output's newest token.
+
+    They are the token, whether it is the first and the last one, details if the request has `details`, at the last
+    token the whole text, and the request's id.
+    """
+    request: Any = output.input
+    best = output.sequences[output.best_sequence_index]
+    details: dict[str, Any] = {}
+    if request.parameters.get("details"):
+        details = {
+            "finish_reason": best.finish_reason,
+            "tokens": output.get_tokens_as_dict(output.best_sequence_index),
+            "generated_tokens": len(best.tokens),
+            "inputs": request.input_text,
+            "parameters": request.parameters,
+            "prompt_tokens": len(request.input_ids),
+        }
+    text = request.input_text if request.parameters.get("return_full_text") else ""
+    if output.finished:
+        text += "".join(token.text for token in best.tokens)
+    return best.tokens[-1], len(best.tokens) == 1, output.finished, details, text, output.request_id
 
 
 def _input(answer: dict[str, Any]) -> TextInput:
@@ -128,8 +178,33 @@ def _log_prob(tokens: list[Token]) -> float:
 def _first_type(function: Function) -> str:
     """Return the type name of a function's first parameter; empty if it has no annotation."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
-    annotation = first.annotation if first is not None and first.annotation is not first.empty else ""
+    return "" if first is None else _type_name(first.annotation)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return the name of an annotated type; empty without an annotation."""
+    if annotation is inspect.Parameter.empty:
+        return ""
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def _takes_index(source: str) -> bool:
+    """Return whether a file assigns the result of `get_next_token` to four targets, as for LMI from 0.32 on."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[_, _, _, _])],
+                value=ast.Call(func=ast.Attribute(attr="get_next_token")),
+            ):
+                return True
+    return False
+
+
+def _takes_six_arguments(function: Function) -> bool:
+    """Return whether a function takes six positional arguments and needs more than the first."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 6 and positional[1].default is inspect.Parameter.empty
 
 
 def _takes_tokenizer(function: Function) -> bool:

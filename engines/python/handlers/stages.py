@@ -20,6 +20,8 @@ from djl_python.input_parser import MARK
 Function = Callable[..., Any]
 _JSON = "application/json"
 TOOLKIT = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
+_PREDICTORS = ("djl_python.sklearn_handler", "djl_python.xgboost_handler")
+"""Entry points that pass a table to the prediction, and respond with `{"predictions": ...}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Stages:
         """functions: by role, or by name in the toolkit."""
         self._functions = functions
         self._properties = properties
+        self._is_predictor = properties.get("entryPoint", "").strip() in _PREDICTORS
         self._model: Any = None
 
     @classmethod
@@ -70,16 +73,19 @@ class Stages:
         content_type = inputs.get_property("Content-Type") or _JSON
         if any(name in self._functions for name in TOOLKIT):
             return self._toolkit(inputs, content_type, self._accepted(accept))
+        if self._is_predictor:
+            accept = self._accepted(accept)
         input_formatter = self._functions.get("input_formatter")
         data = (
             with_options(input_formatter, self._properties, inputs)
             if input_formatter
-            else decode(inputs, content_type, require_csv_headers=False)
+            else self._decoded(inputs, content_type)
         )
-        result = with_options(self._functions["prediction_handler"], self._properties, data, self._model)
+        predict = self._functions["prediction_handler"]
+        result = with_options(predict, self._properties, self._table(data), self._model)
         formatter = self._functions.get("output_formatter")
         if formatter is None:
-            return encode(Output(), result, _response_type(accept, content_type))
+            return self._encoded(result, accept, content_type)
         return _as_output(formatter(result), accept, content_type)
 
     def _load(self) -> None:
@@ -103,15 +109,33 @@ class Stages:
             )
         read = self._functions.get("input_fn")
         data = (
-            _call(read, body, content_type, context=context)
-            if read
-            else decode(inputs, content_type, require_csv_headers=False)
+            _call(read, body, content_type, context=context) if read else self._decoded(inputs, content_type)
         )
-        result = _call(self._functions["predict_fn"], data, self._model, context=context)
+        result = _call(self._functions["predict_fn"], self._table(data), self._model, context=context)
         write = self._functions.get("output_fn")
         if write is None:
-            return encode(Output(), result, _response_type(accept, content_type))
+            return self._encoded(result, accept, content_type)
         return _as_output(_call(write, result, accept, context=context), accept)
+
+    def _decoded(self, inputs: Input, content_type: str) -> Any:
+        """Return the decoded content of a request; for a predictor as an array."""
+        data = decode(inputs, content_type, require_csv_headers=False)
+        if not self._is_predictor:
+            return data
+        import numpy
+
+        return numpy.array(data["inputs"] if isinstance(data, dict) else data)
+
+    def _table(self, data: Any) -> Any:
+        """Return the data for the prediction. A predictor gets an array of one dimension as a table with one row."""
+        return data.reshape(1, -1) if self._is_predictor and getattr(data, "ndim", 0) == 1 else data
+
+    def _encoded(self, result: Any, accept: str, content_type: str) -> Output:
+        """Encode the result of a prediction."""
+        kind = _response_type(accept, content_type)
+        if self._is_predictor and media_type(kind) == _JSON:
+            result = {"predictions": result}
+        return encode(Output(), result, kind)
 
 
 def with_options(function: Function, options: Mapping[str, Any], *arguments: Any) -> Any:

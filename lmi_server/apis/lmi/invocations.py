@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flask import Blueprint, Response, request
 
@@ -24,11 +25,19 @@ from lmi_server.apis.parameters.row import Names, Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
 from lmi_server.apis.pipeline import Body, BodyFields, BodyFormat, Conventions, parse
-from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
+from lmi_server.apis.prompts import (
+    MAX_PROMPTS,
+    Prompt,
+    encode_prompts,
+    prompt_of_token_ids,
+    texts_by_field,
+    truncation_limit,
+)
 from lmi_server.apis.serve import answer
 from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import JSON_LINES, SSE, Framing
+from lmi_server.values.base import is_integer
 from lmi_server.values.show import as_json, names_in_log
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +60,8 @@ _ACCEPTED_FORMATS = {
 }
 _ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
+_PAIR = re.compile(r"\s*([^;=]+)=([^;]*)")
+"""A pair in custom attributes, such as `a=b;c=d`."""
 _ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
 _STREAMING_API = "InvokeEndpointWithResponseStream"
@@ -69,6 +80,7 @@ def api(context: ApiContext) -> Blueprint:
 def invoke(context: ApiContext) -> Response:
     """Answer the current request as `/invocations` does. Raises `EngineError`."""
     attributes = _custom_attributes()
+    _refuse_pagination(attributes or "")
     response = answer(context, _parse)
     if attributes is not None:
         response.headers[_ATTRIBUTES_HEADER] = attributes
@@ -84,6 +96,15 @@ def _custom_attributes() -> str | None:
             f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",
         )
     return value
+
+
+def _refuse_pagination(attributes: str) -> None:
+    """Raise `InvalidField` for LMI's pagination: a header or custom attribute that asks for a stored response."""
+    for name, value in (*request.headers.items(), *_PAIR.findall(attributes)):
+        name = name.lower()
+        if name == "x-starting-token" or (name == "x-synchronous" and value.strip().lower() != "true"):
+            reason = 'but responses are not stored and paged; to get one in parts, send "stream": true'
+            raise InvalidField(name, f"given {as_json(value)}, {reason}; accepted: none")
 
 
 def _parse(context: ApiContext, body: Body) -> Call:
@@ -210,6 +231,11 @@ def _accepted_format() -> str | None:
 
 def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     inputs = body.get("inputs", MISSING)
+    by_formatter = context.formatter is not None and context.formatter.reads_bodies
+    if by_formatter and isinstance(inputs, list) and inputs and is_integer(inputs[0]):
+        limit = truncation_limit(context, fields.parameters)
+        prompt = prompt_of_token_ids(context, "inputs", inputs, limit)
+        return (replace(prompt, text=context.text.decode(prompt.token_ids, skip_special_tokens=False)),)
     accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
     if context.capabilities.prompt_lists:
         accepted += f", or a list of 1 to {MAX_PROMPTS} such strings"

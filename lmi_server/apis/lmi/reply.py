@@ -71,7 +71,7 @@ class LmiReply:
             last["token"]["text"] += output.flushed_text
             last["generated_text"] = self._text(request, output.completion)
             if self._shows_details:
-                last["details"] = _details(request, output.completion)
+                last["details"] = self._details(request, output.completion)
         return "".join(self._framing.frame(record) for record in records)
 
     def end(self, result: GenerationResult) -> str:
@@ -106,22 +106,26 @@ class LmiReply:
         return body
 
     def _full_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
-        details = _details(request, completion)
+        details = self._details(request, completion)
         details["tokens"] = [_token(token, token.text) for token in in_turns(completion.tokens)]
+        return details
+
+    def _details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+        """Return the details that the last record of a stream has too."""
+        details: dict[str, Any] = {
+            "finish_reason": completion.finish_reason,
+            "generated_tokens": len(completion.tokens),
+            "inputs": request.prompt,
+        }
         if self._shows_top_tokens:
-            details["top_tokens"] = [_top_tokens(token, token.text) for token in in_turns(completion.tokens)]
+            details["top_tokens"] = [
+                _top_tokens(token, token.shown if self.streamed else token.text)
+                for token in in_turns(completion.tokens)
+            ]
         return details
 
     def _text(self, request: GenerationRequest, completion: Completion) -> str:
         return request.prompt + completion.text if self._shows_full_text else completion.text
-
-
-def _details(request: GenerationRequest, completion: Completion) -> dict[str, Any]:
-    return {
-        "finish_reason": completion.finish_reason,
-        "generated_tokens": len(completion.tokens),
-        "inputs": request.prompt,
-    }
 
 
 def _token(token: TokenText, text: str) -> dict[str, Any]:

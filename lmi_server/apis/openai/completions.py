@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from flask import Blueprint, Response
 
@@ -14,16 +13,15 @@ from lmi_server.apis.openai.fields import read_fields
 from lmi_server.apis.parameters.checks import MISSING, refuse
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
-from lmi_server.apis.parameters.sampling import LogprobReport, check_token_ids
+from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_TOKENS
 from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, Conventions, parse
 from lmi_server.apis.prompts import (
     Prompt,
-    check_length,
     encode_prompts,
+    prompt_of_token_ids,
     prompts_by_field,
     texts_by_field,
-    truncated,
     truncation_limit,
 )
 from lmi_server.apis.serve import answer
@@ -56,21 +54,12 @@ def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[
     """Read one text, one list of token ids, or a list of either."""
     value, limit = body.get("prompt", MISSING), truncation_limit(context, fields.parameters)
     if isinstance(value, list) and value and is_integer(value[0]):
-        return (_of_token_ids(context, "prompt", value, limit),)
+        return (prompt_of_token_ids(context, "prompt", value, limit),)
     if isinstance(value, list) and value and isinstance(value[0], list):
         items = prompts_by_field("prompt", value)
-        return tuple(_of_token_ids(context, field, item, limit) for field, item in items.items())
+        return tuple(prompt_of_token_ids(context, field, item, limit) for field, item in items.items())
     texts = texts_by_field("prompt", value, _ACCEPTED)
     return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
-
-
-def _of_token_ids(context: ApiContext, field: str, value: Any, limit: int | None) -> Prompt:
-    """Return a prompt of token ids. No special tokens are added."""
-    if not isinstance(value, list):
-        raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
-    check_length(context, field, len(value) if limit is None else min(len(value), limit))
-    check_token_ids(context, field, value)
-    return Prompt(field, "", truncated(tuple(value), limit))
 
 
 def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:

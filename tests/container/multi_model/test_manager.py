@@ -39,6 +39,16 @@ def test_a_name_cannot_be_loaded_twice_even_while_loading(lab: FakeModels) -> No
     assert len(lab.servers) == 1
 
 
+def test_a_folder_is_also_found_by_lmis_name_if_no_other_has_it(lab: FakeModels) -> None:
+    manager = lab.manager("llama-3.1", "llama_3.1", "qwen-2.5", "qwen_2_5", "gemma-2")
+    assert manager.model("gemma_2").name == "gemma-2"
+    assert manager.model("qwen_2_5").name == "qwen_2_5"
+    with pytest.raises(ModelNotFound, match="did you mean"):
+        manager.model("llama_3_1")
+    with pytest.raises(ModelNotFound):
+        lab.loaded("gemma-2").unload("gemma_2")
+
+
 def test_concurrent_loads_do_not_use_the_same_memory(
     lab: FakeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

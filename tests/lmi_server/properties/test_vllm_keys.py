@@ -67,11 +67,12 @@ shutdown_timeout specialize_active_lora stream_interval tokens_only ubatch_size 
 """
 """Engine arguments that vLLM has added since, until May 2026."""
 OPTIONS_OF_LMI = """
-adapters awq_calib_size awq_format baichuan_model_version batch_size calib_batch_size calib_size
-chatglm_model_version draft_model_compiled_path enable_mixed_precision_accumulation enable_saturate_infinity
+adapters awq_block_size awq_calib_size awq_format baichuan_model_version batch_size calib_batch_size calib_size
+chatglm_model_version data_type draft_model_compiled_path enable_mixed_precision_accumulation enable_saturate_infinity
 gpt_model_version group_query_attention lmcache_auto_config lmcache_config_file load_by_shard logits_dtype
-max_new_tokens multi_query_mode q_format rotary_base rotary_dim rotary_scaling_factor rotary_scaling_type
-smoothquant_alpha smoothquant_per_channel smoothquant_per_token trtllm_checkpoint_path use_fp8_context_fmha
+max_new_tokens max_output_size multi_query_mode q_format rotary_base rotary_dim rotary_scaling_factor
+rotary_scaling_type smoothquant_alpha smoothquant_per_channel smoothquant_per_token trtllm_checkpoint_path
+use_fp8_context_fmha
 """
 """Options of LMI for TensorRT-LLM, AWS Neuron, LMCache and adapters."""
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from .outputs import Output, encode_record
+from .outputs import Output, Record
 
 
 def create_non_stream_output(
@@ -15,7 +15,10 @@ def create_non_stream_output(
     error: str | None = None,
     code: int | None = None,
 ) -> Output:
-    """Return a complete response. properties: headers; error: replaces an empty body; code: the HTTP status."""
+    """Return a complete response.
+
+    properties: headers; error: replaces the data if there is a code or no data; code: the HTTP status.
+    """
     return _output(data, "application/json", error, code, properties or {})
 
 
@@ -63,4 +66,4 @@ def _output(
     output = Output(code or 200).add_property("Content-Type", content_type)
     for name, value in properties.items():
         output.add_property(name, value)
-    return output.add(encode_record(data, error, code))
+    return output.add(Record.of(data, error, code) + b"\n")

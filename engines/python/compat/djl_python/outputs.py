@@ -31,11 +31,19 @@ def _default_stream_output_formatter(item: Any) -> bytes:
     return encode_json({"outputs": item}) + b"\n"
 
 
-def encode_record(data: str | dict[str, Any], error: str | None = None, code: int | None = None) -> bytes:
-    """Return a line with the data, or with the error if there is no data."""
-    if error and not data:
-        data = {"error": error, "code": code or 424}
-    return (data.encode() if isinstance(data, str) else encode_json(data)) + b"\n"
+class Record(bytes):
+    """The body of a record of an asynchronous handler. `Output.add` takes on its status."""
+
+    code: int | None = None
+
+    @classmethod
+    def of(cls, data: str | dict[str, Any], error: str | None = None, code: int | None = None) -> Record:
+        """Return a record with the data; with the error instead, if there is one and a status or no data."""
+        if error and (code or not data):
+            data = {"error": error, "code": code or 424}
+        record = cls(data.encode() if isinstance(data, str) else encode_json(data))
+        record.code = code
+        return record
 
 
 class Output:
@@ -47,8 +55,9 @@ class Output:
 
     @staticmethod
     def binary_encode(data: Mapping[str, Any]) -> bytes:
-        """Return the body of a record of LMI's asynchronous handlers: its `data`, or its `error` if that is empty."""
-        return encode_record(data.get("data", ""), data.get("error"), data.get("code"))
+        """Return the record of an asynchronous handler with this `data`, `error` and `code`."""
+        code = data.get("code")
+        return Record.of(data.get("data", ""), data.get("error"), None if code is None else int(code))
 
     def __init__(self, code: int = 200, message: str = "OK") -> None:
         self.code = code
@@ -93,6 +102,8 @@ class Output:
             data = value.encode()
         elif isinstance(value, bytes | bytearray):
             data = bytes(value)
+            if isinstance(value, Record) and value.code:
+                self.code = value.code
         else:
             data = encode_json(value, indent=2)
         if batch_index is not None:

@@ -62,6 +62,8 @@ class Sequence:
     last_token_index: int | None = None
     """Position of the last token of the whole text; None while tokens may follow."""
     stop_reason: str | None = None
+    returns_index: bool = field(init=False, default=False)
+    """Whether `get_next_token` returns four values, as in LMI from 0.32 on, or three."""
     tokens_iterator: Iterator = field(init=False, default_factory=Iterator)
     top_tokens_iterator: Iterator = field(init=False, default_factory=Iterator)
 
@@ -81,12 +83,15 @@ class Sequence:
     def has_next_top_tokens(self) -> bool:
         return self.top_tokens_iterator.get_index() < len(self.top_tokens)
 
-    def get_next_token(self) -> tuple[Token | None, bool, bool]:
-        """Return the next token, whether it is the first, and whether it is the last of the whole text."""
-        if not self.has_next_token():
-            return None, False, False
-        index = self.tokens_iterator.next_index()
-        return self.tokens[index], index == 0, index == self.last_token_index
+    def get_next_token(self) -> tuple[Any, ...]:
+        """Return the next token or None, its index if `returns_index`, and whether it is the first and the last one."""
+        token, index, is_last = None, 0, False
+        found = self.has_next_token()
+        if found:
+            index = self.tokens_iterator.next_index()
+            token, is_last = self.tokens[index], index == self.last_token_index
+        flags = found and index == 0, is_last
+        return (token, index, *flags) if self.returns_index else (token, *flags)
 
     def get_last_token(self) -> Token | None:
         """Return the last token of the whole text; None while tokens may follow."""

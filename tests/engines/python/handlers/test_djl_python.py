@@ -73,11 +73,18 @@ def test_keys_that_are_not_set_mean_the_body() -> None:
 
 
 def test_names_of_outputs_that_handlers_use() -> None:
-    assert Output.binary_encode({"data": "hi", "last": True}) == b"hi\n"
-    assert Output.binary_encode({"data": {"a": 1}}) == b'{"a": 1}\n'
-    assert Output.binary_encode({"error": "no", "code": 400}) == b'{"error": "no", "code": 400}\n'
+    assert Output.binary_encode({"data": "hi", "last": True}) == b"hi"
+    assert Output.binary_encode({"data": {"a": 1}}) == b'{"a": 1}'
     assert Output._default_stream_output_formatter("a") == b'{"outputs": "a"}\n'
     assert Output._encode_json({"at": datetime.datetime(2024, 1, 1)}) == b'{"at": "2024-01-01 00:00:00"}'
+
+
+@pytest.mark.parametrize("data", ["", "a part of the text"])
+def test_an_output_takes_on_the_status_of_a_record(data: str) -> None:
+    record = Output.binary_encode({"data": data, "last": True, "error": "no", "code": 400})
+    assert record == b'{"error": "no", "code": 400}'
+    assert Output().add(record).code == 400
+    assert Output(201).add(Output.binary_encode({"data": data})).code == 201
 
 
 def test_properties_of_an_output_are_found_by_name() -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from djl_python import Input
+from djl_python.request_io import RequestInput, TextInput
+from transformers import BatchEncoding
 
-from tests.engines.python.handlers.line import load_file
+from engines.python.handlers.formatters import Formatters
+from tests.engines.python.handlers.line import load_file, make_input
 from tests.lmi_server.fakes import build_model_folder
 
 RECORDS = [{"token": {"id": 5}}, {"token": {"id": 6}}]
@@ -87,6 +91,53 @@ def test_token_formatters_get_the_answers_to_each_prompt() -> None:
     assert [json.loads(text.splitlines()[0])["input"][0] for text in texts] == ["hello", "bye"]
 
 
+def _plain(request, **kwargs):  # type: ignore[no-untyped-def]
+    return {"inputs": type(request).__name__}
+
+
+def _returns_request(request, **kwargs) -> RequestInput:  # type: ignore[no-untyped-def]
+    return TextInput(input_text=type(request).__name__)
+
+
+def _takes_dict(request: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    return {"inputs": type(request).__name__}
+
+
+def _formatted(function: Callable[..., Any], options: dict[str, str]) -> Any:
+    """Return the body that an input formatter returns."""
+    inputs = make_input(b"{}")
+    inputs.properties["stage"] = "input"
+    output = Formatters({"input_formatter": function}, options, takes_index=False)(inputs)
+    assert output is not None
+    return json.loads(output.content.get("data"))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (_plain, {}, "dict"),
+        (_plain, {"rolling_batch": "auto"}, "dict"),
+        (_plain, {"rolling_batch": "vllm"}, "Input"),
+        (_plain, {"rolling_batch": "lmi-dist"}, "Input"),
+        (_plain, {"rolling_batch": "vllm", "async_mode": "true"}, "dict"),
+        (_returns_request, {}, "Input"),
+        (_takes_dict, {"rolling_batch": "vllm"}, "dict"),
+    ],
+)
+def test_input_formatters_without_annotations_get_what_lmi_passes(
+    function: Callable[..., Any], options: dict[str, str], expected: str
+) -> None:
+    assert _formatted(function, options)["inputs"] == expected
+
+
+@pytest.mark.parametrize("prompt", [[5, 6], BatchEncoding({"input_ids": [5, 6], "attention_mask": [1, 1]})])
+def test_an_input_formatter_may_return_token_ids(prompt: Any) -> None:
+    def tokenized(request: Input, **kwargs: Any) -> RequestInput:
+        return TextInput(input_text=prompt)
+
+    assert _formatted(tokenized, {})["inputs"] == [5, 6]
+
+
 def test_keyword_arguments_include_the_tokenizer_and_the_output_format_is_kept(tmp_path: Path) -> None:
     ask = _load("keywords.py", str(build_model_folder(tmp_path / "model")))
     formatted = ask("input", {"question": "one two"})
@@ -121,6 +172,47 @@ def test_token_formatters_use_the_methods_of_lmis_types() -> None:
             "next_top_tokens": 0,
         },
     }
+
+
+def test_get_next_token_returns_the_index_to_a_file_that_takes_it() -> None:
+    (text,) = _load("index.py")("output", [ANSWER])
+    none_left = [None, 0, False, False]
+    expected = [[" a", 0, True, False, none_left], [" b", 1, False, True, none_left]]
+    assert [json.loads(line) for line in text.splitlines()] == expected
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_formatters_with_six_arguments_get_each_token(num_before: int) -> None:
+    ask = _load("six_arguments.py")
+    (text,) = ask("output", [{**ANSWER, "num_before": num_before}])
+    records = [{"id": 5, "text": " a", "log_prob": -1.0}, {"id": 6, "text": " b", "log_prob": -0.5}]
+    details = {"inputs": "hello", "parameters": {"details": True}, "prompt_tokens": 2}
+    expected = [
+        {
+            "token": records[0],
+            "first": True,
+            "last": False,
+            "text": "",
+            "id": 0,
+            "details": {**details, "finish_reason": None, "tokens": records[:1], "generated_tokens": 1},
+        },
+        {
+            "token": records[1],
+            "first": False,
+            "last": True,
+            "text": " a b",
+            "id": 0,
+            "details": {**details, "finish_reason": "length", "tokens": records, "generated_tokens": 2},
+        },
+    ]
+    assert [json.loads(line) for line in text.splitlines()] == expected[num_before:]
+
+
+def test_formatters_with_six_arguments_get_details_and_the_prompt_on_request() -> None:
+    request = {**INPUT, "parameters": {"return_full_text": True}}
+    (text,) = _load("six_arguments.py")("output", [{**ANSWER, "input": request}])
+    shown = [(each["details"], each["text"]) for each in map(json.loads, text.splitlines())]
+    assert shown == [({}, "hello"), ({}, "hello a b")]
 
 
 def test_the_sum_of_unknown_log_probabilities_is_not_a_number() -> None:

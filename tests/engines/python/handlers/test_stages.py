@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy
 import pytest
 from djl_python import Input
 
@@ -41,3 +43,45 @@ def test_a_function_that_only_predicts_gets_a_csv_of_numbers_as_an_array(name: s
     output = stages(inputs)
     assert output is not None
     assert output.content.value_at(0) == b"2.0,4.0\n6.0,8.0\n"
+
+
+@pytest.mark.parametrize("entry", ["djl_python.sklearn_handler", "djl_python.xgboost_handler"])
+@pytest.mark.parametrize("name", ["predict_fn", "prediction_handler"])
+@pytest.mark.parametrize(
+    ("body", "content_type", "expected"),
+    [
+        (b'{"inputs": [[1, 2], [3, 4]]}', "application/json", [3, 7]),
+        (b'{"inputs": [1, 2]}', "application/json", [3]),
+        (b"[1, 2]", "application/json", [3]),
+        (b"1,2\n3,4\n", "text/csv", [3, 7]),
+        (b"1,2\n", "text/csv", [3]),
+    ],
+)
+def test_a_predictor_gets_a_table_and_responds_with_predictions(
+    body: bytes, content_type: str, expected: list[int], name: str, entry: str
+) -> None:
+    stages = Stages({name: lambda table, model: table.sum(axis=1)}, {**PROPERTIES, "entryPoint": entry})
+    output = stages(make_input(body, content_type))
+    assert output is not None
+    assert json.loads(output.content.value_at(0)) == {"predictions": expected}
+    assert output.properties == {"Content-Type": "application/json"}
+
+
+def test_the_functions_of_a_predictor_replace_its_forms() -> None:
+    functions: dict[str, Function] = {
+        "input_formatter": lambda inputs: numpy.array(inputs.get_as_json()["rows"]),
+        "prediction_handler": lambda table, model: table.shape,
+        "output_formatter": list,
+    }
+    stages = Stages(functions, {**PROPERTIES, "entryPoint": "djl_python.sklearn_handler"})
+    output = stages(make_input(b'{"rows": [1, 2, 3]}'))
+    assert output is not None
+    assert json.loads(output.content.value_at(0)) == [1, 3]
+
+
+def test_a_predictor_responds_in_the_default_form() -> None:
+    options = {"entryPoint": "djl_python.sklearn_handler", "default_accept": "text/csv"}
+    stages = Stages({"prediction_handler": lambda table, model: table * 2}, {**PROPERTIES, **options})
+    output = stages(make_input(b'{"inputs": [1, 2]}', "application/json"))
+    assert output is not None
+    assert output.content.value_at(0) == b"2,4\n"
