@@ -23,8 +23,8 @@ IDLE_BEAT_SECONDS = 2.0
 
 _HEADER = struct.Struct("<II")
 _BEAT = struct.Struct("<d")
-_LENGTH = struct.Struct("<I")
 _REASON_BYTES = 2048
+_REASON = struct.Struct(f"<I{_REASON_BYTES}s")
 
 
 class EngineState(IntEnum):
@@ -77,12 +77,12 @@ class StatusBoard:
         self._path = path
         with path.open("r+b") as file:
             self._inode = os.fstat(file.fileno()).st_ino
-            self._map = mmap.mmap(file.fileno(), self._reason_offset + _LENGTH.size + _REASON_BYTES)
+            self._map = mmap.mmap(file.fileno(), self._reason_offset + _REASON.size)
 
     @classmethod
     def create(cls, path: Path, world_size: int) -> StatusBoard:
         """Create a board in state STARTING, readable and writable by the owner only."""
-        size = _HEADER.size + _BEAT.size * world_size + _LENGTH.size + _REASON_BYTES
+        size = _HEADER.size + _BEAT.size * world_size + _REASON.size
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, _HEADER.pack(EngineState.STARTING, world_size).ljust(size, b"\0"))
@@ -108,20 +108,15 @@ class StatusBoard:
         # A reason may quote a file name that is not UTF-8.
         data = reason.encode(errors="replace")[:_REASON_BYTES]
         # Write the text before the state, so that a reader of the new state finds its reason.
-        _LENGTH.pack_into(self._map, self._reason_offset, len(data))
-        start = self._reason_offset + _LENGTH.size
-        self._map[start : start + len(data)] = data
+        _REASON.pack_into(self._map, self._reason_offset, len(data), data)
         _HEADER.pack_into(self._map, 0, state, self._world_size)
 
     def read(self) -> Health:
         state, _ = _HEADER.unpack_from(self._map, 0)
-        beats = [
-            _BEAT.unpack_from(self._map, _HEADER.size + _BEAT.size * r)[0] for r in range(self._world_size)
-        ]
-        (length,) = _LENGTH.unpack_from(self._map, self._reason_offset)
-        start = self._reason_offset + _LENGTH.size
-        reason = bytes(self._map[start : start + min(length, _REASON_BYTES)]).decode(errors="ignore")
-        return Health(EngineState(state), reason, time.monotonic() - min(beats))
+        beats = struct.unpack_from(f"<{self._world_size}d", self._map, _HEADER.size)
+        length, reason = _REASON.unpack_from(self._map, self._reason_offset)
+        age = time.monotonic() - min(beats)
+        return Health(EngineState(state), reason[:length].decode(errors="ignore"), age)
 
     @property
     def is_replaced(self) -> bool:

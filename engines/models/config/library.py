@@ -56,9 +56,7 @@ def parse(path: Path) -> ast.Module:
 @cache
 def find_modeling(architecture: str, model_type: str) -> Path | None:
     """Return the file that defines the class `architecture` of a model type; None if there is none."""
-    root, parts = models_folder(), model_type.replace("-", "_").split("_")
-    for count in range(len(parts), 0, -1):
-        folder = root / "_".join(parts[:count]) if root else Path("/nonexistent")
+    for folder in _folders(model_type):
         for path in folder.glob("modeling_*.py"):
             if f"\nclass {architecture}(" in path.read_text(encoding="utf-8"):
                 return path
@@ -79,9 +77,14 @@ def config_defaults(folder: Path, model_type: str) -> Mapping[str, Any]:
 
 def type_defaults(model_type: str) -> Mapping[str, Any]:
     """Return `config_defaults` of a model type; empty if its configuration class is not in the usual place."""
+    found = (config_defaults(folder, model_type) for folder in _folders(model_type))
+    return next(filter(None, found), {})
+
+
+def _folders(model_type: str) -> list[Path]:
+    """Return the folders that may define a model type, the longest name first: `qwen2_moe`, then `qwen2`."""
     root, parts = models_folder(), model_type.replace("-", "_").split("_")
-    folders = (root / "_".join(parts[:count]) for count in range(len(parts), 0, -1)) if root else ()
-    return next((found for folder in folders if (found := config_defaults(folder, model_type))), {})
+    return [root / "_".join(parts[:count]) for count in range(len(parts), 0, -1)] if root else []
 
 
 def class_source(modeling: str, name: str) -> str:

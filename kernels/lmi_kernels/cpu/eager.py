@@ -22,7 +22,13 @@ class Product:
         """Field, size and dtype of each scratch buffer, for the number of rows in the last call."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `multiply`."""
+        """Multiply by the weight. x: [num_rows, in_features] -> [num_rows, out_features], fp32.
+
+        For a gated weight return activation(gate) * up, [num_rows, out_features / 2].
+
+        Raises:
+            RuntimeError: native kernels are no longer available.
+        """
         linear, step, width = self._linear, self._step, self._weight.width
         x = _as_rows(x)
         num_rows = x.shape[0]
@@ -39,17 +45,6 @@ class Product:
         return y if self._width == width else y[:, :width].contiguous()
 
 
-def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
-    """Multiply by a weight. x: [num_rows, in_features] -> [num_rows, out_features], fp32.
-
-    For a gated weight return activation(gate) * up, [num_rows, out_features / 2].
-
-    Raises:
-        RuntimeError: native kernels are no longer available.
-    """
-    return Product(weight)(x)
-
-
 class RmsNorm:
     """RMSNorm with a weight, as a reusable operation."""
 
@@ -60,7 +55,7 @@ class RmsNorm:
         self._program, self._step = Program([self._norm]), Step()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `multiply`."""
+        """Normalise rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `Product`."""
         x, norm = _as_rows(x), self._norm
         y = torch.empty_like(x)
         norm.x, norm.x_stride = x.data_ptr(), x.stride(0)

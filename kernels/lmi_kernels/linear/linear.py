@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from lmi_kernels._triton import runs_triton
-from lmi_kernels.cpu.eager import multiply
+from lmi_kernels.cpu.eager import Product
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import shared_team
@@ -85,7 +85,7 @@ def pack(
 def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     """Return x @ w.T + b, accumulated in fp32. x: [num_rows, in_features] -> [num_rows, out_features] in x's dtype."""
     if weight.native is not None:
-        return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else multiply(x, weight.native)
+        return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else Product(weight.native)(x)
     if weight.packed is not None:
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.packed)
         return y
