@@ -87,6 +87,8 @@ NEUTRAL: dict[str, Any] = {
     "watermark": False,
     "penalty_alpha": 0,
     "pad_token_id": 0,
+    "model_id": "my-component",
+    "sagemaker_base_url": "https://runtime.sagemaker.eu-west-1.amazonaws.com/endpoints/a/invocations",
     "length_penalty": 2.0,
     "early_stopping": True,
     "use_cache": True,
