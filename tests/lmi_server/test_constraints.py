@@ -106,6 +106,7 @@ NEUTRAL: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "forced_eos_token_id": None,
     "guided_json": None,
+    "thinking_token_budget": -1,
     "adapters": [""],
 }
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
