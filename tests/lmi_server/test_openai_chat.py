@@ -232,6 +232,7 @@ def parts_client(model_folder: Path, engine: FakeEngine, text_model: TextModel) 
             "user:-:one|two|",
         ),
         ({"role": "assistant", "content": None, "refusal": "no"}, "assistant:-:|"),
+        ({"role": "assistant", "content": []}, "assistant:-:|"),
         (
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]},
             "assistant:-:I cannot|",
