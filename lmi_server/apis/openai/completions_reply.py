@@ -96,7 +96,7 @@ class CompletionsReply(OpenAiReply):
             "text_offset": offsets,
             "tokens": [token.name for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in in_turns(tokens)] if self._num_top else None,
+            "top_logprobs": [self._top(token) for token in in_turns(tokens)],
         }
 
     def _top(self, token: TokenText) -> dict[str, float] | None:
