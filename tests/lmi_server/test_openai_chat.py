@@ -104,6 +104,25 @@ def test_each_event_is_a_chunk_of_its_own(path: str, client: FlaskClient) -> Non
     assert events[-1] == b"data: [DONE]\n\n"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_tokens_without_visible_text_have_chunks(
+    path: str, logprobs: bool, client: FlaskClient, engine: FakeEngine
+) -> None:
+    """Benchmark clients take each chunk for a token."""
+    text, is_chat = "one 😀 two three", "chat" in path
+    engine.script = lambda request: tokens(request, encode(text))
+    body: dict[str, Any] = {"messages": MESSAGES} if is_chat else {"prompt": "Hello"}
+    if logprobs:
+        body["logprobs"] = True if is_chat else 1
+    reply = client.post(path, json={**body, "stream": True, "stop": [" two threes"]})
+    choices = [record["choices"][0] for record in chunks(reply)]
+    pieces = [choice["delta"]["content"] if is_chat else choice["text"] for choice in choices]
+    assert len(pieces[is_chat:]) == len(encode(text))
+    assert pieces.count("") >= 3
+    assert "".join(pieces) == text
+
+
 def test_a_chat_on_invocations_can_be_streamed_as_json_lines(client: FlaskClient) -> None:
     body = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
     for path, mimetype in (

@@ -54,7 +54,7 @@ class CompletionsReply(OpenAiReply):
             if output.prompt_tokens and self._echo:
                 text = self._echoed[output.index] + text
                 prompt_tokens = output.prompt_tokens
-        if not text and not prompt_tokens and not tokens and output.completion is None:
+        if not prompt_tokens and not output.tokens and output.completion is None:
             return ""
         return self._chunk(self._choice(output.index, text, tokens, output.completion, prompt_tokens))
 
