@@ -183,6 +183,8 @@ class WebConfig:
     """Requests of this web process that a model copy can run at the same time."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json, if it is not `model_path`."""
+    hub_id: str = ""
+    """`option.model_id`, if the model is on a hub."""
     formatter_address: str = ""
     """ZeroMQ address of the process that runs the user's formatters. Empty if there are none."""
     formatter_status: str = ""
