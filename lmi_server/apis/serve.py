@@ -44,7 +44,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         with _read_body(context) as body:
             call = parse(context, body)
     except ClientDisconnected:
-        return _client_gone(record)
+        return client_gone(record)
     if context.output_formatter is not None:
         client = ClientWatch.from_environ(request.environ)
         call = replace(call, reply=FormattedReply(call, context.output_formatter, client))
@@ -60,14 +60,15 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         return _respond(call, generation, record)
     except ClientDisconnected:
         generation.close()
-        return _client_gone(record)
+        return client_gone(record)
     except BaseException:
         # This includes the shutdown of a worker: the engine must stop computing an answer that nobody receives.
         generation.close()
         raise
 
 
-def _client_gone(record: RequestRecord) -> Response:
+def client_gone(record: RequestRecord) -> Response:
+    """Record that the client disconnected. Return a response, which only the counters see."""
     record.finish = "client_gone"
     return Response(status=CLIENT_GONE_STATUS)
 
