@@ -8,10 +8,10 @@ defaults are defined here.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from engines.config import JsonConfig
 
 MODEL_MOUNT = Path("/opt/ml/model")
 """Place of the served folder in a container."""
@@ -165,7 +165,7 @@ class LmiConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class WebConfig:
+class WebConfig(JsonConfig):
     """Configuration of a web process, passed to it as a JSON file."""
 
     server: ServerConfig
@@ -195,11 +195,3 @@ class WebConfig:
     """Digest of the token that `/admin` requires. If it is empty, the `/admin` routes do not exist."""
     settings_lock: str = ""
     """Path of the lock file that is held while the settings of several model copies change."""
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WebConfig:
-        data = json.loads(text)
-        return cls(**{**data, "server": ServerConfig(**data["server"])})
