@@ -25,10 +25,6 @@ class SchedulerReply(NamedTuple):
 class RequestStream(Protocol):
     """The outputs of requests that were submitted together, in order for each request."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether an output has arrived."""
-
     def next(self, timeout: float) -> RequestOutput | None:
         """Wait at most `timeout` seconds for the next output; return None if there is none.
 

@@ -58,10 +58,6 @@ class ClientStream(Generic[EngineOutput]):
         self._waiter: Waiter[None] | None = None
 
     @property
-    def ready(self) -> bool:
-        return bool(self._outputs)
-
-    @property
     def overflows(self) -> bool:
         """Whether the client reads so slowly that unread outputs could exhaust the memory."""
         return False

@@ -10,7 +10,7 @@ from typing import Any, Self, get_type_hints
 from engines.core import SchedulerSettings
 
 
-class _Json:
+class JsonConfig:
     """Conversion to and from JSON, for a dataclass whose fields may be dataclasses."""
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class MpiEngineConfig(_Json):
+class MpiEngineConfig(JsonConfig):
     """The configuration of engine=MPI."""
 
     model: ModelSettings
@@ -138,7 +138,7 @@ class MpiEngineConfig(_Json):
 
 
 @dataclass(frozen=True, slots=True)
-class PythonEngineConfig(_Json):
+class PythonEngineConfig(JsonConfig):
     """The configuration of engine=Python."""
 
     model: ModelSettings
@@ -178,7 +178,7 @@ class HandlerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerEngineConfig(_Json):
+class HandlerEngineConfig(JsonConfig):
     """The configuration of engine=Python with a user's handler."""
 
     model: ModelSettings

@@ -8,10 +8,10 @@ defaults are defined here.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from engines.config import JsonConfig
 
 MODEL_MOUNT = Path("/opt/ml/model")
 """Place of the served folder in a container."""
@@ -165,7 +165,7 @@ class LmiConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class WebConfig:
+class WebConfig(JsonConfig):
     """Configuration of a web process, passed to it as a JSON file."""
 
     server: ServerConfig
@@ -183,6 +183,8 @@ class WebConfig:
     """Requests of this web process that a model copy can run at the same time."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json, if it is not `model_path`."""
+    hub_id: str = ""
+    """`option.model_id`, if the model is on a hub."""
     formatter_address: str = ""
     """ZeroMQ address of the process that runs the user's formatters. Empty if there are none."""
     formatter_status: str = ""
@@ -193,11 +195,3 @@ class WebConfig:
     """Digest of the token that `/admin` requires. If it is empty, the `/admin` routes do not exist."""
     settings_lock: str = ""
     """Path of the lock file that is held while the settings of several model copies change."""
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WebConfig:
-        data = json.loads(text)
-        return cls(**{**data, "server": ServerConfig(**data["server"])})

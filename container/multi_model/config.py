@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from engines.config import JsonConfig
 
 MEMORY_LIMIT = "LMI_MODELS_MEMORY_MB"
 """Environment variable with the memory for all models together, in MiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class RouterConfig:
+class RouterConfig(JsonConfig):
     """Configuration of the router's process, passed as a JSON file."""
 
     folders: dict[str, str]
@@ -25,10 +26,3 @@ class RouterConfig:
     """Bytes for all models together; None means all of the machine's memory."""
     memory_reserved: int
     """Bytes to leave free."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RouterConfig:
-        return cls(**json.loads(text))

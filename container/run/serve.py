@@ -175,6 +175,7 @@ def _write_configs(
         prefix_caching=isinstance(engine, MpiEngineConfig) and engine.cache.prefix_caching,
         places_per_copy=places,
         tokenizer_path=str(tokenizer_path or ""),
+        hub_id=model_files.hub_id(config.source),
         formatter_address=paths.formatter.engine_address if formatter else "",
         formatter_status=str(paths.formatter.status) if formatter else "",
         formatter_roles=config.formatter_roles,

@@ -22,7 +22,7 @@ from lmi_server.generation.formatter import errors_of_returned_body
 from lmi_server.generation.generation import ClientDisconnected, TextGeneration
 from lmi_server.generation.turns import in_turns
 from lmi_server.http.client_gone import ClientWatch
-from lmi_server.http.framing import UNBUFFERED, split_events
+from lmi_server.http.framing import UNBUFFERED, split_records
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
@@ -30,9 +30,6 @@ _logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
 """HTTP status in the counters for a client that disconnected, and in the log if it did so before the response."""
-
-_CHUNK_CHARS = 64 * 1024
-"""Outputs that are already available are joined to chunks of about this size."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:
@@ -47,7 +44,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         with _read_body(context) as body:
             call = parse(context, body)
     except ClientDisconnected:
-        return _client_gone(record)
+        return client_gone(record)
     if context.output_formatter is not None:
         client = ClientWatch.from_environ(request.environ)
         call = replace(call, reply=FormattedReply(call, context.output_formatter, client))
@@ -63,14 +60,15 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         return _respond(call, generation, record)
     except ClientDisconnected:
         generation.close()
-        return _client_gone(record)
+        return client_gone(record)
     except BaseException:
         # This includes the shutdown of a worker: the engine must stop computing an answer that nobody receives.
         generation.close()
         raise
 
 
-def _client_gone(record: RequestRecord) -> Response:
+def client_gone(record: RequestRecord) -> Response:
+    """Record that the client disconnected. Return a response, which only the counters see."""
     record.finish = "client_gone"
     return Response(status=CLIENT_GONE_STATUS)
 
@@ -141,36 +139,32 @@ def _stream(
     outputs: Iterator[TextOutput],
     record: RequestRecord,
 ) -> Iterator[bytes]:
-    """Yield one chunk for all available outputs up to a limit, or one for each server-sent event.
+    """Yield one chunk for each record, because some clients parse each chunk by itself.
 
-    Some clients parse each chunk by itself. A failure becomes the last record; nothing is raised.
+    A failure becomes the last record; nothing is raised.
     """
     record.finish = "client_gone"  # unless the stream reaches its end
-    frames = ""
     try:
-        frames = call.reply.start()
+        yield from _chunks(call.reply.start())
         # After a slow write, many outputs are available. Reading them does not switch greenlets.
         for output in in_turns(itertools.chain([first], outputs)):
-            frames += call.reply.records(output)
+            frames = call.reply.records(output)
             if generation.finished:
                 frames += call.reply.end(generation.result)
                 record.finish = _finish_reasons(generation)
-            elif generation.ready and len(frames) < _CHUNK_CHARS:
-                continue
             yield from _chunks(frames)
-            frames = ""
     except ClientDisconnected:
         return
     except EngineError as error:
         record.finish = error.kind
-        yield from _chunks(frames + call.reply.failure(ErrorReply.from_exception(error)))
+        yield from _chunks(call.reply.failure(ErrorReply.from_exception(error)))
     except Exception as error:
         _logger.exception("%s stream failed", record.id)
         record.finish = "internal"
-        yield from _chunks(frames + call.reply.failure(ErrorReply.from_exception(error)))
+        yield from _chunks(call.reply.failure(ErrorReply.from_exception(error)))
     finally:
         generation.close()
 
 
 def _chunks(frames: str) -> Iterator[bytes]:
-    return map(str.encode, split_events(frames))
+    return map(str.encode, split_records(frames))

@@ -74,7 +74,6 @@ class TextGeneration:
         self._engine = engine
         self._client = client
         self._clock = clock
-        self._stream: RequestStream | None = None
         self._abort_reason = AbortReason.CLIENT_LEFT
         """Reason for aborting open requests. Without an error, requests stay open only if the client disconnects."""
         self.first_token_time: float | None = None
@@ -91,11 +90,6 @@ class TextGeneration:
     def num_generated(self) -> int:
         """Generated tokens of all completions."""
         return sum(answer.num_generated for answer in self._texts)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next output has already arrived."""
-        return self._stream is not None and self._stream.ready
 
     @property
     def result(self) -> GenerationResult:
@@ -122,7 +116,7 @@ class TextGeneration:
             ClientDisconnected: the client disconnected.
         """
         # Submit all requests at once, so that they can share a batch.
-        stream = self._stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
+        stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
         self._client.start(self._abort)
         try:
             while not self.finished:

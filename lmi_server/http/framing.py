@@ -22,12 +22,12 @@ class Framing:
         return self.prefix + dump(record) + self.suffix
 
 
-def split_events(text: str) -> list[str]:
-    """Return the server-sent events in a text one by one. JSON lines stay together."""
-    return _EVENT.findall(text)
+def split_records(text: str) -> list[str]:
+    """Return the JSON lines and server-sent events in a text one by one. Other text stays together."""
+    return _RECORD.findall(text)
 
 
-_EVENT = re.compile(r".+?(?:\n\n|\Z)", re.DOTALL)
+_RECORD = re.compile(r"\{[^\n]*\}\n(?!\n)|.+?(?:\n\n|\Z)", re.DOTALL)
 UNBUFFERED = "X-Accel-Buffering"
 """Header of streams, with the value `no`: nginx then passes on each record at once."""
 JSON_LINES = Framing("application/jsonlines", "", "\n")

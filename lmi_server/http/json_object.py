@@ -58,7 +58,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
             parse_constant=_refuse_constant,
             parse_float=turns.parse_float,
             parse_int=turns.parse_int if len(data) > _MAX_BYTES_OF_FAST_INTEGERS else None,
-            object_pairs_hook=_UniqueNames(turns),
+            object_pairs_hook=turns.build_object,
         )
     except RecursionError as error:
         raise InvalidRequest(_too_deep()) from error
@@ -99,6 +99,15 @@ class _Turns:
             self.count(1 + len(text) // _CHARS_PER_VALUE)
         return int(text)
 
+    def build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the pairs as an object. Raises `InvalidRequest` if a name is repeated."""
+        self.count(len(pairs) + 1)
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            name = as_json(_first_repeated(pairs))
+            raise InvalidRequest(f"body: duplicate name {name}; accepted: each name once")
+        return result
+
 
 def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
     """Raise `InvalidRequest` if there are too many values. Few bodies need the exact count.
@@ -113,21 +122,6 @@ def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
         num_values += match.lastindex is not None
         if num_values > MAX_VALUES:
             raise InvalidRequest(f"body: more than {MAX_VALUES} values; accepted: at most {MAX_VALUES}")
-
-
-class _UniqueNames:
-    """Builds an object from its pairs. Raises `InvalidRequest` if a name is repeated."""
-
-    def __init__(self, turns: _Turns) -> None:
-        self._turns = turns
-
-    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        self._turns.count(len(pairs) + 1)
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            name = as_json(_first_repeated(pairs))
-            raise InvalidRequest(f"body: duplicate name {name}; accepted: each name once")
-        return result
 
 
 def _first_repeated(pairs: list[tuple[str, Any]]) -> str:

@@ -23,7 +23,7 @@ _NOT_ROLLING = (
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The chosen engine, and the keys that determine it."""
+    """The chosen engine. `rules.apply` adds the problems and notes of the other rules."""
 
     engine: str
     """`MPI` (rolling batching) or `Python` (dynamic batching)."""
@@ -31,8 +31,8 @@ class Batching:
     """Keys that determine the engine; `default` if there are none."""
     problems: tuple[Problem, ...] = ()
     """Keys that contradict keys for rolling batching, or a handler."""
-    note: str = ""
-    """Message about a batching mode that differs from what the file seems to request. Empty if there is none."""
+    notes: tuple[str, ...] = ()
+    """Messages about a batching mode that differs from what the file seems to request."""
 
 
 def decide(values: dict[str, OptionValue]) -> Batching:
@@ -50,12 +50,12 @@ def decide(values: dict[str, OptionValue]) -> Batching:
         return Batching("MPI", rolling[0].place, tuple(problems))
     engine = values.get("engine")
     if rolling:
-        return Batching("MPI", _source("MPI", engine, rolling), note=_note(engine, rolling, values))
+        return Batching("MPI", _source("MPI", engine, rolling), notes=_notes(engine, rolling, values))
     if dynamic:
         return Batching("Python", _source("Python", engine, dynamic))
     if engine is not None:
-        note = "" if "batch_size" in values else f"{engine.place}: {engine} {_NOT_ROLLING}"
-        return Batching("Python", _source("Python", engine, dynamic), note=note)
+        notes = () if "batch_size" in values else (f"{engine.place}: {engine} {_NOT_ROLLING}",)
+        return Batching("Python", _source("Python", engine, dynamic), notes=notes)
     return Batching("MPI", "default")
 
 
@@ -108,13 +108,15 @@ def _source(decided: str, engine: OptionValue | None, because: list[OptionValue]
     return f"{engine.place}: {_joined(engine, because)}"
 
 
-def _note(engine: OptionValue | None, rolling: list[OptionValue], values: dict[str, OptionValue]) -> str:
+def _notes(
+    engine: OptionValue | None, rolling: list[OptionValue], values: dict[str, OptionValue]
+) -> tuple[str, ...]:
     ours = engine is None or engine.value == "MPI"
     if ours and all(item.option.name == "engine" or item.value in ("auto", True) for item in rolling):
-        return ""
+        return ()
     return (
         f"{(engine or rolling[0]).place}: {_joined(engine, rolling)} selects rolling batching, which this server's"
-        f" own rolling-batch engine (engine=MPI) provides{_limit_note(values)}"
+        f" own rolling-batch engine (engine=MPI) provides{_limit_note(values)}",
     )
 
 

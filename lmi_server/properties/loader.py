@@ -61,12 +61,12 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
         resolve_option(option, candidates, found)
     _require_model(found)
     _report_unused(_not_for_user_code(unknown, found), found, lenient or environment.is_lenient(environ))
-    verdict = rules.apply(found.values, found.handler is not None)
-    found.problems += verdict.problems
+    batching = rules.apply(found.values, found.handler is not None)
+    found.problems += batching.problems
     found.problems += secure_mode.violations(environ, found.folder, found.values, found.user_code)
     with_problem = {by_name()[problem.key].name for problem in found.problems if problem.key in by_name()}
     if not found.has_invalid_handler and not _BATCHING & with_problem:
-        found.notes += verdict.notes
+        found.notes += batching.notes
     _note_effectless(found)
     _explain_comments(found)
     _warn_of_second_model(settings, found)
@@ -74,9 +74,9 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.notes += missing_mount(found.values.get("option.model_id"), found.folder)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
-        config = build_config(found.values.values(), verdict.engine, str(found.folder))
+        config = build_config(found.values.values(), batching.engine, str(found.folder))
         config = _with_user_code(config, handler_options, found, environ)
-        effective = _effective(found, verdict, config)
+        effective = _effective(found, batching.source, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found
 
@@ -252,7 +252,7 @@ def _warn_of_second_file(found: Examination) -> None:
     ]
 
 
-def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) -> tuple[EffectiveValue, ...]:
+def _effective(found: Examination, engine_source: str, config: LmiConfig) -> tuple[EffectiveValue, ...]:
     """Return all supported options, with defaults, and all other options that were set, in the table's order."""
     values = []
     for option in OPTIONS:
@@ -261,7 +261,7 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
         if found.handler is not None and not handler.is_server_option(option.name):
             continue
         if option.name == "engine":
-            values.append(EffectiveValue("engine", config.engine, verdict.engine_source))
+            values.append(EffectiveValue("engine", config.engine, engine_source))
         elif item is not None:
             text = item.text if option.secret else as_option(item.value)
             values.append(EffectiveValue(option.name, text, item.place, "" if works else "without effect"))

@@ -37,10 +37,6 @@ class Problem:
     """Nearest known name or value."""
 
     @property
-    def file(self) -> str:
-        return self.source.file
-
-    @property
     def line(self) -> int | None:
         return self.source.line
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from lmi_server.properties import batching
+from lmi_server.properties.batching import Batching
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem
 from lmi_server.values.base import Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Result of the rules."""
-
-    engine: str
-    engine_source: str
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
-
-
-def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
+def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Batching:
     """Choose the engine, and check the values against it and against each other.
 
     The keys of `values` are option names. `has_handler`: whether a user's handler answers requests.
@@ -28,8 +19,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     decided = batching.for_handler(values) if has_handler else batching.decide(values)
     problems = [*decided.problems, *_needs_paging(values), *_needs_s3(values)]
     problems += [] if has_handler else _copies(values)
-    notes = [decided.note] if decided.note else []
-    notes += _needs_pauses(values, decided.engine)
+    notes = [*decided.notes, *_needs_pauses(values, decided.engine)]
     contradicting = {problem.source for problem in decided.problems}
     for item in values.values():
         if item.source in contradicting:
@@ -39,7 +29,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
             problems.append(item.problem(reason))
         elif _is_unused(item, decided.engine):
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
-    return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
+    return replace(decided, problems=tuple(problems), notes=tuple(notes))
 
 
 def _copies(values: dict[str, OptionValue]) -> list[Problem]:

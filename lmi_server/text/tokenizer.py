@@ -158,9 +158,8 @@ def _add_tokens(tokenizer: Tokenizer, declared: Sequence[AddedToken], special: S
     tokenizer.add_tokens(
         [one for one in declared if one.content not in (listed_special if one.special else listed)]
     )
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     known = listed | {token.content for token in declared}
-    unlisted = [text for text in special if text in vocabulary and text not in known]
+    unlisted = [text for text in special if text not in known and tokenizer.token_to_id(text) is not None]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unlisted])
 
 

@@ -42,6 +42,7 @@ def test_a_hub_id_with_a_revision_is_served(hub: HubServer, tmp_path: Path) -> N
     with hub, Server(tmp_path / "server", PROPERTIES, environment=environment) as server:
         answer = server.client.generate(PROMPT, max_new_tokens=12)
         assert answer.token_ids == _greedy_tokens(tmp_path / "v1", 12)
+        assert server.client.get("/v1/models").json()["data"][0]["root"] == ID
         assert PROMPT not in server.log()
         assert answer.text.strip() not in server.log()
         assert server.log().count("converting the tokenizer") == 1

@@ -120,10 +120,7 @@ class FakeStream:
     aborted requests continue too: outputs in flight still reach the web process.
     """
 
-    def __init__(
-        self, scripts: Iterable[Iterator[RequestOutput | threading.Event]], ready: bool = False
-    ) -> None:
-        self.ready = ready
+    def __init__(self, scripts: Iterable[Iterator[RequestOutput | threading.Event]]) -> None:
         self._turns = deque(scripts)
         self._events: dict[int, threading.Event] = {}
 
@@ -172,8 +169,6 @@ class FakeEngine:
         """Fields that `configure_scheduler` refuses, with the reasons."""
         self.answers = True
         """Whether `configure_scheduler` answers."""
-        self.ahead = False
-        """Whether all outputs are available before the first one is read."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -184,7 +179,7 @@ class FakeEngine:
         self.requests += requests
         self.submissions.append(len(requests))
         self.submit_seen.set()
-        return FakeStream([iter(self.script(request)) for request in requests], self.ahead)
+        return FakeStream([iter(self.script(request)) for request in requests])
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         self.aborted.append(request_id)

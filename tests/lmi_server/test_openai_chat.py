@@ -97,15 +97,30 @@ def test_every_chunk_may_have_the_token_counts(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_each_event_is_a_chunk_of_its_own(
-    path: str, ahead: bool, client: FlaskClient, engine: FakeEngine
-) -> None:
+def test_each_event_is_a_chunk_of_its_own(path: str, client: FlaskClient) -> None:
     """Some clients of SageMaker parse each part of a stream by itself."""
-    engine.ahead = ahead
     events = list(post(client, path, stream=True, stream_options={"include_usage": True}).iter_encoded())
     assert all(event.startswith(b"data: ") and event.find(b"\n\n") == len(event) - 2 for event in events)
     assert events[-1] == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_tokens_without_visible_text_have_chunks(
+    path: str, logprobs: bool, client: FlaskClient, engine: FakeEngine
+) -> None:
+    """Benchmark clients take each chunk for a token."""
+    text, is_chat = "one 😀 two three", "chat" in path
+    engine.script = lambda request: tokens(request, encode(text))
+    body: dict[str, Any] = {"messages": MESSAGES} if is_chat else {"prompt": "Hello"}
+    if logprobs:
+        body["logprobs"] = True if is_chat else 1
+    reply = client.post(path, json={**body, "stream": True, "stop": [" two threes"]})
+    choices = [record["choices"][0] for record in chunks(reply)]
+    pieces = [choice["delta"]["content"] if is_chat else choice["text"] for choice in choices]
+    assert len(pieces[is_chat:]) == len(encode(text))
+    assert pieces.count("") >= 3
+    assert "".join(pieces) == text
 
 
 def test_a_chat_on_invocations_can_be_streamed_as_json_lines(client: FlaskClient) -> None:
@@ -236,6 +251,7 @@ def parts_client(model_folder: Path, engine: FakeEngine, text_model: TextModel) 
             "user:-:one|two|",
         ),
         ({"role": "assistant", "content": None, "refusal": "no"}, "assistant:-:|"),
+        ({"role": "assistant", "content": []}, "assistant:-:|"),
         (
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]},
             "assistant:-:I cannot|",

@@ -26,6 +26,7 @@ __all__ = [
     "SCHEMES",
     "ModelNotAvailable",
     "Scheme",
+    "hub_id",
     "in_use",
     "is_described",
     "is_fetched",
@@ -53,6 +54,12 @@ def _scheme(source: ModelSource) -> Scheme | None:
 def is_fetched(source: ModelSource) -> bool:
     """Return whether the model comes over a network, judged by its address."""
     return isinstance(_scheme(source), RemoteScheme) and refusal(source) is None
+
+
+def hub_id(source: ModelSource) -> str:
+    """Return `option.model_id` if it names a model on a hub, also if its files are bundled; else an empty string."""
+    on_hub = isinstance(_scheme(source), HubModels | BundledModel) and refusal(source) is None
+    return source.model_id or "" if on_hub else ""
 
 
 def is_described(source: ModelSource) -> bool:

@@ -13,7 +13,7 @@ from engines.errors import EngineError, error_from_kind
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
-from lmi_server.apis.serve import CLIENT_GONE_STATUS
+from lmi_server.apis.serve import client_gone
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
 from lmi_server.http.client_gone import ClientWatch
@@ -75,8 +75,7 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
         response.call_on_close(pieces.close)
     except ClientDisconnected:
         pieces.close()
-        record.finish = "client_gone"
-        return Response(status=CLIENT_GONE_STATUS)
+        return client_gone(record)
     except BaseException:
         pieces.close()
         raise

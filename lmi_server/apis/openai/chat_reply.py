@@ -43,12 +43,11 @@ class ChatReply(OpenAiReply):
         return "".join(self._delta(index, role) for index in range(self._num_choices))
 
     def _records(self, output: TextOutput) -> str:
-        text = output.shown
-        tokens = output.released if self._shows_logprobs else ()
-        if not text and not tokens and output.completion is None:
+        if not output.tokens and output.completion is None:
             return ""
+        tokens = output.released if self._shows_logprobs else ()
         reason = None if output.completion is None else FINISH_REASONS[output.completion.finish_reason]
-        return self._delta(output.index, {"content": text}, tokens, reason)
+        return self._delta(output.index, {"content": output.shown}, tokens, reason)
 
     def _delta(
         self,

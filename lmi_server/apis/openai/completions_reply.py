@@ -54,7 +54,7 @@ class CompletionsReply(OpenAiReply):
             if output.prompt_tokens and self._echo:
                 text = self._echoed[output.index] + text
                 prompt_tokens = output.prompt_tokens
-        if not text and not prompt_tokens and not tokens and output.completion is None:
+        if not prompt_tokens and not output.tokens and output.completion is None:
             return ""
         return self._chunk(self._choice(output.index, text, tokens, output.completion, prompt_tokens))
 
@@ -96,7 +96,7 @@ class CompletionsReply(OpenAiReply):
             "text_offset": offsets,
             "tokens": [token.name for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in in_turns(tokens)] if self._num_top else None,
+            "top_logprobs": [self._top(token) for token in in_turns(tokens)],
         }
 
     def _top(self, token: TokenText) -> dict[str, float] | None:

@@ -93,7 +93,7 @@ def _reasoning(field: str, message: dict[str, Any]) -> dict[str, str]:
 def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
-    if role == "assistant" and (value is None or value is MISSING):
+    if role == "assistant" and value in (None, MISSING, []):
         return ""  # OpenAI's answers with a `refusal` have no content
     if not isinstance(value, list) or not value:
         raise refuse(field, value, "a string, or a list of at least 1 text part")

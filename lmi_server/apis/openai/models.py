@@ -15,8 +15,9 @@ from lmi_server.http.json_reply import json_response
 def api(context: ApiContext) -> Blueprint:
     blueprint = Blueprint("openai_models", __name__)
     started = int(time.time())
+    config = context.config
     # As in vLLM, whose clients take the tokenizer from `root`.
-    facts = {"root": context.config.model_path, "max_model_len": context.config.max_model_len}
+    facts = {"root": config.hub_id or config.model_path, "max_model_len": config.max_model_len}
 
     def entry(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": started, "owned_by": "lmi", **facts}

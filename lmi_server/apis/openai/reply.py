@@ -58,7 +58,8 @@ class OpenAiReply(ABC):
 
     @abstractmethod
     def _records(self, output: TextOutput) -> str:
-        """Return the chunks for one output."""
+        """Return the chunk for one output. Tokens without visible text have one too, as in vLLM, because clients
+        measure the times between chunks."""
 
     def end(self, result: GenerationResult) -> str:
         """Return the token counts, if the client requested them, and the end of the stream."""

@@ -118,7 +118,7 @@ def test_detects_trailing_blanks(data: bytes, blanks: bool) -> None:
 def test_reports_an_invalid_line_and_continues(data: bytes, reason: str) -> None:
     document = parse(data, "some/file")
     [problem] = document.problems
-    assert (problem.file, problem.line, problem.key) == ("some/file", 2, "b")
+    assert (problem.source.file, problem.line, problem.key) == ("some/file", 2, "b")
     assert reason in problem.reason
     assert document.entries[0].key == "a"
 

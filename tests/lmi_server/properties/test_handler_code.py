@@ -18,7 +18,7 @@ FORMATTER = "@output_formatter\ndef f(output): ...\n"
 def import_problem(folder: Path, code: str) -> Problem:
     (folder / "model.py").write_text(code)
     problem = single_problem(folder, "option.own=x\n")
-    assert problem.file == str(folder / "model.py")
+    assert problem.source.file == str(folder / "model.py")
     return problem
 
 

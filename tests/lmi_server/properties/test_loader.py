@@ -33,7 +33,7 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
     tmp_path: Path, key: str, nearest: str
 ) -> None:
     problem = single_problem(tmp_path, f"# a comment\n{key}=1\n")
-    assert (problem.file, problem.line) == (str(tmp_path / "serving.properties"), 2)
+    assert (problem.source.file, problem.line) == (str(tmp_path / "serving.properties"), 2)
     assert (problem.key, problem.value, problem.reason) == (key, "***", "unknown key")
     assert problem.nearest == nearest
 

@@ -77,5 +77,5 @@ def test_a_folder_of_models_that_is_not_served_is_refused_with_the_reason(
         if name.endswith(("chat", "small")):
             (tmp_path / name / "config.json").touch()
     [problem] = examine(tmp_path, {}).problems
-    assert problem.file == str(tmp_path)
+    assert problem.source.file == str(tmp_path)
     assert reason in problem.reason

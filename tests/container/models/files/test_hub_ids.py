@@ -32,6 +32,14 @@ def test_ids_are_valid_if_the_library_accepts_them(text: str) -> None:
     assert (HubModels().refusal(ModelSource(text)) is None) == is_valid(text)
 
 
+def test_only_hub_models_have_a_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "owner" / "here").mkdir(parents=True)
+    for model_id in ("owner/name", "HuggingFaceTB/SmolLM2-135M-Instruct", "owner/name:Q4_K_M"):
+        assert model_files.hub_id(ModelSource(model_id, str(tmp_path))) == model_id
+    for other in (None, "owner/here", "/owner/name", "s3://bucket/owner", "owner name", "gs://owner/name"):
+        assert model_files.hub_id(ModelSource(other, str(tmp_path))) == ""
+
+
 @pytest.mark.parametrize(
     ("model_id", "words"),
     [
