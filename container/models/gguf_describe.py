@@ -19,7 +19,7 @@ from typing import Any
 
 import gguf
 
-from container.models.gguf_config import Metadata, UnknownGguf, read_config
+from container.models.gguf_config import Metadata, UnknownGguf, read_config, special_ids
 from container.models.gguf_names import parts_of
 from container.models.gguf_tokenizer import WHOLE, build_tokenizer
 from engines.models.gguf_index import GgufIndex, GgufTensor
@@ -78,7 +78,7 @@ def _unreadable(file: Path, error: str) -> str:
 def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:
     """Write generation_config.json, the chat template, and the tokenizer's two files. Raises UnknownGguf."""
     tokens = metadata.get("tokenizer.ggml.tokens") or []
-    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in (*_SPECIAL.values(), "eot")}
+    ids = special_ids(metadata, len(tokens))
     named = {id_ for name in ("eos", "eot") if (id_ := ids[name]) is not None}
     stops = sorted(named | _ends(metadata))
     generation = {"bos_token_id": ids["bos"], "eos_token_id": stops or None, "pad_token_id": ids["padding"]}

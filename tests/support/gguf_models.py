@@ -153,6 +153,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     bos = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "<s>", "<|endoftext|>")
     numbers = {token: number for number, token in tokens.items()}
     writer.add_bos_token_id(next(numbers[token] for token in bos if token in numbers))
+    writer.add_pad_token_id((1 << 32) - 1)  # not in the vocabulary, as in some files
     writer.add_chat_template("{{ messages }}")
 
 

@@ -263,6 +263,8 @@ def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_pat
         assert pre or ours.decode(expected) == theirs.decode(expected)
     assert read_templates(described) == {"default": "{{ messages }}"}
     assert tokenizer_files.loads_unchanged(described)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((described / name).read_text())["pad_token_id"] is None
 
 
 def test_special_tokens_may_be_spelled_outside_the_byte_alphabet(tmp_path: Path) -> None:
