@@ -23,6 +23,8 @@ WHOLE = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED}
 """Types of tokens that are matched as a whole, as in llama.cpp."""
 _BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
+_IGNORE_MERGES = _BEGIN_WITH_BOS | {"falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "midm-2.0", "pixtral"}
+"""Pre-tokenizers of models for which a word in the vocabulary is one token, whatever the merges, as in llama.cpp."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
 
@@ -40,9 +42,10 @@ def build_tokenizer(metadata: Metadata, tokens: Sequence[str], ids: Mapping[str,
     if begins is None:
         begins = kind == "llama" or pre in _BEGIN_WITH_BOS
     try:
-        tokenizer = (
-            _sentencepiece(metadata, tokens) if splitter is None else _byte_level(metadata, tokens, splitter)
-        )
+        if splitter is None:
+            tokenizer = _sentencepiece(metadata, tokens)
+        else:
+            tokenizer = _byte_level(metadata, tokens, pre, splitter)
         _match_whole(tokenizer, metadata, tokens, ids)
         _begin_and_end(tokenizer, ids["bos"] if begins else None, ids["eos"] if ends else None)
     except Exception as error:  # the libraries raise errors of every type
@@ -68,10 +71,10 @@ def _splitter(pre: str | None) -> Any:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _byte_level(metadata: Metadata, tokens: Sequence[str], splitter: Any) -> Tokenizer:
+def _byte_level(metadata: Metadata, tokens: Sequence[str], pre: str | None, splitter: Any) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _IGNORE_MERGES))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

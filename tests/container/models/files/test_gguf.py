@@ -276,6 +276,15 @@ def test_special_tokens_may_be_spelled_outside_the_byte_alphabet(tmp_path: Path)
     _check_ids(tmp_path, "llama3", "llama-bpe", "<｜User｜>You<｜begin▁of▁sentence｜>")
 
 
+def test_a_word_of_llama3s_vocabulary_is_one_token_even_if_no_merge_makes_it(tmp_path: Path) -> None:
+    FAMILIES["llama3"](tmp_path / "llama3")
+    file = tmp_path / "llama3" / "tokenizer.json"
+    data = json.loads(file.read_text())
+    data["model"]["vocab"]["Ġxyzzy"] = len(data["model"]["vocab"]) + len(data["added_tokens"])
+    file.write_text(json.dumps(data))
+    _check_ids(tmp_path, "llama3", "llama-bpe", "a xyzzy")
+
+
 def _check_ids(folder: Path, family: str, pre: str, text: str) -> None:
     """Check the ids of a GGUF file's tokenizer against the family's in `folder`, and the number of tokens."""
     ours = Tokenizer.from_file(str(_described(folder, family, pre) / "tokenizer.json"))
