@@ -25,6 +25,8 @@ _BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
 _IGNORE_MERGES = _BEGIN_WITH_BOS | {"falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "midm-2.0", "pixtral"}
 """Pre-tokenizers of models for which a word in the vocabulary is one token, whatever the merges, as in llama.cpp."""
+_NORMALIZE = frozenset({"deepseek-r1-qwen", "qwen2"})
+"""Pre-tokenizers of models that normalize texts to NFC, as in their tokenizer.json. llama.cpp does not."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
 
@@ -75,6 +77,8 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], pre: str | None, spli
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _IGNORE_MERGES))
+    if pre in _NORMALIZE:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -243,7 +243,7 @@ def test_a_rope_scaling_that_would_shorten_the_context_is_rejected(key: str, tmp
 @pytest.mark.parametrize(
     ("family", "pre"),
     [
-        *(("llama3", "llama-bpe"), ("gpt2", "gpt-2")),
+        *(("llama3", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2"), ("gpt2", "gpt-2")),
         *((family, "") for family in ("mistral", "mistral_v3", "llama2", "phi3", "gemma2")),
     ],
 )
