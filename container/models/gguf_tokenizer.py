@@ -21,6 +21,10 @@ from container.models.gguf_config import Metadata, UnknownGguf
 
 WHOLE = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 """Types of tokens that are matched as a whole, as in llama.cpp."""
+_GPT2 = frozenset({"a.x-4.0", "gpt-2", "mellum", "trillion"})
+"""Pre-tokenizers with GPT-2's pattern, as in llama.cpp."""
+_SINGLE_DIGITS = frozenset({"minerva-7b", "refact", "smollm", "starcoder"})
+"""Pre-tokenizers that split off each digit and then use GPT-2's pattern, as in llama.cpp."""
 _BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
 _IGNORE_MERGES = _BEGIN_WITH_BOS | {"falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "midm-2.0", "pixtral"}
@@ -59,9 +63,9 @@ def build_tokenizer(metadata: Metadata, tokens: Sequence[str], ids: Mapping[str,
 def _splitter(pre: str | None) -> Any:
     """Return the part of a byte-level tokenizer that splits texts into words; None if `pre` is unknown."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre == "gpt-2":
+    if pre in _GPT2:
         return gpt2
-    if pre == "smollm":
+    if pre in _SINGLE_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     from transformers.integrations.gguf.gguf_tokenizer_mapping import (  # takes seconds
         GGUF_PRE_TOKENIZER_SPLITS,

@@ -285,6 +285,17 @@ def test_a_word_of_llama3s_vocabulary_is_one_token_even_if_no_merge_makes_it(tmp
     _check_ids(tmp_path, "llama3", "llama-bpe", "a xyzzy")
 
 
+@pytest.mark.parametrize("pre", ["smollm", "refact"])
+def test_digits_are_tokens_of_their_own_as_in_granite_code(pre: str, tmp_path: Path) -> None:
+    FAMILIES["gpt2"](tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / "tokenizer.json"
+    data = json.loads(file.read_text())
+    steps = [{"type": "Digits", "individual_digits": True}, data["pre_tokenizer"]]
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    file.write_text(json.dumps(data))
+    _check_ids(tmp_path, "gpt2", pre, "a 1234567890 b")
+
+
 def _check_ids(folder: Path, family: str, pre: str, text: str) -> None:
     """Check the ids of a GGUF file's tokenizer against the family's in `folder`, and the number of tokens."""
     ours = Tokenizer.from_file(str(_described(folder, family, pre) / "tokenizer.json"))
