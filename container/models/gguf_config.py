@@ -31,7 +31,7 @@ _FIELDS = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
 """Optional metadata keys. If one is missing, the default of transformers' config class applies."""
-_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+_TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 _DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
@@ -124,7 +124,8 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         _require_stacks(tensors)
         # llama.cpp always normalizes the expert weights of Qwen3 to a sum of 1.
         config |= {"num_local_experts": experts, "num_experts": experts, "norm_topk_prob": True}
-    tokens = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
+    vocab_size = int(tensors["token_embd.weight"].shape[1])
+    ids = special_ids(metadata, vocab_size)
     return {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
@@ -132,11 +133,18 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         "dtype": _dtype(tensors),
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        **tokens,
+        "vocab_size": vocab_size,
+        **{field: ids[name] for field, name in _TOKENS.items()},
         **config,
         **_rope(metadata, kind, config, tensors),
     }
+
+
+def special_ids(metadata: Metadata, num_tokens: int) -> dict[str, int | None]:
+    """Return the ids of special tokens, by GGUF's names. None: not in the metadata, or not below `num_tokens`."""
+    names = ("bos", "eos", "eot", "padding", "unknown")
+    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names}
+    return {name: id_ if id_ in range(num_tokens) else None for name, id_ in ids.items()}
 
 
 def _require_stacks(tensors: Mapping[str, Any]) -> None:

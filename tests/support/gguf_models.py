@@ -124,29 +124,36 @@ def _stacks(names: Iterable[str]) -> dict[str, list[str]]:
     return {common: [numbered[i] for i in sorted(numbered)] for common, numbered in found.items()}
 
 
-def _token_type(token: str, special: bool) -> gguf.TokenType:
+def _token_type(token: str, special: bool | None) -> gguf.TokenType:
+    """special: of an added token; None for others."""
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
         return gguf.TokenType.BYTE
-    return gguf.TokenType.CONTROL if special else gguf.TokenType.NORMAL
+    if special is None:
+        return gguf.TokenType.NORMAL
+    return gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     data = json.loads((folder / "tokenizer.json").read_text())
-    special = {token["id"]: token["content"] for token in data["added_tokens"]}
-    tokens = {number: token for token, number in data["model"]["vocab"].items()} | special
+    added = {token["id"]: token["content"] for token in data["added_tokens"]}
+    special = {token["id"]: token["special"] for token in data["added_tokens"]}
+    tokens = {number: token for token, number in data["model"]["vocab"].items()} | added
     assert sorted(tokens) == list(range(len(tokens)))
     merges = data["model"]["merges"]
     writer.add_tokenizer_model("gpt2" if pre else "llama")
     writer.add_tokenizer_pre(pre or "default")
     writer.add_token_list([tokens[number] for number in range(len(tokens))])
-    writer.add_token_types([_token_type(tokens[number], number in special) for number in range(len(tokens))])
+    writer.add_token_types(
+        [_token_type(tokens[number], special.get(number)) for number in range(len(tokens))]
+    )
     if not pre:
         writer.add_token_scores([-float(number) for number in range(len(tokens))])
         writer.add_add_space_prefix("Prepend" in json.dumps(data["normalizer"]))
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    bos = (token for token in ("<|begin_of_text|>", "<bos>", "<s>") if token in tokens.values())
+    bos = ("<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>", "<s>", "<|endoftext|>")
     numbers = {token: number for number, token in tokens.items()}
-    writer.add_bos_token_id(numbers[next(bos)])
+    writer.add_bos_token_id(next(numbers[token] for token in bos if token in numbers))
+    writer.add_pad_token_id((1 << 32) - 1)  # not in the vocabulary, as in some files
     writer.add_chat_template("{{ messages }}")
 
 

@@ -13,7 +13,7 @@ from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.models.publish import cannot_write, make_folder
 from container.progress import ProgressView
 
-_VERSION = "5"
+_VERSION = "6"
 """Version of the description. A new version does not use old results."""
 _NEEDED_BYTES = 128 << 20
 _SECONDS = 300.0

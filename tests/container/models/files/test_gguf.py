@@ -242,7 +242,10 @@ def test_a_rope_scaling_that_would_shorten_the_context_is_rejected(key: str, tmp
 
 @pytest.mark.parametrize(
     ("family", "pre"),
-    [("llama3", "llama-bpe"), ("mistral", ""), ("mistral_v3", ""), ("llama2", ""), ("phi3", "")],
+    [
+        *(("llama3", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2"), ("gpt2", "gpt-2")),
+        *((family, "") for family in ("mistral", "mistral_v3", "llama2", "phi3", "gemma2")),
+    ],
 )
 def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_path: Path) -> None:
     """Texts with leading spaces are important for SentencePiece."""
@@ -250,7 +253,9 @@ def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_pat
     theirs = Tokenizer.from_file(str(tmp_path / family / "tokenizer.json"))
     ours = Tokenizer.from_file(str(described / "tokenizer.json"))
     chat = "<|user|>\nYou\n  a<|end|>\n<|assistant|>\n"
-    for text in (*script_texts(100, ["<|eot_id|>", "<s>", "[INST]"]), chat, " a", "  a", "▁a", "", " "):
+    defaults = "<|endoftext|> <unk> <s> <mask>"  # of transformers' classes; some models do not have them
+    texts = (*script_texts(100, ["<|eot_id|>", "<s>", "[INST]"]), chat, defaults)
+    for text in (*texts, " a", "  a", "▁a", "", " "):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == expected
         if pre:
@@ -258,6 +263,45 @@ def test_the_tokenizer_is_built_from_the_metadata(family: str, pre: str, tmp_pat
         assert pre or ours.decode(expected) == theirs.decode(expected)
     assert read_templates(described) == {"default": "{{ messages }}"}
     assert tokenizer_files.loads_unchanged(described)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((described / name).read_text())["pad_token_id"] is None
+
+
+def test_special_tokens_may_be_spelled_outside_the_byte_alphabet(tmp_path: Path) -> None:
+    """As in distilled models of DeepSeek-R1."""
+    FAMILIES["llama3"](tmp_path / "llama3")
+    file = tmp_path / "llama3" / "tokenizer.json"
+    text = file.read_text().replace("<|begin_of_text|>", "<｜begin▁of▁sentence｜>")
+    file.write_text(text.replace("<|start_header_id|>", "<｜User｜>"))
+    _check_ids(tmp_path, "llama3", "llama-bpe", "<｜User｜>You<｜begin▁of▁sentence｜>")
+
+
+def test_a_word_of_llama3s_vocabulary_is_one_token_even_if_no_merge_makes_it(tmp_path: Path) -> None:
+    FAMILIES["llama3"](tmp_path / "llama3")
+    file = tmp_path / "llama3" / "tokenizer.json"
+    data = json.loads(file.read_text())
+    data["model"]["vocab"]["Ġxyzzy"] = len(data["model"]["vocab"]) + len(data["added_tokens"])
+    file.write_text(json.dumps(data))
+    _check_ids(tmp_path, "llama3", "llama-bpe", "a xyzzy")
+
+
+@pytest.mark.parametrize("pre", ["smollm", "refact"])
+def test_digits_are_tokens_of_their_own_as_in_granite_code(pre: str, tmp_path: Path) -> None:
+    FAMILIES["gpt2"](tmp_path / "gpt2")
+    file = tmp_path / "gpt2" / "tokenizer.json"
+    data = json.loads(file.read_text())
+    steps = [{"type": "Digits", "individual_digits": True}, data["pre_tokenizer"]]
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    file.write_text(json.dumps(data))
+    _check_ids(tmp_path, "gpt2", pre, "a 1234567890 b")
+
+
+def _check_ids(folder: Path, family: str, pre: str, text: str) -> None:
+    """Check the ids of a GGUF file's tokenizer against the family's in `folder`, and the number of tokens."""
+    ours = Tokenizer.from_file(str(_described(folder, family, pre) / "tokenizer.json"))
+    theirs = Tokenizer.from_file(str(folder / family / "tokenizer.json"))
+    assert ours.encode(text).ids == theirs.encode(text).ids
+    assert ours.get_vocab_size() == theirs.get_vocab_size()
 
 
 @pytest.mark.parametrize("turn", ["<|im_end|>", "<|eot_id|>"])
@@ -329,7 +373,7 @@ def _described(folder: Path, family: str, pre: str) -> Path:
     tokenizer, checkpoint, described = (folder / name for name in (family, "checkpoint", "described"))
     if not tokenizer.exists():
         FAMILIES[family](tokenizer)
-    architecture = {"phi3": "phi3", "gemma3": "gemma3"}.get(family, "llama")
+    architecture = {"phi3": "phi3", "gemma2": "gemma", "gemma3": "gemma3"}.get(family, "llama")
     save_model(checkpoint, {"gemma3": "gemma3_text"}.get(family, architecture), **SHAPE)
     described.mkdir()
     write_gguf(checkpoint, folder / "model.gguf", architecture, Kind.F32, tokenizer, pre)
