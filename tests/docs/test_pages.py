@@ -11,6 +11,8 @@ import click
 import pytest
 
 from container.cli import main
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.table import PARAMETERS
 from lmi_server.properties.options import by_name
 from lmi_server.properties.reference import rows
 from tests.docs.pages import Page, pages, read
@@ -77,6 +79,13 @@ def test_the_readme_is_short_and_links_to_every_page() -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
     linked = {(REPO_ROOT / link.partition("#")[0]).resolve() for link in read(path).links()}
     assert sorted(set((REPO_ROOT / "docs").glob("*.md")) - linked) == []
+
+
+def test_the_api_reference_names_every_supported_parameter() -> None:
+    spans = set(read(REPO_ROOT / "docs/api.md").spans())
+    supported = [row for row in PARAMETERS if row.neutral is None]
+    names = {name for row in supported for column in Names for name in row.names(column)}
+    assert sorted(names - spans) == []
 
 
 @page_by_page
