@@ -81,6 +81,12 @@ def test_the_readme_is_short_and_links_to_every_page() -> None:
     assert sorted(set((REPO_ROOT / "docs").glob("*.md")) - linked) == []
 
 
+def test_the_index_of_the_docs_has_the_rows_of_the_readme() -> None:
+    readme, index = (read(REPO_ROOT / name).rows("Documentation") for name in ("README.md", "docs/README.md"))
+    assert len(index) >= 10
+    assert [[cell.replace("](docs/", "](") for cell in row] for row in readme] == index
+
+
 def test_the_api_reference_names_every_supported_parameter() -> None:
     spans = set(read(REPO_ROOT / "docs/api.md").spans())
     supported = [row for row in PARAMETERS if row.neutral is None]
