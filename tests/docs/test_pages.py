@@ -32,6 +32,8 @@ EXTERNAL_OPTIONS = {
     *("--read-only", "--tmpfs", "--revision", "--dtype", "--max-model-len", "--tensor-parallel-size"),
     *("--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization"),
     *("--enforce-eager", "--no-enable-prefix-caching", "--kv-cache-dtype", "--quantization", "--api-key"),
+    *("--served-model-name", "--tokenizer", "--trust-remote-code", "--download-dir", "--load-format"),
+    *("--scheduling-policy", "--block-size", "--swap-space"),
 }
 """Options of other programs."""
 SUFFIXES = (".py", ".md", ".c", ".cpp", ".inc", ".h", ".json", ".toml", ".txt", ".properties")
