@@ -167,13 +167,13 @@ def test_commands_and_their_options_exist(page: Page) -> None:
             assert options <= options_of(words[1]), span
 
 
-def test_the_files_of_where_to_find_what_are_named_by_the_architecture_page() -> None:
+def test_the_files_of_the_code_map_are_named_by_the_architecture_page() -> None:
     architecture = (REPO_ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = read(REPO_ROOT / "docs/contributing.md").rows("Where to find what")
+    table = read(REPO_ROOT / "docs/contributing.md").rows("Code map")
     assert len(table) >= 10
-    for question, answer in table:
-        files = [span for span in re.findall(r"`([^`]+)`", answer) if is_path(span)]
-        assert files, question
-        assert all(exists(file) for file in files), question
+    for what, where in table:
+        files = [span for span in re.findall(r"`([^`]+)`", where) if is_path(span)]
+        assert files, what
+        assert all(exists(file) for file in files), what
         named = [file for file in files if file in architecture or f"{Path(file).parent}/" in architecture]
-        assert named == files, question
+        assert named == files, what
