@@ -271,7 +271,7 @@ def test_every_reported_metric_is_documented(paged_server: Server) -> None:
 @pytest.mark.e2e
 @pytest.mark.model
 def test_every_documented_route_exists(paged_server: Server) -> None:
-    rows = read(REPO_ROOT / "docs/getting-started.md").rows("Routes")
+    rows = read(REPO_ROOT / "docs/api.md").rows("Routes")
     routes = [route.split() for row in rows for route in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])]
     assert len(routes) > 10
     for method, path in routes:

@@ -11,6 +11,8 @@ import click
 import pytest
 
 from container.cli import main
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.table import PARAMETERS
 from lmi_server.properties.options import by_name
 from lmi_server.properties.reference import rows
 from tests.docs.pages import Page, pages, read
@@ -30,6 +32,8 @@ EXTERNAL_OPTIONS = {
     *("--read-only", "--tmpfs", "--revision", "--dtype", "--max-model-len", "--tensor-parallel-size"),
     *("--data-parallel-size", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization"),
     *("--enforce-eager", "--no-enable-prefix-caching", "--kv-cache-dtype", "--quantization", "--api-key"),
+    *("--served-model-name", "--tokenizer", "--trust-remote-code", "--download-dir", "--load-format"),
+    *("--scheduling-policy", "--block-size", "--swap-space"),
 }
 """Options of other programs."""
 SUFFIXES = (".py", ".md", ".c", ".cpp", ".inc", ".h", ".json", ".toml", ".txt", ".properties")
@@ -77,6 +81,19 @@ def test_the_readme_is_short_and_links_to_every_page() -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
     linked = {(REPO_ROOT / link.partition("#")[0]).resolve() for link in read(path).links()}
     assert sorted(set((REPO_ROOT / "docs").glob("*.md")) - linked) == []
+
+
+def test_the_index_of_the_docs_has_the_rows_of_the_readme() -> None:
+    readme, index = (read(REPO_ROOT / name).rows("Documentation") for name in ("README.md", "docs/README.md"))
+    assert len(index) >= 10
+    assert [[cell.replace("](docs/", "](") for cell in row] for row in readme] == index
+
+
+def test_the_api_reference_names_every_supported_parameter() -> None:
+    spans = set(read(REPO_ROOT / "docs/api.md").spans())
+    supported = [row for row in PARAMETERS if row.neutral is None]
+    names = {name for row in supported for column in Names for name in row.names(column)}
+    assert sorted(names - spans) == []
 
 
 @page_by_page
@@ -150,13 +167,13 @@ def test_commands_and_their_options_exist(page: Page) -> None:
             assert options <= options_of(words[1]), span
 
 
-def test_the_files_of_where_to_find_what_are_named_by_the_architecture_page() -> None:
+def test_the_files_of_the_code_map_are_named_by_the_architecture_page() -> None:
     architecture = (REPO_ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = read(REPO_ROOT / "docs/contributing.md").rows("Where to find what")
+    table = read(REPO_ROOT / "docs/contributing.md").rows("Code map")
     assert len(table) >= 10
-    for question, answer in table:
-        files = [span for span in re.findall(r"`([^`]+)`", answer) if is_path(span)]
-        assert files, question
-        assert all(exists(file) for file in files), question
+    for what, where in table:
+        files = [span for span in re.findall(r"`([^`]+)`", where) if is_path(span)]
+        assert files, what
+        assert all(exists(file) for file in files), what
         named = [file for file in files if file in architecture or f"{Path(file).parent}/" in architecture]
-        assert named == files, question
+        assert named == files, what
