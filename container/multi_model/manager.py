@@ -18,6 +18,7 @@ from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from container.run.local_server import STOP_SECONDS, LocalServer, NotHealthy, stop_all
 from engines.errors import Unavailable
+from lmi_server.http.client_gone import ClientDisconnected
 from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_json
 
@@ -178,10 +179,11 @@ class ModelManager:
                 self._changed.notify_all()  # `_stop_server` may wait for the requests of a server that hangs
                 self._changed.wait_for(lambda: self._closing, _CHECK_SECONDS)
 
-    def lease(self, name: str) -> ModelLease:
+    def lease(self, name: str, client_gone: Callable[[], bool] = lambda: False) -> ModelLease:
         """Lease a model for one request. Loads the model first if it is loaded on demand or its server has failed.
 
-        Raises ModelNotFound, Unavailable, NoMemory.
+        client_gone: whether the client has disconnected, so that its request need not wait for a load.
+        Raises ModelNotFound, Unavailable, NoMemory, ClientDisconnected.
         """
         with self._changed:
             while True:
@@ -199,7 +201,9 @@ class ModelManager:
                 if not self._on_demand:
                     kind = Unavailable if model.state is ModelState.LOADING else ModelNotFound
                     raise kind(f"the model {as_json(name)} is {model.state.value}")
-                self._changed.wait()
+                if client_gone():
+                    raise ClientDisconnected
+                self._changed.wait(_POLL_SECONDS)
         try:
             server = self._start_server(model, leased=True, evict=self._on_demand)
         except BadModel as error:  # not the client's fault

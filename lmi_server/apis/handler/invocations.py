@@ -13,10 +13,9 @@ from engines.errors import EngineError, error_from_kind
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
-from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.generation.generation import POLL_SECONDS
+from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected, ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE, UNBUFFERED
 from lmi_server.request_log import RequestRecord, current_record
 

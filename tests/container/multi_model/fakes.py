@@ -160,6 +160,9 @@ class _Handler(QuietHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.lab.arrived.release()
         self.server.lab.go.wait(200)
+        if body == b"drop":
+            self.close_connection = True
+            return
         if body in (b"stream", b"break"):
             self._stream(broken=body == b"break")
             return
