@@ -97,7 +97,7 @@ def flush(path: Path) -> None:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Make the finished folder `part` readable by everyone, and rename it to `target`."""
+    """Make the finished folder `part` readable by everyone, and rename it to `target`, unless that is its name."""
     for path in (*part.rglob("*"), part):
         path.chmod(0o755 if path.is_dir() else 0o644)
         flush(path)  # a power cut after the rename must not leave a folder of empty files
