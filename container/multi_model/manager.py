@@ -14,8 +14,8 @@ from pathlib import Path
 from container.explain.prediction.memory import gigabytes
 from container.multi_model.config import MEMORY_LIMIT
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
-from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
-from container.multi_model.served_model import ModelState, ServedModel
+from container.multi_model.memory import MemoryAccount, Room
+from container.multi_model.served_model import MemoryNeed, ModelState, ServedModel
 from container.run.local_server import LocalServer, NotHealthy, stop_all
 from engines.errors import Unavailable
 from lmi_server.http.client_gone import ClientDisconnected

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from container.machine import Machine
 from container.multi_model.manager import ModelManager
-from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
+from container.multi_model.memory import MemoryAccount, Room
+from container.multi_model.served_model import MemoryNeed
 from container.run.local_server import LocalServer, NotHealthy
 from tests.support.loopback import LoopbackServer, QuietHandler
 
