@@ -275,7 +275,7 @@ class _Fetch:
         for path in (target, unfinished):
             path.parent.mkdir(parents=True, exist_ok=True)
         verification = self._fetch_patiently(file, unfinished, report)
-        where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
+        where = self.copy.snapshot.where(file.path)
         if (size := unfinished.stat().st_size) != file.size:
             raise ModelNotAvailable(
                 f"{where} has {size} bytes after the download, but the listing has {file.size}"
