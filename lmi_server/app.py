@@ -14,11 +14,11 @@ from engines.errors import EngineError
 from lmi_server.apis import APIS, HANDLER_APIS
 from lmi_server.apis.base import ApiContext, ServerContext
 from lmi_server.apis.parameters.model_defaults import openai_defaults
-from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, ErrorReply, NotFound, status_of
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.body import Bodies
+from lmi_server.http.client_gone import CLIENT_GONE_STATUS
 from lmi_server.metrics import Metrics
 from lmi_server.request_log import QUIET_PATHS, begin_record, current_record
 from lmi_server.text.tokenizer import TextModel

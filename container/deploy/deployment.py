@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from container.deploy import CannotDeploy, variables
-from container.deploy.model_size import model_bytes
 from container.deploy.variables import Value
 from container.explain import hardware
 from container.explain.hardware import Instance
@@ -175,7 +174,7 @@ def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction |
     if endpoint.model_data is not None and model_files.locate(source) is None:
         source = ModelSource(endpoint.model_data.removeprefix("file://"))
     try:
-        start = start_from_files(model_bytes(source), endpoint.instance.network)
+        start = start_from_files(model_files.size(source), endpoint.instance.network)
     except ModelNotAvailable as error:
         return None, f"the size of the model is unknown, so the time-outs are set to the maximum: {error}"
     download, load = math.ceil(start.download_seconds or 0.0), math.ceil(start.load_seconds)

@@ -7,10 +7,10 @@ Imports no transformers.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from lmi_server.text.json_file import read_json
 
 MAX_VOCABULARY = 1 << 21
 """Maximum number of entries, eight times as many as tokenizers of current models have."""
@@ -30,9 +30,9 @@ class Vocabulary:
 def read_vocabulary(model: Path) -> Vocabulary:
     """Read config.json and generation_config.json of the folder.
 
-    Raises: ValueError, one sentence: the files cannot be read, or the vocabulary is too small or too large.
+    Raises: ValueError, one sentence: the files are not valid, or the vocabulary is too small or too large.
     """
-    config, generation = _read(model / "config.json"), _read(model / "generation_config.json")
+    config, generation = read_json(model / "config.json"), read_json(model / "generation_config.json")
     text = config.get("text_config")
     size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     if type(size) is not int:
@@ -76,16 +76,3 @@ def _byte_letters() -> list[str]:
         letters.append(chr(byte if byte in shown else hidden))
         hidden += byte not in shown
     return letters
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no such file. Raises: ValueError."""
-    if not file.is_file():
-        return {}
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{file} is not a JSON object")
-    return data

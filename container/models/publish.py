@@ -64,26 +64,30 @@ def make_folder(
 ) -> Path:
     """Return the folder `target`. If it does not exist, `make` fills a temporary folder, which is then renamed.
 
-    what, detail: for messages. Raises: ModelNotAvailable: the disk is too full; OSError; whatever `make` raises.
+    target: a folder in a folder of the cache. what, detail: for messages.
+    Raises: ModelNotAvailable: the cache is too full or cannot be written; whatever `make` raises, except OSError.
     """
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.parent / f".{target.name}.lock", what, view):
-        if target.is_dir():
-            return target
-        # This process holds the lock, so every unfinished folder was left by a killed process.
-        for left_over in target.parent.glob(f".{target.name}.part-*"):
-            shutil.rmtree(left_over)
-        require_space(target.parent, needed_bytes, what)
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
-        try:
-            view.start(what + detail)
-            make(part)
-            publish(part, target)
-        finally:
-            view.finish()
-            shutil.rmtree(part, ignore_errors=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.parent / f".{target.name}.lock", what, view):
+            if target.is_dir():
+                return target
+            # This process holds the lock, so every unfinished folder was left by a killed process.
+            for left_over in target.parent.glob(f".{target.name}.part-*"):
+                shutil.rmtree(left_over)
+            require_space(target.parent, needed_bytes, what)
+            part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+            try:
+                view.start(what + detail)
+                make(part)
+                publish(part, target)
+            finally:
+                view.finish()
+                shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise cannot_write(target.parent.parent, error) from error
     return target
 
 
@@ -97,7 +101,7 @@ def flush(path: Path) -> None:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Make the finished folder `part` readable by everyone, and rename it to `target`."""
+    """Make the finished folder `part` readable by everyone, and rename it to `target`, unless that is its name."""
     for path in (*part.rglob("*"), part):
         path.chmod(0o755 if path.is_dir() else 0o644)
         flush(path)  # a power cut after the rename must not leave a folder of empty files

@@ -53,10 +53,6 @@ def _kind(model: Path) -> str | None:
     return next((path.name for pattern in _SOURCES[1::2] for path in sorted(model.glob(pattern))), None)
 
 
-def _has_tokenizer(model: Path) -> bool:
-    return _kind(model) is not None
-
-
 def loads_unchanged(model: Path) -> bool:
     """Return whether the folder has a tokenizer.json that is used unchanged."""
     if not (model / TOKENIZER).is_file():
@@ -73,7 +69,7 @@ def loads_unchanged(model: Path) -> bool:
 
 def note(model: Path, load_format: str) -> str | None:
     """Return a note for users if a folder without a tokenizer is served with random weights; else None."""
-    if load_format != "dummy" or _has_tokenizer(model):
+    if load_format != "dummy" or _kind(model) is not None:
         return None
     return (
         f"{model} has no tokenizer; using a byte-level tokenizer (one token per byte). Other token ids are shown as"
@@ -135,34 +131,21 @@ def obtain(
 
 def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView) -> Path:
     """Write the converted tokenizer, or a byte tokenizer, to the cache. Raises: ModelNotAvailable."""
-    if _has_tokenizer(model):
-        key, what, detail = _key(model), f"converting the tokenizer of {model}", _kind(model)
+    if (kind := _kind(model)) is not None:
+        key, what, detail = _key(model), f"converting the tokenizer of {model}", kind
     else:
         vocabulary = byte_tokenizer.read_vocabulary(model)
         key = hashlib.sha256(f"bytes {_VERSION} {vocabulary}".encode()).hexdigest()[:24]
         what, detail = f"creating a byte-level tokenizer for {model}", f"{vocabulary.size} entries"
 
     def make(part: Path) -> None:
-        if _has_tokenizer(model):
+        if kind is not None:
             _convert(model, part, environ)
         else:
             byte_tokenizer.save(vocabulary, part / TOKENIZER)
 
-    try:
-        return make_folder(
-            cache / "tokenizers" / key,
-            what,
-            _NEEDED_BYTES,
-            view,
-            make,
-            f" ({detail}, cached for later starts)",
-        )
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ModelNotAvailable(
-            f"cannot convert the tokenizer of {model} into the cache {cache} ({why}); set LMI_CACHE_DIR to another"
-            " folder"
-        ) from error
+    target, detail = cache / "tokenizers" / key, f" ({detail}, cached for later starts)"
+    return make_folder(target, what, _NEEDED_BYTES, view, make, detail)
 
 
 def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:

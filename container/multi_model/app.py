@@ -24,7 +24,7 @@ from container.multi_model.served_model import ServedModel
 from engines.errors import EngineError
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.http.body import Bodies
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected, ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import QUIET_PATHS, begin_record, current_record
@@ -52,7 +52,7 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
             query = request.query_string.decode("latin-1")
             full = f"{target}?{query}" if query else target
             watch, form = ClientWatch.from_environ(request.environ), ErrorForm.of_path(target)
-            lease = manager.lease(choose(body))
+            lease = manager.lease(choose(body), lambda: watch.disconnected)
             sent = send(lease, request.method, full, dict(request.headers), body, watch)
         del body, data  # only bodies that are not sent yet count
         response = relay(sent, form)
@@ -151,6 +151,11 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
         if not g.get("is_forwarded") and request.path not in QUIET_PATHS:  # the models log forwarded requests
             response.call_on_close(partial(record.log, request.method, path, response.status_code))
         return response
+
+    @app.errorhandler(ClientDisconnected)
+    def on_disconnect(error: ClientDisconnected) -> Response:
+        current_record().finish = "client_gone"
+        return Response(status=CLIENT_GONE_STATUS)
 
     @app.errorhandler(Exception)
     def on_error(error: Exception) -> Response:

@@ -19,7 +19,7 @@ from container.multi_model.manager import ModelLease
 from container.run.local_server import HOST
 from engines.errors import EngineDied
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE
 
 _PIECE_BYTES = 64 << 10
@@ -64,11 +64,13 @@ def send(
     target: path and query. watch: notices when the client disconnects. Each request has its own connection: a
     kept-alive one might be closed just when a request is sent.
 
-    Raises EngineDied.
+    Raises EngineDied, ClientDisconnected.
     """
     connection = HTTPConnection(HOST, lease.server.port)
     sent = SentRequest(connection, lease, watch, [])
     with _ended_on_failure(sent):
+        if watch.disconnected:  # while its model was loaded
+            raise ClientDisconnected
         connection.connect()
         sent.sockets.append(connection.sock)
         passed_on = {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
@@ -78,7 +80,10 @@ def send(
 
 
 def relay(sent: SentRequest, form: ErrorForm) -> Response:
-    """Return the response to a request. form: of the error that ends a broken stream. Raises EngineDied."""
+    """Return the response to a request. form: of the error that ends a broken stream.
+
+    Raises EngineDied, ClientDisconnected.
+    """
     with _ended_on_failure(sent):
         answer = sent.connection.getresponse()
     left_out = _OWN | _HOP_BY_HOP - {"content-length"}
@@ -96,9 +101,12 @@ def _ended_on_failure(sent: SentRequest) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        client_gone = sent.watch.disconnected
         sent.end()
         if isinstance(error, _FAILURES):
-            raise EngineDied("the model's server has exited") from error
+            raise (
+                ClientDisconnected if client_gone else EngineDied("the model's server has exited")
+            ) from error
         raise
 
 

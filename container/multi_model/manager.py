@@ -14,10 +14,11 @@ from pathlib import Path
 from container.explain.prediction.memory import gigabytes
 from container.multi_model.config import MEMORY_LIMIT
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
-from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
-from container.multi_model.served_model import ModelState, ServedModel
-from container.run.local_server import STOP_SECONDS, LocalServer, NotHealthy, stop_all
+from container.multi_model.memory import MemoryAccount, Room
+from container.multi_model.served_model import MemoryNeed, ModelState, ServedModel
+from container.run.local_server import LocalServer, NotHealthy, stop_all
 from engines.errors import Unavailable
+from lmi_server.http.client_gone import ClientDisconnected
 from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_json
 
@@ -89,17 +90,9 @@ class ModelManager:
         self._changed = threading.Condition()
         self._admission = threading.Lock()
         """Held while memory is reserved for a model, so that two models cannot reserve the same memory."""
-        self._closing = False
-        self._starting = self._on_demand
-
-    @property
-    def closing(self) -> bool:
-        return self._closing
-
-    @property
-    def starting(self) -> bool:
+        self.closing = False
+        self.starting = self._on_demand
         """Whether there are configured models that `load_all` has not tried to load yet."""
-        return self._starting
 
     def models(self) -> list[ServedModel]:
         """Return all models, sorted by name."""
@@ -135,7 +128,7 @@ class ModelManager:
             model = self._models[name] = ServedModel(name, folder)
             model.mark_loading()
         try:
-            self._start_server(model, leased=False, evict=False)
+            self._start_server(model, leased=False)
         except BaseException:
             self._forget(model)
             raise
@@ -159,31 +152,32 @@ class ModelManager:
         """Load the configured models one after another, as far as memory suffices."""
         for model in self.models():
             with self._changed:
-                while model.state is ModelState.LOADING and not self._closing:
+                while model.state is ModelState.LOADING and not self.closing:
                     self._changed.wait()
-                if self._closing:
+                if self.closing:
                     return
                 if model.state is not ModelState.DOWN:
                     continue
                 model.mark_loading()
             with contextlib.suppress(Exception):  # already logged, and returned to requests for the model
-                self._start_server(model, leased=False, evict=False)
-        self._starting = False
+                self._start_server(model, leased=False)
+        self.starting = False
 
     def watch(self) -> None:
         """Check the servers of loaded models until `close`, so that one that hangs is handled as one that died."""
-        while not self._closing:
+        while not self.closing:
             for model in self.models():
                 if model.state is not ModelState.LOADING and (server := model.server) is not None:
                     server.check()
             with self._changed:
                 self._changed.notify_all()  # `_stop_server` may wait for the requests of a server that hangs
-                self._changed.wait_for(lambda: self._closing, _CHECK_SECONDS)
+                self._changed.wait_for(lambda: self.closing, _CHECK_SECONDS)
 
-    def lease(self, name: str) -> ModelLease:
+    def lease(self, name: str, client_gone: Callable[[], bool] = lambda: False) -> ModelLease:
         """Lease a model for one request. Loads the model first if it is loaded on demand or its server has failed.
 
-        Raises ModelNotFound, Unavailable, NoMemory.
+        client_gone: whether the client has disconnected, so that its request need not wait for a load.
+        Raises ModelNotFound, Unavailable, NoMemory, ClientDisconnected.
         """
         with self._changed:
             while True:
@@ -201,9 +195,11 @@ class ModelManager:
                 if not self._on_demand:
                     kind = Unavailable if model.state is ModelState.LOADING else ModelNotFound
                     raise kind(f"the model {as_json(name)} is {model.state.value}")
-                self._changed.wait()
+                if client_gone():
+                    raise ClientDisconnected
+                self._changed.wait(_POLL_SECONDS)
         try:
-            server = self._start_server(model, leased=True, evict=self._on_demand)
+            server = self._start_server(model, leased=True)
         except BadModel as error:  # not the client's fault
             raise Unavailable(f"the model {as_json(name)} has failed: {error}") from error
         return ModelLease(server, self, model)
@@ -217,7 +213,7 @@ class ModelManager:
     def close(self) -> None:
         """Refuse new requests, let all servers finish theirs, and wait until they have exited. Idempotent."""
         with self._changed:
-            first, self._closing = not self._closing, True
+            first, self.closing = not self.closing, True
             servers = [model.server for model in self._models.values() if model.server is not None]
             for model in self._models.values():
                 model.stopping.set()
@@ -247,8 +243,9 @@ class ModelManager:
             if self._models.get(model.name) is model:
                 del self._models[model.name]
 
-    def _start_server(self, model: ServedModel, leased: bool, evict: bool) -> LocalServer:
+    def _start_server(self, model: ServedModel, leased: bool) -> LocalServer:
         """Load a model whose state is LOADING. leased: count a request before the model can be unloaded."""
+        evict = leased and self._on_demand
         try:
             try:
                 return self._start_once(model, leased, self._admit(model, evict))
@@ -345,7 +342,7 @@ class ModelManager:
             server = model.server
             self._changed.wait_for(lambda: not (model.in_flight and server and server.death() is None), drain)
         if server is not None:
-            stop_all([server], STOP_SECONDS)
+            stop_all([server])
         with self._changed:
             model.mark_down()
             self._changed.notify_all()
@@ -353,7 +350,7 @@ class ModelManager:
     def _notice_death(self, model: ServedModel) -> None:
         """Check whether the server of a ready model has died or hangs, and record it."""
         server = model.server
-        if self._closing or model.state is not ModelState.READY or server is None:
+        if self.closing or model.state is not ModelState.READY or server is None:
             return
         if (cause := server.death()) is not None:
             server.end(0.0)
@@ -362,11 +359,11 @@ class ModelManager:
             _logger.warning("model %s: %s", model.name, cause)
 
     def _refuse_when_closing(self) -> None:
-        if self._closing:
+        if self.closing:
             raise Unavailable("the server is shutting down")
 
     def _refuse_when_stopped(self, model: ServedModel) -> None:
-        if self._closing or model.stopping.is_set():
+        if self.closing or model.stopping.is_set():
             raise Unavailable("the model was stopped while it was loading")
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from container.explain.check import check
 from container.machine import Machine, detect
 from container.multi_model.errors import BadModel
+from container.multi_model.served_model import MemoryNeed, ServedModel
 from container.run.launch import VISIBLE_GPUS
 from container.run.processes import process_tree
 from engines.mpi.runner.budget import CONTEXT_BYTES
@@ -26,34 +27,6 @@ _FILES_FACTOR = 1.2
 _MOST_REASONS = 5
 """Problems of a model that its error lists."""
 _SMI_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """Predicted memory of a loaded model, and settings for its server."""
-
-    host: int
-    """Bytes of main memory."""
-    gpu: int = 0
-    """Bytes of each GPU."""
-    kv_cache_gb: str = ""
-    """`option.kv_cache_gb` as resolved for the free memory; empty if the engine decides."""
-
-
-class MemoryUser(Protocol):
-    """A model that is loaded, or is being loaded."""
-
-    @property
-    def need(self) -> MemoryNeed | None:
-        """Predicted memory; None while the model takes none."""
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the model's server; None if there is none."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model has allocated all its GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +62,24 @@ class MemoryAccount:
         self._measure = measure or resident_bytes
         self._detect_machine = detect_machine
 
-    def room(self, users: Iterable[MemoryUser]) -> Room:
-        """Return the memory that `users` leave."""
+    def room(self, models: Iterable[ServedModel]) -> Room:
+        """Return the memory that `models` leave."""
         machine = self._detect_machine(self._environ)
         free, taken, promised_gpu = machine.memory_available_bytes - self._reserved, 0, 0
-        for user in users:
-            if user.need is None:
+        for model in models:
+            if model.need is None:
                 continue
-            measured = self.measured(user)
-            taken += max(user.need.host, measured)
-            free -= max(user.need.host - measured, 0)
-            promised_gpu += 0 if user.is_ready else user.need.gpu
+            measured = self.measured(model)
+            taken += max(model.need.host, measured)
+            free -= max(model.need.host - measured, 0)
+            promised_gpu += 0 if model.is_ready else model.need.gpu
         gpu = gpu_bytes("free", self._environ) - promised_gpu if machine.gpu_count else 0
         return self._limited(machine, free, taken, gpu)
 
-    def room_without(self, users: Iterable[MemoryUser]) -> Room:
-        """Return an upper bound of the memory that is free without `users`, which are all other models."""
+    def room_without(self, models: Iterable[ServedModel]) -> Room:
+        """Return an upper bound of the memory that is free without `models`, which are all other models."""
         # Measure models before the machine, so that one that ends in between counts twice rather than never.
-        freed = sum(self.measured(user) for user in users)
+        freed = sum(self.measured(model) for model in models)
         machine = self._detect_machine(self._environ)
         free = machine.memory_available_bytes - self._reserved + freed
         gpu = gpu_bytes("total", self._environ) if machine.gpu_count else 0
@@ -118,9 +91,9 @@ class MemoryAccount:
         available = max(min(free, left), 0)
         return Room(replace(machine, memory_available_bytes=available), gpu, is_limited=left < free)
 
-    def measured(self, user: MemoryUser) -> int:
+    def measured(self, model: ServedModel) -> int:
         """Return the bytes of main memory that a model takes now."""
-        return self._measure(user.pid) if user.pid is not None else 0
+        return self._measure(model.pid) if model.pid is not None else 0
 
 
 def predict_need(

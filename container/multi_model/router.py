@@ -13,8 +13,9 @@ from flask import Flask
 from container.multi_model.app import make_app
 from container.multi_model.config import RouterConfig
 from container.multi_model.manager import ModelManager
-from container.multi_model.memory import MemoryAccount, MemoryNeed, Room, predict_need
+from container.multi_model.memory import MemoryAccount, Room, predict_need
 from container.multi_model.names import MULTI_MODEL
+from container.multi_model.served_model import MemoryNeed
 from container.run import launch
 from container.run.local_server import LocalServer, serve_command
 

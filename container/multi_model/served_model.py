@@ -9,7 +9,6 @@ from enum import Enum
 from pathlib import Path
 from time import monotonic
 
-from container.multi_model.memory import MemoryNeed
 from container.run.local_server import LocalServer
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
@@ -29,6 +28,18 @@ class ModelState(Enum):
     """The server finishes its requests, then exits."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Predicted memory of a loaded model, and settings for its server."""
+
+    host: int
+    """Bytes of main memory."""
+    gpu: int = 0
+    """Bytes of each GPU."""
+    kv_cache_gb: str = ""
+    """`option.kv_cache_gb` as resolved for the free memory; empty if the engine decides."""
+
+
 @dataclass(slots=True)
 class ServedModel:
     """A model and its server. Only `ModelManager` changes it, under the manager's lock."""
@@ -38,6 +49,7 @@ class ServedModel:
     state: ModelState = ModelState.DOWN
     server: LocalServer | None = None
     need: MemoryNeed | None = None
+    """None while the model takes no memory."""
     in_flight: int = 0
     """Requests that were forwarded and are not answered yet."""
     last_used: float = -math.inf
@@ -56,6 +68,7 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
+        """Whether the model serves, so that it has allocated all its GPU memory."""
         return self.state is ModelState.READY
 
     @property

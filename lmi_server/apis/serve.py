@@ -19,17 +19,14 @@ from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.formatter import errors_of_returned_body
-from lmi_server.generation.generation import ClientDisconnected, TextGeneration
+from lmi_server.generation.generation import TextGeneration
 from lmi_server.generation.turns import in_turns
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected, ClientWatch
 from lmi_server.http.framing import UNBUFFERED, split_records
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
-
-CLIENT_GONE_STATUS = 499
-"""HTTP status in the counters for a client that disconnected, and in the log if it did so before the response."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:

@@ -15,8 +15,8 @@ from engines.core import AbortReason
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed, error_from_kind
 from engines.invocations import Invocation, InvocationOutput
 from lmi_server.errors import InvalidField
-from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.generation.generation import POLL_SECONDS
+from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import dump
 

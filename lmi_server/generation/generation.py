@@ -20,15 +20,11 @@ from lmi_server.generation.answer_text import (
     TextOutput,
 )
 from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.text.tokenizer import TextModel
 
 POLL_SECONDS = 0.25
 """Interval at which a wait for the engine checks the clock and the client."""
-
-
-class ClientDisconnected(Exception):
-    """The client disconnected before the response was complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,15 @@ import gevent
 from gevent import monkey
 from gevent import socket as gevent_socket
 
+CLIENT_GONE_STATUS = 499
+"""HTTP status in the counters for a client that disconnected, and in the log if it did so before the response."""
 _HANGUP_POLL_SECONDS = 0.25
 # gevent removes `select.poll`. The original is safe here, because it is called without waiting.
 _poll: Any = monkey.get_original("select", "poll")
+
+
+class ClientDisconnected(Exception):
+    """The client disconnected before the response was complete."""
 
 
 class ClientWatch:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
-from container.models.files import pruning
-from container.models.files.base import RemoteScheme, Scheme
+from container.models.files import choice, pruning
+from container.models.files.base import RemoteScheme, Scheme, selection
 from container.models.files.bundled import BundledModel, prune_bundled
 from container.models.files.copies import in_use
 from container.models.files.folder import LocalFolder
 from container.models.files.gguf import GgufModels
 from container.models.files.hub.source import HubModels, id_of_address
+from container.models.files.remote import Snapshot
 from container.models.files.s3.source import S3Models
 from container.progress import ProgressView
 from container.run.launch import cache_dir, environment
+from engines.models.gguf_index import read_index
 from lmi_server.config import ModelSource
 from lmi_server.values.show import without_secrets
 
@@ -34,6 +36,7 @@ __all__ = [
     "obtain",
     "prune",
     "refusal",
+    "size",
     "verify",
 ]
 
@@ -94,6 +97,19 @@ def obtain(source: ModelSource, view: ProgressView, cache: Path | None = None) -
     if scheme is None:
         raise ModelNotAvailable(refusal(source))
     return scheme.obtain(source, cache or cache_dir(environment()), view)
+
+
+def size(source: ModelSource) -> int:
+    """Return the bytes of a model's files, on this disk or else in the remote's listing. Raises ModelNotAvailable."""
+    if (folder := locate(source)) is not None:
+        gguf = read_index(folder)
+        weights = sum(gguf.sizes.values()) if gguf else 0
+        return weights + sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    scheme = _scheme(source)
+    if not isinstance(scheme, RemoteScheme):
+        raise ModelNotAvailable(f"{source.model_id}: the model's files are not on this disk")
+    remote = scheme.remote(source)
+    return choice.choose(Snapshot(remote.name, remote.list_files(), selection(source))).size
 
 
 def verify(source: ModelSource, view: ProgressView, cache: Path | None = None) -> Path:

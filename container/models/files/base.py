@@ -52,9 +52,7 @@ class RemoteScheme(Scheme):
         return False
 
     def copy_name(self, source: ModelSource) -> str:
-        """Return the name of the source's copies in the cache. Raises ModelNotAvailable."""
-        if sentence := self.refusal(source):
-            raise ModelNotAvailable(sentence)
+        """Return the name of the copies of a source without a refusal in the cache."""
         return copy_name(self.name(source), selection(source))
 
     def other_cache(self, source: ModelSource) -> fetch.OtherCache | None:

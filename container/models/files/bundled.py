@@ -11,7 +11,7 @@ from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import Scheme
-from container.models.publish import cannot_write, lock_if_free, make_folder, remove_folder
+from container.models.publish import lock_if_free, make_folder, remove_folder
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -68,16 +68,8 @@ def prepare_bundled(cache: Path, view: ProgressView) -> Path:
     if target.is_dir():
         return target
     source = bundled_file()
-    try:
-        return make_folder(
-            target,
-            f"preparing {BUNDLED_MODEL}",
-            _NEEDED_BYTES,
-            view,
-            lambda part: _convert(source, part, view),
-        )
-    except OSError as error:
-        raise cannot_write(cache, error) from error
+    what = f"preparing {BUNDLED_MODEL}"
+    return make_folder(target, what, _NEEDED_BYTES, view, lambda part: _convert(source, part, view))
 
 
 def prune_bundled(cache: Path, view: ProgressView) -> int:

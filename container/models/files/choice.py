@@ -192,7 +192,7 @@ def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
 
     Raises: ModelNotAvailable: the index cannot be read, or names a file that was not listed.
     """
-    where = f"{snapshot.name}{'' if snapshot.name.endswith('/') else ' '}{INDEX}"
+    where = snapshot.where(INDEX)
     shards = _shards(where, index)
     listed = {file.path for file in snapshot.files}
     if missing := sorted(shards - listed):

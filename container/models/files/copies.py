@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -105,14 +104,6 @@ class Copy:
         path = folders(self.cache)[1] / f"{self._id}.json"
         if read_json(path) != content:  # an unchanged file keeps its locks
             replace_text(path, json.dumps(content))
-
-    def unpublish(self) -> None:
-        """Unpublish an incomplete copy: move files of the right size to `part` and remove the others."""
-        for file in self.snapshot.files:
-            if _size(self.folder / file.path) == file.size:
-                (self.part / file.path).parent.mkdir(parents=True, exist_ok=True)
-                (self.folder / file.path).rename(self.part / file.path)
-        shutil.rmtree(self.folder)
 
     def record_as_latest(self) -> None:
         """Record this copy as the last published copy of its remote. The caller holds the lock."""

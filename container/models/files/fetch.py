@@ -1,7 +1,8 @@
 """Fetch a model from any remote into the cache: list, check the disk space, fetch, verify, publish.
 
-A copy appears under its final name only when it is complete. The next fetch resumes an interrupted one if the model is
-unchanged. After a full disk or a damaged file, only unfinished files are lost.
+A copy appears under its final name only when it is complete. If it later lacks files, it is completed in place, since a
+server may use it. The next fetch resumes an interrupted one if the model is unchanged. After a full disk or a damaged
+file, only unfinished files are lost.
 """
 
 from __future__ import annotations
@@ -184,23 +185,24 @@ class _Fetch:
 
     def run(self) -> None:
         """Fetch, verify and publish. Raises `ModelNotAvailable` or OSError."""
-        part = self.copy.part
+        part, folder = self.copy.part, self.copy.folder
         for left_over in self.copy.other_parts():
             shutil.rmtree(left_over)
         (part / _UNFINISHED).mkdir(parents=True, exist_ok=True)
-        if self.copy.folder.exists():
-            self.view.say(f"note: {self.copy.folder} is no longer complete; downloading the missing files")
-            self.copy.unpublish()
+        if folder.exists():
+            self.view.say(f"note: {folder} is no longer complete; downloading the missing files")
         try:
             files = self._files()
             streamed = self.copy.snapshot.selection.streamed
             size = sum(file.size for file in files if not (streamed and choice.is_weights(file.path)))
             what = f"fetching {self.copy.snapshot.name} ({size / 1e6:.0f} MB)"
-            require_space(self.copy.folder.parent, max(0, size - disk_bytes(part)) + _RESERVE_BYTES, what)
+            missing = max(0, size - disk_bytes(part) - disk_bytes(folder))
+            require_space(folder.parent, missing + _RESERVE_BYTES, what)
             self._fetch_all(files)
             shutil.rmtree(part / _UNFINISHED)
             self.copy.write_list(files)
-            publish(part, self.copy.folder)
+            publish(self._finished, folder)
+            shutil.rmtree(part, ignore_errors=True)  # left if the copy was completed in place
         except (RemoteUnreachable, AccessRefused):
             if not any(path.is_file() for path in part.rglob("*")):
                 shutil.rmtree(part)
@@ -215,6 +217,11 @@ class _Fetch:
         finally:
             self.view.finish()
 
+    @property
+    def _finished(self) -> Path:
+        """The folder that finished files are moved to: the copy if it exists, else the part folder."""
+        return self.copy.folder if self.copy.folder.exists() else self.copy.part
+
     def _files(self) -> tuple[RemoteFile, ...]:
         """Return the files to fetch. Fetches the index of sharded weights first, which names the shards."""
         snapshot: Snapshot = self.copy.snapshot
@@ -224,11 +231,11 @@ class _Fetch:
             if file.path == choice.INDEX:
                 if self._fetch(file, lambda count: None):
                     self._commit(file)
-                snapshot = choice.keep_shards(snapshot, choice.safe_join(self.copy.part, file.path))
+                snapshot = choice.keep_shards(snapshot, self._paths(file)[0])
         return snapshot.files
 
     def _fetch_all(self, files: tuple[RemoteFile, ...]) -> None:
-        """Fetch all files into the part folder, small files first, so that errors in them are reported early.
+        """Fetch all files that are missing, small files first, so that errors in them are reported early.
 
         While a file is flushed to disk, the next one is fetched.
         """
@@ -262,13 +269,13 @@ class _Fetch:
     def _fetch(self, file: RemoteFile, report: Report) -> Verification | None:
         """Fetch and verify one file, which the caller passes to `_commit`. Returns None if it is there already."""
         target, unfinished = self._paths(file)
-        if target.exists():
+        if target.is_file() and target.stat().st_size == file.size:
             report(file.size)
             return None
         for path in (target, unfinished):
             path.parent.mkdir(parents=True, exist_ok=True)
         verification = self._fetch_patiently(file, unfinished, report)
-        where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
+        where = self.copy.snapshot.where(file.path)
         if (size := unfinished.stat().st_size) != file.size:
             raise ModelNotAvailable(
                 f"{where} has {size} bytes after the download, but the listing has {file.size}"
@@ -305,15 +312,15 @@ class _Fetch:
                 report(-received)  # the next attempt reports these bytes again
 
     def _commit(self, file: RemoteFile) -> None:
-        """Flush a fetched file to disk, then move it to its final place in the part folder."""
+        """Flush a fetched file to disk, then move it to the folder of finished files."""
         target, unfinished = self._paths(file)
         flush(unfinished)
         unfinished.rename(target)
 
     def _paths(self, file: RemoteFile) -> tuple[Path, Path]:
-        """Return the final path of a file in the part folder, and its path while it is fetched."""
-        part = self.copy.part
-        return choice.safe_join(part, file.path), choice.safe_join(part / _UNFINISHED, file.path)
+        """Return the path of a file when it is finished, and its path while it is fetched."""
+        unfinished = self.copy.part / _UNFINISHED
+        return choice.safe_join(self._finished, file.path), choice.safe_join(unfinished, file.path)
 
     def _drop_unfinished(self) -> None:
         """Remove unfinished files after a permanent error. Complete files are kept if weights are among them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.gguf_names import SUFFIX, is_first, parts_of
-from container.models.publish import cannot_write, make_folder
+from container.models.publish import make_folder
 from container.progress import ProgressView
 
 _VERSION = "6"
@@ -37,17 +37,8 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
     if target is None:
         missing = [name for name in parts_of(file.name) if not file.with_name(name).is_file()]
         raise ModelNotAvailable(f"{file.parent} is incomplete: missing {', '.join(missing)}")
-    try:
-        return make_folder(
-            target,
-            f"preparing {file}",
-            _NEEDED_BYTES,
-            view,
-            lambda part: _describe(file, part),
-            " (cached)",
-        )
-    except OSError as error:
-        raise cannot_write(cache, error) from error
+    what = f"preparing {file}"
+    return make_folder(target, what, _NEEDED_BYTES, view, lambda part: _describe(file, part), " (cached)")
 
 
 def _absolute(file: Path) -> Path:

@@ -60,6 +60,10 @@ class Snapshot:
         lines = sorted(f"{file.path}\0{file.size}\0{file.version}" for file in self.files)
         return hashlib.sha256("\n".join([self.name, *lines]).encode()).hexdigest()[:16]
 
+    def where(self, path: str) -> str:
+        """Return the place of a file for messages: `s3://bucket/prefix/path` or `owner/name@main path`."""
+        return f"{self.name}{'' if self.name.endswith('/') else ' '}{path}"
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from djl_python import Output
@@ -15,6 +17,7 @@ from engines.python.handlers import answers
 from engines.python.handlers.calls import load_input, single_input
 from engines.python.handlers.entry import AsyncHandler
 from engines.python.handlers.messages import Add, Answered, CallDone, ToWorker
+from engines.python.handlers.slot import MAX_CALLS
 from engines.python.link import Link, LinkClosed
 from engines.python.messages import Forget
 
@@ -31,6 +34,10 @@ class AsyncCalls:
         self._link = link
         self._runner = asyncio.Runner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(2 * MAX_CALLS)
+        """Threads that wait for pieces of streams: half for running calls, half for cancelled ones."""
+        self._left: list[Future[bytes | None]] = []
+        """Pieces that threads still waited for when the latest call was cancelled, although nobody wants them."""
         self._ending = False
         """Whether the process is exiting, so that the dispatcher decides about unfinished calls."""
 
@@ -84,7 +91,7 @@ class AsyncCalls:
                 for piece in answers.response_pieces(name, result):
                     self._deliver(piece)
             else:
-                await self._stream(name, _stream_of(result))
+                await self._stream(name, self._stream_of(result))
             answers.finalize(result if isinstance(result, Output) else None)
         except Exception as error:  # an error of the user's code must only fail this call
             logger.exception("%s: the handler failed", name)
@@ -102,6 +109,54 @@ class AsyncCalls:
             return
         self._deliver(InvocationOutput(name, last=True))
 
+    async def _stream_of(self, result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:
+        """Yield the head and the data of each piece of a response. There is at least one piece.
+
+        result: an `Output` with a stream, or an asynchronous generator of outputs.
+        Raises `answers.CannotAnswer` for anything else.
+        """
+        if isinstance(result, Output):
+            pieces = answers.stream_of(result)
+            try:
+                piece: bytes | None = await self._next(pieces, b"")
+                while piece is not None:
+                    yield answers.head(result), piece
+                    piece = await self._next(pieces, None)
+            finally:
+                with contextlib.suppress(ValueError):  # the thread of a cancelled call is still in it
+                    pieces.close()
+            return
+        if not hasattr(result, "__aiter__"):
+            raise answers.CannotAnswer(
+                f"the handler returned {type(result).__name__}; it must return an Output, None or an asynchronous"
+                " generator of Outputs"
+            )
+        empty = True
+        async for output in result:
+            if not isinstance(output, Output):
+                raise answers.CannotAnswer(
+                    f"the handler's generator yielded {type(output).__name__}, not Output"
+                )
+            yield answers.head(output), answers.body(output)
+            empty = False
+        if empty:
+            yield answers.head(Output(204, "No Content")), b""
+
+    async def _next(self, pieces: Iterator[bytes], end: bytes | None) -> bytes | None:
+        """Return the next piece of a stream, or `end`, from a thread.
+
+        A cancelled call leaves its thread behind, unless too many threads of cancelled calls wait already. Then the
+        call does not end before its thread returns, so that the dispatcher kills a process that has no threads left.
+        """
+        piece = self._threads.submit(contextvars.copy_context().run, lambda: next(pieces, end))
+        try:
+            return await asyncio.wrap_future(piece)
+        except asyncio.CancelledError:
+            self._left = [each for each in (*self._left, piece) if not each.done()]
+            if len(self._left) > MAX_CALLS:
+                await asyncio.wait([asyncio.wrap_future(piece)])
+            raise
+
     def _finish(self, name: str) -> None:
         del self._tasks[name]
         self._send(CallDone([name]))
@@ -112,35 +167,3 @@ class AsyncCalls:
     def _send(self, message: Answered | CallDone) -> None:
         if not self._ending:
             self._link.send(message)
-
-
-async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:
-    """Yield the head and the data of each piece of a response. There is at least one piece.
-
-    result: an `Output` with a stream, or an asynchronous generator of outputs.
-    Raises `answers.CannotAnswer` for anything else.
-    """
-    if isinstance(result, Output):
-        pieces = answers.stream_of(result)
-        try:
-            piece: bytes | None = await asyncio.to_thread(next, pieces, b"")
-            while piece is not None:
-                yield answers.head(result), piece
-                piece = await asyncio.to_thread(next, pieces, None)
-        finally:
-            with contextlib.suppress(ValueError):  # the thread of a cancelled call is still in it
-                pieces.close()
-        return
-    if not hasattr(result, "__aiter__"):
-        raise answers.CannotAnswer(
-            f"the handler returned {type(result).__name__}; it must return an Output, None or an asynchronous"
-            " generator of Outputs"
-        )
-    empty = True
-    async for output in result:
-        if not isinstance(output, Output):
-            raise answers.CannotAnswer(f"the handler's generator yielded {type(output).__name__}, not Output")
-        yield answers.head(output), answers.body(output)
-        empty = False
-    if empty:
-        yield answers.head(Output(204, "No Content")), b""

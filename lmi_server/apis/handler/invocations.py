@@ -15,8 +15,8 @@ from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
 from lmi_server.apis.serve import client_gone
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation.generation import POLL_SECONDS, ClientDisconnected
-from lmi_server.http.client_gone import ClientWatch
+from lmi_server.generation.generation import POLL_SECONDS
+from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE, UNBUFFERED
 from lmi_server.request_log import RequestRecord, current_record
 

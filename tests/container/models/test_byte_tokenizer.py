@@ -95,8 +95,9 @@ def test_a_multimodal_model_has_the_vocabulary_of_its_text_config(tmp_path: Path
         ('{"vocab_size": 258, "bos_token_id": 1, "eos_token_id": [2, 3]}', "needs 259 to 2097152 entries"),
         ('{"vocab_size": 99999999}', "vocab_size is 99999999;"),
         ('{"vocab_size": "many"}', "has no vocab_size"),
-        ("{", "cannot be read"),
-        ("[]", "is not a JSON object"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "a JSON object is expected"),
     ],
 )
 def test_a_vocabulary_without_room_for_bytes_is_rejected(config: str, words: str, tmp_path: Path) -> None:

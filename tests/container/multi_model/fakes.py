@@ -9,7 +9,8 @@ from pathlib import Path
 
 from container.machine import Machine
 from container.multi_model.manager import ModelManager
-from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
+from container.multi_model.memory import MemoryAccount, Room
+from container.multi_model.served_model import MemoryNeed
 from container.run.local_server import LocalServer, NotHealthy
 from tests.support.loopback import LoopbackServer, QuietHandler
 
@@ -160,6 +161,9 @@ class _Handler(QuietHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.lab.arrived.release()
         self.server.lab.go.wait(200)
+        if body == b"drop":
+            self.close_connection = True
+            return
         if body in (b"stream", b"break"):
             self._stream(broken=body == b"break")
             return

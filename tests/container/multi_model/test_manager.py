@@ -15,8 +15,8 @@ from container.multi_model import manager as manager_module
 from container.multi_model import served_model
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
 from container.multi_model.manager import ModelManager
-from container.multi_model.memory import MemoryNeed, Room
-from container.multi_model.served_model import ModelState, ServedModel
+from container.multi_model.memory import Room
+from container.multi_model.served_model import MemoryNeed, ModelState, ServedModel
 from engines.errors import Unavailable
 from tests.container.multi_model.fakes import FakeModels, load, served_by, states
 from tests.support.waiting import wait_until

@@ -14,7 +14,8 @@ import pytest
 from container.machine import Machine
 from container.multi_model import memory
 from container.multi_model.errors import BadModel
-from container.multi_model.memory import MemoryAccount, MemoryNeed, Room, predict_need, resident_bytes
+from container.multi_model.memory import MemoryAccount, Room, predict_need, resident_bytes
+from container.multi_model.served_model import MemoryNeed
 from tests.support.paths import REPO_ROOT
 
 CPU = Machine(cpu_count=2, memory_available_bytes=16 << 30, cpu_kernels="avx2")

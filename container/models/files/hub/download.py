@@ -18,6 +18,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from container.models.errors import ModelNotAvailable, RemoteUnreachable
 from container.models.files.hub.errors import HubAddress, unavailable
+from container.models.files.hub.settings import LIBRARY
 from container.models.files.remote import RemoteFile, Report
 from container.models.files.retry import RetryBudget, Throttled, seconds_for_attempts
 
@@ -31,8 +32,6 @@ class Download:
 
     address: HubAddress
     url: str
-    library: str
-    """Name of the client in requests."""
     file: RemoteFile
     target: Path
     report: Report
@@ -77,7 +76,7 @@ class Download:
         Raises: ModelNotAvailable for permanent errors.
         """
         have = size_of(self.target) if self._ranges else 0
-        headers = build_hf_headers(library_name=self.library) | {"Accept-Encoding": "identity"}
+        headers = build_hf_headers(library_name=LIBRARY) | {"Accept-Encoding": "identity"}
         if have:
             headers["Range"] = f"bytes={have}-"
         timeout = httpx2.Timeout(self.silence)

@@ -20,7 +20,7 @@ from container.models.files.copies import copy_name
 from container.models.files.hub import versions
 from container.models.files.hub.download import Download, size_of
 from container.models.files.hub.errors import HubAddress, unavailable
-from container.models.files.hub.settings import DEFAULT_LIMITS, TimeLimits
+from container.models.files.hub.settings import DEFAULT_LIMITS, LIBRARY, TimeLimits
 from container.models.files.hub.sizes import FileHead, HeadReader
 from container.models.files.remote import (
     DEFAULT_SELECTION,
@@ -38,8 +38,6 @@ _WAITS = (0.5, 1.0)
 """Seconds before the second and the third attempt at the listing."""
 _SILENCE_SECONDS = 3.0
 """Time limit for connecting and between two reads, short enough for a second attempt within the retry budget."""
-_LIBRARY = "lmi-server"
-"""Name of the client in requests."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -70,7 +68,7 @@ class HubRemote:
         if info.sha is None or not _COMMIT.fullmatch(info.sha) or info.siblings is None:
             raise unavailable(ValueError("the listing has no commit or no files"), self.address)
         if self._heads is None or self._heads.commit != info.sha:
-            self._heads = HeadReader(self.address, info.sha, _LIBRARY)
+            self._heads = HeadReader(self.address, info.sha)
         sizes = {sibling.rfilename: _listed_size(sibling) for sibling in info.siblings}
         files = tuple(
             RemoteFile(sibling.rfilename, sizes[sibling.rfilename] or 0, versions.listed_version(sibling))
@@ -112,7 +110,7 @@ class HubRemote:
 
     def _ask(self, seconds: float) -> ModelInfo:
         """Request the listing, with retries. Raises: ModelNotAvailable."""
-        api = HfApi(endpoint=self.address.endpoint, library_name=_LIBRARY)
+        api = HfApi(endpoint=self.address.endpoint, library_name=LIBRARY)
         until = time.monotonic() + seconds
         waits = list(_WAITS)
         while True:
@@ -149,7 +147,7 @@ class HubRemote:
         address, commit = self.address, self._heads.commit if self._heads else None
         url = hf_hub_url(address.repo_id, file.path, revision=commit, endpoint=address.endpoint)
         silence = self.limits.silence or _SILENCE_SECONDS
-        Download(address, url, _LIBRARY, file, target, report, silence).run()
+        Download(address, url, file, target, report, silence).run()
 
     def verify(self, file: RemoteFile, path: Path) -> Verification:
         """Compare the sha256 of LFS files, and the git blob id of other files."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from container.models.errors import ModelNotAvailable
 
+LIBRARY = "lmi-server"
+"""Name of this program in requests to the hub."""
 _TRUE = ("1", "ON", "YES", "TRUE")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _MAX_SECONDS = 86_400

@@ -13,6 +13,7 @@ from huggingface_hub.file_download import HfFileMetadata
 
 from container.models.errors import RemoteUnreachable
 from container.models.files.hub.errors import HubAddress, unavailable
+from container.models.files.hub.settings import LIBRARY
 from container.models.files.retry import RetryBudget, Throttled, seconds_for_attempts
 
 _THREADS = 8
@@ -32,8 +33,6 @@ class HeadReader:
 
     address: HubAddress
     commit: str
-    library: str
-    """Name of the client in requests."""
     _heads: dict[str, FileHead] = field(default_factory=dict)
 
     def heads(self, paths: Iterable[str], timeout: float) -> dict[str, FileHead]:
@@ -75,9 +74,7 @@ class HeadReader:
         address = self.address
         url = hf_hub_url(address.repo_id, path, revision=self.commit, endpoint=address.endpoint)
         try:
-            return get_hf_file_metadata(
-                url, timeout=timeout, library_name=self.library, endpoint=address.endpoint
-            )
+            return get_hf_file_metadata(url, timeout=timeout, library_name=LIBRARY, endpoint=address.endpoint)
         except (ValueError, httpx2.InvalidURL) as error:
             if isinstance(error, httpx2.HTTPError):  # the library's error of status 400 is both
                 raise

@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from container.models.errors import ModelNotAvailable
-from container.models.files.checksums import Hash
 from container.models.files.journal import PART_BYTES, PartsFile, forget
 from container.models.files.remote import RemoteFile, Report
 from container.models.files.retry import RetryBudget
+from container.models.files.s3.content import ContentCheck
 from container.models.files.s3.errors import FAILURES, is_temporary, may_retry, model_error
 
 THREADS = 8
@@ -47,20 +47,10 @@ class S3Object:
         return RetryBudget(attempts=self.max_attempts)
 
 
-class Check(Protocol):
-    """Verifies ranges [start, stop) of an object's bytes. Must be thread-safe."""
-
-    def begin(self, start: int, stop: int) -> Hash | None:
-        """Return a running hash to update with the range's bytes as they are received; None if none is needed."""
-
-    def mark_written(self, start: int, stop: int, digest: bytes | None) -> None:
-        """Record that the range is in the file. digest: of the hash from `begin`, if all bytes went through it."""
-
-
-def fetch_parts(source: S3Object, target: Path, report: Report, check: Check) -> None:
+def fetch_parts(source: S3Object, target: Path, report: Report, check: ContentCheck | None) -> None:
     """Fetch the object into `target`. Resumes an earlier call, and keeps the received bytes on failure.
 
-    check: called for every part that this call completes.
+    check: informed of every part that this call completes.
 
     Raises: ModelNotAvailable, OSError.
     """
@@ -110,7 +100,7 @@ class _Reader:
     file: PartsFile
     report: Report
     budget: RetryBudget
-    check: Check
+    check: ContentCheck | None
 
     def read_all(self, queue: SimpleQueue[range]) -> None:
         """Read one run after the other until the queue is empty or another thread fails."""
@@ -160,7 +150,7 @@ class _Reader:
     def _read_part(self, part: int, body: Any) -> bool:
         """Write the missing bytes of a part. Returns False if the response ended early. Raises one of `FAILURES`."""
         start, size = part * PART_BYTES, self.file.part_size(part)
-        digest = None if self.file.done[part] else self.check.begin(start, start + size)
+        digest = self.check.begin(start, start + size) if self.check and not self.file.done[part] else None
         while missing := size - self.file.done[part]:
             data = b"" if self.budget.stop.is_set() else body.read(min(READ_BYTES, missing))
             if not data:
@@ -170,7 +160,8 @@ class _Reader:
                 digest.update(data)
             self.report(len(data))
             self.budget.progress()
-        self.check.mark_written(start, start + size, None if digest is None else digest.digest())
+        if self.check is not None:
+            self.check.mark_written(start, start + size, None if digest is None else digest.digest())
         return True
 
 

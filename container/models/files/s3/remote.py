@@ -106,7 +106,7 @@ class S3Remote:
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         source, head = self._object(file)
         check = ObjectCheck(source, head, target)
-        fetch_parts(source, target, report, check)
+        fetch_parts(source, target, report, check.running)
         try:
             return check.verify()
         except DamagedContent as error:

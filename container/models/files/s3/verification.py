@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from container.models.errors import DamagedContent
-from container.models.files.checksums import Hash
 from container.models.files.remote import Verification
 from container.models.files.s3.content import ContentCheck, ObjectChecksum, object_checksum
 from container.models.files.s3.layout import layouts
@@ -22,27 +21,19 @@ class ObjectCheck:
         self._source = source
         self._expected = object_checksum(source.bucket, head)
         self._checks = _checks(source, self._expected, path)
-        self._check = next(self._checks, None)
-
-    def begin(self, start: int, stop: int) -> Hash | None:
-        """Return a running hash to update with the bytes [start, stop); None if none is needed."""
-        return self._check.begin(start, stop) if self._check is not None else None
-
-    def mark_written(self, start: int, stop: int, digest: bytes | None) -> None:
-        """Record that the bytes [start, stop) are in the file. Call it once for each byte. Thread-safe."""
-        if self._check is not None:
-            self._check.mark_written(start, stop, digest)
+        self.running = next(self._checks, None)
+        """The check that runs while the bytes arrive; None if there is nothing to compare with."""
 
     def verify(self) -> Verification:
         """Verify the complete file. Raises: DamagedContent, RemoteUnreachable, OSError."""
         if self._expected is None:
             return Verification("", "S3 has no checksum, and the ETag is not an MD5 digest")
-        if self._check is None:
+        if self.running is None:
             return Verification(
                 "",
                 f"S3 has {self._expected.algorithm.name} of the parts only, and does not list the parts",
             )
-        difference = self._check.difference()
+        difference = self.running.difference()
         while difference and (following := next(self._checks, None)):
             difference = following.difference()
         if difference:

@@ -267,6 +267,37 @@ def test_only_the_missing_file_of_a_copy_is_fetched(obtain: Obtain) -> None:
     assert remote.fetched == ["m2.safetensors"]
 
 
+@dataclass
+class WatchedRemote(ScriptedRemote):
+    """A remote that looks into a copy's folder whenever a file is fetched."""
+
+    folder: Path = Path()
+    seen: list[set[str]] = field(default_factory=list)
+
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
+        self.seen.append(set(contents(self.folder)))
+        return super().fetch(file, target, report)
+
+
+def test_a_copy_is_completed_in_place_because_a_server_may_use_it(obtain: Obtain, cache: Path) -> None:
+    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
+    inode, damaged = folder.stat().st_ino, "m2.safetensors"
+    (folder / "config.json").write_bytes(b"cut off")
+    remote = WatchedRemote(files=_SHARDS, folder=folder)
+    obtain(remote)
+    (folder / damaged).write_bytes(bytes(len(_SHARDS[damaged])))
+    remote.break_at[damaged] = RemoteUnreachable("gone")
+    with pytest.raises(RemoteUnreachable):
+        verify(remote, cache)
+    remote.break_at.clear()
+    verify(remote, cache)
+    assert remote.fetched == ["config.json", damaged, damaged]
+    assert remote.seen == [set(_SHARDS), set(_SHARDS) - {damaged}, set(_SHARDS) - {damaged}]
+    assert contents(folder) == _SHARDS
+    assert folder.stat().st_ino == inode
+    assert unfinished_fetches(cache) == []
+
+
 def test_a_cache_that_cannot_be_written_is_an_error(obtain: Obtain, cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     with pytest.raises(ModelNotAvailable, match="cannot write the cache"):

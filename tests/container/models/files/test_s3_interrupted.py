@@ -64,18 +64,8 @@ class Connection(io.BytesIO):
         return data
 
 
-class NoCheck:
-    """A verification that needs nothing."""
-
-    def begin(self, start: int, stop: int) -> None:
-        return None
-
-    def mark_written(self, start: int, stop: int, digest: bytes | None) -> None:
-        return None
-
-
 def into_a_file(source: S3Object, target: Path) -> bytes:
-    parts.fetch_parts(source, target, lambda count: None, NoCheck())
+    parts.fetch_parts(source, target, lambda count: None, None)
     return target.read_bytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_a_call_whose_client_disconnects_is_cancelled(engine: HandlerEngine, tmp
     engine.client.abort(reply.name, AbortReason.CLIENT_LEFT)
     wait_until(lambda: mark.exists() and mark.read_text() == "cancelled")
     wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
+
+
+def test_blocked_streams_of_clients_that_disconnected_leave_threads_for_others(engine: HandlerEngine) -> None:
+    num_default_threads = min(32, (os.cpu_count() or 1) + 4)  # of asyncio
+    replies = [engine.invoke({"do": "block"}) for _ in range(num_default_threads)]
+    for reply in replies:
+        assert reply.next().body == b"begun"
+    for reply in replies:
+        engine.client.abort(reply.name, AbortReason.CLIENT_LEFT)
+    assert engine.invoke({"do": "iterate", "inputs": "to be"}).body == b"tobe"
+    assert engine.invoke({"do": "release", "inputs": "ab"}).json()["text"] == "ba"
 
 
 def test_a_request_that_ends_the_worker_fails_alone(engine: HandlerEngine, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import threading
 
 from djl_python import Input, Output
 from djl_python.async_utils import create_non_stream_output, create_stream_chunk_output
 from djl_python.encode_decode import decode
 
 loop = None
+released = threading.Event()
 num_met = 0
 all_met = asyncio.Event()
 
@@ -36,6 +38,12 @@ async def chunks(words):
         yield create_stream_chunk_output({"word": word}, index == len(words) - 1)
 
 
+def blocked():
+    """Yield a piece, then nothing until some call releases all blocked ones."""
+    yield b"begun"
+    released.wait()
+
+
 async def handle(inputs: Input):
     global loop
     if inputs.is_empty():
@@ -60,6 +68,10 @@ async def handle(inputs: Input):
             raise ValueError("no such thing")
         case "stream":
             return chunks(data["inputs"].split())
+        case "block":
+            return Output().add_stream_content(blocked(), None)
+        case "release":
+            released.set()
         case "iterate":
             return Output().add_stream_content(iter(data["inputs"].split()), None)
     return create_non_stream_output({"text": data["inputs"][::-1], "pid": os.getpid()})
