@@ -112,6 +112,13 @@ def test_a_vocabulary_without_room_for_bytes_is_rejected(config: str, words: str
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    model = write_config(tmp_path / "model")
+    file = model / "generation_config.json"
+    file.symlink_to("/proc/self/mem")  # a read error for every user, root too
+    assert f"{file} cannot be read: " in (tokenizer_files.refusal(model, "dummy") or "")
+
+
 def test_an_existing_tokenizer_is_kept_and_models_with_weights_require_one(tmp_path: Path) -> None:
     model = write_config(tmp_path / "model")
     assert "has no tokenizer; expected" in (tokenizer_files.refusal(model) or "")
