@@ -49,7 +49,7 @@ class ServedModel:
     state: ModelState = ModelState.DOWN
     server: LocalServer | None = None
     need: MemoryNeed | None = None
-    """None while the model takes no memory."""
+    """Predicted memory; None while the model takes none."""
     in_flight: int = 0
     """Requests that were forwarded and are not answered yet."""
     last_used: float = -math.inf

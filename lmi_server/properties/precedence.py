@@ -1,4 +1,4 @@
-"""Which setting takes effect for each option, and what it says."""
+"""Determine which setting of each option takes effect, and parse its value."""
 
 from __future__ import annotations
 

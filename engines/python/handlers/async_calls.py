@@ -36,8 +36,8 @@ class AsyncCalls:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(2 * MAX_CALLS)
         """Threads that wait for pieces of streams: half for running calls, half for cancelled ones."""
-        self._left: list[Future[bytes | None]] = []
-        """Pieces that threads still waited for when the latest call was cancelled, although nobody wants them."""
+        self._abandoned: list[Future[bytes | None]] = []
+        """Pieces of cancelled calls for which threads still waited at the latest cancellation."""
         self._ending = False
         """Whether the process is exiting, so that the dispatcher decides about unfinished calls."""
 
@@ -152,8 +152,8 @@ class AsyncCalls:
         try:
             return await asyncio.wrap_future(piece)
         except asyncio.CancelledError:
-            self._left = [each for each in (*self._left, piece) if not each.done()]
-            if len(self._left) > MAX_CALLS:
+            self._abandoned = [each for each in (*self._abandoned, piece) if not each.done()]
+            if len(self._abandoned) > MAX_CALLS:
                 await asyncio.wait([asyncio.wrap_future(piece)])
             raise
 
