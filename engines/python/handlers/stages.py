@@ -118,10 +118,12 @@ class Stages:
         return _as_output(_call(write, result, accept, context=context), accept)
 
     def _decoded(self, inputs: Input, content_type: str) -> Any:
-        """Return the decoded content of a request; for a predictor as an array."""
+        """Return the decoded content of a request; for a predictor as an array. Raises `ValueError`."""
         data = decode(inputs, content_type, require_csv_headers=False)
         if not self._is_predictor:
             return data
+        if isinstance(data, dict) and "inputs" not in data:
+            raise ValueError("inputs: missing; accepted: a JSON array, or an object with inputs")
         import numpy
 
         return numpy.array(data["inputs"] if isinstance(data, dict) else data)

@@ -67,6 +67,13 @@ def test_a_predictor_gets_a_table_and_responds_with_predictions(
     assert output.properties == {"Content-Type": "application/json"}
 
 
+def test_a_body_without_inputs_is_refused_by_a_predictor() -> None:
+    options = {**PROPERTIES, "entryPoint": "djl_python.sklearn_handler"}
+    stages = Stages({"predict_fn": lambda table, model: table.sum(axis=1)}, options)
+    with pytest.raises(ValueError, match="inputs: missing"):
+        stages(make_input(b'{"instances": [[1, 2]]}', "application/json"))
+
+
 def test_the_functions_of_a_predictor_replace_its_forms() -> None:
     functions: dict[str, Function] = {
         "input_formatter": lambda inputs: numpy.array(inputs.get_as_json()["rows"]),
