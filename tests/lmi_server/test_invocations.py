@@ -330,7 +330,7 @@ def test_custom_attributes_are_returned(client: FlaskClient) -> None:
 def test_pagination_is_refused(pair: tuple[str, str], as_attribute: bool, client: FlaskClient) -> None:
     name, value = pair
     headers = (
-        {"X-Amzn-SageMaker-Custom-Attributes": f"a=b; {name}={value}"} if as_attribute else {name: value}
+        {"X-Amzn-SageMaker-Custom-Attributes": f"a=b; {name} = {value}"} if as_attribute else {name: value}
     )
     reply = client.post("/invocations", json={"inputs": PROMPT}, headers=headers)
     assert refusal_of(reply).startswith(f'{name}: given "{value}", but responses are not stored')

@@ -60,7 +60,7 @@ _ACCEPTED_FORMATS = {
 }
 _ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
-_PAIR = re.compile(r"\s*([^;=]+)=([^;]*)")
+_PAIR = re.compile(r"([^;=]+)=([^;]*)")
 """A pair in custom attributes, such as `a=b;c=d`."""
 _ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
@@ -101,8 +101,8 @@ def _custom_attributes() -> str | None:
 def _refuse_pagination(attributes: str) -> None:
     """Raise `InvalidField` for LMI's pagination: a header or custom attribute that asks for a stored response."""
     for name, value in (*request.headers.items(), *_PAIR.findall(attributes)):
-        name = name.lower()
-        if name == "x-starting-token" or (name == "x-synchronous" and value.strip().lower() != "true"):
+        name, value = name.strip().lower(), value.strip()
+        if name == "x-starting-token" or (name == "x-synchronous" and value.lower() != "true"):
             reason = 'but responses are not stored and paged; to get one in parts, send "stream": true'
             raise InvalidField(name, f"given {as_json(value)}, {reason}; accepted: none")
 
