@@ -19,6 +19,7 @@ _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 _MAX_LINE_BYTES = 64 << 10
 """A longer line of stderr is split, because some programs never write a newline."""
+_KILL_SECONDS = 3.0
 _LAST_LINES_SECONDS = 10.0
 _OPEN_PIPE_SECONDS = 0.5
 """Time to read the last lines of a process whose stderr is kept open by descendants that still run."""
@@ -127,18 +128,15 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def kill_all(self, timeout: float = 3.0) -> bool:
-        """Send SIGKILL to the session's processes until none is left. Returns False if any is left after `timeout`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            members = session_members(self.pid)
+    def kill_all(self) -> None:
+        """Send SIGKILL to the session's processes until none is left, for at most `_KILL_SECONDS`."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        while (members := session_members(self.pid)) and time.monotonic() < deadline:
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.poll()
-            if not members or time.monotonic() > deadline:
-                return not members
             time.sleep(0.01)
+        self.poll()
 
     def last_lines(self) -> list[str]:
         """Return the last lines of the child's stderr; complete once the process has ended."""

@@ -29,9 +29,8 @@ class FakeChild:
     def last_lines(self) -> list[str]:
         return []
 
-    def kill_all(self) -> bool:
+    def kill_all(self) -> None:
         self.killed = True
-        return True
 
 
 class Lab:

@@ -20,5 +20,5 @@ def test_stderr_without_newlines_is_copied_while_the_child_runs(tmp_path: Path) 
             wait_until(lambda: log.stat().st_size >= 900 << 10)
             assert child.poll() is None
         finally:
-            assert child.kill_all()
+            child.kill_all()
             child.last_lines()  # waits until everything is copied
