@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from container.run.cause import cause_of_death
 from container.run.control import EngineControl
 from container.run.processes import Child
 from engines.health import EngineState, StatusBoard
@@ -77,8 +76,8 @@ class EngineCopy:
         if health.state is EngineState.FAILED:
             self.child.wait(_FAILED_ENGINE_SECONDS)
             return f"{self.name} failed: {self.board.read().reason}"
-        if (code := self.child.poll()) is not None:
-            return cause_of_death(self.child.name, code, self.child.last_lines())
+        if (cause := self.child.death()) is not None:
+            return cause
         if not self.was_ready and self._clock() - self._started_at > loading_timeout:
             return f"{self.name} was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
         return None

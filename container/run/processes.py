@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
+from container.run.cause import cause_of_death
+
 _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 _MAX_LINE_BYTES = 64 << 10
@@ -115,6 +117,11 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
+
+    def death(self) -> str | None:
+        """Return in one line why the process ended; None while it runs."""
+        code = self.poll()
+        return None if code is None else cause_of_death(self.name, code, self.last_lines())
 
     def terminate(self) -> None:
         """Send SIGTERM to the process only."""

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from container.progress import LogLines
-from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_orphans
 from container.run.stop_signals import StopSignals
@@ -132,9 +131,8 @@ class Supervisor:
             if helper.board.read().state is EngineState.FAILED:
                 raise Failure(f"the {helper.child.name} failed: {helper.board.read().reason}")
         for child in other_children:
-            code = child.poll()
-            if code is not None:
-                raise Failure(cause_of_death(child.name, code, child.last_lines()))
+            if (cause := child.death()) is not None:
+                raise Failure(cause)
 
     def _replace(self, copy: EngineCopy, cause: str) -> None:
         """Schedule the restart of one of several copies. Raises Failure if the copy is not restarted."""
@@ -194,13 +192,13 @@ class Supervisor:
         if self._signals.count > 1:
             self._say("stopped immediately on a second signal")
             return 1
-        for child, code in broken:
-            self._complain(cause_of_death(child.name, code, child.last_lines()))
+        for cause in filter(None, (child.death() for child in broken)):
+            self._complain(cause)
         if not broken:
             self._say("stopped")
         return 1 if broken else 0
 
-    def _drain(self) -> list[tuple[Child, int]]:
+    def _drain(self) -> list[Child]:
         """Drain the engines that may have requests; kill the others.
 
         Returns the engines with a nonzero exit code, without those that still run at the time limit.
@@ -222,7 +220,7 @@ class Supervisor:
                 break
             self._signals.wait(min(remaining, _POLL_SECONDS))
             running = [copy for copy in running if not copy.poll_end()]
-        return [(copy.child, code) for copy in draining if (code := copy.child.poll())]
+        return [copy.child for copy in draining if copy.child.poll()]
 
     def _fail(self, cause: str) -> int:
         """Report the failure to clients, stop everything, and print the cause."""

@@ -105,13 +105,12 @@ class ServerProcess:
     """`python -m container serve`; the kernel kills it when this process ends."""
 
     def __init__(
-        self, name: str, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
+        self, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
     ) -> None:
         self._port = port
         self.url = f"http://{HOST}:{port}"
         self.pid = child.pid
         self.start_up_seconds = 0.0
-        self._name = name
         self._child = child
         self._log = log
         self._timeouts = timeouts
@@ -142,7 +141,7 @@ class ServerProcess:
         started = time.monotonic()
         log = log_path.open("ab", buffering=0)
         child = Child.start(name, [*command, str(port)], environ, log=log)
-        server = cls(name, child, port, log)
+        server = cls(child, port, log)
         try:
             server._wait_ready(started, limit, health)
         except BaseException:
@@ -189,7 +188,7 @@ class ServerProcess:
         path = Path(self._log.name)
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return ServerFailed(f"{self._name}: {what}. End of its log, {path}:\n{lines}")
+        return ServerFailed(f"{self._child.name}: {what}. End of its log, {path}:\n{lines}")
 
 
 def _peak_bytes(pid: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy, RestartRule
 from engines.health import EngineState, StatusBoard
 
@@ -26,8 +27,8 @@ class FakeChild:
     def wait(self, timeout: float) -> int | None:
         return self.code
 
-    def last_lines(self) -> list[str]:
-        return []
+    def death(self) -> str | None:
+        return None if self.code is None else cause_of_death(self.name, self.code, [])
 
     def kill_all(self) -> None:
         self.killed = True
