@@ -78,7 +78,8 @@ class EngineCopy:
             return f"{self.name} failed: {self.board.read().reason}"
         if (cause := self.child.death()) is not None:
             return cause
-        if not self.was_ready and self._clock() - self._started_at > loading_timeout:
+        loads = not self.was_ready and health.state is not EngineState.READY
+        if loads and self._clock() - self._started_at > loading_timeout:
             return f"{self.name} was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
         return None
 

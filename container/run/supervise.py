@@ -52,6 +52,7 @@ class Helper:
     """A process that the web server needs beside the engine."""
 
     child: Child
+    """Its name is a plural."""
     board: StatusBoard
 
 
@@ -80,7 +81,7 @@ class Supervisor:
     def run(self, loading_timeout: float, when_ready: Callable[[], None]) -> int:
         """Wait until all copies are ready, call `when_ready`, and serve until stopped. Returns the exit code.
 
-        loading_timeout: seconds within which an engine must become ready.
+        loading_timeout: seconds within which engines and helpers must become ready.
         """
         deadline = time.monotonic() + loading_timeout
         try:
@@ -88,10 +89,12 @@ class Supervisor:
                 if self._signals.count:
                     return self._stop()
                 self._raise_if_broken(loading_timeout)
-                if time.monotonic() > deadline:
-                    raise Failure(
-                        f"the engine was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
-                    )
+                for helper in self._helpers:
+                    if helper.board.read().state is EngineState.STARTING and time.monotonic() > deadline:
+                        raise Failure(
+                            f"the {helper.child.name} were not ready within {loading_timeout:g} s"
+                            " (option.model_loading_timeout)"
+                        )
             self._raise_if_broken(loading_timeout, wait=0.0)
             for copy in self._copies:
                 copy.poll_ready()

@@ -111,6 +111,12 @@ def test_a_restarted_engine_that_loads_too_slowly_has_failed(lab: Lab) -> None:
     assert "copy 1 was not ready within 10 s" in (lab.copy.failure(10) or "")
 
 
+def test_an_engine_that_is_ready_while_the_rest_of_the_server_loads_is_not_late(lab: Lab) -> None:
+    lab.copy.board.set_state(EngineState.READY)
+    lab.now = 11.0
+    assert lab.copy.failure(10) is None
+
+
 def test_a_ready_engine_without_progress_is_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.become_ready()
     monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", -1.0)
