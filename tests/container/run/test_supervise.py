@@ -98,6 +98,34 @@ def test_sigterm_drains_and_exits_with_zero(start: Start) -> None:
     assert out.splitlines()[-1] == "stopped"
 
 
+@pytest.fixture
+def inherit_sighup() -> Iterator[Callable[[signal.Handlers], None]]:
+    """Set how the processes that the test starts handle SIGHUP."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_drains_and_exits_with_zero(
+    start: Start, inherit_sighup: Callable[[signal.Handlers], None]
+) -> None:
+    inherit_sighup(signal.SIG_DFL)
+    run = start("obeys", "obeys")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.wait_exit(0).splitlines()[-1] == "stopped"
+    assert (run.folder / "drained").exists(), "the engine was killed without a drain"
+
+
+def test_a_closed_terminal_does_not_stop_a_server_under_nohup(
+    start: Start, inherit_sighup: Callable[[signal.Handlers], None]
+) -> None:
+    inherit_sighup(signal.SIG_IGN)
+    run = start("obeys", "obeys")
+    run.process.send_signal(signal.SIGHUP)
+    run.process.terminate()
+    run.wait_exit(0)  # not 1, as after two signals
+
+
 def test_a_lost_reader_of_stdout_does_not_change_the_shutdown(start: Start) -> None:
     run = start("obeys", "obeys")
     if run.process.stdout:
