@@ -109,7 +109,10 @@ class EngineCopy:
         return delay
 
     def poll_ready(self) -> bool:
-        """Restart the engine if a restart is due. Returns whether the engine has become ready since the last call."""
+        """Restart the engine if a restart is due. Returns whether the engine has become ready since the last call.
+
+        Raises: OSError: the engine cannot be started. It counts as started until `schedule_restart`.
+        """
         now = self._clock()
         if self._restart_at is not None:
             if now >= self._restart_at:

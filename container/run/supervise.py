@@ -103,7 +103,12 @@ class Supervisor:
             while not self._signals.count:
                 self._raise_if_broken(loading_timeout)
                 for copy in self._copies:
-                    if copy.poll_ready():
+                    try:
+                        is_ready = copy.poll_ready()
+                    except OSError as error:  # no memory for a process, or none for its status board
+                        self._replace(copy, f"{copy.name} could not be started: {error}")
+                        continue
+                    if is_ready:
                         self._restore_settings(copy)
             return self._stop()
         except Failure as failure:

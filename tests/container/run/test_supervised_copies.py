@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ class CopiesLab:
         """Number of stop signals."""
         self.drained: list[str] = []
         """Names of the copies that were told to drain."""
+        self.failing_starts: tuple[int, ...] = ()
+        """Numbers of the starts that raise an error, from 1."""
         self._folder = folder
         self._starts = 0
         self._steps: Iterator[Callable[[], None]] = iter(())
@@ -44,6 +47,8 @@ class CopiesLab:
 
     def _start(self) -> tuple[Any, StatusBoard]:
         self._starts += 1
+        if self._starts in self.failing_starts:
+            raise OSError(errno.ENOSPC, "No space left on device")
         return FakeChild(), StatusBoard.create(self._folder / str(self._starts), 1)
 
     def run(
@@ -95,6 +100,18 @@ def test_a_copy_that_is_being_restarted_is_killed_before_the_others_drain(tmp_pa
         lab.end(2)()
 
     assert lab.run(nothing, lab.end(1, -9), terminate_while_copy_1_loads, check_drain) == 0
+    assert lab.drained == ["copy2"]
+
+
+def test_a_copy_that_cannot_be_started_is_started_later(tmp_path: Path) -> None:
+    lab = CopiesLab(tmp_path, EngineState.READY, EngineState.READY)
+    lab.failing_starts = (3,)
+
+    def check_restart() -> None:
+        assert lab.states() == [EngineState.STARTING, EngineState.READY]
+        lab.terminate()
+
+    assert lab.run(nothing, lab.end(1, -9), nothing, check_restart, lab.end(2)) == 0
     assert lab.drained == ["copy2"]
 
 
