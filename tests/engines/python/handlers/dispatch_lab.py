@@ -93,6 +93,8 @@ class Lab:
         self.messages: dict[str, str] = {}
         """Error message of each finished request."""
         self.client_is_gone = False
+        self.start_error: OSError | None = None
+        """What the start of a worker raises."""
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers, **batching)
         settings = replace(config.handler, max_workers=num_workers + 1)
         self.loading_timeout, self.max_idle_seconds = settings.loading_timeout, settings.max_idle_seconds
@@ -114,6 +116,8 @@ class Lab:
         self._loop.switch(messages)
 
     def _start(self, number: int) -> FakeWorker:
+        if self.start_error is not None:
+            raise self.start_error
         self.workers.append(FakeWorker(number))
         return self.workers[-1]
 

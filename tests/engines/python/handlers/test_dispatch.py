@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,24 @@ def test_an_extra_worker_that_cannot_load_is_dropped_and_retried_later(tmp_path:
     first.answer("b")
     lab.turn()
     assert lab.errors == {"a": "", "b": ""}
+
+
+def test_an_extra_worker_that_cannot_be_started_is_retried_later(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.start_error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    lab.turn(invoke("a", "b"))
+    lab.start_error = None
+    lab.clock.now += GROW_AGAIN_SECONDS - 1
+    lab.turn()
+    assert lab.workers == [first], "too early"
+    lab.clock.now += 1
+    lab.turn()
+    assert len(lab.workers) == 2
+    first.answer("a")
+    lab.turn()
+    assert first.calls == [["a"], ["b"]]
 
 
 def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None:
