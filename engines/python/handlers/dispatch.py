@@ -74,6 +74,9 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                     self._handle(front, client, message)
                 for slot in list(self._slots):
                     self._read(front, slot)
+                if self._was_paused():
+                    for slot in self._slots:
+                        slot.postpone(self._clock() + REACTION_SECONDS)
                 for slot in list(self._slots):
                     self._kill_if_stuck(front, slot)
                 self._start_calls()

@@ -10,7 +10,7 @@ from pathlib import Path
 from greenlet import getcurrent, greenlet
 
 from engines.core import EngineInfo
-from engines.health import StatusBoard
+from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from engines.python.handlers.dispatch import HandlerDispatch
 from engines.python.handlers.messages import Answered, CallDone, FromWorker
@@ -114,6 +114,14 @@ class Lab:
     def turn(self, messages: Turn = ()) -> None:
         """Let the dispatcher's loop run one turn with these messages."""
         self._loop.switch(messages)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with turns without messages as often as the loop wakes. The next turn is left to the test."""
+        end = self.clock.now + seconds
+        while end - self.clock.now > IDLE_BEAT_SECONDS:
+            self.clock.now += IDLE_BEAT_SECONDS
+            self.turn()
+        self.clock.now = end
 
     def _start(self, number: int) -> FakeWorker:
         if self.start_error is not None:
