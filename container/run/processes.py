@@ -91,12 +91,23 @@ class Child:
         nice: int = 0,
         pass_fds: Sequence[int] = (),
         log: IO[bytes] | None = None,
+        blocked: int = 0,
     ) -> Self:
         """Start `command` with niceness `nice`. It inherits stdout; its stderr is copied to this process's stderr.
 
         log: gets both instead. Open it unbuffered and for appending, because both processes write to it.
+        blocked: a signal that the process does not get, even if it sets a handler.
         """
-        bound = [sys.executable, "-I", "-S", str(_EXEC_BOUND), str(os.getpid()), str(nice), *command]
+        bound = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_EXEC_BOUND),
+            str(os.getpid()),
+            str(nice),
+            str(int(blocked)),
+            *command,
+        ]
         process = subprocess.Popen(
             bound,
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,22 @@ from tests.support.paths import child_environment
 _START = [sys.executable, "-m", "engines.start", "made_up"]
 _PARENT = "import subprocess, sys, time\nsubprocess.Popen(sys.argv[1:])\ntime.sleep(600)\n"
 _LOADING = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+_SIGTERM = """
+import multiprocessing, os, signal, subprocess, time
+
+def main():
+    os.kill(os.getpid(), signal.SIGTERM)
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    fork.start()
+    fork.terminate()
+    fork.join()
+    program = subprocess.Popen(["sleep", "600"])
+    program.terminate()
+    print("ended by", -fork.exitcode, -program.wait())
+    signal.signal(signal.SIGTERM, lambda number, frame: print("own handler"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 3
+"""
 
 
 def environment_with(module: str, folder: Path) -> dict[str, str]:
@@ -34,3 +50,15 @@ def test_a_process_whose_parent_is_killed_during_the_imports_ends(tmp_path: Path
         left = processes.wait_exited([process], 60)
         processes.kill(left)
     assert left == []
+
+
+def test_sigterm_ends_only_the_forks_and_programs_of_an_engine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        _START,
+        capture_output=True,
+        text=True,
+        env=environment_with(_SIGTERM, tmp_path),
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (3, "ended by 15 15\nown handler\n"), done.stderr

@@ -1,8 +1,9 @@
-"""The output of child processes."""
+"""Child processes: their output, and signals that they do not get."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,3 +23,11 @@ def test_stderr_without_newlines_is_copied_while_the_child_runs(tmp_path: Path) 
         finally:
             child.kill_all()
             child.last_lines()  # waits until everything is copied
+
+
+def test_a_blocked_signal_does_not_reach_a_handler() -> None:
+    """As that of mpirun, which would kill its ranks."""
+    program = "import os, signal\nsignal.signal(15, lambda *_: os._exit(5))\nos.kill(os.getpid(), 15)\n"
+    command = [sys.executable, "-c", program]
+    assert Child.start("child", command, os.environ).wait(60) == 5
+    assert Child.start("child", command, os.environ, blocked=signal.SIGTERM).wait(60) == 0
