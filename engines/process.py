@@ -68,5 +68,5 @@ def signal_name(number: int) -> str:
 
 def process_age() -> float:
     """Return the seconds since this process was started, including its imports."""
-    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    start_ticks = int(Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

@@ -16,6 +16,7 @@ from container.machine import Machine, detect
 from container.multi_model.errors import BadModel
 from container.run.launch import VISIBLE_GPUS
 from container.run.processes import process_tree
+from engines.host_memory import read_text
 from engines.mpi.runner.budget import CONTEXT_BYTES
 
 _PROCESS_BYTES = 600 << 20
@@ -176,9 +177,8 @@ def resident_bytes(pid: int) -> int:
 
 def _resident(process: Path) -> int:
     for file, pattern in (("smaps_rollup", r"^Pss:\s+(\d+) kB"), ("status", r"^VmRSS:\s+(\d+) kB")):
-        with contextlib.suppress(OSError):
-            if match := re.search(pattern, (process / file).read_text(), re.MULTILINE):
-                return int(match[1]) * 1024
+        if match := re.search(pattern, read_text(process / file), re.MULTILINE):
+            return int(match[1]) * 1024
     return 0
 
 

@@ -32,7 +32,7 @@ def _processes() -> dict[int, list[str]]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            text = (entry / "stat").read_text()
+            text = (entry / "stat").read_text(errors="replace")  # a name may be cut within a character
             found[int(entry.name)] = text[text.rindex(")") + 2 :].split()
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import time
@@ -15,6 +14,7 @@ from container.measure.compare.configurations import Configuration
 from container.run import launch
 from container.run.local_server import HOST, free_port, ping, serve_command
 from container.run.processes import Child, process_tree
+from engines.host_memory import read_text
 
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
@@ -192,8 +192,5 @@ class ServerProcess:
 
 
 def _peak_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/status").read_text()
-        if match := re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE):
-            return int(match[1]) * 1024
-    return 0
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", read_text(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0

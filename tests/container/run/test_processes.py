@@ -1,15 +1,25 @@
-"""Child processes: their output, and signals that they do not get."""
+"""Child processes: finding them, their output, and signals that they do not get."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from container.run.processes import Child
+import pytest
+
+from container.run.processes import Child, process_tree, session_members
 from tests.support.waiting import wait_until
 
+_CUT_NAME = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, "сервермодели".encode())  # PR_SET_NAME
+print(flush=True)
+time.sleep(600)
+"""
 PROGRESS = "import sys, time; sys.stderr.write('x\\r' * (1 << 19)); sys.stderr.flush(); time.sleep(600)"
 
 
@@ -23,6 +33,20 @@ def test_stderr_without_newlines_is_copied_while_the_child_runs(tmp_path: Path) 
         finally:
             child.kill_all()
             child.last_lines()  # waits until everything is copied
+
+
+@pytest.fixture
+def cut_name() -> Iterator[int]:
+    """The PID of a process whose name the kernel cuts within a character, after 15 bytes."""
+    with subprocess.Popen([sys.executable, "-c", _CUT_NAME], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_the_name_of_a_process_may_be_cut_within_a_character(cut_name: int) -> None:
+    assert {os.getpid(), cut_name} <= session_members(os.getsid(0)) & process_tree(os.getpid())
 
 
 def test_a_blocked_signal_does_not_reach_a_handler() -> None:
