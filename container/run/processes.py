@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
+from container.lossy_output import LossyOutput
 from container.run.cause import cause_of_death
 
 _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
@@ -76,10 +77,12 @@ class Child:
         self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes], log: IO[bytes] | None = None
     ) -> None:
         self.name = name
-        self._log = log
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._pump = threading.Thread(target=self._copy, args=(stderr,), name=f"{name}-stderr", daemon=True)
+        target = LossyOutput(log or sys.stderr)
+        self._pump = threading.Thread(
+            target=self._copy, args=(stderr, target), name=f"{name}-stderr", daemon=True
+        )
         self._pump.start()
 
     @classmethod
@@ -162,11 +165,8 @@ class Child:
             self._pump.join(_OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS)
         return list(self._lines)
 
-    def _copy(self, stderr: IO[bytes]) -> None:
+    def _copy(self, stderr: IO[bytes], target: LossyOutput) -> None:
         with stderr:
             for line in iter(partial(stderr.readline, _MAX_LINE_BYTES), b""):
                 self._lines.append(line.decode(errors="replace").rstrip())
-                with contextlib.suppress(OSError, ValueError):  # our own stderr may be closed
-                    target = self._log or sys.stderr.buffer
-                    target.write(line)
-                    target.flush()
+                target.write(line)

@@ -35,6 +35,18 @@ def test_stderr_without_newlines_is_copied_while_the_child_runs(tmp_path: Path) 
             child.last_lines()  # waits until everything is copied
 
 
+def test_a_child_is_not_stopped_by_a_reader_that_hangs(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    program = "import sys; sys.stderr.write(('x' * 99 + '\\n') * 10_000)"
+    with open(read, "rb"), open(write, "wb", buffering=0) as log:
+        child = Child.start("child", [sys.executable, "-c", program], os.environ, log=log)
+        try:
+            assert child.wait(60) == 0
+            assert child.last_lines()[-1] == "x" * 99
+        finally:
+            child.kill_all()
+
+
 @pytest.fixture
 def cut_name() -> Iterator[int]:
     """The PID of a process whose name the kernel cuts within a character, after 15 bytes."""

@@ -135,6 +135,21 @@ def test_a_lost_reader_of_stdout_does_not_change_the_shutdown(start: Start) -> N
     assert (run.folder / "drained").exists(), "the engine was killed without a drain"
 
 
+def test_readers_that_hang_do_not_change_the_shutdown(start: Start) -> None:
+    run = start("obeys", "obeys")
+    for number in (1, 2):
+        descriptor = os.open(f"/proc/{run.process.pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(descriptor, b"x" * size)
+        os.close(descriptor)
+    run.process.terminate()
+    assert run.process.wait(60) == 0
+    run.wait_exit(0)
+    assert (run.folder / "drained").exists(), "the engine was killed without a drain"
+
+
 def test_an_engine_that_does_not_drain_is_killed_and_a_burst_of_signals_counts_as_one(start: Start) -> None:
     run = start("ignores-drain", "ignores-term", end=1.0, burst=60.0)
     terminated = time.monotonic()
