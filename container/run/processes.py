@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, TextIO
 
 from container.lossy_output import LossyOutput
 from container.run.cause import cause_of_death
@@ -21,11 +21,11 @@ from container.run.cause import cause_of_death
 _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 _MAX_LINE_BYTES = 64 << 10
-"""A longer line of stderr is split, because some programs never write a newline."""
+"""A longer line of output is split, because some programs never write a newline."""
 _KILL_SECONDS = 3.0
 _LAST_LINES_SECONDS = 10.0
 _OPEN_PIPE_SECONDS = 0.5
-"""Time to read the last lines of a process whose stderr is kept open by descendants that still run."""
+"""Time to read the last lines of a process whose output is kept open by descendants that still run."""
 
 
 def _processes() -> dict[int, list[str]]:
@@ -73,17 +73,15 @@ class Child:
     Start it from the main thread, because the kernel kills a child when the thread that started it ends.
     """
 
-    def __init__(
-        self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes], log: IO[bytes] | None = None
-    ) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None = None) -> None:
         self.name = name
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        target = LossyOutput(log or sys.stderr)
-        self._pump = threading.Thread(
-            target=self._copy, args=(stderr, target), name=f"{name}-stderr", daemon=True
-        )
-        self._pump.start()
+        self._pumps: list[threading.Thread] = []
+        if process.stdout is not None:
+            self._pump(process.stdout, sys.stdout, deque(maxlen=0))
+        if process.stderr is not None:
+            self._pump(process.stderr, log or sys.stderr, self._lines)
 
     @classmethod
     def start(
@@ -96,7 +94,7 @@ class Child:
         log: IO[bytes] | None = None,
         blocked: int = 0,
     ) -> Self:
-        """Start `command` with niceness `nice`. It inherits stdout; its stderr is copied to this process's stderr.
+        """Start `command` with niceness `nice`. Its stdout and stderr are copied to those of this process.
 
         log: gets both instead. Open it unbuffered and for appending, because both processes write to it.
         blocked: a signal that the process does not get, even if it sets a handler.
@@ -114,15 +112,13 @@ class Child:
         process = subprocess.Popen(
             bound,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=log or subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
             pass_fds=pass_fds,
             start_new_session=True,
         )
-        if process.stderr is None:
-            raise RuntimeError("Popen returned no pipe for stderr")
-        return cls(name, process, process.stderr, log)
+        return cls(name, process, log)
 
     @property
     def pid(self) -> int:
@@ -162,11 +158,21 @@ class Child:
     def last_lines(self) -> list[str]:
         """Return the last lines of the child's stderr; complete once the process has ended."""
         if self.poll() is not None:
-            self._pump.join(_OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS)
+            seconds = _OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS
+            for pump in self._pumps:
+                pump.join(seconds)
         return list(self._lines)
 
-    def _copy(self, stderr: IO[bytes], target: LossyOutput) -> None:
-        with stderr:
-            for line in iter(partial(stderr.readline, _MAX_LINE_BYTES), b""):
-                self._lines.append(line.decode(errors="replace").rstrip())
-                target.write(line)
+    def _pump(self, source: IO[bytes], target: IO[bytes] | TextIO, last_lines: deque[str]) -> None:
+        """Start a thread that copies `source` to the file of `target`, and keeps the last lines."""
+        output = LossyOutput(target)
+
+        def copy() -> None:
+            with source:
+                for line in iter(partial(source.readline, _MAX_LINE_BYTES), b""):
+                    last_lines.append(line.decode(errors="replace").rstrip())
+                    output.write(line)
+
+        thread = threading.Thread(target=copy, name=f"{self.name}-output", daemon=True)
+        thread.start()
+        self._pumps.append(thread)

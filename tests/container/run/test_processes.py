@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from container.run.processes import Child, process_tree, session_members
+from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
 
 _CUT_NAME = """
@@ -45,6 +46,28 @@ def test_a_child_is_not_stopped_by_a_reader_that_hangs(tmp_path: Path) -> None:
             assert child.last_lines()[-1] == "x" * 99
         finally:
             child.kill_all()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_child_can_print_when_the_output_of_its_parent_cannot_be_written(name: str) -> None:
+    program = f"import sys; print('x', file=sys.{name}, flush=True); sys.exit(7)"
+    start = f"Child.start('child', [sys.executable, '-c', {program!r}], os.environ)"
+    parent = f"import os, sys; from container.run.processes import Child; os._exit({start}.wait(60))"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", parent], env=child_environment(), check=False, **{name: full}
+        )
+    assert done.returncode == 7
+
+
+def test_both_outputs_of_a_child_are_copied_and_only_stderr_explains_its_death(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    program = "import sys; print('note', file=sys.stderr); print('printed'); sys.exit(7)"
+    child = Child.start("child", [sys.executable, "-c", program], os.environ)
+    child.wait(60)
+    assert child.death() == "child ended with exit code 7: note"
+    assert capfd.readouterr() == ("printed\n", "note\n")
 
 
 @pytest.fixture
