@@ -12,7 +12,6 @@ from container.multi_model.config import MEMORY_LIMIT, RouterConfig
 from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
-from container.run.cause import cause_of_death
 from container.run.launch import BadVariable, RuntimePaths
 from container.run.processes import Child, reap_orphans
 from container.run.runtime_folder import runtime_folder
@@ -87,8 +86,8 @@ def _until_end(router: Child, signals: StopSignals, view: ProgressView) -> int:
         signals.wait(_POLL_SECONDS)
         if os.getpid() == 1:
             reap_orphans({router.pid})
-        if (code := router.poll()) is not None:
-            view.say(f"error: shutting down: {cause_of_death('router', code, router.last_lines())}")
+        if (cause := router.death()) is not None:
+            view.say(f"error: shutting down: {cause}")
             return 1
     view.say("stopping: running requests have 25 s to finish")
     router.terminate()

@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -299,7 +300,9 @@ class _Run:
             command = launch.mpirun_command(mpirun.run, ranks, as_root, command)
             env = launch.mpi_environment(env, mpirun.loopback)
         name = "engine" if mpirun or config.engine != "MPI" else "engine rank 0"
-        return Child.start(name if self.copies == 1 else f"copy {number}", command, env), board
+        name = name if self.copies == 1 else f"copy {number}"
+        # On SIGTERM, which systemd sends to every process, mpirun would kill the ranks.
+        return Child.start(name, command, env, blocked=signal.SIGTERM if mpirun else 0), board
 
     def _mpirun(self) -> _Mpirun | None:
         """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""
