@@ -218,7 +218,7 @@ class _Mpirun:
 
     run: launch.MpiRun
     loopback: Path | None
-    """Library that keeps mpirun's ports off the network; None if it could not be compiled."""
+    """Library that keeps mpirun's ports off the network; None if it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,8 @@ class _Run:
         if library is None:
             self.view.say(
                 "note: mpirun listens on all network interfaces, because the library that prevents it could not be"
-                f" compiled (needs a C compiler and a writable cache, {cache})"
+                f" compiled or cannot be loaded (needs a C compiler and a cache, {cache}, that is writable, is not"
+                " mounted noexec, and has no blank or colon in its path)"
             )
         return _Mpirun(mpi.find_mpirun(self.environ), library)
 
