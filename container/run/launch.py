@@ -146,6 +146,8 @@ class MpiRun:
 
     path: Path
     major_version: int
+    loopback: Path | None = None
+    """Library that keeps mpirun's ports off the network; None if it cannot be used."""
 
 
 _ENGINE_MODULES = {

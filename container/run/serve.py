@@ -213,15 +213,6 @@ def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mpirun:
-    """An mpirun that starts the ranks of one copy."""
-
-    run: launch.MpiRun
-    loopback: Path | None
-    """Library that keeps mpirun's ports off the network; None if it cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Run:
     """One run of the engine, or of several copies of it, and the web server."""
 
@@ -242,14 +233,14 @@ class _Run:
         open_files = raise_open_files()
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        wrap = self._mpirun()
+        mpirun = self._mpirun()
         self.signals.raising = False
         with ExitStack() as stack:
             copies = []
             for number, paths in enumerate(self.paths.copies(self.copies), 1):
                 control = stack.enter_context(EngineControl(paths.engine_address))
                 name = "the engine" if self.copies == 1 else f"copy {number}"
-                copies.append(EngineCopy(name, partial(self._start_engine, number, paths, wrap), control))
+                copies.append(EngineCopy(name, partial(self._start_engine, number, paths, mpirun), control))
             helpers = [self._start_formatter()] if self.has_formatter else []
             web = self._start_web(listener, launch.web_connections(open_files))
             # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
@@ -284,7 +275,7 @@ class _Run:
         return {"MPI": self.config.parallel.tp_size, "Python": 2}.get(self.config.engine, 1)
 
     def _start_engine(
-        self, number: int, paths: RuntimePaths, mpirun: _Mpirun | None
+        self, number: int, paths: RuntimePaths, mpirun: launch.MpiRun | None
     ) -> tuple[Child, StatusBoard]:
         """Start a copy's engine, or restart it."""
         if self.copies > 1:
@@ -295,12 +286,12 @@ class _Run:
         env = launch.engine_environment(self.environ, config, paths)
         if mpirun is not None:
             ranks, as_root = config.parallel.tp_size, os.geteuid() == 0
-            command = launch.mpirun_command(mpirun.run, ranks, as_root, command)
+            command = launch.mpirun_command(mpirun, ranks, as_root, command)
             env = launch.mpi_environment(env, mpirun.loopback)
         name = "engine" if mpirun or config.engine != "MPI" else "engine rank 0"
         return Child.start(name if self.copies == 1 else f"copy {number}", command, env), board
 
-    def _mpirun(self) -> _Mpirun | None:
+    def _mpirun(self) -> launch.MpiRun | None:
         """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""
         if self.config.parallel.tp_size == 1 or self.config.engine != "MPI":
             return None
@@ -312,7 +303,7 @@ class _Run:
                 f" compiled or cannot be loaded (needs a C compiler and a cache, {cache}, that is writable, is not"
                 " mounted noexec, and has no blank or colon in its path)"
             )
-        return _Mpirun(mpi.find_mpirun(self.environ), library)
+        return dataclasses.replace(mpi.find_mpirun(self.environ), loopback=library)
 
     def _start_formatter(self) -> Helper:
         paths = self.paths.formatter
