@@ -242,11 +242,12 @@ def web_workers(cores: int) -> int:
 
 
 def web_connections(open_files: int, files_each: int = 1) -> int:
-    """Return the maximum connections of one web worker.
+    """Return the maximum connections of one web worker: at least 2, because a single idle one would keep others out.
 
     open_files: the limit per process. files_each: open files that one connection may need.
     """
-    return max(1, min(_MAX_CONNECTIONS, (open_files - _OTHER_OPEN_FILES) // files_each))
+    others = min(_OTHER_OPEN_FILES, open_files // 2)
+    return max(2, min(_MAX_CONNECTIONS, (open_files - others) // files_each))
 
 
 def web_app(paths: RuntimePaths) -> str:

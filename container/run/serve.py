@@ -38,6 +38,7 @@ from lmi_server.properties import loader
 _WEB_NICE = 5
 """Niceness of the web processes: the engine's steps have priority, and a web process needs little CPU time."""
 _OPEN_FILES = 65536
+_FEW_OPEN_FILES = 1024
 _STATS_SECONDS = 10.0
 
 
@@ -230,7 +231,7 @@ class _Run:
         self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
     ) -> int:
         """Start and supervise the engine and the web server. Returns the exit code."""
-        open_files = raise_open_files()
+        open_files = raise_open_files(self.view)
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         mpirun = self._mpirun()
@@ -320,14 +321,18 @@ class _Run:
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
 
-def raise_open_files() -> int:
+def raise_open_files(view: ProgressView) -> int:
     """Raise the limit of open files of this process and its children to `_OPEN_FILES` if possible, and return it.
 
     Each connection of the web process is an open file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= limit:
-        return limit
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < _FEW_OPEN_FILES:
+        view.say(
+            f"note: a process may open only {limit} files (ulimit -n), so only few clients can be connected at once;"
+            f" allow at least {_FEW_OPEN_FILES}"
+        )
     return limit

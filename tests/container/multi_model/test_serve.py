@@ -26,7 +26,7 @@ def test_each_forwarded_request_of_the_router_may_open_two_files(
         raise StopRequested
 
     monkeypatch.setattr(serve, "Child", SimpleNamespace(start=start))
-    monkeypatch.setattr(serve, "raise_open_files", lambda: 1256)
+    monkeypatch.setattr(serve, "raise_open_files", lambda view: 1256)
     environ = {"SAGEMAKER_MULTI_MODEL": "true"}
     options = ServeOptions(tmp_path, "127.0.0.1", 0)
     config = serve.router_config(options, environ)
