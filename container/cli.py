@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from container.errors import BadVariable
 from engines.registry import Registry
 
 _COMMANDS = Registry(
@@ -41,6 +42,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BadVariable as error:
+            raise click.ClickException(str(error)) from error
         except PermissionError as error:
             if error.filename is None:
                 raise

@@ -12,7 +12,6 @@ from container.models.files import ModelNotAvailable
 from container.multi_model.serve import router_config, serve_several
 from container.progress import drop_unwritten, view_for
 from container.run import launch
-from container.run.launch import BadVariable
 from container.run.mpi import NoMpiRun
 from container.run.serve import CannotListen, ServeOptions
 from container.run.serve import serve as serve_until_end
@@ -46,7 +45,7 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
             code = serve_several(several, options, environ, view)
         else:
             code = serve_until_end(options, environ, view)
-    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
+    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen) as error:
         raise click.ClickException(str(error)) from error
     for stream in (sys.stdout, sys.stderr):
         drop_unwritten(stream)

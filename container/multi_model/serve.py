@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from container.errors import BadVariable
 from container.models.model_folders import model_folders
 from container.multi_model.config import MEMORY_LIMIT, RouterConfig
 from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
 from container.run.cause import cause_of_death
-from container.run.launch import BadVariable, RuntimePaths
+from container.run.launch import RuntimePaths
 from container.run.processes import Child, reap_orphans
 from container.run.runtime_folder import runtime_folder
 from container.run.serve import ServeOptions, listen, raise_open_files

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from container.errors import BadVariable
 from engines.config import EngineConfig
 from engines.health import StatusBoard
 from lmi_server.admin_token import token_digest
@@ -54,16 +55,19 @@ def server_environment() -> Mapping[str, str]:
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:
-    """Return the folder of prepared models: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`."""
-    if environ.get("LMI_CACHE_DIR"):
-        return Path(environ["LMI_CACHE_DIR"]).expanduser().absolute()
-    if environ.get("XDG_CACHE_HOME"):
+    """Return the folder of prepared models: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`.
+
+    Raises BadVariable if there is no home folder.
+    """
+    if not environ.get("LMI_CACHE_DIR") and environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).absolute() / "lmi"
-    return Path("~/.cache/lmi").expanduser()
-
-
-class BadVariable(Exception):
-    """An environment variable has an invalid value. The message is for users."""
+    text = environ.get("LMI_CACHE_DIR") or "~/.cache/lmi"
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise BadVariable(
+            f"cache {text}: there is no such home folder; set LMI_CACHE_DIR to a folder"
+        ) from error
 
 
 def default_port(environ: Mapping[str, str]) -> int:

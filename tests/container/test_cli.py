@@ -102,6 +102,31 @@ def test_check_reads_the_model_folder_from_the_environment(tmp_path: Path) -> No
     assert str(tmp_path) in result.output
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", EXAMPLE, "--port", "0"),
+        ("check", EXAMPLE),
+        ("prepare", EXAMPLE),
+        ("prepare", "--prune"),
+        ("bench", "http://127.0.0.1:1"),
+        ("compare", EXAMPLE, EXAMPLE),
+        ("tune", EXAMPLE, "--goal", "max tokens/s", "--output", "/tmp/none"),
+        ("simulate", EXAMPLE, "--instance", "ml.g5.xlarge"),
+        ("profile", EXAMPLE),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_cache_in_a_home_that_does_not_exist_is_reported_in_one_sentence(
+    command: tuple[object, ...],
+) -> None:
+    result = CliRunner().invoke(cli.main, [*map(str, command)], env={"LMI_CACHE_DIR": "~no-such-user/x"})
+    assert result.exit_code == 1, result.exception
+    assert result.output.splitlines()[-1] == (
+        "Error: cache ~no-such-user/x: there is no such home folder; set LMI_CACHE_DIR to a folder"
+    )
+
+
 def test_a_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> dict[str, Path]:
         raise PermissionError(13, "Permission denied", "/model/config.json")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from container.errors import BadVariable
 from container.run import launch
 from container.run.launch import MpiRun, RuntimePaths
 from container.run.serve import config_of_copy, places_per_copy
@@ -128,7 +130,7 @@ def test_web_processes_get_a_digest_and_no_process_gets_the_admin_token() -> Non
 
 @pytest.mark.parametrize("token", ["two words", "line\n", "caf\xe9", " "])
 def test_a_token_that_no_client_can_send_is_rejected_and_not_quoted(token: str) -> None:
-    with pytest.raises(launch.BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
+    with pytest.raises(BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
         launch.admin_token_digest({"LMI_ADMIN_TOKEN": token})
     assert token.strip() == "" or token.strip() not in str(caught.value)
 
@@ -139,6 +141,16 @@ def test_the_cache_folder_follows_the_environment() -> None:
     assert launch.cache_dir({}) == Path("~/.cache/lmi").expanduser()
 
 
+def test_without_a_home_folder_the_cache_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> pwd.struct_passwd:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(BadVariable, match=r"~/\.cache/lmi: there is no such home folder; set LMI_CACHE_DIR"):
+        launch.cache_dir({})
+
+
 def test_the_default_port_is_the_sagemaker_port_or_8080() -> None:
     assert launch.default_port({}) == 8080
     assert launch.default_port({"SAGEMAKER_BIND_TO_PORT": "9001"}) == 9001
@@ -146,7 +158,7 @@ def test_the_default_port_is_the_sagemaker_port_or_8080() -> None:
 
 @pytest.mark.parametrize("text", ["http", "-1", "0", "65536", "80 80"])
 def test_an_invalid_port_is_rejected(text: str) -> None:
-    with pytest.raises(launch.BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
+    with pytest.raises(BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
         launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})
 
 
