@@ -66,7 +66,7 @@ def serve_several(
                 file.write_text(config.to_json(), encoding="utf-8")
                 app = f"container.multi_model.router:make_router({str(file)!r})"
                 connections = launch.web_connections(raise_open_files(view), _FILES_OF_CONNECTION)
-                command = launch.web_command(app, listener.fileno(), 1, connections, _GUNICORN_CONF)
+                command = launch.web_command(app, folder, listener.fileno(), 1, connections, _GUNICORN_CONF)
                 env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
                 signals.raising = False
                 router = Child.start("router", command, env, pass_fds=[listener.fileno()])

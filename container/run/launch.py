@@ -260,13 +260,17 @@ def web_app(paths: RuntimePaths) -> str:
 
 
 def web_command(
-    app: str, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
+    app: str, folder: Path, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
 ) -> list[str]:
-    """Return the gunicorn command. listener: file descriptor of the listening socket; connections: limit per worker."""
+    """Return the gunicorn command.
+
+    folder: the run's, for the heartbeats of workers, because /tmp may be slow or not writable. listener: file
+    descriptor of the listening socket. connections: limit per worker.
+    """
     return [
         *(sys.executable, "-P", "-m", "lmi_server.http.gunicorn_main", "--config", f"file:{conf}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
-        *("--worker-connections", str(connections)),
+        *("--worker-connections", str(connections), "--worker-tmp-dir", str(folder)),
         app,
     ]
 

@@ -317,7 +317,8 @@ class _Run:
         env = launch.web_environment(self.environ, self.paths, workers)
         if workers > 1:
             self.paths.metrics.mkdir(mode=0o700)
-        command = launch.web_command(launch.web_app(self.paths), listener.fileno(), workers, connections)
+        app, folder = launch.web_app(self.paths), self.paths.folder
+        command = launch.web_command(app, folder, listener.fileno(), workers, connections)
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
 

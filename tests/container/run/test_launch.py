@@ -88,10 +88,11 @@ def test_the_loopback_library_is_appended_to_ld_preload() -> None:
 
 def test_gunicorn_gets_an_expression_that_creates_the_application() -> None:
     paths = RuntimePaths(Path("/run/it's"))
-    command = launch.web_command(launch.web_app(paths), 7, 2, 500)
+    command = launch.web_command(launch.web_app(paths), paths.folder, 7, 2, 500)
     assert command[command.index("--bind") + 1] == "fd://7"
     assert command[command.index("--workers") + 1] == "2"
     assert command[command.index("--worker-connections") + 1] == "500"
+    assert command[command.index("--worker-tmp-dir") + 1] == "/run/it's"
     module, call = command[-1].split(":", 1)
     tree = ast.parse(call, mode="eval").body
     assert module == "lmi_server.wsgi"
