@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -44,13 +45,16 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except BadVariable as error:
             raise click.ClickException(str(error)) from error
-        except PermissionError as error:
-            if error.filename is None:
+        except OSError as error:
+            if error.errno in (
+                None,
+                errno.EPIPE,
+            ):  # a bug, or click exits because the reader of stdout is gone
                 raise
-            raise click.ClickException(
-                f"{error.filename}: {error.strerror} to user {os.geteuid()}; check the owner and mode of the file and"
-                " its folders"
-            ) from error
+            text = f"{error.filename or 'the operating system refused'}: {error.strerror}"
+            if error.filename and isinstance(error, PermissionError):
+                text += f" to user {os.geteuid()}; check the owner and mode of the file and its folders"
+            raise click.ClickException(text) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
@@ -127,11 +128,41 @@ def test_a_cache_in_a_home_that_does_not_exist_is_reported_in_one_sentence(
     )
 
 
-def test_a_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/m/config.json"),
+            "/m/config.json: Permission denied to user",
+        ),
+        (OSError(errno.EROFS, "Read-only file system", "/dev/shm/x"), "/dev/shm/x: Read-only file system"),
+        (
+            OSError(errno.ENOENT, "No usable temporary directory found"),
+            "refused: No usable temporary directory",
+        ),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "refused: Resource temporarily"),
+    ],
+    ids=["permission", "read-only", "no temporary folder", "no process"],
+)
+def test_an_error_of_the_system_is_reported_in_one_sentence(
+    error: OSError, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def refuse(*_: object) -> dict[str, Path]:
-        raise PermissionError(13, "Permission denied", "/model/config.json")
+        raise error
 
     monkeypatch.setattr("container.explain.check_command.model_folders", refuse)
     result = CliRunner().invoke(cli.main, ["check", str(tmp_path)])
     assert result.exit_code == 1
-    assert "/model/config.json: Permission denied to user" in result.output
+    assert text in result.output
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = [sys.executable, "-m", "container", "options"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment()
+    ) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()
+        assert program.stderr.read() == b""
+        assert program.wait(600) == 1
