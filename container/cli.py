@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import sys
+from types import FrameType
 from typing import Any
 
 import click
@@ -32,7 +35,16 @@ _COMMANDS = Registry(
 """Commands by name. A module is imported only when its command is called, so that other commands start faster."""
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # as a shell reports it for a program without a handler
+
+
 class _Commands(click.Group):
+    def main(self, *args: Any, **options: Any) -> Any:
+        if os.getpid() == 1:  # of a container: the kernel drops signals that have no handler
+            signal.signal(signal.SIGTERM, _stop)
+        return super().main(*args, **options)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
 

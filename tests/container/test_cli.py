@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from container import cli, serve_command
+from tests.support.namespaces import NEW_PIDS, require
 from tests.support.paths import REPO_ROOT, child_environment
 
 EXAMPLE = REPO_ROOT / "properties_examples" / "smollm2-rolling-paged"
 
 
-def lmi(*arguments: str, code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `lmi` with these arguments. `code` is executed first, in the same process."""
+def lmi(
+    *arguments: str, code: str = "", prefix: Sequence[str] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `lmi` with these arguments. `code` is executed first, in the same process. prefix: a program that runs it."""
     program = f"{code}\nimport sys\nfrom container.cli import main\nmain(sys.argv[1:], prog_name='lmi')"
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [*prefix, sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         timeout=600,
@@ -126,6 +130,19 @@ def test_a_cache_in_a_home_that_does_not_exist_is_reported_in_one_sentence(
     assert result.output.splitlines()[-1] == (
         "Error: cache ~no-such-user/x: there is no such home folder; set LMI_CACHE_DIR to a folder"
     )
+
+
+def test_sigterm_stops_process_1_of_a_container_while_it_still_imports_modules(tmp_path: Path) -> None:
+    require(NEW_PIDS)
+    code = """
+import os, signal, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "container.serve_command": os.kill(1, signal.SIGTERM)
+sys.meta_path.insert(0, Stop())
+"""
+    result = lmi("serve", str(tmp_path), code=code, prefix=NEW_PIDS)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGTERM, "")
 
 
 @pytest.mark.parametrize(
