@@ -39,10 +39,23 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)  # as a shell reports it for a program without a handler
 
 
+def _replace_closed_streams() -> None:
+    """Open /dev/null as each of stdin, stdout and stderr that is closed, also for child processes.
+
+    A file or socket would get its number otherwise.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
+
+
 class _Commands(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         if os.getpid() == 1:  # of a container: the kernel drops signals that have no handler
             signal.signal(signal.SIGTERM, _stop)
+        _replace_closed_streams()
         return super().main(*args, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

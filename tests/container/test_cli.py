@@ -145,6 +145,25 @@ sys.meta_path.insert(0, Stop())
     assert (result.returncode, result.stderr) == (128 + signal.SIGTERM, "")
 
 
+@pytest.mark.parametrize("closed", [(1,), (0, 1), (0, 2), (0, 1, 2)], ids=str)
+def test_closed_streams_become_dev_null(closed: tuple[int, ...], tmp_path: Path) -> None:
+    code = f"""
+import atexit, os
+def report():
+    with open({str(tmp_path / "report")!r}, "w") as file:
+        for number in {closed}:
+            print(os.readlink(f"/proc/self/fd/{{number}}"), os.get_inheritable(number), file=file)
+atexit.register(report)
+"""
+    shell = ["sh", "-c", f'exec "$@" {" ".join(f"{number}>&-" for number in closed)}', "sh"]
+    (tmp_path / "serving.properties").write_text("engine=NoSuchEngine\n")
+    result = lmi("serve", str(tmp_path), code=code, prefix=shell)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert 2 in closed or "serving.properties:1" in result.stderr
+    assert (tmp_path / "report").read_text() == "/dev/null True\n" * len(closed)
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
