@@ -28,7 +28,7 @@ from container.run.engine_copy import EngineCopy
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.runtime_folder import remove_leftovers, runtime_folder
-from container.run.stop_signals import StopRequested, StopSignals
+from container.run.stop_signals import StopSignals
 from container.run.supervise import Helper, Supervisor
 from engines.config import EngineConfig, HandlerEngineConfig, MpiEngineConfig
 from engines.health import StatusBoard
@@ -59,23 +59,12 @@ class CannotListen(Exception):
     """The server cannot listen on the address. The message is for users."""
 
 
-def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView) -> int:
+def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals) -> int:
     """Serve until a stop signal. Returns the exit code.
 
-    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable.
+    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable; StopRequested before
+    processes are started.
     """
-    with StopSignals() as signals:
-        try:
-            return _serve(options, environ, view, signals)
-        except StopRequested:
-            view.finish()
-            view.say("stopped before the server was ready")
-            return 0
-
-
-def _serve(
-    options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals
-) -> int:
     started = time.monotonic()
     admin_token_digest = launch.admin_token_digest(environ)
     environ = launch.without_admin_token(environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -88,7 +89,7 @@ def test_a_bug_is_not_reported_as_a_configuration_error(monkeypatch: pytest.Monk
 def test_child_processes_do_not_inherit_the_admin_token(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def serve(options: object, environ: Mapping[str, str], view: object) -> int:
+    def serve(options: object, environ: Mapping[str, str], *_: object) -> int:
         child = subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True)
         seen.extend([environ["LMI_ADMIN_TOKEN"], child.stdout])
         return 0
@@ -99,6 +100,18 @@ def test_child_processes_do_not_inherit_the_admin_token(monkeypatch: pytest.Monk
     token, child_environment = seen
     assert token == "s3cret"
     assert "s3cret" not in child_environment
+
+
+@pytest.mark.parametrize(
+    ("several", "function"), [("false", "serve_until_end"), ("true", "serve_several")], ids=["one", "several"]
+)
+def test_a_stop_signal_before_anything_is_served_is_no_error(
+    several: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_command, function, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", several)
+    result = CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"])
+    assert (result.exit_code, result.output) == (0, "stopped before the server was ready\n")
 
 
 def test_check_reads_the_model_folder_from_the_environment(tmp_path: Path) -> None:
