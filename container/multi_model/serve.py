@@ -80,7 +80,7 @@ def serve_several(
         served = f"{len(config.folders)} models of {options.path}: {', '.join(config.folders)}"
         if not config.folders:
             served = f"{MULTI_MODEL}=true: models in {config.models_root}, loaded by POST /models"
-        view.say(f"serving {served}; at http://{f'[{host}]' if ':' in host else host}:{port}")
+        view.say(f"serving {served}; at {launch.base_url(host, port)}")
         return _until_end(router, signals, view)
 
 

@@ -1,7 +1,7 @@
 """Argument lists and environments of the child processes, and the files of one run.
 
-Pure functions except `environment` and `server_environment`, the only places of this package that read the process
-environment.
+`environment` and `server_environment` are the only places of this package that read the process environment. Only
+`RuntimePaths.clear` and `RuntimePaths.new_board` change files.
 
 Every Python is started with `-P`. Otherwise it would import modules from the current folder, which may be a model's.
 """
@@ -252,6 +252,11 @@ def web_connections(open_files: int, files_each: int = 1) -> int:
     """
     others = min(_OTHER_OPEN_FILES, open_files // 2)
     return max(2, min(_MAX_CONNECTIONS, (open_files - others) // files_each))
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL of a server that listens on a numeric IPv4 or IPv6 address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def web_app(paths: RuntimePaths) -> str:

@@ -222,7 +222,7 @@ class _Run:
         """Start and supervise the engine and the web server. Returns the exit code."""
         open_files = raise_open_files(self.view)
         host, port = listener.getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        address = launch.base_url(host, port)
         mpirun = self._mpirun()
         self.signals.raising = False
         with ExitStack() as stack:
