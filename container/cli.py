@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import sys
+from types import FrameType
 from typing import Any
 
 import click
 
+from container.errors import BadVariable
 from engines.registry import Registry
 
 _COMMANDS = Registry(
@@ -30,7 +35,29 @@ _COMMANDS = Registry(
 """Commands by name. A module is imported only when its command is called, so that other commands start faster."""
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # as a shell reports it for a program without a handler
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null as each of stdin, stdout and stderr that is closed, also for child processes.
+
+    A file or socket would get its number otherwise.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
+
+
 class _Commands(click.Group):
+    def main(self, *args: Any, **options: Any) -> Any:
+        if os.getpid() == 1:  # of a container: the kernel drops signals that have no handler
+            signal.signal(signal.SIGTERM, _stop)
+        _replace_closed_streams()
+        return super().main(*args, **options)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
 
@@ -41,13 +68,18 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except PermissionError as error:
-            if error.filename is None:
+        except BadVariable as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.errno in (
+                None,
+                errno.EPIPE,
+            ):  # a bug, or click exits because the reader of stdout is gone
                 raise
-            raise click.ClickException(
-                f"{error.filename}: {error.strerror} to user {os.geteuid()}; check the owner and mode of the file and"
-                " its folders"
-            ) from error
+            text = f"{error.filename or 'the operating system refused'}: {error.strerror}"
+            if error.filename and isinstance(error, PermissionError):
+                text += f" to user {os.geteuid()}; check the owner and mode of the file and its folders"
+            raise click.ClickException(text) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

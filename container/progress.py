@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from container.lossy_output import lossy
 
 
 class ProgressView(Protocol):
@@ -26,21 +27,16 @@ class ProgressView(Protocol):
         """Finish the current task."""
 
 
-_LOST = contextlib.suppress(OSError, ValueError)
-"""The reader or the terminal may be gone, or the disk full."""
-
-
 class LogLines:
     """Progress in logs: a line at the start and at every quarter of a task. Lines that cannot be written are lost."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = lossy(stream)
         self._title = ""
         self._quarters = 0
 
     def say(self, text: str) -> None:
-        with _LOST:
-            print(text, file=self._stream, flush=True)
+        print(text, file=self._stream, flush=True)
 
     def start(self, title: str) -> None:
         self._title, self._quarters = title, 0
@@ -57,15 +53,14 @@ class LogLines:
 
 
 class Bars:
-    """Progress bars on a terminal. What cannot be written, as after a hang-up, is lost."""
+    """Progress bars on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress: Progress | None = None
 
     def say(self, text: str) -> None:
-        with _LOST:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, title: str) -> None:
         self.finish()
@@ -76,25 +71,22 @@ class Bars:
             TextColumn("{task.fields[note]}", markup=False),
             console=self._console,
         )
-        with _LOST:
-            self._progress.add_task(title, total=None, note="")
-            self._progress.start()
+        self._progress.add_task(title, total=None, note="")
+        self._progress.start()
 
     def update(self, done: int, total: int, note: str = "") -> None:
         if self._progress is not None:
-            with _LOST:
-                self._progress.update(self._progress.task_ids[0], completed=done, total=total, note=note)
+            self._progress.update(self._progress.task_ids[0], completed=done, total=total, note=note)
 
     def finish(self) -> None:
         if self._progress is not None:
-            with _LOST:
-                self._progress.stop()
+            self._progress.stop()
             self._progress = None
 
 
 def view_for(stream: TextIO) -> ProgressView:
     """Return bars if `stream` is a terminal, else log lines."""
-    return Bars(Console(file=stream)) if stream.isatty() else LogLines(stream)
+    return Bars(Console(file=lossy(stream))) if stream.isatty() else LogLines(stream)
 
 
 def drop_unwritten(stream: TextIO) -> None:

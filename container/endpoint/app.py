@@ -21,6 +21,7 @@ from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.platform import Platform
 from container.endpoint.runtime import CHAT, STREAM, WHOLE, Runtime
 from container.measure.output import as_json
+from container.run.launch import base_url
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Names of the loopback interface."""
@@ -136,7 +137,7 @@ class EndpointServer:
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()
             )
         self._server.daemon_threads = True  # type: ignore[attr-defined]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = base_url(host, port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from container.multi_model.errors import BadModel
 from container.multi_model.served_model import MemoryNeed, ServedModel
 from container.run.launch import VISIBLE_GPUS
 from container.run.processes import process_tree
+from engines.host_memory import read_text
 from engines.mpi.runner.budget import CONTEXT_BYTES
 
 _PROCESS_BYTES = 600 << 20
@@ -149,9 +150,8 @@ def resident_bytes(pid: int) -> int:
 
 def _resident(process: Path) -> int:
     for file, pattern in (("smaps_rollup", r"^Pss:\s+(\d+) kB"), ("status", r"^VmRSS:\s+(\d+) kB")):
-        with contextlib.suppress(OSError):
-            if match := re.search(pattern, (process / file).read_text(), re.MULTILINE):
-                return int(match[1]) * 1024
+        if match := re.search(pattern, read_text(process / file), re.MULTILINE):
+            return int(match[1]) * 1024
     return 0
 
 

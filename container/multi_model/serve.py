@@ -7,17 +7,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from container.errors import BadVariable
 from container.models.model_folders import model_folders
 from container.multi_model.config import MEMORY_LIMIT, RouterConfig
 from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
-from container.run.cause import cause_of_death
-from container.run.launch import BadVariable, RuntimePaths
+from container.run.launch import RuntimePaths
 from container.run.processes import Child, reap_orphans
 from container.run.runtime_folder import runtime_folder
 from container.run.serve import ServeOptions, listen, raise_open_files
-from container.run.stop_signals import StopRequested, StopSignals
+from container.run.stop_signals import StopSignals
 from lmi_server.config import ServerConfig
 from lmi_server.properties import environment, loader
 
@@ -54,32 +54,33 @@ def router_config(options: ServeOptions, environ: Mapping[str, str]) -> RouterCo
 
 
 def serve_several(
-    config: RouterConfig, options: ServeOptions, environ: Mapping[str, str], view: ProgressView
+    config: RouterConfig,
+    options: ServeOptions,
+    environ: Mapping[str, str],
+    view: ProgressView,
+    signals: StopSignals,
 ) -> int:
-    """Serve until a stop signal. Returns the exit code. Raises CannotListen, BadVariable."""
-    with StopSignals() as signals:
-        try:
-            launch.admin_token_digest(environ)  # refuses an invalid token, as with a single model
-            with listen(options.host, options.port) as listener, runtime_folder() as folder:
-                file = folder / "router.json"
-                file.write_text(config.to_json(), encoding="utf-8")
-                app = f"container.multi_model.router:make_router({str(file)!r})"
-                connections = launch.web_connections(raise_open_files(), _FILES_OF_CONNECTION)
-                command = launch.web_command(app, listener.fileno(), 1, connections, _GUNICORN_CONF)
-                env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
-                signals.raising = False
-                router = Child.start("router", command, env, pass_fds=[listener.fileno()])
-                host, port = listener.getsockname()[:2]
-                listener.close()
-                served = f"{len(config.folders)} models of {options.path}: {', '.join(config.folders)}"
-                if not config.folders:
-                    served = f"{MULTI_MODEL}=true: models in {config.models_root}, loaded by POST /models"
-                view.say(f"serving {served}; at http://{f'[{host}]' if ':' in host else host}:{port}")
-                return _until_end(router, signals, view)
-        except StopRequested:
-            view.finish()
-            view.say("stopped before the server was ready")
-            return 0
+    """Serve until a stop signal. Returns the exit code.
+
+    Raises: CannotListen, BadVariable; StopRequested before the router is started.
+    """
+    launch.admin_token_digest(environ)  # refuses an invalid token, as with a single model
+    with listen(options.host, options.port) as listener, runtime_folder() as folder:
+        file = folder / "router.json"
+        file.write_text(config.to_json(), encoding="utf-8")
+        app = f"container.multi_model.router:make_router({str(file)!r})"
+        connections = launch.web_connections(raise_open_files(view), _FILES_OF_CONNECTION)
+        command = launch.web_command(app, folder, listener.fileno(), 1, connections, _GUNICORN_CONF)
+        env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
+        signals.raising = False
+        router = Child.start("router", command, env, pass_fds=[listener.fileno()])
+        host, port = listener.getsockname()[:2]
+        listener.close()
+        served = f"{len(config.folders)} models of {options.path}: {', '.join(config.folders)}"
+        if not config.folders:
+            served = f"{MULTI_MODEL}=true: models in {config.models_root}, loaded by POST /models"
+        view.say(f"serving {served}; at {launch.base_url(host, port)}")
+        return _until_end(router, signals, view)
 
 
 def _until_end(router: Child, signals: StopSignals, view: ProgressView) -> int:
@@ -87,8 +88,8 @@ def _until_end(router: Child, signals: StopSignals, view: ProgressView) -> int:
         signals.wait(_POLL_SECONDS)
         if os.getpid() == 1:
             reap_orphans({router.pid})
-        if (code := router.poll()) is not None:
-            view.say(f"error: shutting down: {cause_of_death('router', code, router.last_lines())}")
+        if (cause := router.death()) is not None:
+            view.say(f"error: shutting down: {cause}")
             return 1
     view.say("stopping: running requests have 25 s to finish")
     router.terminate()

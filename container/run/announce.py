@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from container.run.launch import base_url
 from engines.core import EngineInfo
 from lmi_server.text.template_files import DEFAULT, read_templates
 
@@ -31,8 +32,7 @@ def curl_line(host: str, port: int, chat: bool) -> str:
     body: dict[str, object] = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 32, "temperature": 0}}
     if chat:
         body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 64, "temperature": 0}
-    local = _LOOPBACK.get(host, host)
-    url = shlex.quote(f"http://{f'[{local}]' if ':' in local else local}:{port}/invocations")
+    url = shlex.quote(f"{base_url(_LOOPBACK.get(host, host), port)}/invocations")
     return f"curl -s {url} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from container.run.cause import cause_of_death
 from container.run.control import EngineControl
 from container.run.processes import Child
 from engines.health import EngineState, StatusBoard
@@ -77,9 +76,10 @@ class EngineCopy:
         if health.state is EngineState.FAILED:
             self.child.wait(_FAILED_ENGINE_SECONDS)
             return f"{self.name} failed: {self.board.read().reason}"
-        if (code := self.child.poll()) is not None:
-            return cause_of_death(self.child.name, code, self.child.last_lines())
-        if not self.was_ready and self._clock() - self._started_at > loading_timeout:
+        if (cause := self.child.death()) is not None:
+            return cause
+        loads = not self.was_ready and health.state is not EngineState.READY
+        if loads and self._clock() - self._started_at > loading_timeout:
             return f"{self.name} was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
         return None
 
@@ -109,7 +109,10 @@ class EngineCopy:
         return delay
 
     def poll_ready(self) -> bool:
-        """Restart the engine if a restart is due. Returns whether the engine has become ready since the last call."""
+        """Restart the engine if a restart is due. Returns whether the engine has become ready since the last call.
+
+        Raises: OSError: the engine cannot be started. It counts as started until `schedule_restart`.
+        """
         now = self._clock()
         if self._restart_at is not None:
             if now >= self._restart_at:

@@ -1,7 +1,7 @@
 """Argument lists and environments of the child processes, and the files of one run.
 
-Pure functions except `environment` and `server_environment`, the only places of this package that read the process
-environment.
+`environment` and `server_environment` are the only places of this package that read the process environment. Only
+`RuntimePaths.clear` and `RuntimePaths.new_board` change files.
 
 Every Python is started with `-P`. Otherwise it would import modules from the current folder, which may be a model's.
 """
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from container.errors import BadVariable
 from engines.config import EngineConfig
 from engines.health import StatusBoard
 from lmi_server.admin_token import token_digest
@@ -54,16 +55,19 @@ def server_environment() -> Mapping[str, str]:
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:
-    """Return the folder of prepared models: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`."""
-    if environ.get("LMI_CACHE_DIR"):
-        return Path(environ["LMI_CACHE_DIR"]).expanduser().absolute()
-    if environ.get("XDG_CACHE_HOME"):
+    """Return the folder of prepared models: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`.
+
+    Raises BadVariable if there is no home folder.
+    """
+    if not environ.get("LMI_CACHE_DIR") and environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).absolute() / "lmi"
-    return Path("~/.cache/lmi").expanduser()
-
-
-class BadVariable(Exception):
-    """An environment variable has an invalid value. The message is for users."""
+    text = environ.get("LMI_CACHE_DIR") or "~/.cache/lmi"
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise BadVariable(
+            f"cache {text}: there is no such home folder; set LMI_CACHE_DIR to a folder"
+        ) from error
 
 
 def default_port(environ: Mapping[str, str]) -> int:
@@ -146,6 +150,8 @@ class MpiRun:
 
     path: Path
     major_version: int
+    loopback: Path | None = None
+    """Library that keeps mpirun's ports off the network; None if it cannot be used."""
 
 
 _ENGINE_MODULES = {
@@ -240,11 +246,17 @@ def web_workers(cores: int) -> int:
 
 
 def web_connections(open_files: int, files_each: int = 1) -> int:
-    """Return the maximum connections of one web worker.
+    """Return the maximum connections of one web worker: at least 2, because a single idle one would keep others out.
 
     open_files: the limit per process. files_each: open files that one connection may need.
     """
-    return max(1, min(_MAX_CONNECTIONS, (open_files - _OTHER_OPEN_FILES) // files_each))
+    others = min(_OTHER_OPEN_FILES, open_files // 2)
+    return max(2, min(_MAX_CONNECTIONS, (open_files - others) // files_each))
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL of a server that listens on a numeric IPv4 or IPv6 address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def web_app(paths: RuntimePaths) -> str:
@@ -253,13 +265,17 @@ def web_app(paths: RuntimePaths) -> str:
 
 
 def web_command(
-    app: str, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
+    app: str, folder: Path, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
 ) -> list[str]:
-    """Return the gunicorn command. listener: file descriptor of the listening socket; connections: limit per worker."""
+    """Return the gunicorn command.
+
+    folder: the run's, for the heartbeats of workers, because /tmp may be slow or not writable. listener: file
+    descriptor of the listening socket. connections: limit per worker.
+    """
     return [
         *(sys.executable, "-P", "-m", "lmi_server.http.gunicorn_main", "--config", f"file:{conf}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
-        *("--worker-connections", str(connections)),
+        *("--worker-connections", str(connections), "--worker-tmp-dir", str(folder)),
         app,
     ]
 

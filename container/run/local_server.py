@@ -16,7 +16,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 
-from container.run.cause import cause_of_death
 from container.run.launch import BIND_TO_PORT
 from container.run.processes import Child
 
@@ -87,11 +86,10 @@ class NotHealthy(Exception):
 class LocalServer:
     """One running server. `in_flight` is a counter for the code that sends requests to it."""
 
-    def __init__(self, what: str, child: Child, port: int, log: IO[bytes] | None = None) -> None:
-        """what: the server's name in messages; log: the file that gets its output."""
+    def __init__(self, child: Child, port: int, log: IO[bytes] | None = None) -> None:
+        """log: the file that gets the server's output."""
         self.port = port
         self.in_flight = 0
-        self._what = what
         self._child = child
         self._log = log
         self._failed_checks = 0
@@ -99,13 +97,13 @@ class LocalServer:
 
     @classmethod
     def start(
-        cls, what: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes] | None = None
+        cls, name: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes] | None = None
     ) -> Self:
-        """Start a server without waiting until it is healthy. log: as for `Child.start`."""
+        """Start a server without waiting until it is healthy. name: in messages; log: as for `Child.start`."""
         port = free_port()
         environ = {**environ, BIND_TO_PORT: str(port)}
-        child = _starter().submit(Child.start, what, command, environ, log=log)
-        return cls(what, child.result(), port, log)
+        child = _starter().submit(Child.start, name, command, environ, log=log)
+        return cls(child.result(), port, log)
 
     @property
     def log(self) -> str:
@@ -118,9 +116,11 @@ class LocalServer:
 
     def death(self) -> str | None:
         """Return in one line why the server ended, or why it hangs according to `check`; None while it runs."""
-        if (code := self._child.poll()) is not None:
-            return cause_of_death(self._what, code, self._child.last_lines())
-        return f"{self._what} hangs: {self._hang}" if self._failed_checks >= _MAX_FAILED_CHECKS else None
+        if (cause := self._child.death()) is not None:
+            return cause
+        return (
+            f"{self._child.name} hangs: {self._hang}" if self._failed_checks >= _MAX_FAILED_CHECKS else None
+        )
 
     def check(self) -> None:
         """Ping a server that was healthy, to notice whether it hangs. Call it periodically."""

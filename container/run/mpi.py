@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from container.run.launch import MpiRun
+from container.run.own_session import run_in_own_session
 from lmi_server.values.show import one_line
 
 _LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
@@ -37,7 +38,7 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
         if not os.access(path, os.X_OK):
             continue
         try:
-            answer = _version(path, seconds)
+            answer = run_in_own_session([path, "--version"], seconds).stdout
         except subprocess.TimeoutExpired:
             unusable.append(f"{path} did not respond within {seconds:g} s")
         except OSError as error:
@@ -55,46 +56,34 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
     )
 
 
-def _version(path: Path, seconds: float) -> str:
-    """Return the output of `mpirun --version`. Raises: TimeoutExpired, after killing mpirun; OSError."""
-    with subprocess.Popen(
-        [path, "--version"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            return process.communicate(timeout=seconds)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-
-
 def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
     """Return the compiled `loopback.c` from the image or the cache, or compile it now.
 
-    Returns None without a C compiler or a writable cache.
+    Returns None without a C compiler, and if the cache is not writable, is mounted noexec, or has a path with a blank
+    or a colon, which separate the libraries in LD_PRELOAD.
     """
     built = _LOOPBACK_SOURCE.with_suffix(".so")
     if built.exists():
         return built
     digest = hashlib.sha256(_LOOPBACK_SOURCE.read_bytes()).hexdigest()[:12]
     target = cache / f"loopback-{os.uname().machine}-{digest}.so"
-    if target.exists():
-        return target
-    compiler = environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
+    if re.search(r"[\s:]", str(target)):
         return None
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".loopback-", dir=cache) as folder:
-            compiled = Path(folder) / target.name
-            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(compiled), str(_LOOPBACK_SOURCE)]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-            compiled.replace(target)
+        if not target.exists():
+            _compile(target, environ)
+        ctypes.CDLL(str(target))  # ld.so only warns about a library that it cannot load
     except (OSError, subprocess.SubprocessError):
         return None
     return target
+
+
+def _compile(target: Path, environ: Mapping[str, str]) -> None:
+    """Compile `loopback.c`. Raises: OSError; SubprocessError."""
+    compiler = environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "cc")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".loopback-", dir=target.parent) as folder:
+        compiled = Path(folder) / target.name
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(compiled), str(_LOOPBACK_SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        compiled.replace(target)

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import site
-import subprocess
 import sys
 import venv
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from container.explain.resolve import CannotServe
 from container.models.publish import locked
 from container.progress import ProgressView
+from container.run.own_session import run_in_own_session
 from lmi_server.config import UserHandler
 
 _COMPLETE = "complete"
@@ -129,9 +129,8 @@ def _install(python: Path, requirements: Path, wheels: Path, environ: Mapping[st
         command += ["--find-links", str(wheels)]
     if environ.get("DJL_OFFLINE", "").lower() == "true":
         command.append("--no-index")
-    done = subprocess.run(
-        command, cwd=requirements.parent, env=dict(environ), capture_output=True, check=False
-    )
+    done = run_in_own_session(command, env=environ, cwd=requirements.parent)
     if done.returncode != 0:
-        text = done.stderr.decode(errors="replace").strip()
-        raise CannotServe(f"cannot install the packages of {requirements}: {text[-_MAX_ERROR:]}")
+        raise CannotServe(
+            f"cannot install the packages of {requirements}: {done.stdout.strip()[-_MAX_ERROR:]}"
+        )

@@ -13,15 +13,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, TextIO
+
+from container.lossy_output import LossyOutput
+from container.run.cause import cause_of_death
 
 _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 _MAX_LINE_BYTES = 64 << 10
-"""A longer line of stderr is split, because some programs never write a newline."""
+"""A longer line of output is split, because some programs never write a newline."""
+_KILL_SECONDS = 3.0
 _LAST_LINES_SECONDS = 10.0
 _OPEN_PIPE_SECONDS = 0.5
-"""Time to read the last lines of a process whose stderr is kept open by descendants that still run."""
+"""Time to read the last lines of a process whose output is kept open by descendants that still run."""
 
 
 def _processes() -> dict[int, list[str]]:
@@ -29,7 +33,7 @@ def _processes() -> dict[int, list[str]]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            text = (entry / "stat").read_text()
+            text = (entry / "stat").read_text(errors="replace")  # a name may be cut within a character
             found[int(entry.name)] = text[text.rindex(")") + 2 :].split()
     return found
 
@@ -69,15 +73,15 @@ class Child:
     Start it from the main thread, because the kernel kills a child when the thread that started it ends.
     """
 
-    def __init__(
-        self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes], log: IO[bytes] | None = None
-    ) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None = None) -> None:
         self.name = name
-        self._log = log
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._pump = threading.Thread(target=self._copy, args=(stderr,), name=f"{name}-stderr", daemon=True)
-        self._pump.start()
+        self._pumps: list[threading.Thread] = []
+        if process.stdout is not None:
+            self._pump(process.stdout, sys.stdout, deque(maxlen=0))
+        if process.stderr is not None:
+            self._pump(process.stderr, log or sys.stderr, self._lines)
 
     @classmethod
     def start(
@@ -88,24 +92,33 @@ class Child:
         nice: int = 0,
         pass_fds: Sequence[int] = (),
         log: IO[bytes] | None = None,
+        blocked: int = 0,
     ) -> Self:
-        """Start `command` with niceness `nice`. It inherits stdout; its stderr is copied to this process's stderr.
+        """Start `command` with niceness `nice`. Its stdout and stderr are copied to those of this process.
 
         log: gets both instead. Open it unbuffered and for appending, because both processes write to it.
+        blocked: a signal that the process does not get, even if it sets a handler.
         """
-        bound = [sys.executable, "-I", "-S", str(_EXEC_BOUND), str(os.getpid()), str(nice), *command]
+        bound = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_EXEC_BOUND),
+            str(os.getpid()),
+            str(nice),
+            str(int(blocked)),
+            *command,
+        ]
         process = subprocess.Popen(
             bound,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=log or subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
             pass_fds=pass_fds,
             start_new_session=True,
         )
-        if process.stderr is None:
-            raise RuntimeError("Popen returned no pipe for stderr")
-        return cls(name, process, process.stderr, log)
+        return cls(name, process, log)
 
     @property
     def pid(self) -> int:
@@ -114,6 +127,11 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
+
+    def death(self) -> str | None:
+        """Return in one line why the process ended; None while it runs."""
+        code = self.poll()
+        return None if code is None else cause_of_death(self.name, code, self.last_lines())
 
     def terminate(self) -> None:
         """Send SIGTERM to the process only."""
@@ -127,30 +145,34 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def kill_all(self, timeout: float = 3.0) -> bool:
-        """Send SIGKILL to the session's processes until none is left. Returns False if any is left after `timeout`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            members = session_members(self.pid)
+    def kill_all(self) -> None:
+        """Send SIGKILL to the session's processes until none is left, for at most `_KILL_SECONDS`."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        while (members := session_members(self.pid)) and time.monotonic() < deadline:
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.poll()
-            if not members or time.monotonic() > deadline:
-                return not members
             time.sleep(0.01)
+        self.poll()
 
     def last_lines(self) -> list[str]:
         """Return the last lines of the child's stderr; complete once the process has ended."""
         if self.poll() is not None:
-            self._pump.join(_OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS)
+            seconds = _OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS
+            for pump in self._pumps:
+                pump.join(seconds)
         return list(self._lines)
 
-    def _copy(self, stderr: IO[bytes]) -> None:
-        with stderr:
-            for line in iter(partial(stderr.readline, _MAX_LINE_BYTES), b""):
-                self._lines.append(line.decode(errors="replace").rstrip())
-                with contextlib.suppress(OSError, ValueError):  # our own stderr may be closed
-                    target = self._log or sys.stderr.buffer
-                    target.write(line)
-                    target.flush()
+    def _pump(self, source: IO[bytes], target: IO[bytes] | TextIO, last_lines: deque[str]) -> None:
+        """Start a thread that copies `source` to the file of `target`, and keeps the last lines."""
+        output = LossyOutput(target)
+
+        def copy() -> None:
+            with source:
+                for line in iter(partial(source.readline, _MAX_LINE_BYTES), b""):
+                    last_lines.append(line.decode(errors="replace").rstrip())
+                    output.write(line)
+
+        thread = threading.Thread(target=copy, name=f"{self.name}-output", daemon=True)
+        thread.start()
+        self._pumps.append(thread)

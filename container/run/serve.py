@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from container.run.engine_copy import EngineCopy
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.runtime_folder import remove_leftovers, runtime_folder
-from container.run.stop_signals import StopRequested, StopSignals
+from container.run.stop_signals import StopSignals
 from container.run.supervise import Helper, Supervisor
 from engines.config import EngineConfig, HandlerEngineConfig, MpiEngineConfig
 from engines.health import StatusBoard
@@ -38,6 +39,7 @@ from lmi_server.properties import loader
 _WEB_NICE = 5
 """Niceness of the web processes: the engine's steps have priority, and a web process needs little CPU time."""
 _OPEN_FILES = 65536
+_FEW_OPEN_FILES = 1024
 _STATS_SECONDS = 10.0
 
 
@@ -58,23 +60,12 @@ class CannotListen(Exception):
     """The server cannot listen on the address. The message is for users."""
 
 
-def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView) -> int:
+def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals) -> int:
     """Serve until a stop signal. Returns the exit code.
 
-    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable.
+    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable; StopRequested before
+    processes are started.
     """
-    with StopSignals() as signals:
-        try:
-            return _serve(options, environ, view, signals)
-        except StopRequested:
-            view.finish()
-            view.say("stopped before the server was ready")
-            return 0
-
-
-def _serve(
-    options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals
-) -> int:
     started = time.monotonic()
     admin_token_digest = launch.admin_token_digest(environ)
     environ = launch.without_admin_token(environ)
@@ -214,15 +205,6 @@ def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mpirun:
-    """An mpirun that starts the ranks of one copy."""
-
-    run: launch.MpiRun
-    loopback: Path | None
-    """Library that keeps mpirun's ports off the network; None if it could not be compiled."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Run:
     """One run of the engine, or of several copies of it, and the web server."""
 
@@ -240,17 +222,17 @@ class _Run:
         self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
     ) -> int:
         """Start and supervise the engine and the web server. Returns the exit code."""
-        open_files = raise_open_files()
+        open_files = raise_open_files(self.view)
         host, port = listener.getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        wrap = self._mpirun()
+        address = launch.base_url(host, port)
+        mpirun = self._mpirun()
         self.signals.raising = False
         with ExitStack() as stack:
             copies = []
             for number, paths in enumerate(self.paths.copies(self.copies), 1):
                 control = stack.enter_context(EngineControl(paths.engine_address))
                 name = "the engine" if self.copies == 1 else f"copy {number}"
-                copies.append(EngineCopy(name, partial(self._start_engine, number, paths, wrap), control))
+                copies.append(EngineCopy(name, partial(self._start_engine, number, paths, mpirun), control))
             helpers = [self._start_formatter()] if self.has_formatter else []
             web = self._start_web(listener, launch.web_connections(open_files))
             # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
@@ -285,7 +267,7 @@ class _Run:
         return {"MPI": self.config.parallel.tp_size, "Python": 2}.get(self.config.engine, 1)
 
     def _start_engine(
-        self, number: int, paths: RuntimePaths, mpirun: _Mpirun | None
+        self, number: int, paths: RuntimePaths, mpirun: launch.MpiRun | None
     ) -> tuple[Child, StatusBoard]:
         """Start a copy's engine, or restart it."""
         if self.copies > 1:
@@ -296,12 +278,14 @@ class _Run:
         env = launch.engine_environment(self.environ, config, paths)
         if mpirun is not None:
             ranks, as_root = config.parallel.tp_size, os.geteuid() == 0
-            command = launch.mpirun_command(mpirun.run, ranks, as_root, command)
+            command = launch.mpirun_command(mpirun, ranks, as_root, command)
             env = launch.mpi_environment(env, mpirun.loopback)
         name = "engine" if mpirun or config.engine != "MPI" else "engine rank 0"
-        return Child.start(name if self.copies == 1 else f"copy {number}", command, env), board
+        name = name if self.copies == 1 else f"copy {number}"
+        # On SIGTERM, which systemd sends to every process, mpirun would kill the ranks.
+        return Child.start(name, command, env, blocked=signal.SIGTERM if mpirun else 0), board
 
-    def _mpirun(self) -> _Mpirun | None:
+    def _mpirun(self) -> launch.MpiRun | None:
         """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""
         if self.config.parallel.tp_size == 1 or self.config.engine != "MPI":
             return None
@@ -310,9 +294,10 @@ class _Run:
         if library is None:
             self.view.say(
                 "note: mpirun listens on all network interfaces, because the library that prevents it could not be"
-                f" compiled (needs a C compiler and a writable cache, {cache})"
+                f" compiled or cannot be loaded (needs a C compiler and a cache, {cache}, that is writable, is not"
+                " mounted noexec, and has no blank or colon in its path)"
             )
-        return _Mpirun(mpi.find_mpirun(self.environ), library)
+        return dataclasses.replace(mpi.find_mpirun(self.environ), loopback=library)
 
     def _start_formatter(self) -> Helper:
         paths = self.paths.formatter
@@ -325,18 +310,23 @@ class _Run:
         env = launch.web_environment(self.environ, self.paths, workers)
         if workers > 1:
             self.paths.metrics.mkdir(mode=0o700)
-        command = launch.web_command(launch.web_app(self.paths), listener.fileno(), workers, connections)
+        app, folder = launch.web_app(self.paths), self.paths.folder
+        command = launch.web_command(app, folder, listener.fileno(), workers, connections)
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
 
-def raise_open_files() -> int:
+def raise_open_files(view: ProgressView) -> int:
     """Raise the limit of open files of this process and its children to `_OPEN_FILES` if possible, and return it.
 
     Each connection of the web process is an open file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= limit:
-        return limit
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < _FEW_OPEN_FILES:
+        view.say(
+            f"note: a process may open only {limit} files (ulimit -n), so only few clients can be connected at once;"
+            f" allow at least {_FEW_OPEN_FILES}"
+        )
     return limit

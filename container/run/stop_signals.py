@@ -1,4 +1,4 @@
-"""Wait for SIGTERM and SIGINT. SIGCHLD ends a wait, too."""
+"""Wait for SIGTERM, SIGINT and SIGHUP. SIGCHLD ends a wait, too."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ class StopSignals:
             signal.SIGINT: self._stop,
             signal.SIGCHLD: lambda number, frame: None,
         }
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+            handlers[signal.SIGHUP] = self._stop
         self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         self._previous_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self

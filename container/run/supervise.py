@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from container.progress import LogLines
-from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_orphans
 from container.run.stop_signals import StopSignals
@@ -53,6 +52,7 @@ class Helper:
     """A process that the web server needs beside the engine."""
 
     child: Child
+    """Its name is a plural."""
     board: StatusBoard
 
 
@@ -81,7 +81,7 @@ class Supervisor:
     def run(self, loading_timeout: float, when_ready: Callable[[], None]) -> int:
         """Wait until all copies are ready, call `when_ready`, and serve until stopped. Returns the exit code.
 
-        loading_timeout: seconds within which an engine must become ready.
+        loading_timeout: seconds within which engines and helpers must become ready.
         """
         deadline = time.monotonic() + loading_timeout
         try:
@@ -89,10 +89,12 @@ class Supervisor:
                 if self._signals.count:
                     return self._stop()
                 self._raise_if_broken(loading_timeout)
-                if time.monotonic() > deadline:
-                    raise Failure(
-                        f"the engine was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
-                    )
+                for helper in self._helpers:
+                    if helper.board.read().state is EngineState.STARTING and time.monotonic() > deadline:
+                        raise Failure(
+                            f"the {helper.child.name} were not ready within {loading_timeout:g} s"
+                            " (option.model_loading_timeout)"
+                        )
             self._raise_if_broken(loading_timeout, wait=0.0)
             for copy in self._copies:
                 copy.poll_ready()
@@ -101,7 +103,12 @@ class Supervisor:
             while not self._signals.count:
                 self._raise_if_broken(loading_timeout)
                 for copy in self._copies:
-                    if copy.poll_ready():
+                    try:
+                        is_ready = copy.poll_ready()
+                    except OSError as error:  # no memory for a process, or none for its status board
+                        self._replace(copy, f"{copy.name} could not be started: {error}")
+                        continue
+                    if is_ready:
                         self._restore_settings(copy)
             return self._stop()
         except Failure as failure:
@@ -132,9 +139,8 @@ class Supervisor:
             if helper.board.read().state is EngineState.FAILED:
                 raise Failure(f"the {helper.child.name} failed: {helper.board.read().reason}")
         for child in other_children:
-            code = child.poll()
-            if code is not None:
-                raise Failure(cause_of_death(child.name, code, child.last_lines()))
+            if (cause := child.death()) is not None:
+                raise Failure(cause)
 
     def _replace(self, copy: EngineCopy, cause: str) -> None:
         """Schedule the restart of one of several copies. Raises Failure if the copy is not restarted."""
@@ -194,13 +200,13 @@ class Supervisor:
         if self._signals.count > 1:
             self._say("stopped immediately on a second signal")
             return 1
-        for child, code in broken:
-            self._complain(cause_of_death(child.name, code, child.last_lines()))
+        for cause in filter(None, (child.death() for child in broken)):
+            self._complain(cause)
         if not broken:
             self._say("stopped")
         return 1 if broken else 0
 
-    def _drain(self) -> list[tuple[Child, int]]:
+    def _drain(self) -> list[Child]:
         """Drain the engines that may have requests; kill the others.
 
         Returns the engines with a nonzero exit code, without those that still run at the time limit.
@@ -222,7 +228,7 @@ class Supervisor:
                 break
             self._signals.wait(min(remaining, _POLL_SECONDS))
             running = [copy for copy in running if not copy.poll_end()]
-        return [(copy.child, code) for copy in draining if (code := copy.child.poll())]
+        return [copy.child for copy in draining if copy.child.poll()]
 
     def _fail(self, cause: str) -> int:
         """Report the failure to clients, stop everything, and print the cause."""

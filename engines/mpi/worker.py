@@ -29,7 +29,7 @@ from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
-from engines.process import die_with_parent, engine_arguments, process_age
+from engines.process import engine_arguments, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import set_num_threads, shared_team
@@ -54,7 +54,6 @@ class _Rank:
 def main(argv: list[str] | None = None) -> int:
     """Run one rank to its end; return the exit code."""
     arguments = engine_arguments(__doc__, argv)
-    die_with_parent()
     board = StatusBoard.open(arguments.status)
     try:
         config = MpiEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))

@@ -72,6 +72,8 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             for client, message in front.receive(self._wait_seconds([self._stuck_at])):
                 self._handle(front, client, message)
             self._read_generator(front)
+            if self._was_paused() and self._stuck_at is not None:
+                self._stuck_at = max(self._stuck_at, self._clock() + REACTION_SECONDS)
             self._kill_stuck_generator(front)
             self._start_batch()
             self._board.beat(DISPATCHER)

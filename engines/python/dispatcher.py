@@ -16,7 +16,7 @@ from engines.config import PythonEngineConfig
 from engines.core import EngineInfo, Request
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
-from engines.process import die_with_parent, engine_arguments, process_age
+from engines.process import engine_arguments, process_age
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import Dispatch
 from engines.python.generating_process import GeneratingProcess
@@ -35,7 +35,6 @@ def main(argv: list[str] | None = None) -> int:
 def run(serve: Callable[[argparse.Namespace, StatusBoard], None], argv: list[str] | None = None) -> int:
     """Run a dispatcher until it is drained or fails. Record the end on the status board; return the exit code."""
     arguments = engine_arguments(__doc__, argv)
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine dispatcher %(levelname)s %(message)s")
     board = StatusBoard.open(arguments.status)
     try:

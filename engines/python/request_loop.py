@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 """Consecutive crashes of a worker process, with no request to blame, after which it is not restarted."""
-
-
 REACTION_SECONDS = 5.0
 """Seconds that a call may take to stop after its deadline. After that its process counts as stuck and is killed."""
+PAUSE_SECONDS = 10.0
+"""Seconds without a turn of the loop, which wakes every `IDLE_BEAT_SECONDS`, after which it must have been paused."""
 
 
 class EngineFailed(Exception):
@@ -53,6 +53,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         self._clock = clock
         self._clients: dict[str, bytes] = {}
         self._drain_deadline: float | None = None
+        self._last_turn = clock()
 
     @abstractmethod
     def _check(self, request: RequestT) -> None:
@@ -86,6 +87,14 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         waits = [moment - now for moment in (*moments, self._drain_deadline) if moment is not None]
         waits += [due] if due is not None else []
         return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
+
+    def _was_paused(self) -> bool:
+        """Return whether the processes were paused, as by `docker pause`, since the last call. Call it in every turn.
+
+        A process that has just continued seems late, but may be healthy.
+        """
+        last, self._last_turn = self._last_turn, self._clock()
+        return self._last_turn - last > PAUSE_SECONDS
 
     def _submit(self, front: Front, client: bytes, request: RequestT) -> None:
         try:

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from engines.process import die_with_parent
 from engines.python.link import Link, LinkClosed
 from engines.python.messages import CannotLoad, Forget
 
@@ -36,7 +35,6 @@ def run_worker(
         load: loads the model or handler, sends `Ready`, and returns the serving loop. May raise anything.
     """
     arguments = _parser().parse_args(argv)
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
     link: Link[Any] = Link(Connection(arguments.socket), msgspec.msgpack.Decoder(incoming))
     # The dispatcher detects our exit by the closed socket, so no process that the handler starts may keep it open.

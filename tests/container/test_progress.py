@@ -11,6 +11,7 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
+from container.lossy_output import lossy
 from container.progress import Bars, LogLines, drop_unwritten
 
 
@@ -55,7 +56,7 @@ def test_a_terminal_gets_a_bar_and_unwrapped_lines() -> None:
 
 def test_a_terminal_that_is_gone_is_no_error() -> None:
     with full_disk() as stream:
-        view = Bars(Console(file=stream, force_terminal=True, width=60))
+        view = Bars(Console(file=lossy(stream), force_terminal=True, width=60))
         view.say("lost")
         view.start("converting")
         view.update(1, 2)

@@ -74,10 +74,11 @@ def two_run_and_two_wait(client: Client, pool: ThreadPoolExecutor) -> list[Futur
 
 
 def check_shutdown(server: Server) -> None:
-    """Send SIGTERM under load."""
+    """Send SIGTERM to every process under load, as systemd does."""
     with ThreadPoolExecutor(4) as pool:
         calls = two_run_and_two_wait(server.client, pool)
-        server.process.terminate()
+        for process in server.processes():
+            process.terminate()
         server.client.wait_not_ready()
         # A new request is rejected or cannot connect.
         with contextlib.suppress(OSError, http.client.HTTPException):

@@ -158,6 +158,19 @@ def test_files_in_the_working_directory_are_not_imported(server: Server, working
     assert not list(working_directory.glob("*.ran"))
 
 
+def test_a_stream_ends_normally_when_every_process_gets_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(HANDLER.replace("import shouting\n", ""))
+    with Server(tmp_path, "engine=Python\n") as server:
+        with requests.post(server.base_url + "/invocations", json=20, stream=True, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            for process in server.processes():
+                process.terminate()
+            assert len(list(lines)) == 19
+        assert server.wait_exit() == 0
+        assert server.leftover_processes() == []
+
+
 def test_a_slow_client_gets_its_whole_response_during_the_shutdown(tmp_path: Path) -> None:
     """The handler has long ended when the client begins to read."""
     size = 24 << 20  # more than the sockets hold

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 
+from container.run.launch import web_connections
 from tests.lmi_server.gunicorn_app import ANSWER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,13 +29,13 @@ Address = tuple[str, int]
 RunningServer = tuple[subprocess.Popen[bytes], Address]
 
 
-@pytest.fixture(scope="module")
-def server(model_folder: Path) -> Iterator[RunningServer]:
-    """The process of a server, and its address. The socket listens already, so clients need not wait."""
+@contextlib.contextmanager
+def serving(model_folder: Path, connections: int) -> Iterator[RunningServer]:
+    """Start a server. Yields its process and its address. The socket listens already, so clients need not wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "gunicorn", "-b", f"fd://{listener.fileno()}"]
         command += ["-k", "tests.lmi_server.gunicorn_app.AdjustableWorker"]
-        command += ["--worker-connections", str(CONNECTIONS), "--keep-alive", "600"]
+        command += ["--worker-connections", str(connections), "--keep-alive", "600"]
         command += ["--graceful-timeout", "600"]
         command.append(f"tests.lmi_server.gunicorn_app:make_app('{model_folder}')")
         process = subprocess.Popen(
@@ -50,6 +51,12 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path) -> Iterator[RunningServer]:
+    with serving(model_folder, CONNECTIONS) as running:
+        yield running
 
 
 @pytest.fixture
@@ -243,6 +250,16 @@ def test_idle_connections_do_not_keep_new_clients_out(address: Address, url: str
             assert requests.get(f"{url}/ping", timeout=60).status_code == 200
         assert requests.post(f"{url}/test/release", timeout=60).status_code == 200
         assert active.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_an_idle_connection_does_not_keep_others_out_if_few_files_may_be_open(model_folder: Path) -> None:
+    with (
+        serving(model_folder, web_connections(open_files=2)) as (_, address),
+        socket.create_connection(address, timeout=60) as idle,
+    ):
+        idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        assert requests.get(f"http://{address[0]}:{address[1]}/ping", timeout=60).status_code == 200
 
 
 def test_a_refused_body_is_read_so_that_the_client_gets_the_error(address: Address) -> None:

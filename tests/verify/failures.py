@@ -66,7 +66,10 @@ def judge_nothing_left(report: Report, server: Server, *, what: str) -> None:
 
 
 def verify_term(lab: Lab, report: Report, degree: int) -> None:
-    """Send SIGTERM while some requests can finish in time, some cannot, and some are waiting."""
+    """Send SIGTERM to every process, as systemd does.
+
+    Some requests can finish in time, some cannot, and some are waiting.
+    """
     what = f"SIGTERM, degree {degree}"
     name = f"term-{degree}"
     options = {"tensor_parallel_degree": degree, "max_rolling_batch_size": 16}
@@ -76,7 +79,8 @@ def verify_term(lab: Lab, report: Report, degree: int) -> None:
             load.num_accepted == 24, f"{what}: {load.num_accepted} accepted, {load.num_waiting} waiting"
         )
         started = time.monotonic()
-        server.process.terminate()
+        for process in server.processes():
+            process.terminate()
         code = server.wait_exit(TERM_SECONDS)
         seconds = time.monotonic() - started
         report.require(code == 0, f"{what}: exit code {code} after {seconds:.1f} s, limit {TERM_SECONDS:g} s")

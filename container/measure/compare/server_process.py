@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import time
@@ -15,6 +14,7 @@ from container.measure.compare.configurations import Configuration
 from container.run import launch
 from container.run.local_server import HOST, free_port, ping, serve_command
 from container.run.processes import Child, process_tree
+from engines.host_memory import read_text
 
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
@@ -105,13 +105,12 @@ class ServerProcess:
     """`python -m container serve`; the kernel kills it when this process ends."""
 
     def __init__(
-        self, name: str, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
+        self, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
     ) -> None:
         self._port = port
         self.url = f"http://{HOST}:{port}"
         self.pid = child.pid
         self.start_up_seconds = 0.0
-        self._name = name
         self._child = child
         self._log = log
         self._timeouts = timeouts
@@ -142,7 +141,7 @@ class ServerProcess:
         started = time.monotonic()
         log = log_path.open("ab", buffering=0)
         child = Child.start(name, [*command, str(port)], environ, log=log)
-        server = cls(name, child, port, log)
+        server = cls(child, port, log)
         try:
             server._wait_ready(started, limit, health)
         except BaseException:
@@ -189,12 +188,9 @@ class ServerProcess:
         path = Path(self._log.name)
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return ServerFailed(f"{self._name}: {what}. End of its log, {path}:\n{lines}")
+        return ServerFailed(f"{self._child.name}: {what}. End of its log, {path}:\n{lines}")
 
 
 def _peak_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/status").read_text()
-        if match := re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE):
-            return int(match[1]) * 1024
-    return 0
+    match = re.search(r"^VmHWM:\s+(\d+) kB$", read_text(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0

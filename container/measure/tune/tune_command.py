@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from container.errors import BadVariable
 from container.explain.check_command import named_target
 from container.explain.resolve import CannotServe
 from container.explain.target import ServingTarget, this_machine
@@ -69,6 +70,7 @@ _NO_LOGS_NEEDED = (
     CannotServe,
     ModelNotAvailable,
     PropertiesError,
+    BadVariable,
 )
 """Errors whose cause no server's log shows."""
 

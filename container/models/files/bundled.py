@@ -46,7 +46,7 @@ def _convert(source: Path, folder: Path, view: ProgressView) -> None:
     """Run the conversion in a child process, to free its memory afterwards."""
     command = [sys.executable, "-P", "-m", "container.models.gguf_convert", str(source), str(folder)]
     with (
-        tempfile.TemporaryFile("w+") as errors,
+        tempfile.TemporaryFile("w+", dir=folder) as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
     ):
         try:

@@ -29,7 +29,7 @@ from engines.wire import InvocationOutputs, Invoke, ToEngine
 logger = logging.getLogger(__name__)
 
 GROW_AGAIN_SECONDS = 60.0
-"""Seconds before another worker is started, after one beyond `min_workers` could not load the handler."""
+"""Seconds before another worker is started, after one beyond `min_workers` could not start or load the handler."""
 
 
 class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
@@ -74,6 +74,9 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                     self._handle(front, client, message)
                 for slot in list(self._slots):
                     self._read(front, slot)
+                if self._was_paused():
+                    for slot in self._slots:
+                        slot.postpone(self._clock() + REACTION_SECONDS)
                 for slot in list(self._slots):
                     self._kill_if_stuck(front, slot)
                 self._start_calls()
@@ -244,7 +247,11 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         has_waiting = bool(self._batcher.num_waiting or self._to_retry_alone)
         if has_waiting and all(slot.calls and not slot.has_room for slot in self._slots):
             if len(self._slots) < settings.max_workers and now >= self._grow_at:
-                self._add_slot(front, now + settings.loading_timeout)
+                try:
+                    self._add_slot(front, now + settings.loading_timeout)
+                except (OSError, RuntimeError) as error:  # there is no memory, process, file or thread left
+                    logger.warning("no further worker can be started now: %s", error)
+                    self._grow_at = now + GROW_AGAIN_SECONDS
             return
         for slot in self._slots[settings.min_workers :]:
             if slot.idle and now - slot.idle_since >= settings.max_idle_seconds:

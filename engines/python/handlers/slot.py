@@ -88,6 +88,12 @@ class Slot:
         concurrent = self.accepts_concurrent_calls and not self.runs_alone and len(self.calls) < MAX_CALLS
         return not self.loading and (not self.calls or concurrent)
 
+    def postpone(self, moment: float) -> None:
+        """Let the worker count as stuck no earlier than at `moment`."""
+        if self.load_deadline is not None:
+            self.load_deadline = max(self.load_deadline, moment)
+        self.calls = {name: max(deadline, moment) for name, deadline in self.calls.items()}
+
     def reset(self, deadline: float) -> None:
         """Reset the slot after its process is gone. Its calls are cleared; `running` is kept."""
         self.loading, self.load_deadline = True, deadline

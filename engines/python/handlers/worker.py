@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from engines.config import HandlerEngineConfig
-from engines.process import process_age
+from engines.process import die_with_parent, outlive_sigterm, process_age
 from engines.python.handlers.messages import ToWorker
 from engines.python.link import Link
 from engines.python.messages import Ready
@@ -23,6 +23,8 @@ COMPAT = Path(__file__).parents[1] / "compat"
 
 def main(argv: list[str] | None = None) -> int:
     """Serve the dispatcher until it exits; return the exit code."""
+    die_with_parent()
+    outlive_sigterm()
     sys.path.insert(0, str(COMPAT))
     return run_worker("handler", ToWorker, _load, argv)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from container.errors import BadVariable
 from container.models.model_folders import model_folders
 from container.multi_model.router import child_environment
 from container.multi_model.serve import router_config
-from container.run.launch import BadVariable
 from container.run.serve import ServeOptions
 
 

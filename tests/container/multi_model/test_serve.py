@@ -13,7 +13,7 @@ import pytest
 from container.multi_model import serve
 from container.progress import LogLines
 from container.run.serve import ServeOptions
-from container.run.stop_signals import StopRequested
+from container.run.stop_signals import StopRequested, StopSignals
 
 
 def test_each_forwarded_request_of_the_router_may_open_two_files(
@@ -26,11 +26,12 @@ def test_each_forwarded_request_of_the_router_may_open_two_files(
         raise StopRequested
 
     monkeypatch.setattr(serve, "Child", SimpleNamespace(start=start))
-    monkeypatch.setattr(serve, "raise_open_files", lambda: 1256)
+    monkeypatch.setattr(serve, "raise_open_files", lambda view: 1256)
     environ = {"SAGEMAKER_MULTI_MODEL": "true"}
     options = ServeOptions(tmp_path, "127.0.0.1", 0)
     config = serve.router_config(options, environ)
     assert config is not None
-    assert serve.serve_several(config, options, environ, LogLines(io.StringIO())) == 0
+    with StopSignals() as signals, pytest.raises(StopRequested):
+        serve.serve_several(config, options, environ, LogLines(io.StringIO()), signals)
     (command,) = commands
     assert command[command.index("--worker-connections") + 1] == "500"

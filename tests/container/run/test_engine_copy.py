@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy, RestartRule
 from engines.health import EngineState, StatusBoard
 
@@ -26,12 +27,11 @@ class FakeChild:
     def wait(self, timeout: float) -> int | None:
         return self.code
 
-    def last_lines(self) -> list[str]:
-        return []
+    def death(self) -> str | None:
+        return None if self.code is None else cause_of_death(self.name, self.code, [])
 
-    def kill_all(self) -> bool:
+    def kill_all(self) -> None:
         self.killed = True
-        return True
 
 
 class Lab:
@@ -109,6 +109,12 @@ def test_a_restarted_engine_that_loads_too_slowly_has_failed(lab: Lab) -> None:
     assert lab.copy.failure(10) is None
     lab.now = 112.0
     assert "copy 1 was not ready within 10 s" in (lab.copy.failure(10) or "")
+
+
+def test_an_engine_that_is_ready_while_the_rest_of_the_server_loads_is_not_late(lab: Lab) -> None:
+    lab.copy.board.set_state(EngineState.READY)
+    lab.now = 11.0
+    assert lab.copy.failure(10) is None
 
 
 def test_a_ready_engine_without_progress_is_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from container.errors import BadVariable
 from container.run import launch
 from container.run.launch import MpiRun, RuntimePaths
 from container.run.serve import config_of_copy, places_per_copy
@@ -86,10 +88,11 @@ def test_the_loopback_library_is_appended_to_ld_preload() -> None:
 
 def test_gunicorn_gets_an_expression_that_creates_the_application() -> None:
     paths = RuntimePaths(Path("/run/it's"))
-    command = launch.web_command(launch.web_app(paths), 7, 2, 500)
+    command = launch.web_command(launch.web_app(paths), paths.folder, 7, 2, 500)
     assert command[command.index("--bind") + 1] == "fd://7"
     assert command[command.index("--workers") + 1] == "2"
     assert command[command.index("--worker-connections") + 1] == "500"
+    assert command[command.index("--worker-tmp-dir") + 1] == "/run/it's"
     module, call = command[-1].split(":", 1)
     tree = ast.parse(call, mode="eval").body
     assert module == "lmi_server.wsgi"
@@ -113,7 +116,7 @@ def test_web_workers_grow_slowly_with_the_cores(cores: int, workers: int) -> Non
 
 @pytest.mark.parametrize(
     ("files", "each", "connections"),
-    [(65536, 1, 8192), (8192, 1, 7936), (1024, 1, 768), (256, 1, 1), (10, 1, 1), (8192, 2, 3968), (10, 2, 1)],
+    [(65536, 1, 8192), (8192, 1, 7936), (1024, 1, 768), (256, 1, 128), (2, 1, 2), (8192, 2, 3968), (2, 2, 2)],
 )
 def test_web_connections_leave_room_for_other_open_files(files: int, each: int, connections: int) -> None:
     assert launch.web_connections(files, each) == connections
@@ -128,7 +131,7 @@ def test_web_processes_get_a_digest_and_no_process_gets_the_admin_token() -> Non
 
 @pytest.mark.parametrize("token", ["two words", "line\n", "caf\xe9", " "])
 def test_a_token_that_no_client_can_send_is_rejected_and_not_quoted(token: str) -> None:
-    with pytest.raises(launch.BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
+    with pytest.raises(BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
         launch.admin_token_digest({"LMI_ADMIN_TOKEN": token})
     assert token.strip() == "" or token.strip() not in str(caught.value)
 
@@ -139,6 +142,16 @@ def test_the_cache_folder_follows_the_environment() -> None:
     assert launch.cache_dir({}) == Path("~/.cache/lmi").expanduser()
 
 
+def test_without_a_home_folder_the_cache_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> pwd.struct_passwd:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(BadVariable, match=r"~/\.cache/lmi: there is no such home folder; set LMI_CACHE_DIR"):
+        launch.cache_dir({})
+
+
 def test_the_default_port_is_the_sagemaker_port_or_8080() -> None:
     assert launch.default_port({}) == 8080
     assert launch.default_port({"SAGEMAKER_BIND_TO_PORT": "9001"}) == 9001
@@ -146,7 +159,7 @@ def test_the_default_port_is_the_sagemaker_port_or_8080() -> None:
 
 @pytest.mark.parametrize("text", ["http", "-1", "0", "65536", "80 80"])
 def test_an_invalid_port_is_rejected(text: str) -> None:
-    with pytest.raises(launch.BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
+    with pytest.raises(BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
         launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})
 
 

@@ -1,15 +1,18 @@
-"""The listening socket, and errors if the address cannot be used."""
+"""The listening socket, errors if the address cannot be used, and a note if few clients can be connected."""
 
 from __future__ import annotations
 
 import errno
+import io
 import re
+import resource
 import socket
 from typing import Any
 
 import pytest
 
-from container.run.serve import CannotListen, listen
+from container.progress import LogLines
+from container.run.serve import CannotListen, listen, raise_open_files
 
 
 def test_a_used_port_is_reported() -> None:
@@ -57,3 +60,17 @@ def test_an_unusable_address_is_reported(
     with pytest.raises(CannotListen) as caught:
         listen(host, 80)
     assert str(caught.value) == text
+
+
+def test_a_low_limit_of_open_files_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair))
+    log = io.StringIO()
+    for hard in (256, 1024):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (128, hard))
+        assert raise_open_files(LogLines(log)) == hard
+    assert limits == [(256, 256), (1024, 1024)]
+    assert log.getvalue() == (
+        "note: a process may open only 256 files (ulimit -n), so only few clients can be connected at once; allow at"
+        " least 1024\n"
+    )

@@ -37,8 +37,8 @@ def web() -> Iterator[_Web]:
 
 
 def server_of(web: _Web) -> LocalServer:
-    running: Any = SimpleNamespace(poll=lambda: None)
-    return LocalServer("the server", running, web.server_port)
+    running: Any = SimpleNamespace(name="the server", death=lambda: None)
+    return LocalServer(running, web.server_port)
 
 
 def check(server: LocalServer, times: int) -> str | None:

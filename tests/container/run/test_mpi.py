@@ -92,6 +92,18 @@ def test_without_a_compiler_there_is_no_loopback_library(tmp_path: Path) -> None
     assert mpi.loopback_library(tmp_path, {"CC": "/no/compiler"}) is None
 
 
+@pytest.mark.parametrize("name", ["my cache", "a:b", "c" * 300], ids=["blank", "colon", "too long"])
+def test_a_cache_from_which_nothing_can_be_preloaded_has_no_loopback_library(
+    tmp_path: Path, name: str
+) -> None:
+    assert mpi.loopback_library(tmp_path / name, launch.environment()) is None
+
+
+def test_a_library_that_cannot_be_loaded_is_not_used(library: Path, tmp_path: Path) -> None:
+    (tmp_path / library.name).write_bytes(b"loading it fails, as from a disk mounted noexec")
+    assert mpi.loopback_library(tmp_path, launch.environment()) is None
+
+
 def test_the_image_contains_the_loopback_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "_LOOPBACK_SOURCE", tmp_path / "loopback.c")
     (tmp_path / "loopback.c").touch()

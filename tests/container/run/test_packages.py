@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +14,10 @@ import pytest
 from container.explain.resolve import CannotServe
 from container.progress import LogLines
 from container.run import packages
+from container.run.processes import session_members
+from container.run.stop_signals import StopRequested, StopSignals
 from lmi_server.config import UserHandler
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -150,3 +155,35 @@ def test_a_file_that_cannot_be_read_is_named(
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(CannotServe, match=r"Permission denied: .*requirements\.txt"):
         start(folder)
+
+
+PIP = """
+import os, subprocess
+build = subprocess.Popen(["sleep", "600"])
+with open("session", "w") as file: file.write(f"{os.getsid(0)}\\n")
+build.wait()
+"""
+"""A pip that builds a package in a process of its own."""
+
+
+def test_a_stop_signal_during_an_installation_also_ends_the_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_create", Path.mkdir)
+    folder, session = tmp_path / "folder", tmp_path / "folder" / "session"
+    write(folder, {"requirements.txt": "numpy", "pip.py": PIP, "session": ""})
+
+    def stop() -> None:
+        wait_until(lambda: session.read_text().endswith("\n"))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    user = UserHandler(str(folder / "model.py"), "handle", {}, str(folder / "requirements.txt"))
+    environ = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]}
+    with StopSignals(), pytest.raises(StopRequested):
+        packages.interpreter(user, tmp_path / "cache", environ, LogLines(io.StringIO()))
+    stopper.join()
+    members = session_members(int(session.read_text()))
+    assert os.getpid() not in members
+    wait_until(lambda: not session_members(int(session.read_text())))

@@ -15,6 +15,7 @@ from container.run import runtime_folder as runtime_folder_module
 from container.run import serve
 from container.run.launch import RuntimePaths
 from container.run.runtime_folder import _LONGEST_BASE, remove_leftovers, runtime_folder
+from container.run.stop_signals import StopSignals
 
 OLD = (0, 0)
 """Times of a folder that is older than any run."""
@@ -61,8 +62,8 @@ def test_the_folder_of_a_killed_run_is_removed_before_shared_memory_is_measured(
     monkeypatch.setattr(runtime_folder_module, "_SHARED_MEMORY", shared_memory)
     monkeypatch.setattr(serve, "detect", detect)
     options = serve.ServeOptions(tmp_path, "127.0.0.1", 0)
-    with pytest.raises(CannotServe, match="exists: False"):
-        serve.serve(options, {"HF_MODEL_ID": "owner/tiny"}, LogLines(io.StringIO()))
+    with StopSignals() as signals, pytest.raises(CannotServe, match="exists: False"):
+        serve.serve(options, {"HF_MODEL_ID": "owner/tiny"}, LogLines(io.StringIO()), signals)
 
 
 def test_folders_in_use_new_folders_and_foreign_folders_are_kept(tmp_path: Path) -> None:

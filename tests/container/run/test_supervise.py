@@ -10,18 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from container.run.control import EngineControl
-from container.run.engine_copy import EngineCopy, RestartRule
 from container.run.processes import process_tree, session_members
-from container.run.supervise import Supervisor
-from engines.copies.settings_lock import settings_lock
 from engines.health import EngineState, StatusBoard
-from tests.container.run.test_engine_copy import FakeChild
 from tests.support.namespaces import NEW_PIDS, require
 from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
@@ -103,11 +98,54 @@ def test_sigterm_drains_and_exits_with_zero(start: Start) -> None:
     assert out.splitlines()[-1] == "stopped"
 
 
+@pytest.fixture
+def inherit_sighup() -> Iterator[Callable[[signal.Handlers], None]]:
+    """Set how the processes that the test starts handle SIGHUP."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_drains_and_exits_with_zero(
+    start: Start, inherit_sighup: Callable[[signal.Handlers], None]
+) -> None:
+    inherit_sighup(signal.SIG_DFL)
+    run = start("obeys", "obeys")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.wait_exit(0).splitlines()[-1] == "stopped"
+    assert (run.folder / "drained").exists(), "the engine was killed without a drain"
+
+
+def test_a_closed_terminal_does_not_stop_a_server_under_nohup(
+    start: Start, inherit_sighup: Callable[[signal.Handlers], None]
+) -> None:
+    inherit_sighup(signal.SIG_IGN)
+    run = start("obeys", "obeys")
+    run.process.send_signal(signal.SIGHUP)
+    run.process.terminate()
+    run.wait_exit(0)  # not 1, as after two signals
+
+
 def test_a_lost_reader_of_stdout_does_not_change_the_shutdown(start: Start) -> None:
     run = start("obeys", "obeys")
     if run.process.stdout:
         run.process.stdout.close()
     run.process.terminate()
+    run.wait_exit(0)
+    assert (run.folder / "drained").exists(), "the engine was killed without a drain"
+
+
+def test_readers_that_hang_do_not_change_the_shutdown(start: Start) -> None:
+    run = start("obeys", "obeys")
+    for number in (1, 2):
+        descriptor = os.open(f"/proc/{run.process.pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(descriptor, b"x" * size)
+        os.close(descriptor)
+    run.process.terminate()
+    assert run.process.wait(60) == 0
     run.wait_exit(0)
     assert (run.folder / "drained").exists(), "the engine was killed without a drain"
 
@@ -249,118 +287,3 @@ def test_a_copy_that_fails_three_times_in_a_row_stops_the_server(start: Start) -
         "shutting down: copy1 keeps failing and is not restarted; last failure: copy1 was killed by SIGKILL"
         in out
     )
-
-
-class FakeWeb(FakeChild):
-    def terminate(self) -> None:
-        self.code = 0
-
-
-class CopiesLab:
-    """A supervisor of fake copies. Each wait for a signal runs the next step of a test."""
-
-    def __init__(self, folder: Path, *states: EngineState) -> None:
-        """states: the initial state of each copy."""
-        self.count = 0
-        """Number of stop signals."""
-        self.drained: list[str] = []
-        """Names of the copies that were told to drain."""
-        self._folder = folder
-        self._starts = 0
-        self._steps: Iterator[Callable[[], None]] = iter(())
-        self.copies = [self._copy(f"copy{number}", state) for number, state in enumerate(states, 1)]
-
-    def _copy(self, name: str, state: EngineState) -> EngineCopy:
-        control: Any = SimpleNamespace(drain=lambda seconds: self.drained.append(name))
-        copy = EngineCopy(name, self._start, control, RestartRule(delay=0.0), clock=lambda: 0.0)
-        copy.board.set_state(state)
-        return copy
-
-    def _start(self) -> tuple[Any, StatusBoard]:
-        self._starts += 1
-        return FakeChild(), StatusBoard.create(self._folder / str(self._starts), 1)
-
-    def run(self, *steps: Callable[[], None]) -> int:
-        """Run the supervisor until it stops. Return its exit code."""
-        self._steps = iter(steps)
-        web: Any = FakeWeb()
-        signals: Any = self
-        supervisor = Supervisor(self.copies, web, signals, lambda message: None, self._folder / "lock")
-        return supervisor.run(1e9, lambda: None)
-
-    def wait(self, timeout: float) -> None:
-        """Stand in for the wait of `StopSignals`."""
-        step = next(self._steps, None)
-        assert step, "a wait after the last step"
-        step()
-
-    def terminate(self) -> None:
-        self.count += 1
-
-    def end(self, number: int, code: int = 0) -> Callable[[], None]:
-        """Return the step in which the engine of a copy ends."""
-        return lambda: setattr(self.copies[number - 1].child, "code", code)
-
-    def states(self) -> list[EngineState]:
-        return [copy.board.read().state for copy in self.copies]
-
-    def killed(self) -> list[bool]:
-        children: list[Any] = [copy.child for copy in self.copies]
-        return [child.killed for child in children]
-
-
-def nothing() -> None:
-    """A step in which nothing happens."""
-
-
-def test_a_copy_that_is_being_restarted_is_killed_before_the_others_drain(tmp_path: Path) -> None:
-    lab = CopiesLab(tmp_path, EngineState.READY, EngineState.READY)
-
-    def terminate_while_copy_1_loads() -> None:
-        assert lab.states() == [EngineState.STARTING, EngineState.READY]
-        lab.terminate()
-
-    def check_drain() -> None:
-        assert lab.killed() == [True, False]
-        assert lab.states() == [EngineState.STOPPED, EngineState.DRAINING]
-        lab.end(2)()
-
-    assert lab.run(nothing, lab.end(1, -9), terminate_while_copy_1_loads, check_drain) == 0
-    assert lab.drained == ["copy2"]
-
-
-def test_a_copy_that_serves_before_all_are_ready_is_drained(tmp_path: Path) -> None:
-    lab = CopiesLab(tmp_path, EngineState.READY, EngineState.STARTING)
-
-    def check_drain() -> None:
-        assert lab.killed() == [False, True]
-        assert lab.states() == [EngineState.DRAINING, EngineState.STOPPED]
-        lab.end(1)()
-
-    assert lab.run(lab.terminate, check_drain) == 0
-    assert lab.drained == ["copy1"]
-
-
-@pytest.mark.parametrize(("code", "state"), [(-9, EngineState.FAILED), (0, EngineState.STOPPED)])
-def test_the_end_of_a_copy_is_reported_while_the_others_drain(
-    code: int, state: EngineState, tmp_path: Path
-) -> None:
-    lab = CopiesLab(tmp_path, EngineState.READY, EngineState.READY)
-
-    def check_boards() -> None:
-        assert lab.states() == [state, EngineState.DRAINING]
-        lab.end(2)()
-
-    assert lab.run(nothing, lab.terminate, lab.end(1, code), check_boards) == int(code != 0)
-    assert lab.drained == ["copy1", "copy2"]
-
-
-def test_a_signal_ends_the_wait_for_the_settings_lock(tmp_path: Path) -> None:
-    lab = CopiesLab(tmp_path, EngineState.READY, EngineState.READY)
-
-    def restart_copy_1() -> None:
-        lab.copies[0].board.set_state(EngineState.READY)
-
-    with settings_lock(tmp_path / "lock", 0, time.sleep):
-        lab.run(nothing, lab.end(1, -9), restart_copy_1, lab.terminate, lab.end(1), lab.end(2))
-    assert lab.drained == ["copy1", "copy2"]

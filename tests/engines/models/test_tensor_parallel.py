@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
     ),
     "sharded-bf16": ("llama", {"dtype": "bf16", "max_shard_size": "8KB"}),
+    "mistral": ("mistral", {"sliding_window": 9}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "mixtral": ("mixtral", {"max_shard_size": "8KB"}),

@@ -31,7 +31,6 @@ def test_a_rank_drops_its_graphs_before_it_leaves_its_group(
         model=SimpleNamespace(close=lambda: done.append("graphs")),
         executor=SimpleNamespace(follow=lambda: bool(done.append("followed"))),
     )
-    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
     monkeypatch.setattr(worker, "_start", lambda *arguments: rank)
     monkeypatch.setattr(worker, "_lead", lambda *arguments: done.append("led"))
     monkeypatch.setattr(worker.MpiEngineConfig, "from_json", lambda text: None)

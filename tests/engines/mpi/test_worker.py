@@ -122,7 +122,6 @@ def test_the_status_board_names_the_class_of_foreign_errors_only(
     (tmp_path / "config").write_text(make_config(tiny_llama).to_json())
     arguments = SimpleNamespace(status=tmp_path / "status", config=tmp_path / "config", address="")
     monkeypatch.setattr(worker, "engine_arguments", lambda *_: arguments)
-    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
     monkeypatch.setattr(worker, "_start", start)
     monkeypatch.setattr(worker.os, "_exit", exit_with)
     with pytest.raises(SystemExit, match="1"):

@@ -139,6 +139,8 @@ class ClockedFront(ScriptedFront):
     watched: list[int] = field(default_factory=list)
     drain_sent: bool = False
     refusals: list[tuple[bytes, RequestOutput]] = field(default_factory=list)
+    jumps: dict[int, float] = field(default_factory=dict)
+    """Seconds by which the clock jumps, by the number of turns before."""
 
     def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
         refused = [output for output in outputs if output.error_kind in ("invalid_request", "overloaded")]
@@ -146,6 +148,7 @@ class ClockedFront(ScriptedFront):
         return super().send_outputs(client, [output for output in outputs if output not in refused])
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        self.clock.now += self.jumps.get(len(self.timeouts), 0.0)
         turn = self.script[0] if self.script else None
         if turn is None and not self.drain_sent:
             self.drain_sent = True

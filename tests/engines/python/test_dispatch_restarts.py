@@ -158,6 +158,15 @@ def test_a_stuck_process_is_killed_at_the_timeout_and_restarted(tmp_path: Path) 
     assert lab.generator.left_at[1] >= 1000.0 + TIMEOUT + REACTION_SECONDS
 
 
+def test_a_batch_that_was_paused_with_the_server_may_end(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=2)
+    requests = make_requests(2)
+    front = lab.serve(submit(*requests), *pauses(40), jumps={2: 300.0})
+    for request in requests:
+        check_front(front, request)
+    assert lab.generator.num_kills == 0
+
+
 def test_a_call_that_starts_later_has_a_timeout_of_its_own(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, step_seconds=10.0, calls={3: ["a"]})
     request = make_request("a", range(5), 6)

@@ -173,6 +173,8 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
     streams = [engine.submit(f"last {i}", prompt, 16) for i, (prompt, _) in enumerate(answers)]
     first = next_output(streams[0])
     engine.stats()  # all requests have arrived; later ones would be rejected
+    for process in (successor, successor.parent()):
+        process.terminate()  # as systemd does
     engine.drain(60.0)
     outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]

@@ -47,7 +47,7 @@ def start_program(tmp_path: Path, on_sigterm: str, timeouts: StopTimeouts | None
         "made-up", [sys.executable, "-c", program, str(tmp_path)], child_environment(), log=log
     )
     wait_until(lambda: "up" in log_path.read_text())
-    return ServerProcess("made-up", child, 1, log, timeouts or StopTimeouts())
+    return ServerProcess(child, 1, log, timeouts or StopTimeouts())
 
 
 _SIGTERM_HANDLER = """

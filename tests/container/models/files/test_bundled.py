@@ -7,6 +7,7 @@ import json
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,13 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where the folder should be")
     with pytest.raises(ModelNotAvailable, match="LMI_CACHE_DIR"):
         bundled.prepare_bundled(tmp_path, LogLines(io.StringIO()))
+
+
+def test_preparing_needs_no_other_folder_than_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "damaged.gguf").touch()
+    monkeypatch.setattr(bundled, "bundled_file", lambda: tmp_path / "damaged.gguf")
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    with pytest.raises(ModelNotAvailable, match=f"preparing {bundled.BUNDLED_MODEL} failed"):
+        bundled.prepare_bundled(tmp_path / "cache", LogLines(io.StringIO()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from greenlet import getcurrent, greenlet
 
 from engines.core import EngineInfo
-from engines.health import StatusBoard
+from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from engines.python.handlers.dispatch import HandlerDispatch
 from engines.python.handlers.messages import Answered, CallDone, FromWorker
@@ -93,6 +93,8 @@ class Lab:
         self.messages: dict[str, str] = {}
         """Error message of each finished request."""
         self.client_is_gone = False
+        self.start_error: OSError | None = None
+        """What the start of a worker raises."""
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers, **batching)
         settings = replace(config.handler, max_workers=num_workers + 1)
         self.loading_timeout, self.max_idle_seconds = settings.loading_timeout, settings.max_idle_seconds
@@ -113,7 +115,17 @@ class Lab:
         """Let the dispatcher's loop run one turn with these messages."""
         self._loop.switch(messages)
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with turns without messages as often as the loop wakes. The next turn is left to the test."""
+        end = self.clock.now + seconds
+        while end - self.clock.now > IDLE_BEAT_SECONDS:
+            self.clock.now += IDLE_BEAT_SECONDS
+            self.turn()
+        self.clock.now = end
+
     def _start(self, number: int) -> FakeWorker:
+        if self.start_error is not None:
+            raise self.start_error
         self.workers.append(FakeWorker(number))
         return self.workers[-1]
 

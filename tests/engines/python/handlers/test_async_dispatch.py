@@ -65,7 +65,7 @@ def test_a_worker_stuck_in_a_timed_out_call_is_killed_and_others_rerun(tmp_path:
     lab.turn(invoke("late"))
     lab.clock.now += REACTION_SECONDS + 1
     lab.turn(invoke("b", "c"))
-    lab.clock.now += 30 - REACTION_SECONDS - 1
+    lab.wait(30 - REACTION_SECONDS - 1)
     lab.turn()
     assert lab.errors == {"late": "deadline_exceeded"}
     assert worker.forgotten == ["late"]
@@ -89,7 +89,7 @@ def test_a_timed_out_call_that_stops_does_not_affect_others(tmp_path: Path) -> N
     (worker,) = lab.workers
     worker.ready()
     lab.turn(invoke("late"))
-    lab.clock.now += 29
+    lab.wait(29)
     lab.turn(invoke("b"))
     lab.clock.now += 1
     lab.turn()
@@ -108,7 +108,7 @@ def test_a_call_whose_client_leaves_just_before_its_deadline_has_time_to_stop(tm
     (worker,) = lab.workers
     worker.ready()
     lab.turn(invoke("left"))
-    lab.clock.now += 20
+    lab.wait(20)
     lab.turn(invoke("stream"))
     worker.begin("stream")
     lab.clock.now += 9

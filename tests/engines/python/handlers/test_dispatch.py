@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from engines.core import AbortReason
 from engines.health import EngineState
 from engines.python.handlers.dispatch import GROW_AGAIN_SECONDS
-from engines.python.request_loop import MAX_DEATHS, EngineFailed
+from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed
 from engines.wire import Abort, Drain
 from tests.engines.mpi.fakes import CLIENT
 from tests.engines.python.handlers.dispatch_lab import Lab, invoke
@@ -39,7 +40,7 @@ def test_requests_of_a_batch_that_ends_its_worker_run_again_alone(
         if how == "crash":
             worker.end()
         else:
-            lab.clock.now += 30
+            lab.wait(30)
 
     worker.ready(accepts_concurrent_calls=False)
     lab.turn(invoke("a", "bad", "waiting"))
@@ -61,6 +62,36 @@ def test_requests_of_a_batch_that_ends_its_worker_run_again_alone(
     assert worker.calls == [["waiting"]]
 
 
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_call_that_was_paused_with_the_server_may_end(concurrent: bool, tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=concurrent)
+    lab.turn(invoke("a", "b"))
+    lab.clock.now += 300  # docker pause
+    lab.turn()
+    worker.answer("a")
+    lab.turn()
+    assert (worker.restarts, lab.errors) == (0, {"a": ""})
+    lab.wait(REACTION_SECONDS + 31)
+    lab.turn()
+    assert lab.errors["b"] == "deadline_exceeded"
+
+
+def test_a_worker_that_was_paused_while_loading_may_become_ready(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready()
+    lab.turn()
+    worker.end()
+    lab.turn()
+    lab.clock.now += lab.loading_timeout + 1
+    lab.turn()
+    worker.ready()
+    lab.turn(invoke("a"))
+    assert (worker.restarts, worker.calls) == (1, [["a"]])
+
+
 def test_a_handler_of_single_requests_has_the_time_limit_for_each_of_them(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 2, batch_size=4, max_batch_delay=5)
     for worker in lab.workers:
@@ -68,11 +99,11 @@ def test_a_handler_of_single_requests_has_the_time_limit_for_each_of_them(tmp_pa
     lab.turn(invoke(*"abcd"))
     first, second = lab.workers[:2]
     assert (first.calls, second.calls) == ([["a"]], [["b"]])
-    lab.clock.now += 29
+    lab.wait(29)
     first.answer("a")
     lab.turn()
     assert first.calls == [["a"], ["c"]]
-    lab.clock.now += 29
+    lab.wait(29)
     lab.turn()
     assert (first.restarts, second.restarts) == (0, 1)
     assert lab.errors == {"a": "", "b": "deadline_exceeded"}
@@ -89,7 +120,7 @@ def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path
     assert (first.calls, extra.calls) == ([["long"]], [["beside"]])
     extra.answer("beside")
     lab.turn()
-    lab.clock.now += lab.max_idle_seconds - 1
+    lab.wait(lab.max_idle_seconds - 1)
     lab.turn()
     assert not extra.closed
     lab.clock.now += 1
@@ -107,7 +138,7 @@ def test_the_engine_is_ready_while_one_of_two_workers_hangs(tmp_path: Path) -> N
     second.ready(accepts_concurrent_calls=False)
     lab.turn(invoke("hangs", "b"))
     second.answer("b")
-    lab.clock.now += 30
+    lab.wait(30)
     lab.turn()
     assert lab.errors == {"hangs": "deadline_exceeded", "b": ""}
     assert (first.restarts, lab.board.read().state) == (1, EngineState.READY)
@@ -160,7 +191,7 @@ def test_an_extra_worker_that_cannot_load_is_dropped_and_retried_later(tmp_path:
         lab.turn()
         assert extra.closed
         assert not extra.restarts
-        lab.clock.now += GROW_AGAIN_SECONDS - 1
+        lab.wait(GROW_AGAIN_SECONDS - 1)
         lab.turn()
         assert len(lab.workers) == 1 + tries, "too early"
         lab.clock.now += 1
@@ -173,13 +204,31 @@ def test_an_extra_worker_that_cannot_load_is_dropped_and_retried_later(tmp_path:
     assert lab.errors == {"a": "", "b": ""}
 
 
+def test_an_extra_worker_that_cannot_be_started_is_retried_later(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.start_error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    lab.turn(invoke("a", "b"))
+    lab.start_error = None
+    lab.wait(GROW_AGAIN_SECONDS - 1)
+    lab.turn()
+    assert lab.workers == [first], "too early"
+    lab.clock.now += 1
+    lab.turn()
+    assert len(lab.workers) == 2
+    first.answer("a")
+    lab.turn()
+    assert first.calls == [["a"], ["b"]]
+
+
 def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 1, timeout=3600.0)
     (first,) = lab.workers
     first.ready(accepts_concurrent_calls=False)
     lab.turn(invoke("a", "b"))
     extra = lab.workers[-1]
-    lab.clock.now += lab.loading_timeout
+    lab.wait(lab.loading_timeout)
     extra.cannot_load()
     lab.turn()
     assert extra.closed
