@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -98,6 +99,7 @@ class Child:
 
         log: gets both instead. Open it unbuffered and for appending, because both processes write to it.
         blocked: a signal that the process does not get, even if it sets a handler.
+        Raises: OSError: there is no memory, process, file or thread left.
         """
         bound = [
             sys.executable,
@@ -118,7 +120,12 @@ class Child:
             pass_fds=pass_fds,
             start_new_session=True,
         )
-        return cls(name, process, log)
+        try:
+            return cls(name, process, log)
+        except RuntimeError as error:  # no thread can be started
+            with process:
+                process.kill()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     @property
     def pid(self) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,27 @@ def test_both_outputs_of_a_child_are_copied_and_only_stderr_explains_its_death(
     child.wait(60)
     assert child.death() == "child ended with exit code 7: note"
     assert capfd.readouterr() == ("printed\n", "note\n")
+
+
+def test_a_child_without_threads_for_its_output_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    started = subprocess.Popen.__init__
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(process: subprocess.Popen[bytes], *arguments: object, **options: object) -> None:
+        processes.append(process)
+        started(process, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start)
+    with pytest.raises(OSError, match="can't start new thread"):
+        Child.start("child", ["sleep", "600"], child_environment())
+    (process,) = processes
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.fixture
