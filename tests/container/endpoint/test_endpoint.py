@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from boto3.exceptions import RetriesExceededError
+from s3transfer.exceptions import S3DownloadFailedError
 
 from container.endpoint.endpoint import Endpoint
 from container.endpoint.fleet import Fleet
@@ -27,9 +29,11 @@ class Containers:
         self.of: dict[str, list[FakeContainer]] = {}
         self.errors: dict[str, Exception] = {}
         """What launching a container of a model raises."""
+        self.num_failed = 0
 
     def __call__(self, container: Mapping[str, Any]) -> FakeContainer:
         if error := self.errors.get(container["Image"]):
+            self.num_failed += 1
             raise error
         launched = FakeContainer({})
         self.of.setdefault(container["Image"], []).append(launched)
@@ -79,7 +83,39 @@ def test_containers_of_both_fleets_are_replaced_during_an_update(
     assert endpoint.state()["EndpointStatus"] == "Updating"
 
 
-@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("embedded null byte")])
+def test_a_container_that_cannot_start_is_retried_ever_less_often(
+    endpoint: Endpoint, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """Each look at the clock takes a tenth of a second, until the end."""
+
+        now, end = 0.0, 60.0
+
+        def monotonic(self) -> float:
+            self.now = min(self.now + 0.1, self.end)
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr("container.endpoint.endpoint.time", clock)
+    monkeypatch.setattr("container.endpoint.endpoint._WATCH_SECONDS", 0.001)
+    containers.errors["blue"] = OSError("no space left")
+    containers.of["blue"][0].dead = "the container was killed by SIGKILL"
+    wait_until(lambda: clock.now == clock.end)
+    assert 5 <= containers.num_failed <= 7
+    containers.errors.clear()
+    clock.end = 200.0
+    wait_until(lambda: replaced(endpoint.fleet, containers.of["blue"]))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no space left"),
+        ValueError("embedded null byte"),
+        RetriesExceededError(TimeoutError()),
+        S3DownloadFailedError("the object has changed"),
+    ],
+)
 def test_an_update_whose_containers_cannot_be_launched_is_rolled_back(
     error: Exception, endpoint: Endpoint, containers: Containers
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -117,6 +118,13 @@ def test_a_stream_that_breaks_or_times_out_raises_model_stream_error(
     assert platform.figures()["A"]["errors"] == 1
 
 
+def test_a_response_that_breaks_off_raises_model_error(platform: FakeLab) -> None:
+    platform.deploy(A={"environment": {"BREAK": "1"}})
+    with pytest.raises(platform.runtime.exceptions.ModelError, match="could not load the entire response"):
+        platform.invoke()
+    assert platform.figures()["A"]["errors"] == 1
+
+
 def time_out_after_the_first_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Advance the clock at the first payload, so that the test does not depend on the speed of the machine."""
     offset = 0.0
@@ -139,6 +147,9 @@ def test_a_client_that_disconnects_from_a_stream_frees_the_container(platform: F
     platform.containers[0].go.set()
     wait_until(lambda: not platform.containers[0].in_flight)
     wait_until(lambda: platform.figures()["A"]["requests"] == 1)
+    figures = platform.figures()["A"]
+    assert figures["errors"] == 0
+    assert math.isnan(figures["latency"].p50), "an abandoned stream is not a fast response"
 
 
 def test_invalid_calls_raise_validation_errors(served: FakeLab) -> None:
