@@ -220,7 +220,9 @@ def test_the_complete_rounds_are_reported_when_a_server_fails(
     result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
     assert result.exit_code == 1
     assert result.stderr.endswith(f"error: {failure}; the servers' logs are in {only_logs(tmp_path)}\n")
-    sentence = "A server failed, so no further round counts: b: the server exited with code 1. End of its log, b.log"
+    sentence = (
+        "A server failed, so no further round counts: b: the server exited with code 1. End of its log, b.log"
+    )
     assert f"- {sentence}\n" in result.stdout
     assert f"- {sentence}\n" in output.read_text(encoding="utf-8")
 
@@ -250,9 +252,7 @@ def measure_made_up_speeds(
             first = replace(first, figures=replace(first.figures, num_errors=num_failed))
             if failure:
                 (self.logs / "b.log").write_text("out of memory")
-            return replace(
-                comparison, rounds=(first, *others), stopped=failure, server_failed=bool(failure)
-            )
+            return replace(comparison, rounds=(first, *others), stopped=failure, server_failed=bool(failure))
 
     monkeypatch.setattr(SvgRenderer, "render", lambda self, plot, width: "")  # drawing takes a second
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)
