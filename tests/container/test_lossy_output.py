@@ -15,6 +15,7 @@ from typing import IO
 
 import pytest
 
+from container import lossy_output
 from container.lossy_output import LossyOutput, lossy
 
 LINE = b"x" * 98 + b"\n"
@@ -66,7 +67,10 @@ def test_a_reader_that_reads_again_gets_further_lines() -> None:
 
 
 @pytest.mark.parametrize("open_both", [open_pipe, open_terminal])
-def test_a_slow_reader_gets_everything(open_both: Callable[[], tuple[IO[bytes], IO[bytes]]]) -> None:
+def test_a_slow_reader_gets_everything(
+    open_both: Callable[[], tuple[IO[bytes], IO[bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lossy_output, "_PATIENCE_SECONDS", 60.0)  # the machine may be busy
     reader, file = open_both()
     with reader, file:
         threads = [threading.Thread(target=LossyOutput(file).write, args=(20_000 * LINE,)) for _ in range(2)]
