@@ -200,6 +200,6 @@ def test_a_download_that_breaks_off_leaves_no_copy(
 
     s3.objects["bucket/m/serving.properties"] = b""
     monkeypatch.setattr(s3.client, "download_file", download_file)
-    with pytest.raises(NoModelData, match="^s3://bucket/m: Max Retries Exceeded$"):
+    with pytest.raises(NoModelData, match=r"^s3://bucket/m: Max Retries Exceeded$"):
         ModelData(tmp_path, lambda: s3.client).folder_of(source("s3://bucket/m"))
     assert list(tmp_path.iterdir()) == []

@@ -115,12 +115,12 @@ def test_learning_fails_with_the_error_of_the_requests(
     fakes: FakeServers = TracedServers(folder, scenario(20, 40, 20))
     fakes.behaviours["file, largest batches"] = REFUSING
     rolling = rolling_space(folder)
-    with pytest.raises(ServerFailed, match="^file, smallest batches: 3 of 3 requests failed: HTTP 424"):
+    with pytest.raises(ServerFailed, match=r"^file, smallest batches: 3 of 3 requests failed: HTTP 424"):
         learn_times(rolling, make_runs(fakes, tmp_path / "rolling"), copies)
     write_properties(folder, "engine=Python", "batch_size=2")
     space = SearchSpace(NamedPath("file", folder), "Python", {}, {"batch_size": ("2", "4")})
     fakes = FakeServers({"file": REFUSING})
-    with pytest.raises(ServerFailed, match="^file: 3 of 3 requests failed: HTTP 424: no such thing$"):
+    with pytest.raises(ServerFailed, match=r"^file: 3 of 3 requests failed: HTTP 424: no such thing$"):
         learn_times(space, make_runs(fakes, tmp_path / "dynamic"), copies)
 
 
@@ -132,7 +132,7 @@ def test_too_few_steps_because_of_failed_requests_are_no_lack_of_requests(
     fakes = TracedServers(folder, scenario(1, 8, 4))
     fakes.behaviours["file, largest batches"] = Behaviour(refuses=lambda body: next(numbers) == 2)
     # The first two requests warm the server up.
-    with pytest.raises(ServerFailed, match="^file, smallest batches: 1 of 3 requests failed: HTTP 424"):
+    with pytest.raises(ServerFailed, match=r"^file, smallest batches: 1 of 3 requests failed: HTTP 424"):
         learn_times(rolling_space(folder), make_runs(fakes, tmp_path), copies)
 
 
