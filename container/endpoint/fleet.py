@@ -134,7 +134,7 @@ class Fleet:
             raise FleetFailed(
                 f"Failed to download model data for production variant {variant.name}: {error}"
             ) from error
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, an update must be rolled back
             raise FleetFailed(
                 f"Failed to start a container for production variant {variant.name}: {error}"
             ) from error

@@ -8,9 +8,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from container.endpoint.archive import BadArchive, extract
+from container.endpoint.archive import extract
 from container.models.errors import ModelNotAvailable
 from container.models.files.s3.address import SCHEME, S3Address, parse_address
 
@@ -74,7 +72,7 @@ class ModelData:
                 listing, fill = read(uri)
                 if (uri, listing) not in self._copies:
                     self._copies[uri, listing] = self._filled(fill)
-            except (BotoCoreError, ClientError, OSError, ModelNotAvailable, BadArchive) as error:
+            except Exception as error:  # the errors of boto3 and s3transfer have no common base class
                 raise NoModelData(f"{uri}: {error}") from error
             return Path(self._copies[uri, listing].name)
 

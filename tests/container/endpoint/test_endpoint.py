@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from boto3.exceptions import RetriesExceededError
+from s3transfer.exceptions import S3DownloadFailedError
 
 from container.endpoint.endpoint import Endpoint
 from container.endpoint.fleet import Fleet
@@ -79,7 +81,15 @@ def test_containers_of_both_fleets_are_replaced_during_an_update(
     assert endpoint.state()["EndpointStatus"] == "Updating"
 
 
-@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("embedded null byte")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no space left"),
+        ValueError("embedded null byte"),
+        RetriesExceededError(TimeoutError()),
+        S3DownloadFailedError("the object has changed"),
+    ],
+)
 def test_an_update_whose_containers_cannot_be_launched_is_rolled_back(
     error: Exception, endpoint: Endpoint, containers: Containers
 ) -> None:

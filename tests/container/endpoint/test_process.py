@@ -12,6 +12,7 @@ from typing import IO, Any
 from urllib.request import urlopen
 
 import pytest
+from boto3.exceptions import RetriesExceededError
 
 from container.endpoint.model_data import ModelData, NoModelData
 from container.endpoint.process import Launcher
@@ -189,3 +190,16 @@ def test_model_data_that_cannot_be_read_is_rejected(
         ModelData(tmp_path / "models", lambda: s3.client).folder_of(source(uri))
     assert list(tmp_path.rglob("*escaped*")) == []
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_download_that_breaks_off_leaves_no_copy(
+    s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download_file(*arguments: object) -> None:
+        raise RetriesExceededError(TimeoutError())
+
+    s3.objects["bucket/m/serving.properties"] = b""
+    monkeypatch.setattr(s3.client, "download_file", download_file)
+    with pytest.raises(NoModelData, match=r"^s3://bucket/m: Max Retries Exceeded$"):
+        ModelData(tmp_path, lambda: s3.client).folder_of(source("s3://bucket/m"))
+    assert list(tmp_path.iterdir()) == []
