@@ -44,6 +44,7 @@ class ContainerCall:
         self._deadline = time.monotonic() + limit
         self._first_byte: float | None = None
         self._status = 0
+        self._complete = False
         self._open = True
         self._connection = http.client.HTTPConnection(HOST, lease.container.port, timeout=limit)
         try:
@@ -113,7 +114,8 @@ class ContainerCall:
         if self._open:
             self._open = False
             self._connection.close()
-            self._traffic.release(self._lease, self._status, self._first_byte)
+            abandoned = self._status > 0 and not self._complete
+            self._traffic.release(self._lease, self._status, self._first_byte, abandoned)
 
     def _pieces(self) -> Iterator[bytes]:
         try:
@@ -121,6 +123,7 @@ class ContainerCall:
                 self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
                 piece = self._response.read1(_PIECE_BYTES)
                 if not piece:
+                    self._complete = True
                     return
                 yield piece
         except _FAILURES:

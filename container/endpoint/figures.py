@@ -36,6 +36,8 @@ class ServedRequest:
     """Seconds to the first byte of a stream; None if the response is not a stream."""
     status: int
     """HTTP status of the container's response; 0 if there was none in time."""
+    abandoned: bool = False
+    """Whether the client left before the end of the response. Then `seconds` is not a latency."""
 
     @property
     def failed(self) -> bool:
@@ -80,8 +82,8 @@ class VariantFigures:
             return list(self._served)
 
     def answered(self) -> list[ServedRequest]:
-        """Return the latest requests that did not fail."""
-        return [request for request in self.served() if not request.failed]
+        """Return the latest requests that did not fail and were not abandoned."""
+        return [request for request in self.served() if not (request.failed or request.abandoned)]
 
     def values(self) -> dict[str, Any]:
         """Return plain values for JSON, with times in seconds."""

@@ -41,7 +41,7 @@ class AlarmRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         limit = 0.0 if self.error_rate is None and self.latency_p90 is None else self.error_rate
         if limit is not None and rate > limit:
             return f"{percent(rate)} of {len(served)} requests failed (threshold {percent(limit)})"
-        latency = Spread.of([request.seconds for request in served]).p90
+        latency = Spread.of([request.seconds for request in served if not request.abandoned]).p90
         if self.latency_p90 is not None and latency > self.latency_p90:
             return f"latency p90 is {seconds(latency)} (threshold {seconds(self.latency_p90)})"
         return None

@@ -96,10 +96,12 @@ class Traffic:
                     return self._lend(shadow, self._container(shadow))
         return None
 
-    def release(self, lease: Lease, status: int, first_byte: float | None = None) -> None:
-        """End a lease and count its request. status: of the container's response, 0 if there was none in time."""
+    def release(
+        self, lease: Lease, status: int, first_byte: float | None = None, abandoned: bool = False
+    ) -> None:
+        """End a lease and count its request. status, first_byte, abandoned: as in `ServedRequest`."""
         now = time.monotonic()
-        lease.variant.figures.record(ServedRequest(now, now - lease.started, first_byte, status))
+        lease.variant.figures.record(ServedRequest(now, now - lease.started, first_byte, status, abandoned))
         self.give_back(lease)
 
     def drop(self, lease: Lease) -> None:

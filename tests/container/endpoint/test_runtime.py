@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -139,6 +140,9 @@ def test_a_client_that_disconnects_from_a_stream_frees_the_container(platform: F
     platform.containers[0].go.set()
     wait_until(lambda: not platform.containers[0].in_flight)
     wait_until(lambda: platform.figures()["A"]["requests"] == 1)
+    figures = platform.figures()["A"]
+    assert figures["errors"] == 0
+    assert math.isnan(figures["latency"].p50), "an abandoned stream is not a fast response"
 
 
 def test_invalid_calls_raise_validation_errors(served: FakeLab) -> None:

@@ -227,6 +227,7 @@ def served_requests(seconds: float, *statuses: int) -> list[ServedRequest]:
         (AlarmRule(error_rate=0.4, requests=3), served_requests(1.0, 200, 500), None),
         (AlarmRule(latency_p90=2.0), served_requests(3.0, 200), "latency p90 is 3.00 s"),
         (AlarmRule(latency_p90=2.0), served_requests(1.0, 500), None),
+        (AlarmRule(latency_p90=2.0), [ServedRequest(0.0, 3.0, 0.1, 200, abandoned=True)], None),
         (AlarmRule(), [], None),
     ],
 )
