@@ -123,6 +123,8 @@ class ContainerCall:
                 self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
                 piece = self._response.read1(_PIECE_BYTES)
                 if not piece:
+                    if self._response.length:  # `read1` does not notice it
+                        raise http.client.IncompleteRead(b"", self._response.length)
                     self._complete = True
                     return
                 yield piece

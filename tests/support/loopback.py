@@ -44,10 +44,10 @@ class QuietHandler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: Any) -> None:
         """Log nothing: the output of tests is for failures."""
 
-    def respond(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """Send a complete response."""
+    def respond(self, status: int, body: bytes, headers: dict[str, str], missing: int = 0) -> None:
+        """Send a response. missing: bytes that its Content-Length announces in addition."""
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        for name, value in {**headers, "Content-Length": str(len(body) + missing)}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

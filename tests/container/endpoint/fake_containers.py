@@ -22,7 +22,7 @@ class FakeContainer(RunningContainer):
     """A container that echoes request bodies and records request headers.
 
     Environment variables: FAIL is the status of every response. UNHEALTHY is the reason for a failed start. HOLD makes
-    requests wait for `go`. BREAK cuts streams off. STALL makes streams wait for `go` after each chunk.
+    requests wait for `go`. BREAK cuts responses off. STALL makes streams wait for `go` after each chunk.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -111,7 +111,7 @@ class _Handler(QuietHandler):
             session = self.headers.get(SESSION) == "NEW_SESSION"
             session_header = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
             echoed = {name: self.headers.get(name, "") for name in ECHOED}
-            self.respond(200, body, echoed | session_header)
+            self.respond(200, body, echoed | session_header, missing=int("BREAK" in environment))
 
     def _stream(self, chunks: list[bytes], content_type: str, broken: bool) -> None:
         """Send each chunk as one of the response. Without BREAK, the response is complete."""

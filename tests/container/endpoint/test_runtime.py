@@ -118,6 +118,13 @@ def test_a_stream_that_breaks_or_times_out_raises_model_stream_error(
     assert platform.figures()["A"]["errors"] == 1
 
 
+def test_a_response_that_breaks_off_raises_model_error(platform: FakeLab) -> None:
+    platform.deploy(A={"environment": {"BREAK": "1"}})
+    with pytest.raises(platform.runtime.exceptions.ModelError, match="could not load the entire response"):
+        platform.invoke()
+    assert platform.figures()["A"]["errors"] == 1
+
+
 def time_out_after_the_first_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Advance the clock at the first payload, so that the test does not depend on the speed of the machine."""
     offset = 0.0
