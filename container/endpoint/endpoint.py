@@ -9,7 +9,7 @@ from typing import Any
 
 from container.endpoint.api import arn, refused
 from container.endpoint.figures import VariantFigures
-from container.endpoint.fleet import Fleet, FleetFailed, FleetVariant
+from container.endpoint.fleet import RETRY_SECONDS, Fleet, FleetFailed, FleetVariant
 from container.endpoint.rollout import AlarmRaised, Rollout, UpdateAborted
 from container.endpoint.traffic import Traffic
 from container.run.local_server import LocalServer, stop_all
@@ -19,6 +19,8 @@ _DRAIN_SECONDS = 8 * 60.0
 _ASYNC_DRAIN_SECONDS = 3600.0
 """Duration of the longest asynchronous invocation, the maximum of `InvocationTimeoutSeconds`."""
 _WATCH_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 60.0
+"""Longest time between two attempts to replace a dead container. Each time is twice the one before."""
 _JOIN_SECONDS = 10.0
 """Time at shutdown for a thread that is copying a model."""
 
@@ -217,9 +219,13 @@ class Endpoint:
             self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; replacing it")
             self.traffic.remove(variant, [container])
             container.end(0.0)
+        if time.monotonic() < variant.retry_at:
+            return
         try:
             self._fill(fleet, variant)
         except FleetFailed as error:
+            variant.retry_at = time.monotonic() + variant.retry_seconds
+            variant.retry_seconds = min(2 * variant.retry_seconds, _MAX_RETRY_SECONDS)
             self._report(f"endpoint {self.name}: {error}")
 
     def _fill(self, fleet: Fleet, variant: FleetVariant) -> None:
@@ -230,3 +236,4 @@ class Endpoint:
                 self.traffic.add(variant, container)
                 if fleet.stopping.is_set():  # the fleet was retired meanwhile
                     stop_all([container])
+            variant.retry_at, variant.retry_seconds = 0.0, RETRY_SECONDS

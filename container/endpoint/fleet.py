@@ -18,6 +18,10 @@ _ASYNC_INVOCATIONS = 4
 """Default of `MaxConcurrentInvocationsPerInstance`."""
 
 
+RETRY_SECONDS = 1.0
+"""Time between the first two attempts to replace a dead container."""
+
+
 class FleetFailed(Exception):
     """A fleet did not start. The message is the `FailureReason`."""
 
@@ -35,6 +39,10 @@ class FleetVariant:
     count: int
     """Desired number of containers."""
     containers: list[LocalServer] = field(default_factory=list)
+    retry_at: float = 0.0
+    """Monotonic time before which no dead container is replaced, because the last attempt failed."""
+    retry_seconds: float = RETRY_SECONDS
+    """Time to wait if the next attempt fails."""
 
     @property
     def name(self) -> str:

@@ -29,9 +29,11 @@ class Containers:
         self.of: dict[str, list[FakeContainer]] = {}
         self.errors: dict[str, Exception] = {}
         """What launching a container of a model raises."""
+        self.num_failed = 0
 
     def __call__(self, container: Mapping[str, Any]) -> FakeContainer:
         if error := self.errors.get(container["Image"]):
+            self.num_failed += 1
             raise error
         launched = FakeContainer({})
         self.of.setdefault(container["Image"], []).append(launched)
@@ -79,6 +81,30 @@ def test_containers_of_both_fleets_are_replaced_during_an_update(
     for fleet, model in zip(endpoint.traffic.fleets(), ("blue", "green"), strict=True):
         wait_until(partial(replaced, fleet, containers.of[model]))
     assert endpoint.state()["EndpointStatus"] == "Updating"
+
+
+def test_a_container_that_cannot_start_is_retried_ever_less_often(
+    endpoint: Endpoint, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """Each look at the clock takes a tenth of a second, until the end."""
+
+        now, end = 0.0, 60.0
+
+        def monotonic(self) -> float:
+            self.now = min(self.now + 0.1, self.end)
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr("container.endpoint.endpoint.time", clock)
+    monkeypatch.setattr("container.endpoint.endpoint._WATCH_SECONDS", 0.001)
+    containers.errors["blue"] = OSError("no space left")
+    containers.of["blue"][0].dead = "the container was killed by SIGKILL"
+    wait_until(lambda: clock.now == clock.end)
+    assert 5 <= containers.num_failed <= 7
+    containers.errors.clear()
+    clock.end = 200.0
+    wait_until(lambda: replaced(endpoint.fleet, containers.of["blue"]))
 
 
 @pytest.mark.parametrize(
