@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -30,6 +30,22 @@ _LIMIT_SECONDS = 900
 _FAILURES = (BotoCoreError, ClientError)
 
 
+@dataclass(frozen=True, slots=True)
+class _Invocation:
+    """An accepted invocation."""
+
+    endpoint: Endpoint
+    params: Mapping[str, Any]
+    body: bytes
+    """Empty if the input is in S3."""
+    output: str
+    """S3 URI of the response."""
+    failure: str | None
+    """S3 URI of an error; None if errors are not written."""
+    expires: float
+    """Monotonic time."""
+
+
 class AsyncInvocations:
     """Accepts asynchronous invocations, and runs each in a thread once a container may run another one."""
 
@@ -39,6 +55,8 @@ class AsyncInvocations:
         self._report = report
         self._queues: dict[Endpoint, ThreadPoolExecutor] = {}
         """A thread for each endpoint, which waits for containers."""
+        self._lock = threading.Lock()
+        """Held so that no endpoint gets a queue after `forget`."""
         self._room = threading.BoundedSemaphore(_MAX_WAITING)
 
     def invoke(self, endpoint: Endpoint, headers: Headers, body: bytes) -> tuple[dict[str, str], str]:
@@ -47,78 +65,98 @@ class AsyncInvocations:
         config = endpoint.config.get("AsyncInferenceConfig")
         if config is None:
             raise runtime_refused(f"Endpoint {endpoint.name} is not asynchronous; use InvokeEndpoint.")
-        if bool(body) == ("InputLocation" in params):
-            raise runtime_refused("InputLocation: set either InputLocation or a body")
-        if len(body) > _MAX_INLINE_BYTES:
-            raise runtime_refused(
-                f"Body: at most {_MAX_INLINE_BYTES} bytes (got {len(body)}); use InputLocation"
-            )
-        if not endpoint.traffic.fleets():
-            raise runtime_refused("The endpoint is not in service.")
-        if not self._room.acquire(blocking=False):
-            raise ApiError(
-                "ServiceUnavailable", f"the queue is full: {_MAX_WAITING} invocations are waiting", 503
-            )
-        inference_id = params.setdefault("InferenceId", str(uuid.uuid4()))
-        paths = config["OutputConfig"]
-        folders = [paths["S3OutputPath"].rstrip("/"), params.get("S3OutputPathExtension")]
-        output = "/".join([*filter(None, folders), params.get("Filename", f"{inference_id}.out")])
-        locations = {"X-Amzn-SageMaker-OutputLocation": output}
-        failure = None
-        if "S3FailurePath" in paths:
-            failure = f"{paths['S3FailurePath'].rstrip('/')}/{inference_id}-error.out"
-            locations["X-Amzn-SageMaker-FailureLocation"] = failure
+        _check_input(params, body)
+        inference_id: str = params.setdefault("InferenceId", str(uuid.uuid4()))
+        output, failure = _locations(config["OutputConfig"], params)
         expires = time.monotonic() + params.get("RequestTTLSeconds", _TTL_SECONDS)
+        self._enqueue(_Invocation(endpoint, params, body, output, failure, expires))
+        locations = {"OutputLocation": output, "FailureLocation": failure}
+        return {f"X-Amzn-SageMaker-{name}": uri for name, uri in locations.items() if uri}, inference_id
 
-        def fail(error: Exception) -> None:
-            self._report(f"endpoint {endpoint.name}: asynchronous invocation {inference_id}: {error}")
-            try:
-                if failure:
-                    _write(self._connect(), failure, str(error).encode(), "text/plain")
-            except _FAILURES as second:
-                self._report(f"{failure}: {second}")
-
-        def run(lease: Lease) -> None:
-            try:
-                answer, kind = self._answer(endpoint, lease, params, body, expires)
-                _write(self._connect(), output, answer, kind)
-            except (ApiError, *_FAILURES) as error:
-                fail(error)
-
-        def start() -> None:
-            try:
-                lease = endpoint.traffic.lease_async()
-            except ApiError as error:
-                fail(error)
-            else:
-                threading.Thread(target=run, args=(lease,)).start()
-            finally:
-                self._room.release()
-
-        self._queues.setdefault(endpoint, ThreadPoolExecutor(1, "asynchronous")).submit(start)
-        return locations, inference_id
+    def forget(self, endpoint: Endpoint) -> None:
+        """Forget a deleted endpoint. Waiting invocations fail."""
+        with self._lock:
+            if queue := self._queues.pop(endpoint, None):
+                queue.shutdown(wait=False)
 
     def close(self) -> None:
         """Drop waiting invocations."""
         for queue in self._queues.values():
             queue.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(
-        self, endpoint: Endpoint, lease: Lease, params: Mapping[str, Any], body: bytes, expires: float
-    ) -> tuple[bytes, str]:
+    def _enqueue(self, invocation: _Invocation) -> None:
+        """Let an invocation wait for a container. Raises ApiError."""
+        with self._lock:
+            if not invocation.endpoint.traffic.fleets():
+                raise runtime_refused("The endpoint is not in service.")
+            if not self._room.acquire(blocking=False):
+                raise ApiError(
+                    "ServiceUnavailable", f"the queue is full: {_MAX_WAITING} invocations are waiting", 503
+                )
+            if invocation.endpoint not in self._queues:
+                self._queues[invocation.endpoint] = ThreadPoolExecutor(1, "asynchronous")
+            self._queues[invocation.endpoint].submit(self._start, invocation)
+
+    def _start(self, invocation: _Invocation) -> None:
+        """Wait for a container, and run the invocation in a thread."""
+        try:
+            lease = invocation.endpoint.traffic.lease_async()
+        except ApiError as error:
+            self._fail(invocation, error)
+        else:
+            threading.Thread(target=self._run, args=(invocation, lease)).start()
+        finally:
+            self._room.release()
+
+    def _run(self, invocation: _Invocation, lease: Lease) -> None:
+        try:
+            answer, kind = self._answer(invocation, lease)
+            _write(self._connect(), invocation.output, answer, kind)
+        except (ApiError, *_FAILURES) as error:
+            self._fail(invocation, error)
+
+    def _fail(self, invocation: _Invocation, error: Exception) -> None:
+        name, inference_id = invocation.endpoint.name, invocation.params["InferenceId"]
+        self._report(f"endpoint {name}: asynchronous invocation {inference_id}: {error}")
+        try:
+            if invocation.failure:
+                _write(self._connect(), invocation.failure, str(error).encode(), "text/plain")
+        except _FAILURES as second:
+            self._report(f"{invocation.failure}: {second}")
+
+    def _answer(self, invocation: _Invocation, lease: Lease) -> tuple[bytes, str]:
         """Return a container's response and its content type, and end the lease. Raises ApiError and S3's errors."""
+        traffic, params = invocation.endpoint.traffic, invocation.params
         headers = self._runtime.container_headers(OPERATION, params)
         limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
         try:
-            if time.monotonic() > expires:
+            if time.monotonic() > invocation.expires:
                 raise runtime_refused("RequestTTLSeconds: the request expired in the queue")
-            body = body or _read(self._connect(), params["InputLocation"])
+            body = invocation.body or _read(self._connect(), params["InputLocation"])
         except BaseException:
-            endpoint.traffic.give_back(lease)
+            traffic.give_back(lease)
             raise
         lease = replace(lease, started=time.monotonic())  # the latency does not include reading the input
-        call = ContainerCall(endpoint.traffic, lease, headers, body, limit)
+        call = ContainerCall(traffic, lease, headers, body, limit)
         return call.read(_MAX_BYTES), call.content_type
+
+
+def _check_input(params: Mapping[str, Any], body: bytes) -> None:
+    """Raise ApiError unless there is either a short body or an InputLocation."""
+    if bool(body) == ("InputLocation" in params):
+        raise runtime_refused("InputLocation: set either InputLocation or a body")
+    if len(body) > _MAX_INLINE_BYTES:
+        raise runtime_refused(f"Body: at most {_MAX_INLINE_BYTES} bytes (got {len(body)}); use InputLocation")
+
+
+def _locations(config: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the S3 URIs of the response and of an error, if errors are written. config: the `OutputConfig`."""
+    inference_id = params["InferenceId"]
+    folders = [config["S3OutputPath"].rstrip("/"), params.get("S3OutputPathExtension")]
+    output = "/".join([*filter(None, folders), params.get("Filename", f"{inference_id}.out")])
+    if "S3FailurePath" not in config:
+        return output, None
+    return output, f"{config['S3FailurePath'].rstrip('/')}/{inference_id}-error.out"
 
 
 def _place(location: str) -> dict[str, str]:

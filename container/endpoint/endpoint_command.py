@@ -49,9 +49,9 @@ def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
     environ = launch.environment()
     s3 = functools.cache(functools.partial(connect, environ))
     data = ModelData(folder / "models", s3)
-    platform = Platform(Launcher(folder / "logs", environ, data), click.echo)
     runtime = Runtime()
     asynchronous = AsyncInvocations(runtime, s3, click.echo)
+    platform = Platform(Launcher(folder / "logs", environ, data), click.echo, asynchronous.forget)
     try:
         declared = read(file) if file else {}
         server = EndpointServer(make_app(platform, runtime, asynchronous, host), listen(host, port))

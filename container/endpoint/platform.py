@@ -20,10 +20,12 @@ from container.endpoint.validation import Service
 class Platform:
     """All deployed resources. Thread-safe: each name is added and removed atomically."""
 
-    def __init__(self, launcher: Launcher, report: Report) -> None:
+    def __init__(self, launcher: Launcher, report: Report, forget: Callable[[Endpoint], None]) -> None:
+        """forget: called with each endpoint that was deleted."""
         self.alarms: dict[str, AlarmRule] = {}
         self._launcher = launcher
         self._report = report
+        self._forget = forget
         self._service = Service("sagemaker", refused)
         self._models: Collection[Definition] = Collection("Model", "model", "model")
         self._configs: Collection[Definition] = Collection(
@@ -152,6 +154,7 @@ class Platform:
         def removed() -> None:
             self._ended += endpoint.figures
             self._endpoints.items.pop(endpoint.name, None)
+            self._forget(endpoint)
 
         endpoint.delete(removed)
         return {}

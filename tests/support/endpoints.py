@@ -160,10 +160,10 @@ def lab(
 ) -> Iterator[EndpointLab]:
     """Serve a platform without endpoints during the block."""
     reports: list[str] = []
-    platform = Platform(launcher, reports.append)
-    platform.alarms.update(alarms or {})
     runtime = Runtime(limits or TimeLimits())
     asynchronous = AsyncInvocations(runtime, s3, reports.append)
+    platform = Platform(launcher, reports.append, asynchronous.forget)
+    platform.alarms.update(alarms or {})
     server = EndpointServer(make_app(platform, runtime, asynchronous, _HOST), _listener())
     server.start()
     clients = [_client(service, server.url) for service in ("sagemaker", "sagemaker-runtime")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.container.endpoint.fake_containers import FakeLab, fake_lab
 from tests.container.endpoint.fake_s3 import FakeS3
@@ -114,6 +116,39 @@ def test_an_endpoint_that_is_not_in_service_refuses_invocations(platform: FakeLa
     with pytest.raises(api.exceptions.ValidationError, match="The endpoint is not in service"):
         api.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"question")
     assert s3.objects == {}
+
+
+def test_a_deleted_endpoint_leaves_no_thread(platform: FakeLab, s3: FakeS3) -> None:
+    deploy(platform)
+    for number in range(3):
+        if number:
+            platform.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
+            platform.wait("InService")
+        reply = platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x")
+        wait_object(s3, reply["OutputLocation"])
+        platform.sagemaker.delete_endpoint(EndpointName=ENDPOINT)
+        wait_until(lambda: not exists(platform))
+    wait_until(lambda: not any(one.name.startswith("asynchronous") for one in threading.enumerate()))
+
+
+def exists(platform: FakeLab) -> bool:
+    try:
+        platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)
+    except ClientError:
+        return False
+    return True
+
+
+def test_invocations_that_wait_for_a_container_fail_when_their_endpoint_is_deleted(
+    platform: FakeLab, s3: FakeS3
+) -> None:
+    deploy(platform, environment={"HOLD": "1"})
+    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(2)]
+    assert platform.containers[0].arrived.acquire(timeout=200)
+    platform.sagemaker.delete_endpoint(EndpointName=ENDPOINT)
+    assert b"not in service" in wait_object(s3, replies[1]["FailureLocation"])
+    platform.containers[0].go.set()
+    assert wait_object(s3, replies[0]["OutputLocation"]) == b"x"
 
 
 @pytest.mark.parametrize("name", ["a#1", "a?b=c", "a%20b", "one two"])
