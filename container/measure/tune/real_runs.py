@@ -17,7 +17,7 @@ from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.selection import tokenizers_for
-from container.measure.compare.server_process import StartServer
+from container.measure.compare.server_process import ServerFailed, StartServer
 from container.measure.simulate.calibration import TooFewSteps, calibrate
 from container.measure.simulate.roofline import Roofline
 from container.measure.simulate.server import SimulatedServer, read_server
@@ -65,7 +65,8 @@ class RealRuns:
 def learn_times(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
     """Learn the step times of a space by running two of its points, or one under engine=Python.
 
-    Raises BenchError if the load is too small, and the errors of `RealRuns.run` and `calibrate`.
+    Raises BenchError if the load is too small, ServerFailed if too few requests succeed, and the errors of
+    `RealRuns.run` and `calibrate`.
     """
     return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, copies_folder)
 
@@ -79,9 +80,11 @@ def _from_trace(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> Time
             derive(f"{space.origin.name}, {name}".lstrip(", "), space.origin.path, copies_folder, changes)
         )
     measured = runs.run(files, 1, traced=True)
+    _require_success(measured, 1)
     try:
         times = calibrate(Path(measured.rounds[-1].step_trace))
     except TooFewSteps as error:
+        _require_success(measured, measured.rounds[0].figures.num_requests)
         raise BenchError(
             f"--requests: too few to fit step times {error.counts} usable steps; raise --requests or --output-tokens"
         ) from error
@@ -92,13 +95,23 @@ def _from_tokens(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> Tim
     """Scale a roofline to the measured time per token, since engine=Python writes no step trace."""
     target = this_machine(runs.machine)
     server = read_server(space.origin.path, None, target)
-    (result,) = runs.run([space.origin], 1).rounds
+    measured = runs.run([space.origin], 1)
+    _require_success(measured, 1)
     (scenario,) = runs.plan.scenarios
     seed = runs.plan.round_seed(1)
     predicted = simulate(server, Roofline(server, target), scenario, seed=seed).figures
-    found = ((one.tpot.mean, one.latency.mean) for one in (result.figures, predicted))
+    found = ((one.tpot.mean, one.latency.mean) for one in (measured.rounds[0].figures, predicted))
     factors = [real / simulated for real, simulated in zip(*found, strict=True)]
     # Responses that are not streamed have no time between tokens.
     factor = next((one for one in factors if math.isfinite(one) and one > 0), 1.0)
     source = f"the measured time per token of {space.origin.name}"
     return lambda server: ScaledTimes(Roofline(server, target), factor, source)
+
+
+def _require_success(comparison: Comparison, least: int) -> None:
+    """Raise ServerFailed if fewer than `least` requests of a round succeeded."""
+    for result in comparison.rounds:
+        figures = result.figures
+        if figures.num_requests - figures.num_errors < least:
+            failed = f"{figures.num_errors} of {figures.num_requests} requests failed"
+            raise ServerFailed(f"{result.configuration}: {failed}: {figures.errors[0].text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
-from container.measure.compare.server_process import ReadyServer
+from container.measure.compare.server_process import ReadyServer, ServerFailed
 from container.measure.simulate.server import read_server
 from container.measure.simulate.simulation import simulate
 from container.measure.tune import tune_command
@@ -28,7 +29,7 @@ from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, Searc
 from container.measure.tune.tune_command import tune
 from container.progress import LogLines
 from tests.container.explain.questions import make_model
-from tests.container.measure.compare.fake_server import FakeServers
+from tests.container.measure.compare.fake_server import Behaviour, FakeServers
 from tests.container.measure.compare.made_up import (
     MACHINE,
     SMALL_SHAPE,
@@ -39,6 +40,7 @@ from tests.container.measure.simulate.made_up import Times, rolling_server, scen
 from tests.lmi_server.fakes import build_model_folder
 
 SHORT = make_scenario("short", 8, 4, 3, 2)
+REFUSING = Behaviour(refuses=lambda body: True)
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def rolling_space(folder: Path) -> SearchSpace:
 
 def make_runs(start: object, tmp_path: Path) -> RealRuns:
     logs = tmp_path / "logs"
-    logs.mkdir()
+    logs.mkdir(parents=True)
     return RealRuns(Plan((SHORT,), 9, 0), {}, MACHINE, None, start, logs, LogLines(io.StringIO()))  # type: ignore[arg-type]
 
 
@@ -104,6 +106,34 @@ def test_a_load_with_too_few_requests_is_refused(
     )
     with pytest.raises(BenchError, match=message):
         learn_times(rolling_space(folder), runs, copies)
+
+
+def test_learning_fails_with_the_error_of_the_requests(
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "change_settings", lambda *arguments: None)
+    fakes: FakeServers = TracedServers(folder, scenario(20, 40, 20))
+    fakes.behaviours["file, largest batches"] = REFUSING
+    rolling = rolling_space(folder)
+    with pytest.raises(ServerFailed, match=r"^file, smallest batches: 3 of 3 requests failed: HTTP 424"):
+        learn_times(rolling, make_runs(fakes, tmp_path / "rolling"), copies)
+    write_properties(folder, "engine=Python", "batch_size=2")
+    space = SearchSpace(NamedPath("file", folder), "Python", {}, {"batch_size": ("2", "4")})
+    fakes = FakeServers({"file": REFUSING})
+    with pytest.raises(ServerFailed, match=r"^file: 3 of 3 requests failed: HTTP 424: no such thing$"):
+        learn_times(space, make_runs(fakes, tmp_path / "dynamic"), copies)
+
+
+def test_too_few_steps_because_of_failed_requests_are_no_lack_of_requests(
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()
+    monkeypatch.setattr(run_module, "change_settings", lambda *arguments: None)
+    fakes = TracedServers(folder, scenario(1, 8, 4))
+    fakes.behaviours["file, largest batches"] = Behaviour(refuses=lambda body: next(numbers) == 2)
+    # The first two requests warm the server up.
+    with pytest.raises(ServerFailed, match=r"^file, smallest batches: 1 of 3 requests failed: HTTP 424"):
+        learn_times(rolling_space(folder), make_runs(fakes, tmp_path), copies)
 
 
 @pytest.mark.parametrize("tpot", [0.003, 0.0])
