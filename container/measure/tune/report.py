@@ -76,7 +76,7 @@ def sentences(tuning: Tuning) -> list[str]:
         *(_wrong_predictions(tuning) if comparison else ["No server was run: all figures are predicted."]),
         counts,
         origin,
-        *(f"{name} cannot be served: {reason}." for reason, name in explored.skipped.items()),
+        *(f"{name} was left out: {reason}." for reason, name in explored.skipped.items()),
         *(caveats(comparison) if comparison else ()),
     ]
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from container.explain import check as checking
 from container.explain.resolve import CannotServe
 from container.explain.target import ServingTarget
+from container.measure.bench.workload import BenchError
 from container.measure.compare.configurations import BadConfiguration, NamedPath
 from container.measure.compare.derive import derive
 from container.measure.compare.interval import Ratio
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
+from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import point_name
 from container.measure.compare.server_process import ServerFailed
 from container.measure.compare.summary import over_rounds, ratio
@@ -71,7 +73,7 @@ class Explorer:
                 times = times_of(space)
                 self.step_times[space.origin.name] = times(server).describe()
                 self._explore(space, times, max(1, most // len(self.spaces)))
-            except (*_REFUSALS, BadConfiguration, ServerFailed) as error:
+            except (*_REFUSALS, BadConfiguration, ServerFailed, NoMetrics, BenchError) as error:
                 if not space.origin_changes:
                     raise
                 self._skip(space.origin.name, error)

@@ -12,11 +12,15 @@ import pytest
 
 from container.explain.target import this_machine
 from container.measure.bench.figures import Figures
+from container.measure.bench.workload import BenchError
 from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
+from container.measure.compare.scrape import NoMetrics
 from container.measure.tune.goal import parse_goal
+from container.measure.tune.real_runs import TimesOf
 from container.measure.tune.report import effect, sentences
 from container.measure.tune.search import Proposal
+from container.measure.tune.space import SearchSpace
 from container.measure.tune.tuning import Explorer, Tuning
 from container.progress import LogLines
 from tests.container.measure.compare.made_up import (
@@ -26,7 +30,10 @@ from tests.container.measure.compare.made_up import (
     make_configuration,
     make_figures,
     make_round,
+    write_model,
+    write_properties,
 )
+from tests.container.measure.simulate.made_up import Times
 
 FILE = "file"
 
@@ -85,6 +92,25 @@ def test_a_goal_is_not_met_if_the_file_lacks_a_figure() -> None:
     tuning = make_tuning("errors <= 100%, min p95 latency", {FILE: [failed, failed]})
     assert not tuning.goal_is_met
     assert sentences(tuning)[0].endswith("which has no p95 latency.")
+
+
+@pytest.mark.parametrize("error", [NoMetrics("cannot read /metrics"), BenchError("--requests: too few")])
+def test_a_space_whose_step_times_cannot_be_learned_is_skipped(
+    error: Exception, tmp_path: Path, copies: Path
+) -> None:
+    folder = write_properties(write_model(tmp_path / FILE), "engine=MPI", "option.kv_cache_gb=0.1")
+    goal, plan, file = parse_goal("max tokens/s"), Plan((SCENARIO,), 1, 0), NamedPath(FILE, folder)
+    target, view = this_machine(MACHINE), LogLines(io.StringIO())
+    explorer = Explorer(file, plan, goal, target, folder, {}, copies, view)
+
+    def times_of(space: SearchSpace) -> TimesOf:
+        if space.origin_changes:
+            raise error
+        return lambda server: Times()
+
+    explorer.explore({"option.kv_cache_gb": ["0.2"]}, times_of, 1)
+    assert [one.name for one in explorer.proposals] == [FILE]
+    assert explorer.skipped == {str(error): "kv_cache_gb=0.2"}
 
 
 @pytest.mark.parametrize(
