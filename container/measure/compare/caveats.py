@@ -9,6 +9,7 @@ from container.measure.compare.results import Comparison
 def caveats(comparison: Comparison) -> tuple[str, ...]:
     """Return the caveats as sentences, most serious first."""
     return (
+        *_server_failure(comparison),
         *_failures(comparison),
         *warnings(comparison.configs),
         *_client_limited(comparison),
@@ -16,6 +17,13 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
         *_running(comparison),
         "The client shared its cores with the servers that ran on this machine.",
     )
+
+
+def _server_failure(comparison: Comparison) -> list[str]:
+    if not comparison.server_failed:
+        return []
+    reason = comparison.stopped.splitlines()[0].removesuffix(":")  # without the end of the log
+    return [f"A server failed, so no further round counts: {reason}"]
 
 
 def _failures(comparison: Comparison) -> list[str]:

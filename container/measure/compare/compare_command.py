@@ -257,12 +257,13 @@ def run_comparison(
         finally:
             view.finish()
     _publish(options, comparison, origin)
-    if comparison.num_failed:
-        failed = "1 request" if comparison.num_failed == 1 else f"{comparison.num_failed} requests"
-        click.echo(with_logs(f"error: {failed} failed", logs), err=True)
-        return 1
-    shutil.rmtree(logs)
-    return 0
+    if not comparison.server_failed and not comparison.num_failed:
+        shutil.rmtree(logs)
+        return 0
+    num_failed = "1 request" if comparison.num_failed == 1 else f"{comparison.num_failed} requests"
+    reason = comparison.stopped if comparison.server_failed else f"{num_failed} failed"
+    click.echo(with_logs(f"error: {reason}", logs), err=True)
+    return 1
 
 
 def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance) -> None:

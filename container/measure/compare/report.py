@@ -115,6 +115,7 @@ def _configurations(comparison: Comparison) -> Section:
 def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, ...]:
     plan = comparison.plan
     warm_up = plan.scenarios[0].warm_up()
+    reason = f" ({comparison.stopped})" if plan.stopping and not comparison.server_failed else ""
     order = ", ".join(f"{_served(stay)} ({_numbers(stay.rounds)})" for stay in comparison.stays)
     return (
         f"`{provenance.command}`, {provenance.when}",
@@ -124,7 +125,7 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, 
         "requests: greedy, EOS ignored, streamed; different in each round, the same for all configurations"
         f" (seed {plan.seed}); dialect {plan.dialect}",
         f"{comparison.num_rounds} round{'s' if comparison.num_rounds > 1 else ''}"
-        f"{f' ({comparison.stopped})' if plan.stopping else ''}, one server at a time, in the order: {order}",
+        f"{reason}, one server at a time, in the order: {order}",
         f"warm-up of each server, not counted: for each scenario {warm_up.describe()}",
     )
 

@@ -111,6 +111,8 @@ class Comparison:
     stays: tuple[StayResult, ...]
     stopped: str = ""
     """Reason why no more rounds were run."""
+    server_failed: bool = False
+    """Whether a server failed, which ended the run. `rounds` has the complete rounds before, `stopped` the error."""
 
     @property
     def num_rounds(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
 import secrets
 import shutil
@@ -25,8 +24,8 @@ from container.measure.compare.configurations import Configuration
 from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
 from container.measure.compare.plan import Plan, in_turn
 from container.measure.compare.results import Comparison, RequestTiming, RoundResult, StayResult
-from container.measure.compare.scrape import MetricsSnapshot, kv_use, sampling, scrape
-from container.measure.compare.server_process import ReadyServer, StartServer
+from container.measure.compare.scrape import MetricsSnapshot, NoMetrics, kv_use, sampling, scrape
+from container.measure.compare.server_process import ReadyServer, ServerFailed, StartServer
 from container.measure.compare.stopping import reason_to_stop
 from container.measure.numbers import format_number, seconds
 from container.progress import ProgressView
@@ -59,20 +58,26 @@ class _ServerUse:
     rounds: list[int] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     """Names of the served configurations, one per round."""
+    peak_memory: int | None = None
+    """Peak memory in bytes; None until the server is stopped, or if unknown."""
 
-    def stop(self) -> StayResult:
-        """Stop the server and return its result. Raises the errors of `ReadyServer.stop`."""
-        result = StayResult(
+    def stop(self) -> None:
+        """Stop the server. Raises the errors of `ReadyServer.stop`."""
+        self.peak_memory = self.server.peak_memory()
+        try:
+            self.server.stop()
+        finally:
+            if self.trace and self.kept_trace and self.trace != self.kept_trace:
+                with contextlib.suppress(OSError):  # only the trace is lost
+                    shutil.copyfile(self.trace, self.kept_trace)
+
+    def result(self) -> StayResult:
+        return StayResult(
             configurations=tuple(dict.fromkeys(self.served)),
             rounds=tuple(dict.fromkeys(self.rounds)),
             start_up_seconds=self.server.start_up_seconds,
-            peak_memory_bytes=self.server.peak_memory(),
+            peak_memory_bytes=self.peak_memory,
         )
-        self.server.stop()
-        if self.trace and self.kept_trace and self.trace != self.kept_trace:
-            with contextlib.suppress(OSError):  # only the trace is lost
-                shutil.copyfile(self.trace, self.kept_trace)
-        return result
 
     @property
     def is_traced(self) -> bool:
@@ -98,31 +103,36 @@ class ComparisonRunner:
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
+        A server that fails ends it; the complete rounds are returned if there are any.
+
         Raises ServerFailed, NoMetrics, BenchError.
         """
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
-        stays: list[StayResult] = []
-        use: _ServerUse | None = None
-        began = time.monotonic()
+        uses: list[_ServerUse] = []
+        comparison = Comparison(self.configs, self.plan, (), ())
+        began, failed = time.monotonic(), False
         try:
-            for number in itertools.count(1):
+            while not (reason := reason_to_stop(comparison, time.monotonic() - began)):
+                number = comparison.num_rounds + 1
                 self._make_requests(number)  # in advance, so that no running server waits for them
                 for name in in_turn(list(shared), number):
-                    if use is not None and use.shared is not shared[name]:
-                        stays.append(use.stop())
-                        use = None
-                    use = use or self._start(shared[name], len(stays) + 1, name, number)
-                    rounds += self._rounds(use, name, number)
-                comparison = Comparison(self.configs, self.plan, tuple(rounds), tuple(stays))
-                if reason := reason_to_stop(comparison, time.monotonic() - began):
-                    break
-            if use is not None:
-                comparison = replace(comparison, stays=(*stays, use.stop()), stopped=reason)
-            return comparison
+                    if not uses or uses[-1].shared is not shared[name]:
+                        if uses:
+                            uses[-1].stop()
+                        uses.append(self._start(shared[name], len(uses) + 1, name, number))
+                    rounds += self._rounds(uses[-1], name, number)
+                comparison = replace(comparison, rounds=tuple(rounds))
+            uses[-1].stop()
+        except (ServerFailed, NoMetrics) as error:
+            if not comparison.rounds:
+                raise
+            failed, reason = True, str(error)
         finally:
-            if use is not None:
-                use.server.kill()
+            if uses:
+                uses[-1].server.kill()
+        stays = tuple(use.result() for use in uses if use.served)
+        return replace(comparison, stays=stays, stopped=reason, server_failed=failed)
 
     def _make_requests(self, number: int) -> None:
         seed = self.plan.round_seed(number)

@@ -59,7 +59,11 @@ class RealRuns:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         self.num_rounds += len(files) * num_rounds
         traces = folder if traced else None
-        return ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces).run()
+        runner = ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces)
+        comparison = runner.run()
+        if comparison.server_failed:
+            raise ServerFailed(comparison.stopped)
+        return comparison
 
 
 def learn_times(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:

@@ -210,22 +210,49 @@ def test_failed_requests_of_running_servers_are_counted_without_logs(
     assert list(tmp_path.glob("lmi-compare-logs-*")) == []
 
 
-def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch, num_failed: int = 0) -> list[Path]:
+def test_the_complete_rounds_are_reported_when_a_server_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failure = "b: the server exited with code 1. End of its log, b.log:\n  out of memory"
+    measure_made_up_speeds(monkeypatch, failure=failure)
+    output = tmp_path / "report.md"
+    result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"error: {failure}; the servers' logs are in {only_logs(tmp_path)}\n")
+    sentence = (
+        "A server failed, so no further round counts: b: the server exited with code 1. End of its log, b.log"
+    )
+    assert f"- {sentence}\n" in result.stdout
+    assert f"- {sentence}\n" in output.read_text(encoding="utf-8")
+
+
+def only_logs(folder: Path) -> Path:
+    (logs,) = folder.glob("lmi-compare-logs-*")
+    return logs
+
+
+def measure_made_up_speeds(
+    monkeypatch: pytest.MonkeyPatch, num_failed: int = 0, failure: str = ""
+) -> list[Path]:
     """Replace the measurement with made-up speeds. Return the step trace folders of the runners.
 
-    num_failed: failed requests of the first round.
+    num_failed: failed requests of the first round. failure: of a server that has written a log.
     """
     folders: list[Path] = []
 
     class Runner:
         def __init__(self, *collaborators: Any) -> None:
-            folders.append(collaborators[-1])
+            *_, self.logs, _, traces = collaborators
+            folders.append(traces)
 
         def run(self) -> Comparison:
             comparison = compare_speeds({"a": (100.0, 101.0), "b": (150.0, 151.0)})
             first, *others = comparison.rounds
             first = replace(first, figures=replace(first.figures, num_errors=num_failed))
-            return replace(comparison, rounds=(first, *others))
+            if failure:
+                (self.logs / "b.log").write_text("out of memory")
+            return replace(comparison, rounds=(first, *others), stopped=failure, server_failed=bool(failure))
 
     monkeypatch.setattr(SvgRenderer, "render", lambda self, plot, width: "")  # drawing takes a second
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)

@@ -9,6 +9,7 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics, RoundCounters
-from container.measure.compare.server_process import ServerFailed, StartServer, server_starter
+from container.measure.compare.server_process import ReadyServer, ServerFailed, StartServer, server_starter
 from container.measure.compare.summary import equality
 from container.progress import LogLines
 from container.run.stop_signals import StopRequested, StopSignals
@@ -261,6 +262,43 @@ def test_a_server_that_fails_ends_the_comparison(
     with pytest.raises(error):
         lab.run()
     assert lab.fakes.journal == ["start a", end]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason", "journal", "stays"),
+    [
+        (
+            Behaviour(exit_code=1),
+            "a: the server exited with code 1",
+            ["start a", "stop a", "start b", "stop b", "start a", "stop a"],
+            [(1,), (1, 2), (2,)],
+        ),
+        (
+            Behaviour(metrics_text="<html>"),
+            "/metrics is not in the text format of Prometheus",
+            ["start a", "stop a", "start b", "stop b", "start a", "kill a"],
+            [(1,), (1, 2)],
+        ),
+    ],
+    ids=["exit code at the last stop", "no metrics in the last round"],
+)
+def test_complete_rounds_are_kept_when_a_server_fails(
+    lab: Lab, behaviour: Behaviour, reason: str, journal: list[str], stays: list[tuple[int, ...]]
+) -> None:
+    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        if lab.fakes.journal.count("start a"):
+            lab.fakes.behaviours["a"] = behaviour
+        return lab.fakes(config, log, variables)
+
+    comparison = lab.run(plan=Plan((SHORT, LONG), 2, seed=5), start=start)
+    assert comparison.server_failed
+    assert comparison.stopped.startswith(reason)
+    assert lab.fakes.journal == journal
+    assert comparison.num_rounds == (2 if behaviour.exit_code else 1)
+    assert {len(comparison.of(name, one.name)) for name in "ab" for one in (SHORT, LONG)} == {
+        comparison.num_rounds
+    }
+    assert [stay.rounds for stay in comparison.stays] == stays
 
 
 def test_no_server_starts_if_the_workload_cannot_be_built(lab: Lab, tmp_path: Path) -> None:
