@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +13,7 @@ from container.measure.compare.configurations import Configuration
 from container.run import launch
 from container.run.local_server import HOST, free_port, ping, serve_command
 from container.run.processes import Child, process_tree
+from engines.host_memory import bytes_of
 
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
@@ -151,7 +150,7 @@ class ServerProcess:
         return server
 
     def peak_memory(self) -> int | None:
-        return sum(_peak_bytes(pid) for pid in process_tree(self.pid)) or None
+        return sum(bytes_of(Path(f"/proc/{pid}/status"), "VmHWM") for pid in process_tree(self.pid)) or None
 
     def stop(self) -> None:
         self._child.terminate()
@@ -190,11 +189,3 @@ class ServerProcess:
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
         return ServerFailed(f"{self._name}: {what}. End of its log, {path}:\n{lines}")
-
-
-def _peak_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/status").read_text()
-        if match := re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE):
-            return int(match[1]) * 1024
-    return 0
