@@ -30,8 +30,7 @@ def cgroup_folders(root: Path = Path("/")) -> tuple[Path, ...]:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process can still allocate; 0 if they are unknown. root: parent of /proc and /sys."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
-    available = int(match[1]) * 1024 if match else 0
+    available = bytes_of(root / "proc/meminfo", "MemAvailable")
     for folder in cgroup_folders(root):
         for limit_file, usage_file, cache in _FILES:
             limit, usage = read_text(folder / limit_file), read_text(folder / usage_file)
@@ -40,6 +39,12 @@ def available_bytes(root: Path = Path("/")) -> int:
                 found = re.findall(rf"^{cache} (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
                 available = min(available, max(0, int(limit) - int(usage) + sum(map(int, found))))
     return available
+
+
+def bytes_of(file: Path, field: str) -> int:
+    """Return the value of a line such as `VmRSS: 12 kB` in a file of /proc, in bytes; 0 if it is missing."""
+    match = re.search(rf"^{field}:\s+(\d+) kB", read_text(file), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def read_text(path: Path) -> str:

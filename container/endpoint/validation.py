@@ -22,7 +22,7 @@ _REQUIRED = {
 """By shape: a field that is optional on the platform, and required by `lmi endpoint`, and why."""
 _NOT_SUPPORTED = {
     "CreateModelInput": ("InferenceExecutionConfig",),
-    "ContainerDefinition": (*("ModelPackageName", "AdditionalModelDataSources", "MultiModelConfig"),),
+    "ContainerDefinition": ("ModelPackageName", "AdditionalModelDataSources", "MultiModelConfig"),
     "CreateEndpointConfigInput": ("ExplainerConfig", "DataCaptureConfig", "CrossRegionTrafficConfig"),
     "ProductionVariant": ("ServerlessConfig", "InstancePools", "ManagedInstanceScaling"),
     "InvokeEndpointInput": ("InferenceComponentName", "TargetContainerHostname"),

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from container.run.processes import process_tree
+from engines.host_memory import bytes_of
 
 _INTERVAL_SECONDS = 0.25
 
 
 def tree_pss(root: int) -> int:
     """Return the bytes of a process tree. A process that exits meanwhile is not counted."""
-    total = 0
-    for pid in process_tree(root):
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            if match := re.search(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE):
-                total += int(match[1]) * 1024
-    return total
+    return sum(bytes_of(Path(f"/proc/{pid}/smaps_rollup"), "Pss") for pid in process_tree(root))
 
 
 class PeakPss:

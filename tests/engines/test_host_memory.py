@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.host_memory import available_bytes
+from engines.host_memory import available_bytes, bytes_of
 
 GIB = 1024**3
 
@@ -60,3 +60,12 @@ def test_free_memory_is_limited_by_cgroups(
     tmp_path: Path, cgroup: str, files: dict[str, str], gib: int
 ) -> None:
     assert available_bytes(_make_root(tmp_path, cgroup, files)) == gib * GIB
+
+
+def test_a_field_of_proc_is_read_in_bytes_even_beside_a_name_in_another_encoding(tmp_path: Path) -> None:
+    """A process may set its name to any bytes."""
+    status = tmp_path / "status"
+    status.write_bytes(b"Name:\t\xff\nVmHWM:\t      12 kB\n")
+    assert bytes_of(status, "VmHWM") == 12 << 10
+    assert bytes_of(status, "VmRSS") == 0
+    assert bytes_of(tmp_path / "missing", "VmRSS") == 0

@@ -21,6 +21,8 @@ SAMPLE_SECONDS = 0.5
 open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 """Opens a URL of a server, without the proxies of the environment: they cannot reach a server on this machine."""
 
+_Labels = frozenset[tuple[str, str]]
+
 
 class NoMetrics(Exception):
     """`/metrics` does not respond, or not in the Prometheus text format."""
@@ -94,43 +96,52 @@ class RoundCounters:
 class MetricsSnapshot:
     """The samples of one scrape of `/metrics`."""
 
-    samples: dict[str, float]
-    """Values by metric name, summed over label sets."""
+    series: dict[str, dict[_Labels, float]]
+    """Values by metric name and label set. Each copy of the model has its own."""
     engine_info: dict[str, str] = field(default_factory=dict)
     """Labels of `lmi_engine_info`; empty for other kinds of servers."""
 
     def batches_since(self, before: MetricsSnapshot) -> BatchSizes | None:
         """Return the batches since an earlier snapshot; None without a batch-size histogram, or if nothing ran."""
-        name = "lmi_batch_size"
-        if f"{name}_count" not in self.samples:
-            return None
-        count = self.samples[f"{name}_count"] - before.samples.get(f"{name}_count", 0.0)
-        total = self.samples[f"{name}_sum"] - before.samples.get(f"{name}_sum", 0.0)
-        return BatchSizes(int(count), total / count) if count > 0 else None
+        count, total = (self._increase(f"lmi_batch_size_{part}", before) for part in ("count", "sum"))
+        return BatchSizes(int(count), total / count) if count and total is not None else None
 
     def counters_since(self, before: MetricsSnapshot) -> RoundCounters:
         """Return the increase of the counters since an earlier snapshot."""
-        names = {field.name: f"lmi_{field.name}_total" for field in dataclasses.fields(RoundCounters)}
-        return RoundCounters(
-            **{
-                name: round(self.samples[metric] - before.samples.get(metric, 0.0))
-                for name, metric in names.items()
-                if metric in self.samples
-            }
-        )
+        names = [field.name for field in dataclasses.fields(RoundCounters)]
+        found = {name: self._increase(f"lmi_{name}_total", before) for name in names}
+        return RoundCounters(**{name: round(value) for name, value in found.items() if value is not None})
+
+    def _increase(self, name: str, before: MetricsSnapshot) -> float | None:
+        """Return the increase of a counter over all its label sets; None if one of them is missing now.
+
+        A smaller value than before is that of a copy that was restarted, and counts from 0.
+        """
+        now, then = self.series.get(name, {}), before.series.get(name, {})
+        if not now or then.keys() - now.keys():
+            return None
+        pairs = ((value, then.get(labels, 0.0)) for labels, value in now.items())
+        return sum(value if value < earlier else value - earlier for value, earlier in pairs)
+
+    @property
+    def samples(self) -> dict[str, float]:
+        """Values by metric name, summed over label sets."""
+        return {name: sum(values.values()) for name, values in self.series.items()}
 
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits. False if the engine did not respond in time, as a busy engine may not."""
-        if not self.samples.get("lmi_engine_up", 1.0):
+        samples = self.samples
+        if not samples.get("lmi_engine_up", 1.0):
             return False
-        return not any(self.samples.get(f"lmi_requests_{state}") for state in ("running", "waiting"))
+        return not any(samples.get(f"lmi_requests_{state}") for state in ("running", "waiting"))
 
     @property
     def kv_slots(self) -> tuple[float, float, float] | None:
         """(total, allocated, allocated but unfilled) slots; None for an engine without its own KV cache."""
         names = ("blocks_total", "blocks_free", "blocks_cached", "slots_total", "slots_unfilled")
-        values = [self.samples.get(f"lmi_kv_{name}") for name in names]
+        samples = self.samples
+        values = [samples.get(f"lmi_kv_{name}") for name in names]
         known = [value for value in values if value is not None]
         if len(known) < len(names) or not known[0]:
             return None
@@ -140,17 +151,17 @@ class MetricsSnapshot:
 
 def parse_metrics(text: str) -> MetricsSnapshot:
     """Parse the Prometheus text format. Raises NoMetrics if the text has another format."""
-    samples: dict[str, float] = {}
+    series: dict[str, dict[_Labels, float]] = {}
     info: dict[str, str] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+                series.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
                 if sample.name == "lmi_engine_info":
                     info = dict(sample.labels)
     except ValueError as error:
         raise NoMetrics(f"/metrics is not in the text format of Prometheus: {error}") from error
-    return MetricsSnapshot(samples, info)
+    return MetricsSnapshot(series, info)
 
 
 def scrape(url: str) -> MetricsSnapshot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from container.measure.compare.configurations import Configuration
 from container.run import launch
 from container.run.local_server import HOST, free_port, ping, serve_command
 from container.run.processes import Child, process_tree
-from engines.host_memory import read_text
+from engines.host_memory import bytes_of
 
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
@@ -150,7 +149,7 @@ class ServerProcess:
         return server
 
     def peak_memory(self) -> int | None:
-        return sum(_peak_bytes(pid) for pid in process_tree(self.pid)) or None
+        return sum(bytes_of(Path(f"/proc/{pid}/status"), "VmHWM") for pid in process_tree(self.pid)) or None
 
     def stop(self) -> None:
         self._child.terminate()
@@ -189,8 +188,3 @@ class ServerProcess:
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
         return ServerFailed(f"{self._child.name}: {what}. End of its log, {path}:\n{lines}")
-
-
-def _peak_bytes(pid: int) -> int:
-    match = re.search(r"^VmHWM:\s+(\d+) kB$", read_text(Path(f"/proc/{pid}/status")), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0

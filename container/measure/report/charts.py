@@ -42,7 +42,6 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         "output tokens/s",
         bars,
         "Longer is better. A bar ends at the median of the rounds; dots are the rounds, the line shows their range.",
-        0.5,
     )
     ratios = {
         measure.title: [
@@ -59,7 +58,6 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
             ratios,
             "Points are ratios to the first configuration, lines their 95 % intervals (at most 100 times to each side)."
             " A line that does not cross 1 is a difference. More tokens/s and shorter times are better.",
-            0.5,
         )
 
 

@@ -47,7 +47,7 @@ class Bar:
     values: tuple[float, ...] = ()
 
 
-def bars(title: str, unit: str, bars: Sequence[Bar], caption: str, share: float) -> Plot:
+def bars(title: str, unit: str, bars: Sequence[Bar], caption: str) -> Plot:
     """Plot horizontal bars from 0, with the name above each."""
 
     def draw(ax: Any) -> None:
@@ -68,10 +68,10 @@ def bars(title: str, unit: str, bars: Sequence[Bar], caption: str, share: float)
         _rows(ax, (len(bars) - 0.7, -0.75), unit)
 
     pixels = max(_BAR_PIXELS, min(80, 250 / len(bars)))
-    return Plot(title, caption, draw, _AXIS_PIXELS + pixels * len(bars), share=share)
+    return Plot(title, caption, draw, _AXIS_PIXELS + pixels * len(bars), share=1 / 2)
 
 
-def ratios(title: str, groups: Mapping[str, Sequence[Bar]], caption: str, share: float) -> Plot:
+def ratios(title: str, groups: Mapping[str, Sequence[Bar]], caption: str) -> Plot:
     """Plot points with intervals and a line at 1, in groups with a heading each."""
     heading, row = 30, 20
     height = sum(heading + row * len(group) for group in groups.values())
@@ -94,7 +94,7 @@ def ratios(title: str, groups: Mapping[str, Sequence[Bar]], caption: str, share:
         ax.axvline(1, color=QUIET, linewidth=1.2)
         _rows(ax, (height, 0), "ratio to the first configuration")
 
-    return Plot(title, caption, draw, _AXIS_PIXELS + height, share=share)
+    return Plot(title, caption, draw, _AXIS_PIXELS + height, share=1 / 2)
 
 
 def _label_above(ax: Any, y: float, left: str, right: str) -> None:

@@ -63,7 +63,7 @@ class Limit:
         return max(abs(value - self.bound) / (self.bound or 1.0), sys.float_info.epsilon)
 
     def __str__(self) -> str:
-        return f"{self.measure.title} {self.relation} {show(self.measure, self.bound)}"
+        return f"{self.measure.title} {self.relation} {format_value(self.measure, self.bound)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def minimized_value(measure: Measure, values: Mapping[str, float]) -> float:
     return -value if measure.higher_is_better else value
 
 
-def show(measure: Measure, value: float) -> str:
+def format_value(measure: Measure, value: float) -> str:
     """Format a value with its unit."""
     if math.isnan(value):
         return NO_VALUE

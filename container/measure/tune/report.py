@@ -14,7 +14,7 @@ from container.measure.compare.verdict import in_words
 from container.measure.numbers import percent
 from container.measure.output import Table
 from container.measure.sections import Section
-from container.measure.tune.goal import show
+from container.measure.tune.goal import format_value
 from container.measure.tune.search import Proposal
 from container.measure.tune.tuning import Tuning
 
@@ -36,7 +36,9 @@ def _table(tuning: Tuning) -> Table:
         measured = tuning.values(one) if one in run else {}
         both = (one.values, measured)
         cells = [
-            show(measure, values.get(measure.key, math.nan)) for measure in goal.measures for values in both
+            format_value(measure, values.get(measure.key, math.nan))
+            for measure in goal.measures
+            for values in both
         ]
         ratio = tuning.ratio(one) if one in run else None
         limits = _missed(tuning, measured or one.values) or "kept"
@@ -109,7 +111,7 @@ def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
         measured = tuning.values(one)
         pairs = ((measure, one.values[measure.key], measured[measure.key]) for measure in goal.measures)
         wrong = [
-            f"{measure.title} {show(measure, predicted)} predicted, {show(measure, real)} measured"
+            f"{measure.title} {format_value(measure, predicted)} predicted, {format_value(measure, real)} measured"
             for measure, predicted, real in pairs
             if real and abs(predicted / real - 1) > _WRONG
         ]
@@ -122,7 +124,9 @@ def effect(tuning: Tuning) -> str:
     measure, found = tuning.goal.objective, tuning.ratio(tuning.best)
     key = measure.key
     if found is None:
-        after, before = (show(measure, tuning.values(one)[key]) for one in (tuning.best, tuning.baseline))
+        after, before = (
+            format_value(measure, tuning.values(one)[key]) for one in (tuning.best, tuning.baseline)
+        )
         return f"{key} {after} instead of {before} ({'measured' if tuning.comparison else 'predicted'})"
     rounds = f"{found.count} round{'s' if found.count > 1 else ''}"
     if not found.differs:
@@ -138,7 +142,7 @@ def _gain(ratio: float) -> str:
 def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
     """Return the comments at the beginning of the tuned file."""
     values = tuning.values(tuning.best)
-    figures = ", ".join(f"{one.title} {show(one, values[one.key])}" for one in tuning.goal.measures)
+    figures = ", ".join(f"{one.title} {format_value(one, values[one.key])}" for one in tuning.goal.measures)
     comparison = tuning.comparison
     target = tuning.explored.target
     how = f"measured (rounds: {comparison.num_rounds})" if comparison else "predicted"

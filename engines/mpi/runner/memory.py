@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from engines import host_memory
 from engines.mpi.runner import budget
 
 _GIB = 1024**3
+_STATUS = Path("/proc/self/status")
 MAX_OUTSIDE = 256 * 1024**2
 """Maximum bytes that the first CUDA graph may take outside of torch's allocator."""
 
@@ -24,7 +24,7 @@ def bytes_in_use(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     _trim()
-    return _status_bytes("VmRSS") or _largest_resident()
+    return host_memory.bytes_of(_STATUS, "VmRSS") or _largest_resident()
 
 
 def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
@@ -45,7 +45,7 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
     before = bytes_in_use(device)
     was_reset = _reset_peak()
     work()
-    peak = _status_bytes("VmHWM") if was_reset else _largest_resident()
+    peak = host_memory.bytes_of(_STATUS, "VmHWM") if was_reset else _largest_resident()
     _trim()
     return max(0, peak - before)
 
@@ -142,12 +142,6 @@ def _floor(count: int) -> str:
     return f"{int(count * 100 / _GIB) / 100:.2f}"
 
 
-def _status_bytes(name: str) -> int:
-    """Return a value of /proc/self/status in bytes; 0 if it is missing."""
-    match = re.search(rf"^{name}:\s+(\d+) kB", host_memory.read_text(Path("/proc/self/status")), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
 def _largest_resident() -> int:
     """Return the peak resident bytes over the whole life of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -159,7 +153,7 @@ def _reset_peak() -> bool:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return False
-    return _status_bytes("VmHWM") > 0
+    return host_memory.bytes_of(_STATUS, "VmHWM") > 0
 
 
 def _trim() -> None:

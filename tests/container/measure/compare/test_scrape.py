@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 
 import pytest
 
@@ -44,6 +45,10 @@ lmi_batch_size_sum 18.0
 """
 
 
+def snapshot(values: Mapping[str, float]) -> MetricsSnapshot:
+    return parse_metrics("".join(f"{name} {value}\n" for name, value in values.items()))
+
+
 def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
     """A snapshot of a KV cache with 10 blocks of 16 slots."""
     values = {
@@ -52,9 +57,7 @@ def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
         "blocks_cached": 0,
         "slots_total": 160,
     }
-    return MetricsSnapshot(
-        {f"lmi_kv_{name}": v for name, v in (values | {"slots_unfilled": unfilled}).items()}
-    )
+    return snapshot({f"lmi_kv_{name}": v for name, v in (values | {"slots_unfilled": unfilled}).items()})
 
 
 @pytest.mark.parametrize(
@@ -74,8 +77,8 @@ def test_batches_of_a_round_are_the_difference_of_two_histograms(
 
 
 def test_counters_of_a_round_are_differences_and_none_if_the_server_lacks_them() -> None:
-    before = MetricsSnapshot({"lmi_preemptions_total": 2.0, "lmi_prompt_tokens_total": 100.0})
-    after = MetricsSnapshot(
+    before = snapshot({"lmi_preemptions_total": 2.0, "lmi_prompt_tokens_total": 100.0})
+    after = snapshot(
         {
             "lmi_preemptions_total": 5.0,
             "lmi_prompt_tokens_total": 300.0,
@@ -91,11 +94,35 @@ def test_counters_of_a_round_are_differences_and_none_if_the_server_lacks_them()
     assert found.prefix_hit_share == 0.25
     # 150 prompt tokens and 40 generated ones were computed once, 10 were recomputed.
     assert found.wasted_share == 10 / 200
-    assert RoundCounters() == MetricsSnapshot({}).counters_since(before)
+    assert RoundCounters() == snapshot({}).counters_since(before)
     assert RoundCounters().wasted_share is None
     assert RoundCounters().prefix_hit_share is None
     padded = RoundCounters(prompt_tokens=60, tokens_generated=40, padding_tokens=20, ended_row_tokens=80)
     assert padded.wasted_share == 0.5
+
+
+def of_copies(**values: tuple[float, float]) -> MetricsSnapshot:
+    """Metrics of two copies of a model."""
+    lines = (
+        f'lmi_{name}{{copy="{copy}"}} {value}\n'
+        for name, both in values.items()
+        for copy, value in enumerate(both)
+    )
+    return parse_metrics("".join(lines))
+
+
+def test_a_copy_that_restarted_during_the_round_counts_from_zero() -> None:
+    before = of_copies(batch_size_count=(100, 100), batch_size_sum=(800, 800), preemptions_total=(7, 7))
+    after = of_copies(batch_size_count=(300, 5), batch_size_sum=(1000, 20), preemptions_total=(8, 0))
+    assert after.batches_since(before) == BatchSizes(205, 220 / 205)
+    assert after.counters_since(before) == RoundCounters(preemptions=1)
+
+
+def test_the_counters_of_a_round_are_unknown_if_a_copy_is_missing_at_its_end() -> None:
+    before = of_copies(batch_size_count=(100, 100), batch_size_sum=(800, 800), preemptions_total=(7, 7))
+    after = parse_metrics('lmi_preemptions_total{copy="0"} 9\nlmi_batch_size_count{copy="0"} 300\n')
+    assert after.batches_since(before) is None
+    assert after.counters_since(before) == RoundCounters()
 
 
 def test_allocated_slots_exclude_free_and_cached_blocks() -> None:
@@ -154,7 +181,7 @@ def test_the_sampler_continues_after_a_failed_sample_and_stops_at_the_end() -> N
             raise NoMetrics("busy")
         if len(calls) == 4:
             enough.set()
-        return MetricsSnapshot({"call": float(len(calls))})
+        return snapshot({"call": len(calls)})
 
     with sampling(take_snapshot, seconds=0.001) as snapshots:
         assert enough.wait(200.0)

@@ -196,7 +196,7 @@ def test_an_unbounded_interval_can_be_drawn() -> None:
 @pytest.mark.parametrize("width", [340, 538])
 @pytest.mark.parametrize("ratio", [1.9, 90.0, 140.0, 166.6, 170.0, 500.0])
 def test_no_label_of_a_logarithmic_axis_is_cut(width: int, ratio: float) -> None:
-    plot = ratios("title", {"group": [Bar("a", 0, ratio, ratio, ratio)]}, "caption", 1)
+    plot = ratios("title", {"group": [Bar("a", 0, ratio, ratio, ratio)]}, "caption")
     svg = SvgRenderer().render(plot, width)
     labels = re.findall(r'text-anchor: middle[^>]* x="([0-9.]+)"[^>]*>([0-9.e+-]+)</text>', svg)
     assert labels
