@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from engines.registry import Registry
+from lmi_server.values.nearest import nearest
 
 _COMMANDS = Registry(
     {
@@ -38,6 +39,16 @@ class _Commands(click.Group):
         command: click.Command | None = _COMMANDS.get(cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := nearest(args[0], _COMMANDS):
+                error.message += f" Did you mean '{near}'?"
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -51,5 +62,6 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lmi-server", message="LMI Server %(version)s")
 def main() -> None:
     """LMI Server: serve and benchmark language models configured by a serving.properties file."""

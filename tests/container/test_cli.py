@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,14 @@ def test_a_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch, t
     result = CliRunner().invoke(cli.main, ["check", str(tmp_path)])
     assert result.exit_code == 1
     assert "/model/config.json: Permission denied to user" in result.output
+
+
+def test_a_misspelt_command_gets_the_nearest_name() -> None:
+    result = CliRunner().invoke(cli.main, ["serv"])
+    assert result.exit_code == 2
+    assert "No such command 'serv'. Did you mean 'serve'?" in result.output
+    assert "Did you mean" not in CliRunner().invoke(cli.main, ["xyz"]).output
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(cli.main, ["--version"]).output == f"LMI Server {version('lmi-server')}\n"
