@@ -13,6 +13,7 @@ import click
 
 from container.errors import BadVariable
 from engines.registry import Registry
+from lmi_server.values.nearest import nearest
 
 _COMMANDS = Registry(
     {
@@ -65,16 +66,24 @@ class _Commands(click.Group):
         command: click.Command | None = _COMMANDS.get(cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := nearest(args[0], _COMMANDS):
+                raise click.UsageError(f"{error.message} Did you mean '{near}'?", error.ctx) from error
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BadVariable as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if error.errno in (
-                None,
-                errno.EPIPE,
-            ):  # a bug, or click exits because the reader of stdout is gone
+            # A bug, or click exits because the reader of stdout is gone.
+            if error.errno in (None, errno.EPIPE):
                 raise
             text = f"{error.filename or 'the operating system refused'}: {error.strerror}"
             if error.filename and isinstance(error, PermissionError):
@@ -83,5 +92,6 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lmi-server", message="LMI Server %(version)s")
 def main() -> None:
     """LMI Server: serve and benchmark language models configured by a serving.properties file."""

@@ -19,6 +19,7 @@ from lmi_server.properties.options import OPTIONS
 from lmi_server.values.show import as_option, masked, one_line
 
 _UNSET = "(not set)"
+_EMPTY = "(none)"
 _NOT_COMPARED = ("ModelName", "VariantName", "ContainerHostname", "Mode", "ETag", "ManifestEtag")
 """Fields that are not compared: names, and fields that SageMaker adds."""
 _SUMMARY = {
@@ -81,6 +82,8 @@ def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
 def _display_value(name: str, value: str | None) -> str:
     if value is None:
         return _UNSET
+    if not value:
+        return _EMPTY
     return "*** (different value)" if is_secret(name) and "." not in name else one_line(value)
 
 

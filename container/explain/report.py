@@ -14,6 +14,7 @@ from lmi_server.properties.examination import EffectiveValue
 from lmi_server.values.show import one_line
 
 _WIDTH = 110
+_MAX_VALUE = 48
 _INDENT = " " * 9
 EXIT_OK, EXIT_INVALID_FILE, EXIT_CANNOT_SERVE = 0, 1, 3
 """Exit codes. Click exits with 2 when the command line is wrong."""
@@ -131,11 +132,13 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
     keys = max(len(value.key) for value in values)
-    texts = max(len(one_line(value.value, 40)) for value in values)
+    texts = max(len(one_line(value.value, _MAX_VALUE)) for value in values)
     rows = []
     for value in values:
         note = f" ({value.note})" if value.note else ""
-        rows.append(f"  {value.key:<{keys}}  {one_line(value.value, 40):<{texts}}  {value.source}{note}")
+        rows.append(
+            f"  {value.key:<{keys}}  {one_line(value.value, _MAX_VALUE):<{texts}}  {value.source}{note}"
+        )
     return rows
 
 

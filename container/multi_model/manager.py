@@ -162,6 +162,8 @@ class ModelManager:
             with contextlib.suppress(Exception):  # already logged, and returned to requests for the model
                 self._start_server(model, leased=False)
         self.starting = False
+        states = ", ".join(f"{model.name} ({model.state.value})" for model in self.models())
+        _logger.info("start-up is complete: %s", states)
 
     def watch(self) -> None:
         """Check the servers of loaded models until `close`, so that one that hangs is handled as one that died."""

@@ -249,7 +249,8 @@ class _Run:
                 stats = first.control.stats(_STATS_SECONDS, still_running)
                 if stats is not None:
                     self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
-                    if self.config.engine != "Handler":
+                    # A platform that chose the port sends the requests itself.
+                    if self.config.engine != "Handler" and not self.environ.get(launch.BIND_TO_PORT):
                         has_template = announce.has_chat_template(Path(self.config.model.path))
                         self.view.say(f"try it:\n{announce.curl_line(host, port, has_template)}")
                     self.view.say(announce.ready_line(stats.info, address, self.copies))

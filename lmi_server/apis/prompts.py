@@ -255,8 +255,8 @@ def _max_new_tokens(
         value: int = parameters[name]
         raise ContextTooLong(
             parameters.fields[name],
-            f"given {as_json(value)}; accepted: at most {value - most + room}, as the prompt ({prompt.field}) has"
-            f" {num_prompt} tokens; {_context_length(context)}",
+            f"given {as_json(value)}; accepted: at most {value - most + room}, as {prompt.field} has"
+            f" {num_prompt} token{'' if num_prompt == 1 else 's'}; {_context_length(context)}",
         )
     return most
 

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher, get_close_matches
 _MAX_CHARS = 64
 """Number of characters of a name that are compared. Every known name is shorter."""
 _CUTOFF = 0.65
+_NUM_MATCHES = 3
 _PREFIX_CUTOFF = 0.7
 _PREFIXED = re.compile(r"([^\W_]+)[\W_](.+)")
 
@@ -16,16 +17,19 @@ _PREFIXED = re.compile(r"([^\W_]+)[\W_](.+)")
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name nearest to `name`, or an empty string if none is near.
 
-    Case, prefix and separators count less than letters, because they are often mistyped.
+    Case, prefix and separators count less than letters, because they are often mistyped. Near names that begin with
+    `name` come first, because the last word may be missing.
     """
     name = name[:_MAX_CHARS]
     candidates: dict[str, list[str]] = {}
     for one in sorted(known):
         candidates.setdefault(_letters(one), []).append(one)
-    found = get_close_matches(_letters(name), candidates, n=1, cutoff=_CUTOFF)
+    letters = _letters(name)
+    found = get_close_matches(letters, candidates, n=_NUM_MATCHES, cutoff=_CUTOFF)
     if not found:
         return ""
-    return max(candidates[found[0]], key=lambda one: SequenceMatcher(None, name, one).ratio())
+    best = next((match for match in found if match.startswith(letters)), found[0])
+    return max(candidates[best], key=lambda one: SequenceMatcher(None, name, one).ratio())
 
 
 def _letters(name: str) -> str:

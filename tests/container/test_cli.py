@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         program.stdout.close()
         assert program.stderr.read() == b""
         assert program.wait(600) == 1
+
+
+def test_a_misspelt_command_gets_the_nearest_name() -> None:
+    result = CliRunner().invoke(cli.main, ["serv"])
+    assert result.exit_code == 2
+    assert "No such command 'serv'. Did you mean 'serve'?" in result.output
+    assert "Did you mean" not in CliRunner().invoke(cli.main, ["xyz"]).output
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(cli.main, ["--version"]).output == f"LMI Server {version('lmi-server')}\n"

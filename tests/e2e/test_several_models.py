@@ -134,3 +134,4 @@ def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
         assert len(lines) == 200, lines[-1]
         assert server.wait_exit() == 0
         assert server.leftover_processes() == []
+        assert "try it:" not in server.log(), "the model's own port is not for clients"

@@ -155,7 +155,8 @@ def read_configurations(
         try:
             configs.append(_read(named, environ, machine, prepare))
         except (PropertiesError, ModelNotAvailable, CannotServe) as error:
-            problems.append(f"{named.name}: {error}")
+            text = str(error)
+            problems.append(text if text.startswith(f"{named.name}: ") else f"{named.name}: {text}")
     if problems:
         raise BadConfiguration("\n".join(problems))
     return tuple(configs)

@@ -17,6 +17,8 @@ from engines.models.config import ModelConfig
 from lmi_server.config import LmiConfig
 from lmi_server.properties import loader
 
+_HANDLER = "user handlers cannot be simulated: the run time of their code is unknown"
+
 
 class CannotSimulateError(Exception):
     """The simulation is not possible. The message is for users."""
@@ -77,6 +79,8 @@ def read_server(path: Path, model: Path | None, target: ServingTarget) -> Simula
     Raises PropertiesError, and the errors of `resolve_server`.
     """
     config = loader.load(path, launch.environment()).config
+    if config.handler is not None:
+        raise CannotSimulateError(_HANDLER)
     source = config.source
     folder = model or model_files.locate(source) or checking.described_in_cache(source)
     if folder is None:
@@ -106,7 +110,7 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
             f"only one of {copies} copies of the model is simulated; load, figures and costs are for this copy",
         )
     if isinstance(engine, HandlerEngineConfig):
-        raise CannotSimulateError("user handlers cannot be simulated: the run time of their code is unknown")
+        raise CannotSimulateError(_HANDLER)
     model = read_model(folder)
     if model is None:
         raise CannotSimulateError(f"{folder}: the architecture in config.json is not supported")

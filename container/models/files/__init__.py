@@ -11,7 +11,7 @@ from pathlib import Path
 from container.models.errors import ModelNotAvailable
 from container.models.files import choice, pruning
 from container.models.files.base import RemoteScheme, Scheme, selection
-from container.models.files.bundled import BundledModel, prune_bundled
+from container.models.files.bundled import BUNDLED_MODEL, PACKAGE, BundledModel, bundled_folder, prune_bundled
 from container.models.files.copies import in_use
 from container.models.files.folder import LocalFolder
 from container.models.files.gguf import GgufModels
@@ -144,6 +144,11 @@ def _remote_scheme(source: ModelSource) -> RemoteScheme:
     scheme = _scheme(source)
     if isinstance(scheme, RemoteScheme):
         return scheme
+    if isinstance(scheme, BundledModel):
+        raise ModelNotAvailable(
+            f"{BUNDLED_MODEL} is bundled (package {PACKAGE}); only models from S3 or a hub can be verified or pruned;"
+            f" to convert it again, remove {bundled_folder(cache_dir(environment()))}"
+        )
     raise ModelNotAvailable(
         f"{source.local_path} is a local model; only models from S3 or a hub can be verified or pruned"
     )

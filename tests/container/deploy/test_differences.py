@@ -52,6 +52,14 @@ def test_options_are_compared_by_their_effective_values(tmp_path: Path) -> None:
     ]
 
 
+def test_an_option_without_a_value_is_shown_as_none(tmp_path: Path) -> None:
+    before, after = (
+        planned(write_model(tmp_path / "a")),
+        planned(write_model(tmp_path / "b", "option.max_queued_tokens=9")),
+    )
+    assert lines(endpoint_of(before), after)[1:] == ["  option.max_queued_tokens: (none) -> 9"]
+
+
 def test_variant_and_container_fields_are_compared(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     changes = lines(endpoint_of(planned(folder), weight=0.5), planned(folder, instance=CPU, image="other:1"))

@@ -19,6 +19,7 @@ from container.multi_model.memory import Room
 from container.multi_model.served_model import MemoryNeed, ModelState, ServedModel
 from engines.errors import Unavailable
 from tests.container.multi_model.fakes import FakeModels, load, served_by, states
+from tests.support.logs import Logs
 from tests.support.waiting import wait_until
 
 
@@ -205,12 +206,13 @@ def test_requests_that_wait_for_a_model_share_its_server(lab: FakeModels) -> Non
     assert len(lab.servers) == 1
 
 
-def test_models_are_loaded_at_startup_as_far_as_memory_suffices(lab: FakeModels) -> None:
+def test_models_are_loaded_at_startup_as_far_as_memory_suffices(lab: FakeModels, logs: Logs) -> None:
     lab.broken["b"] = "its files are broken"
     lab.needs["_"] = 26
     manager = lab.manager("_", "a", "b", "c", "d", limit=25)
     manager.load_all()
     assert states(manager) == {"_": "down", "a": "ready", "b": "down", "c": "ready", "d": "down"}
+    assert "start-up is complete: _ (down), a (ready), b (down), c (ready), d (down)" in logs.messages
     with pytest.raises(Unavailable, match="its files are broken"):
         manager.lease("b")
     assert served_by(manager, "d") == "d"

@@ -26,6 +26,7 @@ from tests.lmi_server.properties.loading import examine_text, load_text, refusal
         ("option.entrypoint", "option.entryPoint"),
         ("option.tensor_paralel_degree", "option.tensor_parallel_degree"),
         ("option.enable_loras", "option.enable_lora"),
+        ("option.max_rolling_batch", "option.max_rolling_batch_size"),
         ("quite.another.thing", ""),
     ],
 )

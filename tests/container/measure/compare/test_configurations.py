@@ -118,6 +118,13 @@ def test_the_error_names_every_configuration_that_cannot_be_served(tmp_path: Pat
     assert "good" not in text
 
 
+def test_the_error_names_a_missing_folder_once(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(BadConfiguration) as caught:
+        read_configurations([NamedPath(str(gone), gone)], {}, MACHINE, lambda _: PreparedModel(gone, gone))
+    assert str(caught.value).startswith(f"{gone}: no such file or folder")
+
+
 def test_a_model_without_tokenizer_json_gets_the_tokenizer_of_its_server(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", SMALL_SHAPE, vocab_size=400)
     named = [

@@ -111,6 +111,12 @@ def test_a_model_that_is_not_on_this_disk_requires_a_config(configuration: Path)
     assert "--model: required, because s3://bucket/llama is not on this disk" in result.stderr
 
 
+def test_a_handler_is_refused() -> None:
+    result = invoke(REPO_ROOT / "properties_examples" / "handler", "--device", "A10G")
+    assert result.exit_code == 2
+    assert "user handlers cannot be simulated" in result.stderr
+
+
 def test_a_model_that_does_not_fit_is_refused(configuration: Path, falcon: Path) -> None:
     result = invoke(configuration, "--model", falcon, "--device", "A10G")
     assert result.exit_code == 1

@@ -14,6 +14,7 @@ from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
+from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.folder import weights_problem
 from container.models.files.s3.manifest import MANIFEST
 from container.progress import LogLines
@@ -133,3 +134,11 @@ def test_a_local_model_cannot_be_verified_or_pruned(tmp_path: Path) -> None:
     for action in (model_files.verify, lambda source, view: model_files.prune(view, source)):
         with pytest.raises(ModelNotAvailable, match="is a local model"):
             action(source, LogLines(io.StringIO()))
+
+
+def test_the_bundled_model_cannot_be_verified_or_pruned() -> None:
+    for action in (model_files.verify, lambda source, view: model_files.prune(view, source)):
+        with pytest.raises(
+            ModelNotAvailable, match=r"SmolLM2-135M-Instruct is bundled .*to convert it again, remove /"
+        ):
+            action(ModelSource(BUNDLED_MODEL), LogLines(io.StringIO()))
