@@ -46,7 +46,7 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if near := nearest(args[0], _COMMANDS):
-                error.message += f" Did you mean '{near}'?"
+                raise click.UsageError(f"{error.message} Did you mean '{near}'?", ctx) from error
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
