@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engines.core import AbortReason
@@ -39,6 +41,30 @@ def test_stats_report_steps_tokens_and_blocks(lab: Lab) -> None:
         "sample",
         "update",
     }
+
+
+@pytest.mark.parametrize(
+    ("paged", "blocks_used"), [(True, [2, 2, 2, 2, 3, 3, 3, 0]), (False, [3, 3, 3, 3, 3, 3, 3, 0])]
+)
+def test_gauges_of_the_kv_cache_follow_a_request_token_by_token(
+    paged: bool, blocks_used: list[int], tmp_path: Path
+) -> None:
+    """There are 64 blocks of 4 slots. The first step caches the prompt of 5 tokens, each further step a token."""
+    lab = Lab(tmp_path, paged)
+    front = lab.serve(submit(make_request("a", range(5), 8)), *[[(CLIENT, GetStats(n))] for n in range(8)])
+    seen = [message.stats.gauges for _, message in front.sent if isinstance(message, Stats)]
+    assert len(seen) == len(blocks_used)
+    for gauges, blocks, tokens in zip(seen, blocks_used, [5, 6, 7, 8, 9, 10, 11, 0], strict=True):
+        found = {name: value for name, value in gauges.items() if name.startswith("lmi_kv_")}
+        assert found == {
+            "lmi_kv_blocks_total": 64,
+            "lmi_kv_blocks_free": 64 - blocks,
+            "lmi_kv_blocks_cached": 0,
+            "lmi_kv_slots_total": 256,
+            "lmi_kv_slots_unfilled": 4 * blocks - tokens,
+            "lmi_kv_use": blocks / 64,
+            "lmi_kv_waste": (4 * blocks - tokens) / (4 * blocks) if blocks else 0,
+        }
 
 
 # Warm-up and drain
