@@ -11,6 +11,11 @@ import click
 import pytest
 
 from container.cli import main
+from container.run import gunicorn_conf
+from lmi_server.config import ServerConfig
+from lmi_server.http.body import MIN_BYTES_IN_FLIGHT
+from lmi_server.http.connection import ConnectionLimits
+from lmi_server.http.json_object import MAX_VALUES
 from lmi_server.properties.options import by_name
 from lmi_server.properties.reference import rows
 from tests.docs.pages import Page, pages, read
@@ -160,3 +165,18 @@ def test_the_files_of_where_to_find_what_are_named_by_the_architecture_page() ->
         assert all(exists(file) for file in files), question
         named = [file for file in files if file in architecture or f"{Path(file).parent}/" in architecture]
         assert named == files, question
+
+
+def test_the_documented_http_limits_are_the_defaults() -> None:
+    limits, config = ConnectionLimits(), ServerConfig()
+    slow = f"after {limits.stall_seconds:g} s below {limits.bytes_per_second >> 10} KiB/s"
+    size, seconds = config.max_request_size >> 20, limits.body_seconds
+    expected = {
+        "headers": f"{limits.head_seconds:g} s from the first byte; {limits.head_bytes >> 10} KiB",
+        "body": f"({size} MiB), {MAX_VALUES:,} values, {seconds:g} s; {slow}",
+        "bodies being read and parsed at once": f"{MIN_BYTES_IN_FLIGHT >> 20} MiB",
+        "a response that the client does not read": slow,
+        "idle connection": f"{gunicorn_conf.keepalive:,} s",
+    }
+    table = dict(read(REPO_ROOT / "docs/operating.md").rows("HTTP limits"))
+    assert {row: text for row, text in expected.items() if text not in table[row]} == {}
