@@ -11,8 +11,13 @@ import click
 import pytest
 
 from container.cli import main
+from container.run import gunicorn_conf
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.table import PARAMETERS
+from lmi_server.config import ServerConfig
+from lmi_server.http.body import MIN_BYTES_IN_FLIGHT
+from lmi_server.http.connection import ConnectionLimits
+from lmi_server.http.json_object import MAX_VALUES
 from lmi_server.properties.options import by_name
 from lmi_server.properties.reference import rows
 from tests.docs.pages import Page, pages, read
@@ -177,3 +182,18 @@ def test_the_files_of_the_code_map_are_named_by_the_architecture_page() -> None:
         assert all(exists(file) for file in files), what
         named = [file for file in files if file in architecture or f"{Path(file).parent}/" in architecture]
         assert named == files, what
+
+
+def test_the_documented_http_limits_are_the_defaults() -> None:
+    limits, config = ConnectionLimits(), ServerConfig()
+    slow = f"after {limits.stall_seconds:g} s below {limits.bytes_per_second >> 10} KiB/s"
+    size, seconds = config.max_request_size >> 20, limits.body_seconds
+    expected = {
+        "headers": f"{limits.head_seconds:g} s from the first byte; {limits.head_bytes >> 10} KiB",
+        "body": f"({size} MiB), {MAX_VALUES:,} values, {seconds:g} s; {slow}",
+        "bodies being read and parsed at once": f"{MIN_BYTES_IN_FLIGHT >> 20} MiB",
+        "a response that the client does not read": slow,
+        "idle connection": f"{gunicorn_conf.keepalive:,} s",
+    }
+    table = dict(read(REPO_ROOT / "docs/operating.md").rows("HTTP limits"))
+    assert {row: text for row, text in expected.items() if text not in table[row]} == {}

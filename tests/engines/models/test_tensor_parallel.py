@@ -114,6 +114,26 @@ def _compare(folder: Path, degree: int) -> None:
     assert not any(others)  # only rank 0 has logits
 
 
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("variant", ["smollm2", "mixtral"])
+def test_int8_weights_are_as_accurate_on_several_ranks_as_on_one(variant: str, tmp_path: Path) -> None:
+    """Shards are rounded on their own, so the tokens of two degrees may differ."""
+    _save(tmp_path, variant)
+    generator = fresh_generator()
+    prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (25, 18)]
+    plans = plans_in_chunks(prompts, TABLES, CHUNKS)
+
+    def logits(degree: int, quantize: str) -> torch.Tensor:
+        ranks = run_ranks(
+            degree, lambda comm: run_plans(make_runner(tmp_path, comm, quantize=quantize), plans)
+        )
+        return torch.stack([ranks[0][place] for place in sorted(ranks[0])])
+
+    exact = logits(1, "none")
+    alone, shared = ((logits(degree, "int8") - exact).norm() for degree in (1, 2))
+    assert 0 < shared < 2 * alone < exact.norm() / 2
+
+
 def _parameter_bytes(folder: Path) -> dict[str, int]:
     """Return the size of each tensor in the files."""
     sizes = {}
