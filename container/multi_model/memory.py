@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from container.multi_model.errors import BadModel
 from container.multi_model.served_model import MemoryNeed, ServedModel
 from container.run.launch import VISIBLE_GPUS
 from container.run.processes import process_tree
-from engines.host_memory import read_text
+from engines.host_memory import bytes_of
 from engines.mpi.runner.budget import CONTEXT_BYTES
 
 _PROCESS_BYTES = 600 << 20
@@ -145,14 +144,10 @@ def _number(text: str | None, default: float) -> float:
 
 def resident_bytes(pid: int) -> int:
     """Return the memory of a process and its descendants. Shared pages count proportionally (PSS)."""
-    return sum(_resident(Path(f"/proc/{each}")) for each in process_tree(pid))
-
-
-def _resident(process: Path) -> int:
-    for file, pattern in (("smaps_rollup", r"^Pss:\s+(\d+) kB"), ("status", r"^VmRSS:\s+(\d+) kB")):
-        if match := re.search(pattern, read_text(process / file), re.MULTILINE):
-            return int(match[1]) * 1024
-    return 0
+    folders = [Path(f"/proc/{each}") for each in process_tree(pid)]
+    return sum(
+        bytes_of(each / "smaps_rollup", "Pss") or bytes_of(each / "status", "VmRSS") for each in folders
+    )
 
 
 def gpu_bytes(kind: Literal["free", "total"], environ: Mapping[str, str]) -> int:
