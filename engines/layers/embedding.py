@@ -54,12 +54,25 @@ class VocabParallelHead:
     comm: Communicator
     softcap: float | None = None
     """Soft cap: logits become cap * tanh(logit / cap)."""
+    screen: lmi_kernels.Screen | None = None
+    """int8 copy of the weight; None: `largest` is not supported."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""
-        ranks = self.comm.world_size
-        widths = [split_evenly(self.vocab_size, ranks, rank).size for rank in range(ranks)]
+        widths = [self._shard(rank).size for rank in range(self.comm.world_size)]
         logits = lmi_kernels.linear(hidden, self.weight)
         if self.softcap is not None:
             logits = lmi_kernels.softcap(logits, self.softcap)
         return gather_columns(logits, widths, self.comm)
+
+    def largest(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Find each row's largest logit in each rank's shard.
+
+        Returns: [num_rows, 2 * ranks] on rank 0, with the logit and its token id of each rank; None on other ranks.
+        """
+        first_id = self._shard(self.comm.rank).start
+        found = lmi_kernels.greedy_head(hidden, self.weight, self.screen, first_id, self.softcap)
+        return gather_columns(found, [2] * self.comm.world_size, self.comm)
+
+    def _shard(self, rank: int) -> Shard:
+        return split_evenly(self.vocab_size, self.comm.world_size, rank)

@@ -27,6 +27,13 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """See `Decoder.logits`."""
 
+    @property
+    def is_screened(self) -> bool:
+        """Whether `largest_logits` is supported."""
+
+    def largest_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """See `VocabParallelHead.largest`. hidden: as for `logits`."""
+
 
 class Layer(Protocol):
     def __call__(
@@ -71,6 +78,13 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""
         return self.head(self.norm(hidden))
+
+    @property
+    def is_screened(self) -> bool:
+        return self.head.screen is not None
+
+    def largest_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        return self.head.largest(self.norm(hidden))
 
 
 def build_decoder(parts: Parts) -> Decoder:

@@ -6,6 +6,7 @@ recorded runs operation by operation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,13 @@ class NativeModel(Protocol):
         places: row numbers in the step, int32 -> [len(places), vocab_size].
         """
 
+    @property
+    def is_screened(self) -> bool:
+        """Whether `largest_logits` is supported."""
+
+    def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
+        """Return the largest logits of selected rows, as `VocabParallelHead.largest` does. places: as for `logits`."""
+
 
 class RecordedModel:
     """A `NativeModel` that runs two recorded programs."""
@@ -54,7 +62,11 @@ class RecordedModel:
         """
         self._team = team
         self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
-        self._logits = record_logits(model, self._forward.result, team, max_logits)
+        hidden = self._forward.result
+        self._logits = _record_head(model.logits, hidden, team, max_logits)
+        self._largest: Recording | None = None
+        if model.is_screened:
+            self._largest = _record_head(model.largest_logits, hidden, team, max_logits)
 
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         before = self._team.seconds(_ATTENTION)
@@ -62,9 +74,16 @@ class RecordedModel:
         stopwatch.add("attention", self._team.seconds(_ATTENTION) - before)
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
-        step = Step(num_rows=len(places), places=places.data_ptr())
-        logits: torch.Tensor | None = self._logits.run(step)
-        return logits
+        return _run_head(self._logits, places)
+
+    @property
+    def is_screened(self) -> bool:
+        return self._largest is not None
+
+    def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
+        if self._largest is None:
+            raise NotRecorded("a head without an int8 copy")
+        return _run_head(self._largest, places)
 
 
 class EagerModel:
@@ -88,6 +107,13 @@ class EagerModel:
     @torch.inference_mode()
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
         return self._model.logits(self._hidden[places])
+
+    @property
+    def is_screened(self) -> bool:
+        return False
+
+    def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
+        raise NotRecorded("a model that runs operation by operation")
 
 
 def most_ops(num_rows: int) -> int:
@@ -114,19 +140,27 @@ def record_forward(
     return bind(recorder, _rows(hidden))
 
 
-def record_logits(model: Model, hidden: torch.Tensor, team: Team, max_rows: int) -> Recording:
+def _record_head(
+    head: Callable[[torch.Tensor], torch.Tensor | None], hidden: torch.Tensor, team: Team, max_rows: int
+) -> Recording:
     """Record final norm and head for the rows of `hidden`, [max_rows, hidden], that a step's `places` select.
 
-    A run returns the logits, [num_rows, vocab_size], on rank 0 and None on other ranks. The next run overwrites them.
+    A run returns what `head` returns for these rows: a tensor on rank 0 and None on other ranks. The next run
+    overwrites it.
 
     Raises:
         NotRecorded: see `record_forward`.
     """
     recorder = Recorder(team, max_rows)
-    logits = model.logits(recorder.gather(hidden, hidden.shape[1]))
-    if logits is None:
-        raise NotRecorded("a head without logits")
-    return bind(recorder, _rows(logits))
+    result = head(recorder.gather(hidden, hidden.shape[1]))
+    if result is None:
+        raise NotRecorded("a head without a result")
+    return bind(recorder, _rows(result))
+
+
+def _run_head(head: Recording, places: torch.Tensor) -> torch.Tensor | None:
+    result: torch.Tensor | None = head.run(Step(num_rows=len(places), places=places.data_ptr()))
+    return result
 
 
 def _rows(tensor: torch.Tensor) -> Rows:

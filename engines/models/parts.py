@@ -163,7 +163,8 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
         # As in transformers, the factor has the dtype of the embeddings. Native lookups return fp32.
         scale = torch.tensor(scale, dtype=lookup.dtype).item()
     embedding = VocabParallelEmbedding(lookup, shard, comm, scale, _positions(parts), norm)
-    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap)
+    screen = lmi_kernels.screen(head, packed)
+    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, screen)
 
 
 def _positions(parts: Parts) -> Table | None:

@@ -229,9 +229,11 @@ class EngineCore:
         return outputs
 
     def _sample(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
-        pending = result.pending_tokens
+        pending, chosen = result.pending_tokens, result.greedy_tokens
         if pending is None:
-            return [] if result.logits is None else self._sampler.sample(result.logits, rows)
+            left = [row for i, row in enumerate(rows) if i not in chosen] if chosen else rows
+            sampled = iter([] if result.logits is None else self._sampler.sample(result.logits, left))
+            return [chosen.get(i) or next(sampled) for i in range(len(rows))] if chosen else [*sampled]
         tokens = pending.wait()
         if pending.host_rows and result.logits is not None:
             host_rows = list(pending.host_rows)

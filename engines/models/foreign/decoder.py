@@ -69,6 +69,13 @@ class ForeignDecoder:
         logits: torch.Tensor = self._causal(input_ids=ids, use_cache=False, return_dict=True).logits[0]
         return logits
 
+    @property
+    def is_screened(self) -> bool:
+        return False
+
+    def largest_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        raise NotImplementedError("heads of transformers compute all logits")
+
     @contextmanager
     def _first_layers(self, count: int | None) -> Iterator[None]:
         """Keep only the first `count` layers inside the context."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
+from engines.core import SampledToken
 from engines.models.native import NativeModel
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.prompt_logprobs import PromptTargets
-from engines.mpi.runner.step_runner import StepResult, host_result
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
+from engines.mpi.runner.step_runner import StepResult, host_result, row_indices
+from engines.mpi.scheduler.step_plan import (
+    WANT_LARGEST_ONLY,
+    WANT_LOGITS,
+    WANT_PROMPT_LOGPROBS,
+    StepPlan,
+)
 from engines.native_kv_cache import NativeKvCache
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
@@ -24,7 +30,9 @@ class NativeBatch:
     """The rows of a step whose logits are wanted."""
 
     last_rows: list[int]
-    """[num_sampled]: token row of each sampling sequence's last token, in the plan's order."""
+    """Token row of the last token of each sequence whose logits are wanted, in the plan's order."""
+    greedy_rows: dict[int, int]
+    """The same for each sequence whose largest logit is enough, by index among all sequences that sample."""
     scored: list[range]
     """[num_scored]: token rows of each sequence whose prompt log-probabilities are wanted, in the plan's order."""
 
@@ -64,18 +72,39 @@ class NativeSteps:
         ends = accumulate(plan.query_lens)
         chunks = [range(end - count, end) for count, end in zip(plan.query_lens, ends, strict=True)]
         wanted = list(zip(chunks, plan.wants, strict=True))
-        last_rows = [chunk[-1] for chunk, want in wanted if want & WANT_LOGITS]
-        if len(last_rows) > self._max_sampled:
+        sampled = [(chunk[-1], want) for chunk, want in wanted if want & WANT_LOGITS]
+        if len(sampled) > self._max_sampled:
             raise ValueError(
-                f"a step samples for {len(last_rows)} sequences; the maximum is {self._max_sampled}"
+                f"a step samples for {len(sampled)} sequences; the maximum is {self._max_sampled}"
             )
-        return NativeBatch(last_rows, [chunk for chunk, want in wanted if want & WANT_PROMPT_LOGPROBS])
+        greedy_rows = {}
+        if self._model.is_screened:
+            greedy_rows = {i: row for i, (row, want) in enumerate(sampled) if want & WANT_LARGEST_ONLY}
+        last_rows = [row for i, (row, _) in enumerate(sampled) if i not in greedy_rows]
+        scored = [chunk for chunk, want in wanted if want & WANT_PROMPT_LOGPROBS]
+        return NativeBatch(last_rows, greedy_rows, scored)
 
     def compute(
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """Run the model. The logits of a result are overwritten by the next step."""
-        self._model.forward(self._step_input, self._stopwatch)
-        return host_result(
-            batch.last_rows, batch.scored, targets, self._model.logits, self._stopwatch.show_alive
-        )
+        model = self._model
+        model.forward(self._step_input, self._stopwatch)
+        greedy_tokens = {}
+        if batch.greedy_rows:
+            largest = model.largest_logits(row_indices(batch.greedy_rows.values()))
+            if largest is not None:
+                greedy_tokens = dict(zip(batch.greedy_rows, _greedy_tokens(largest), strict=True))
+        result = host_result(batch.last_rows, batch.scored, targets, model.logits, self._stopwatch.show_alive)
+        return replace(result, greedy_tokens=greedy_tokens)
+
+
+def _greedy_tokens(largest: torch.Tensor) -> list[SampledToken]:
+    """Return each row's token with the largest logit. largest: see `VocabParallelHead.largest`."""
+    values, ids = largest[:, 0::2], largest[:, 1::2]
+    if values.shape[1] > 1:
+        # Of equal logits the first rank's counts, which has the lower ids. NaN is above all numbers.
+        ranks = values.argmax(dim=1, keepdim=True)
+        values, ids = values.gather(1, ranks), ids.gather(1, ranks)
+    tokens, finite = ids[:, 0].int().tolist(), values[:, 0].isfinite().tolist()
+    return [SampledToken(token, None, ok) for token, ok in zip(tokens, finite, strict=True)]

@@ -17,7 +17,7 @@ from engines.config import MpiEngineConfig
 from engines.core import SamplingParams
 from engines.mpi.runner.loading import load_model
 from engines.mpi.runner.step_runner import StepRunner
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
+from engines.mpi.scheduler.step_plan import WANT_LARGEST_ONLY, WANT_LOGITS, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
@@ -68,7 +68,7 @@ def _step(runner: StepRunner, sampler: Sampler, plan: StepPlan) -> dict[str, flo
     batch = runner.prepare(plan)
     logits = runner.compute(batch).logits
     computed = _seconds()
-    if logits is not None:
+    if logits is not None:  # not from a head that finds the largest logit itself
         rows = [SamplingRow(f"row {i}", _GREEDY, [0], 1) for i in range(len(logits))]
         sampler.sample(logits, rows)
     total = time.perf_counter() - started
@@ -91,7 +91,7 @@ def _plan(shape: Shape, block_size: int) -> StepPlan:
     count, num_blocks = shape.num_seqs, -(-shape.kv_len // block_size)
     tables = [range(row * num_blocks, (row + 1) * num_blocks) for row in range(count)]
     lens = [shape.query_len] * count
-    plan = StepPlan.of_rows([shape.kv_len] * count, lens, [WANT_LOGITS] * count, tables)
+    plan = StepPlan.of_rows([shape.kv_len] * count, lens, [WANT_LOGITS | WANT_LARGEST_ONLY] * count, tables)
     # Various tokens, because the choice of experts depends on them.
     return replace(plan, token_ids=[i % 1000 for i in range(plan.num_tokens)])
 

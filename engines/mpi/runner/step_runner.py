@@ -3,7 +3,7 @@ device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -32,11 +32,15 @@ class StepResult:
     """Result of a step on rank 0; empty on other ranks."""
 
     logits: torch.Tensor | None = None
-    """[num_sampled, vocab_size], in the plan's order; None when the host samples for no sequence."""
+    """[num_sampled - len(greedy_tokens), vocab_size], in the plan's order; None when the host samples for no
+    sequence."""
     prompt_logprobs: list[list[PromptLogprob]] = field(default_factory=list)
     """One list for each sequence that wants them, in the plan's order."""
     pending_tokens: PendingTokens | None = None
     """Tokens that the device samples; None if it samples none."""
+    greedy_tokens: Mapping[int, SampledToken] = field(default_factory=dict)
+    """Tokens with the largest logit, by index of the sampled sequence, in order. A runner may choose those of sequences
+    with WANT_LARGEST_ONLY."""
 
 
 class StepRunner(Protocol):
@@ -79,10 +83,10 @@ def host_result(
     scores: list[list[PromptLogprob]] = []
     if scored:
         lens = [len(rows) for rows in scored]
-        scores = score_prompts(_indices(chain(*scored)), lens, targets, head, show_alive)
-    logits = head(_indices(last_rows)) if last_rows else None
+        scores = score_prompts(row_indices(chain(*scored)), lens, targets, head, show_alive)
+    logits = head(row_indices(last_rows)) if last_rows else None
     return StepResult(logits, scores)
 
 
-def _indices(rows: Iterable[int]) -> torch.Tensor:
+def row_indices(rows: Iterable[int]) -> torch.Tensor:
     return torch.tensor(list(rows), dtype=torch.int32)

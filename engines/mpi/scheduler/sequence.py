@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engines.core import PromptLogprob, Request
-from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN
+from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LARGEST_ONLY, WANT_LOGITS, WANT_NOTHING
 from engines.sampling.batch import SamplingRow
 
 
@@ -33,6 +33,8 @@ class Sequence:
     every admission mode and are never preempted."""
     sampling_row: SamplingRow = field(init=False)
     """Input of the sampler, the same object in every step."""
+    want: int = field(init=False)
+    """`WANT_*` flags of a step that computes the newest token."""
 
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the KV cache, or will be when the steps in flight have ended."""
@@ -80,6 +82,7 @@ class Sequence:
         self.max_num_tokens = self.num_prompt_tokens + sampling.max_new_tokens
         self.is_beam = sampling.num_beams > 1
         self.sampling_row = SamplingRow(self.id, sampling, self.token_ids, self.num_prompt_tokens)
+        self.want = WANT_LOGITS | (WANT_LARGEST_ONLY if sampling.plain else WANT_NOTHING)
 
     @property
     def is_waiting(self) -> bool:

@@ -126,7 +126,7 @@ class StepDraft:
             [s.row for s in sequences],
             starts,
             [*decodes.values(), *prefills.values()],
-            [WANT_LOGITS] * len(decodes) + [_wants(*each) for each in prefills.items()],
+            [s.want for s in decodes] + [_wants(*each) for each in prefills.items()],
             token_ids,
             updates,
             copies,
@@ -137,7 +137,7 @@ class StepDraft:
 def _wants(sequence: Sequence, count: int) -> int:
     num_tokens = len(sequence.token_ids)
     reaches_end = sequence.num_computed_tokens + count == num_tokens
-    want = WANT_LOGITS if reaches_end else WANT_NOTHING
+    want = sequence.want if reaches_end else WANT_NOTHING
     if sequence.request.sampling.prompt_logprobs is not None and num_tokens == sequence.num_prompt_tokens:
         want |= WANT_PROMPT_LOGPROBS
     return want

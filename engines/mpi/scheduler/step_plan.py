@@ -19,7 +19,8 @@ WANT_LOGITS = 1
 """The tokens include the sequence's last one, whose logits give the next token."""
 WANT_PROMPT_LOGPROBS = 2
 """The log-probability of the next prompt token is wanted for each token; may be added to `WANT_LOGITS`."""
-
+WANT_LARGEST_ONLY = 4
+"""Of these logits only the largest one is needed; may be added to `WANT_LOGITS`."""
 
 UNKNOWN_TOKEN = -1
 """Token id that stands for the token that the device sampled last for this row. Rank 0 plans a step before it knows

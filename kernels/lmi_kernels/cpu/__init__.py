@@ -5,6 +5,7 @@ from lmi_kernels.cpu.eager import Product, RmsNorm
 from lmi_kernels.cpu.eager_attention import LayerAttention
 from lmi_kernels.cpu.layout import StepInput
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
+from lmi_kernels.cpu.screen import Screen
 from lmi_kernels.cpu.structs import KvLayer, OpKind, Step, Storage
 from lmi_kernels.cpu.team import Team, set_num_threads, shared_team
 
@@ -18,6 +19,7 @@ __all__ = [
     "Recording",
     "RmsNorm",
     "Rows",
+    "Screen",
     "Step",
     "StepInput",
     "Storage",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lmi_kernels.cpu import structs
+from lmi_kernels.cpu.screen import Screen
 from lmi_kernels.cpu.structs import Function, Struct
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
@@ -168,6 +169,28 @@ class Recorder:
         operands, keep_alive = {"x": x, "logits": logits}, [*tables, *weights]
         output = Rows.make(self, hidden)
         return self._record(structs.Experts, operands, output, fields, scratch=scratch, keep_alive=keep_alive)
+
+    def greedy_head(
+        self, x: Rows, weight: NativeWeight, screen: Screen, first_column: int, softcap: float
+    ) -> Rows:
+        """Record the search for the largest product of each row; see `lmi_kernels.greedy_head`."""
+        max_rows = padded(self.max_rows)
+        fields = {
+            "exact": weight.handle,
+            "screen": screen.weight.handle,
+            "column_norms": screen.column_norms.data_ptr(),
+            "first_column": first_column,
+            "max_rows": max_rows,
+            "softcap": softcap,
+        }
+        return self._record(
+            structs.GreedyHead,
+            {"x": x},
+            Rows.make(self, 2),
+            fields,
+            scratch=screen.scratch_sizes(max_rows),
+            keep_alive=[weight, screen],
+        )
 
     def rope_and_store(
         self,

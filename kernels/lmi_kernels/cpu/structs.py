@@ -36,12 +36,14 @@ class OpKind(IntEnum):
     TRUNCATE = 9
     CHOOSE = 10
     LOGPROBS = 11
+    GREEDY_HEAD = 12
 
 
 class Epilogue(IntEnum):
     STORE = 0
     ACCUMULATE = 1
     ACTIVATE_AND_MUL = 2
+    BOUNDS = 3
 
 
 class Function(IntEnum):
@@ -186,6 +188,8 @@ class Linear(Struct):
         ("gate", c_int32),
         ("integers", c_void_p),
         ("row_scales", c_void_p),
+        ("row_norms", c_void_p),
+        ("column_norms", c_void_p),
     )
 
 
@@ -295,6 +299,28 @@ class Logprobs(Struct):
         ("top_logprobs", c_void_p),
         ("top_stride", c_int64),
         ("scratch", c_void_p),
+    )
+
+
+class GreedyHead(Struct):
+    KIND = OpKind.GREEDY_HEAD
+    _fields_ = (
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("exact", c_void_p),
+        ("screen", c_void_p),
+        ("column_norms", c_void_p),
+        ("first_column", c_int64),
+        ("max_rows", c_int64),
+        ("softcap", c_float),
+        ("reserved", c_int32),
+        ("integers", c_void_p),
+        ("row_scales", c_void_p),
+        ("row_norms", c_void_p),
+        ("bounds", c_void_p),
+        ("products", c_void_p),
     )
 
 

@@ -46,11 +46,15 @@ def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
     return (rows.view(-1, _ROTATED) @ _hadamard()).view(rows.shape)
 
 
-def quantise_rows(weight: torch.Tensor, num_threads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_rows(
+    weight: torch.Tensor, num_threads: int = 1, norms: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate each row, then quantise it to integers from -127 to 127 with the scale max|row| / 127.
 
     Args:
         weight: [rows, columns], any float dtype.
+        norms: [2, rows], fp32, or None: overwritten with upper bounds of the norm of each row, before and after
+            quantization, and of its quantization error.
 
     Returns:
         The integers, [rows, columns rounded up to 64], int8, and the scales, [rows], fp32. A row of zeros has scale 0.
@@ -62,8 +66,17 @@ def quantise_rows(weight: torch.Tensor, num_threads: int = 1) -> tuple[torch.Ten
         block = rotate_rows(weight[start : start + _BLOCK])
         scale = block.abs().amax(dim=1) / 127
         factor = torch.where(scale > 0, 1 / scale, 0)
-        integers[start : start + _BLOCK] = block.mul_(factor[:, None]).round_().clamp_(-127, 127)
-        scales[start : start + _BLOCK] = scale
+        rows = slice(start, start + _BLOCK)
+        if norms is None:
+            integers[rows] = block.mul_(factor[:, None]).round_().clamp_(-127, 127)
+        else:
+            rounded = (block * factor[:, None]).round_().clamp_(-127, 127)
+            integers[rows] = rounded
+            error = rounded.mul_(scale[:, None]).sub_(block).norm(dim=1)
+            # Rotation and norms are rounded too.
+            norms[0, rows] = size = block.norm(dim=1) * 1.0001 + error
+            norms[1, rows] = error * 1.0001 + size * 1e-5
+        scales[rows] = scale
 
     with ThreadPoolExecutor(num_threads) as pool:
         for _ in pool.map(quantise, range(0, len(weight), _BLOCK)):
@@ -100,6 +113,7 @@ class NativeWeight:
         bias: torch.Tensor | None = None,
         gate: Function | None = None,
         storage: Storage | None = None,
+        norms: torch.Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -110,6 +124,7 @@ class NativeWeight:
                 they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
             storage: None keeps the weight's dtype. INT8 quantises, with a scale for each output feature. BF16_PAIRS
                 stores bf16 in the layout for AMX.
+            norms: with INT8, overwritten with norms of the rows; see `quantise_rows`.
 
         Raises:
             ValueError: unsupported dtype, or a storage that does not support the dtype.
@@ -134,7 +149,7 @@ class NativeWeight:
         weakref.finalize(self, library.weight_free, handle)
         scales = None
         if self.storage == Storage.INT8:
-            integers, scales = quantise_rows(stacked(blocks), team.num_threads)
+            integers, scales = quantise_rows(stacked(blocks), team.num_threads, norms)
             blocks = [integers]
         bias = None if bias is None else bias.float()
         team.fill_weight(handle, blocks, bias, scales, self.gated)

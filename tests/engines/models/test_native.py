@@ -44,10 +44,12 @@ def test_long_steps_run_in_short_calls(
     team = _IdleTeam()
     heartbeats: list[None] = []
     recording = Recording(team, [Program([Add()] * _NUM_OPS)], torch.empty(0, 0), None)
-    for name in ("record_forward", "record_logits"):
+    for name in ("record_forward", "_record_head"):
         monkeypatch.setattr(native, name, lambda *_: recording)
     tables: RotaryTables = {}
-    model = native.RecordedModel(cast(Model, None), None, tables, team, num_rows, 1, None)
+    model = native.RecordedModel(
+        cast(Model, SimpleNamespace(logits=None, is_screened=False)), None, tables, team, num_rows, 1, None
+    )
     step_input = cast(StepInput, SimpleNamespace(step=Step(num_rows=num_rows)))
     model.forward(step_input, Stopwatch(time.perf_counter, show_alive=lambda: heartbeats.append(None)))
     assert len(heartbeats) == num_calls

@@ -51,6 +51,13 @@ void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, W
   _mm_setcsr(saved_csr);
 }
 
+void multiply_pairs_panel_amx(const Linear& op, int64_t row) {
+  const unsigned int saved_csr = _mm_getcsr();
+  _mm_setcsr(saved_csr | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+  PairTiles::tile<1, 1>(op, row, 0, Ahead<Vec::kSoon>{4096, PairTiles::kStepBytes});
+  _mm_setcsr(saved_csr);
+}
+
 }  // namespace lmi
 
 #else  // stubs, never called
@@ -59,6 +66,7 @@ namespace lmi {
 
 void multiply_int8_amx(const Linear&, int64_t, int64_t, Worker&) {}
 void multiply_pairs_amx(const Linear&, int64_t, int64_t, Worker&) {}
+void multiply_pairs_panel_amx(const Linear&, int64_t) {}
 
 }  // namespace lmi
 

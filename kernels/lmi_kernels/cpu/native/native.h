@@ -143,7 +143,8 @@ enum OpKind : int32_t {
   kTruncate = 9,
   kChoose = 10,
   kLogprobs = 11,
-  kNumKinds = 12,
+  kGreedyHead = 12,
+  kNumKinds = 13,
 };
 
 struct Op {
@@ -222,6 +223,7 @@ enum Epilogue : int32_t {
   kStore = 0,           // y = product
   kAccumulate = 1,      // y += product
   kActivateAndMul = 2,  // y = activation(gate) * up: columns 0..15 of a panel are gates, columns 16..31 are ups
+  kBounds = 3,          // y = bounds of the products before quantization, see `GreedyHead`; int8 only
 };
 
 struct Linear {
@@ -236,6 +238,9 @@ struct Linear {
   // scales, [max_rows]. With bf16 pairs: three bf16 parts, [max_rows, 3, in_features rounded up to 32]. Else null.
   int8_t* integers;
   float* row_scales;
+  // For kBounds, else null.
+  float* row_norms;           // scratch: norm of each row and of its quantization error, [max_rows, 2]
+  const float* column_norms;  // norm of each column and of its quantization error, [2, panels x 32]
 };
 
 // Normalise query and key heads (if there are weights), apply rotary embedding to both in place, and write keys and
@@ -362,6 +367,32 @@ struct Logprobs {
   float* scratch;         // [2, vocab_size + kSlack] per worker
 };
 
+// y = each row's largest product with `exact` and its column, or NaN if the largest product is not finite. Bounds of
+// all products come from an int8 copy of the weight. A product is computed exactly only if its upper bound is not below
+// the row's largest lower bound, so the result is that of all exact products. If x' and w' are x and w after
+// quantization, |x w - x' w'| <= |x - x'| |w'| + |x| |w - w'| (Cauchy-Schwarz).
+struct GreedyHead {
+  const float* x;
+  float* y;  // [num_rows, 2]
+  int64_t x_stride;
+  int64_t y_stride;
+  const Weight* exact;   // floating point
+  const Weight* screen;  // int8
+  const float* column_norms;  // see Linear
+  int64_t first_column;  // added to the columns
+  int64_t max_rows;      // a multiple of 16
+  float softcap;         // products become softcap * tanh(product / softcap); 0: they do not
+  int32_t reserved;
+  int8_t* integers;  // scratch, see Linear
+  float* row_scales;
+  float* row_norms;
+  float* bounds;    // scratch: upper bounds of each segment of a panel, then lower bounds, [2, panels x 2, max_rows]
+  float* products;  // scratch: [workers, max_rows, kScreenFloats]
+};
+
+// Floats of scratch for each worker and row: the products of a panel, a limit, the best product, and a mark.
+constexpr int64_t kScreenFloats = kPanel + 5;
+
 constexpr int64_t kSlack = 64;  // floats after a row of scratch, for whole-vector accesses
 
 using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
@@ -374,6 +405,9 @@ void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Wo
 
 // The same for weights in bf16 pairs, which require AMX.
 void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
+
+// Multiply one row by one panel of such a weight: the first one.
+void multiply_pairs_panel_amx(const Linear& op, int64_t row);
 
 // The kernels of one instruction set, by kind of operation.
 struct Kernels {

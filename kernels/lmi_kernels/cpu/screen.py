@@ -1,0 +1,44 @@
+"""An int8 copy of a head, from which bounds of all logits are computed. See `GreedyHead` in `native/native.h`."""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.weight import NativeWeight
+
+_PANEL = 32
+"""`kPanel` of `native.h`."""
+_SCREEN_FLOATS = _PANEL + 5
+"""`kScreenFloats` of `native.h`."""
+_LARGEST_NORM = 1e15
+_MOST_COLUMNS = 1 << 24
+"""Column numbers are returned as fp32, which is exact up to here."""
+
+
+class Screen:
+    """An int8 copy of a weight, and the norms that bound its errors."""
+
+    def __init__(self, team: Team, weight: torch.Tensor) -> None:
+        """weight: [out_features, in_features]; bf16, fp16 or fp32."""
+        norms = torch.empty(2, len(weight))
+        self.weight = NativeWeight(team, weight, storage=Storage.INT8, norms=norms)
+        self._num_panels = -(-len(weight) // _PANEL)
+        self.column_norms = torch.zeros(2, self._num_panels * _PANEL)
+        """Norm of each column and of its quantization error."""
+        self.column_norms[:, : len(weight)] = norms
+        self._num_threads = team.num_threads
+
+    @property
+    def is_usable(self) -> bool:
+        """False if weights are not finite or so large that bounds may overflow."""
+        return bool((self.column_norms < _LARGEST_NORM).all()) and self.weight.out_features < _MOST_COLUMNS
+
+    def scratch_sizes(self, max_rows: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return size and dtype of the scratch buffers of a `GreedyHead`, by field. max_rows: a multiple of 16."""
+        return self.weight.scratch_sizes(max_rows) | {
+            "row_norms": (2 * max_rows, torch.float32),
+            "bounds": (4 * self._num_panels * max_rows, torch.float32),
+            "products": (self._num_threads * max_rows * _SCREEN_FLOATS, torch.float32),
+        }
