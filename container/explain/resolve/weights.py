@@ -72,7 +72,9 @@ def rank_bytes(model: ModelConfig, settings: ModelSettings, ranks: int, machine:
         count * element_bytes(stored, settings.dtype, bool(machine.cpu_kernels))
         for stored, count in counts.items()
     )
-    return model.weight_bytes(num_bytes / counts.total(), ranks, settings.quantize == "int8")
+    int8 = settings.quantize == "int8"
+    screen = model.screen_bytes(ranks) if machine.cpu_kernels and not int8 else 0
+    return model.weight_bytes(num_bytes / counts.total(), ranks, int8) + screen
 
 
 def _count_by_dtype(path: Path) -> Counter[str]:

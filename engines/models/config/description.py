@@ -168,6 +168,12 @@ class ModelConfig:
             rows += self.position_table.num_rows
         return round(total + element * rows * self.hidden_size)
 
+    def screen_bytes(self, ranks: int = 1) -> int:
+        """Return the bytes of rank 0's int8 copy of the head, which native CPU kernels keep to find the largest logit.
+        Each row has two norms besides."""
+        vocabulary = split_evenly(self.vocab_size, ranks, 0).size
+        return round(linear_bytes(vocabulary, self.hidden_size, 1, int8=True)) + 8 * vocabulary
+
     def experts_in(self, layer: int) -> ExpertsConfig | None:
         """Return the experts of a layer's MLP; None if it is dense."""
         return self.experts if self.experts and layer not in self.experts.dense_layers else None

@@ -111,6 +111,10 @@ class ForeignConfig(ModelConfig):
             total += linear_bytes(size / width, width, element, quantised)
         return round(total)
 
+    def screen_bytes(self, ranks: int = 1) -> int:
+        """Heads of transformers compute all logits."""
+        return 0
+
     def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int, int]]:
         qkv, output, *mlp = ModelConfig._layer_matrices(self, layer, ranks)
         matrices = [*(self.latent or (qkv, output)), *mlp]

@@ -67,14 +67,13 @@ def quantise_rows(
         scale = block.abs().amax(dim=1) / 127
         factor = torch.where(scale > 0, 1 / scale, 0)
         rows = slice(start, start + _BLOCK)
-        if norms is None:
-            integers[rows] = block.mul_(factor[:, None]).round_().clamp_(-127, 127)
-        else:
-            rounded = (block * factor[:, None]).round_().clamp_(-127, 127)
-            integers[rows] = rounded
-            error = rounded.mul_(scale[:, None]).sub_(block).norm(dim=1)
+        exact = block.mul_(factor[:, None])
+        rounded = exact.round().clamp_(-127, 127)
+        integers[rows] = rounded
+        if norms is not None:
+            error = rounded.sub_(exact).norm(dim=1) * scale
             # Rotation and norms are rounded too.
-            norms[0, rows] = size = block.norm(dim=1) * 1.0001 + error
+            norms[0, rows] = size = exact.norm(dim=1) * scale * 1.0001 + error
             norms[1, rows] = error * 1.0001 + size * 1e-5
         scales[rows] = scale
 
