@@ -4,6 +4,7 @@ ranks do not have yet."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -86,7 +87,9 @@ def run_plan(runner: LoadedModel, plan: StepPlan, targets: Sequence[PromptTarget
     """Run a complete step on one rank. Returns logits even if the device could choose tokens itself."""
     runner.steps.update(plan)
     rows = [SamplingRow(f"row {row}", _SAMPLED_BY_HOST, [0], 1) for row in range(plan.num_sampled)]
-    return runner.steps.compute(runner.steps.prepare(plan), targets, rows)
+    result = runner.steps.compute(runner.steps.prepare(plan), targets, rows)
+    # The next step overwrites them.
+    return result if result.logits is None else replace(result, logits=result.logits.clone())
 
 
 def plans_in_chunks(
@@ -123,5 +126,5 @@ def run_plans(
     for plan, places in plans:
         logits = run_plan(runner, plan).logits
         if logits is not None:
-            found.update(zip(places, logits.clone(), strict=True))
+            found.update(zip(places, logits, strict=True))
     return found

@@ -31,6 +31,8 @@ class ThreadCommunicator:
         self.world_size = len(exchange.values)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.world_size == 1:
+            return tensor
         return tensor.copy_(sum(self._exchange(tensor.clone())))
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -64,8 +64,8 @@ class _Head:
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
     """Return what `greedy_head` returns for these logits."""
-    values, finite = logits.amax(dim=1), logits.amax(dim=1).isfinite()
-    first = torch.tensor([row.tolist().index(row.max()) for row in logits.nan_to_num()])
+    values = logits.amax(dim=1)
+    finite, first = values.isfinite(), (logits == values[:, None]).int().argmax(dim=1)
     return torch.stack((values.where(finite, torch.nan), (first + _FIRST_ID).float().where(finite, 0)), dim=1)
 
 

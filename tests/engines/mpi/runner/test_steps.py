@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from engines.core import SampledToken
 from engines.mpi.runner.largest_step import SCORED_TOKENS
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
+from engines.mpi.scheduler.step_plan import (
+    WANT_LARGEST_ONLY,
+    WANT_LOGITS,
+    WANT_NOTHING,
+    WANT_PROMPT_LOGPROBS,
+    StepPlan,
+)
+from lmi_kernels.cpu import shared_team
 from tests.support.plans import PlanMaker, run_plan
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -99,6 +107,36 @@ def test_sequences_in_any_chunks_on_reused_rows_and_blocks(model: Path, oracle: 
         if result.logits is not None:
             wanted = torch.stack([_last_logits(oracle, tokens) for tokens in ends])
             torch.testing.assert_close(result.logits, wanted, **_CLOSE)
+
+
+@_DEGREES
+def test_greedy_sequences_get_the_token_with_the_largest_logit(model: Path, degree: int) -> None:
+    if shared_team() is None:
+        pytest.skip("the host chooses all tokens without native kernels")
+    generator = fresh_generator()
+    prompts = {row: integers(generator, 0, VOCAB_SIZE, 9) for row in range(8)}
+    flags = [dict.fromkeys(prompts, WANT_LOGITS)]
+    for greedy in ([0, 3, 4, 7], [*prompts], [5]):
+        flags.append(flags[0] | dict.fromkeys(greedy, WANT_LOGITS | WANT_LARGEST_ONLY))
+    steps: list[Step] = []
+    for wants in flags:
+        maker = PlanMaker()
+        for row in prompts:
+            maker.begin(row, [3 * row + 1, 3 * row, 3 * row + 2])
+        steps.append((maker.plan(prompts, wants), ()))
+    full, *results = _run(model, degree, steps)
+    assert full.logits is not None
+    assert not full.greedy_tokens
+    expected = full.logits.argmax(dim=1).tolist()
+    for wants, result in zip(flags[1:], results, strict=True):
+        greedy = [row for row, want in wants.items() if want & WANT_LARGEST_ONLY]
+        assert [*result.greedy_tokens] == greedy
+        for row in greedy:
+            assert result.greedy_tokens[row] == SampledToken(expected[row], None)
+        left = [row for row in prompts if row not in greedy]
+        assert (result.logits is None) == (not left)
+        if result.logits is not None:
+            assert torch.equal(result.logits, full.logits[left])
 
 
 @_DEGREES
