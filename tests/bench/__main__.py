@@ -14,6 +14,7 @@ from rich.console import Console
 
 from container.machine import detect, versions
 from container.measure.bench.workload import BenchError, load_tokenizer
+from container.measure.bench.dialects import DIALECTS
 from container.measure.compare.configurations import (
     BadConfiguration,
     Configuration,
@@ -64,6 +65,13 @@ def _require_known(names: Sequence[str], known: Mapping[str, object], option: st
     default=" ".join(map(str, OURS)),
     help="Properties folders. Ratios compare the first one with all others.",
 )
+@click.option(
+    "--dialect",
+    type=click.Choice([*DIALECTS]),
+    default="openai",
+    show_default=True,
+    help="API of our servers. Peers with a server use openai. With lmi, responses have log-probabilities.",
+)
 @click.option("--peers", callback=_split_words, default=" ".join(TRANSFORMERS), show_default=True)
 @click.option(
     "--folder",
@@ -102,6 +110,7 @@ def _run(
     rounds: int,
     workloads: tuple[str, ...],
     ours: tuple[str, ...],
+    dialect: str,
     peers: tuple[str, ...],
     folder: Path,
     busy_ok: bool,
@@ -111,7 +120,7 @@ def _run(
     _require_known(peers, PEERS, "--peers")
     configs = _read_configurations([Path(folder) for folder in ours])
     model = configs[0].model_folder
-    contenders, unavailable = _prepare_contenders(configs, peers, model, folder / "peers")
+    contenders, unavailable = _prepare_contenders(configs, dialect, peers, model, folder / "peers")
     if prepare_only:
         for name, reason in unavailable.items():
             _say(f"{name} is not available: {reason}")
@@ -175,11 +184,13 @@ def _read_configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
 
 
 def _prepare_contenders(
-    configs: Sequence[Configuration], peers: Sequence[str], model: Path, folder: Path
+    configs: Sequence[Configuration], dialect: str, peers: Sequence[str], model: Path, folder: Path
 ) -> tuple[dict[str, Contender], dict[str, str]]:
     """Return the contenders by name, ours first, and the reasons why peers are unavailable."""
     environ = environment.own_threads(launch.without_admin_token(launch.environment()))
-    contenders: dict[str, Contender] = {config.name: Ours(config, versions(), environ) for config in configs}
+    contenders: dict[str, Contender] = {
+        config.name: Ours(config, versions(), environ, dialect) for config in configs
+    }
     unavailable: dict[str, str] = {}
     for name in peers:
         peer = PEERS[name]

@@ -46,6 +46,8 @@ class Ours:
     config: Configuration
     versions: dict[str, str]
     environ: Mapping[str, str]
+    dialect: str = "openai"
+    """`openai`, as for peers with a server; or `lmi`, whose streams have the log-probability of each token."""
 
     @property
     def name(self) -> str:
@@ -61,7 +63,7 @@ class Ours:
         return Facts(
             weights=f"{values.get('option.dtype', '?')}{', int8 weights and activations' if int8 else ''}",
             kv_cache=f"{_AUTO_KV if kv_cache == 'auto' else kv_cache}{f', {size_gb} GB' if size_gb else ''}",
-            interface="HTTP",
+            interface=f"HTTP, {DIALECTS[self.dialect].path}",
             weight_bytes=_WEIGHT_BYTES.get(quantized, _STORED_BYTES),
             arithmetic="int8" if int8 else "fp32",
             notes=f"{self.config.path}, weights stored as in the checkpoint where that is lossless",
@@ -70,7 +72,7 @@ class Ours:
 
     def start(self, log: Path) -> Running:
         try:
-            return RunningServer(ServerProcess.start(self.config, log, self.environ), "lmi")
+            return RunningServer(ServerProcess.start(self.config, log, self.environ), self.dialect)
         except ServerFailed as error:
             raise Broken(str(error)) from error
 

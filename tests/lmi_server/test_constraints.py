@@ -53,7 +53,6 @@ REFUSED: dict[str, Any] = {
     "prompt_embeds": "AAAA",
     "cache_salt": "secret",
     "thinking_token_budget": 10,
-    "return_token_ids": True,
     "watermark": True,
     "watermarking": True,
     "penalty_alpha": 0.6,

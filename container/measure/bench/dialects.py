@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -134,6 +135,7 @@ def _ids(token: _LmiToken | None) -> tuple[int, ...]:
 
 class _OpenAiChoice(msgspec.Struct):
     text: str | None = None
+    token_ids: list[int] | None = None
 
 
 class _OpenAiUsage(msgspec.Struct):
@@ -156,7 +158,10 @@ class _OpenAiModels(msgspec.Struct):
 
 
 class OpenAiDialect:
-    """`POST /v1/completions` with server-sent events: pieces of text, a chunk with the token counts, [DONE]."""
+    """`POST /v1/completions` with server-sent events: pieces of text, a chunk with the token counts, [DONE].
+
+    This server and vLLM also return token ids.
+    """
 
     name = "openai"
     path = "/v1/completions"
@@ -178,6 +183,7 @@ class OpenAiDialect:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "return_token_ids": True,
         }
         return msgspec.json.encode(body)
 
@@ -195,6 +201,7 @@ class OpenAiDialect:
         usage = chunk.usage or _OpenAiUsage()
         return Record(
             num_pieces=1 if any(choice.text for choice in chunk.choices) else 0,
+            token_ids=tuple(chain.from_iterable(choice.token_ids or () for choice in chunk.choices)),
             output_tokens=usage.completion_tokens,
             prompt_tokens=usage.prompt_tokens,
         )

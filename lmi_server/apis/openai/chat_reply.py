@@ -33,21 +33,26 @@ class ChatReply(OpenAiReply):
                 "message": {"role": "assistant", "content": completion.text},
                 "logprobs": self._logprobs(completion.released),
                 "finish_reason": FINISH_REASONS[completion.finish_reason],
+                **self._token_ids(completion.tokens),
             }
             for index, completion in enumerate(result.completions)
         ]
-        return {**self._body(choices, result), **prompt_logprobs(result.completions[0].prompt_tokens)}
+        prompt = {**self._prompt_ids(0), **prompt_logprobs(result.completions[0].prompt_tokens)}
+        return {**self._body(choices, result), **prompt}
 
     def start(self) -> str:
         role = {"role": "assistant", "content": ""}
-        return "".join(self._delta(index, role) for index in range(self._num_choices))
+        first, *others = (self._delta(index, role) for index in range(self._num_choices))
+        prompt = self._prompt_ids(0)
+        return self._chunk(first, prompt) + "".join(map(self._chunk, others))
 
     def _records(self, output: TextOutput) -> str:
         if not output.tokens and output.completion is None:
             return ""
         tokens = output.released if self._shows_logprobs else ()
         reason = None if output.completion is None else FINISH_REASONS[output.completion.finish_reason]
-        return self._delta(output.index, {"content": output.shown}, tokens, reason)
+        delta = self._delta(output.index, {"content": output.shown}, tokens, reason)
+        return self._chunk(delta | self._token_ids(output.tokens))
 
     def _delta(
         self,
@@ -55,10 +60,10 @@ class ChatReply(OpenAiReply):
         delta: dict[str, str],
         tokens: Sequence[TokenText] = (),
         finish_reason: str | None = None,
-    ) -> str:
+    ) -> dict[str, Any]:
+        """Return the choice of one chunk."""
         logprobs = self._logprobs(tokens) if tokens else None
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._chunk(choice)
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
         if not self._shows_logprobs:

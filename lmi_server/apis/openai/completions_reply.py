@@ -34,6 +34,10 @@ class CompletionsReply(OpenAiReply):
         """Number of most likely tokens listed beside each token; None without log-probabilities."""
         self._shows_prompt_logprobs = fields.parameters["prompt_logprobs"] is not None
         self._offsets = [0] * len(echoed)
+        self._num_choices = len(echoed) // len(requests)
+        """Number of choices for each prompt."""
+        self._without_prompt = set(range(len(echoed)))
+        """Choices whose prompt's token ids were not sent yet."""
 
     def body(self, result: GenerationResult) -> Any:
         choices = [self._full_choice(index, done) for index, done in enumerate(result.completions)]
@@ -56,11 +60,21 @@ class CompletionsReply(OpenAiReply):
                 prompt_tokens = output.prompt_tokens
         if not prompt_tokens and not output.tokens and output.completion is None:
             return ""
-        return self._chunk(self._choice(output.index, text, tokens, output.completion, prompt_tokens))
+        choice = self._choice(output.index, text, tokens, output.completion, prompt_tokens)
+        return self._chunk(choice | self._ids(output.index, output.tokens))
+
+    def _ids(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
+        """Return the token ids if requested, and in the first chunk of a choice those of its prompt."""
+        ids = self._token_ids(tokens)
+        if ids and index in self._without_prompt:
+            self._without_prompt.discard(index)
+            ids |= self._prompt_ids(index // self._num_choices)
+        return ids
 
     def _full_choice(self, index: int, done: Completion) -> dict[str, Any]:
         prompt_tokens = done.prompt_tokens if self._echo else ()
         choice = self._choice(index, self._echoed[index] + done.text, done.released, done, prompt_tokens)
+        choice |= self._ids(index, done.tokens)
         if self._shows_prompt_logprobs:
             choice |= prompt_logprobs(done.prompt_tokens)
         return choice

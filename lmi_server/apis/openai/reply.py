@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from engines.core import FinishReason
@@ -42,7 +43,8 @@ class OpenAiReply(ABC):
         self._id = f"{self.id_prefix}-{current_record().id}"
         self._created = int(time.time())
         self._model = fields.model
-        self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._prompts = [request.prompt_token_ids for request in requests]
+        self._returns_token_ids: bool = fields.parameters["return_token_ids"]
         self._include_usage = fields.include_usage
         self._continuous_usage = fields.continuous_usage
         self._num_generated = 0
@@ -77,9 +79,9 @@ class OpenAiReply(ABC):
         counts = self._usage(result.num_generated, result.num_cached_tokens)
         return {**self._head(self.kind), "choices": choices, "usage": counts}
 
-    def _chunk(self, choice: dict[str, Any]) -> str:
-        """Return one chunk of a stream, with one choice."""
-        record = {**self._head(self.chunk_kind), "choices": [choice]}
+    def _chunk(self, choice: dict[str, Any], more: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """Return one chunk of a stream, with one choice and `more` fields."""
+        record = {**self._head(self.chunk_kind), "choices": [choice], **more}
         if self._include_usage:
             record["usage"] = self._usage(self._num_generated) if self._continuous_usage else None
         return self._framing.frame(record)
@@ -87,12 +89,21 @@ class OpenAiReply(ABC):
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
+    def _token_ids(self, tokens: Sequence[TokenText]) -> dict[str, Any]:
+        """Return vLLM's field `token_ids` of a choice. Empty if the client did not request it."""
+        return {"token_ids": [token.id for token in tokens]} if self._returns_token_ids else {}
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """Return vLLM's field `prompt_token_ids` for a prompt. Empty if the client did not request it."""
+        return {"prompt_token_ids": self._prompts[index]} if self._returns_token_ids else {}
+
     def _usage(self, num_generated: int, num_cached: int | None = None) -> dict[str, Any]:
         """Return the token counts. Each prompt counts once. Tokens of dropped answers count too."""
+        num_prompt_tokens = sum(map(len, self._prompts))
         return {
-            "prompt_tokens": self._num_prompt_tokens,
+            "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_generated,
-            "total_tokens": self._num_prompt_tokens + num_generated,
+            "total_tokens": num_prompt_tokens + num_generated,
             **({} if num_cached is None else {"prompt_tokens_details": {"cached_tokens": num_cached}}),
         }
 

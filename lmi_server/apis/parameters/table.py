@@ -111,6 +111,8 @@ _ANSWER: tuple[Parameter, ...] = (
     Parameter("logprobs", Int(0, 5), completions=("logprobs",)),
     Parameter("top_logprobs", _LOGPROBS, chat=("top_logprobs",), default=0),
     everywhere("prompt_logprobs", type=_LOGPROBS),
+    # As in vLLM. Tokens of `/invocations` always have their ids.
+    Parameter("return_token_ids", Bool(), openai=("return_token_ids",), default=False),
     everywhere("include_stop_str_in_output", type=Bool(), default=False),
     everywhere("skip_special_tokens", type=Bool(), default=True),
 )

@@ -34,6 +34,13 @@ UNSUPPORTED: tuple[Parameter, ...] = (
         neutral=({},),
         reason="only chats use the chat template",
     ),
+    Parameter(
+        "return_token_ids",
+        Bool(),
+        lmi=("return_token_ids",),
+        neutral=(False,),
+        reason="the tokens of a stream and of details have their ids",
+    ),
     Parameter("echo", Bool(), chat=("echo",), neutral=(False,), reason="only completions support echo"),
     Parameter("top_logprobs", Int(0), completions=("top_logprobs",), neutral=(0,), reason=_NO_NUMBER),
     Parameter("parameters", AnyJson(), openai=("parameters",), neutral=({},), reason=_TOP_LEVEL),

@@ -134,4 +134,5 @@ def test_request_bodies_ask_for_greedy_streams_of_fixed_length() -> None:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,
     }
