@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 
 from container.machine import detect, versions
-from container.measure.bench.workload import BenchError, load_tokenizer
 from container.measure.bench.dialects import DIALECTS
+from container.measure.bench.workload import BenchError, load_tokenizer
 from container.measure.compare.configurations import (
     BadConfiguration,
     Configuration,
