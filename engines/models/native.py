@@ -70,7 +70,7 @@ class RecordedModel:
 
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         before = self._team.seconds(_ATTENTION)
-        self._forward.run(step_input.step, stopwatch.show_alive, most_ops(step_input.step.num_rows))
+        self._forward.run(step_input.step)
         stopwatch.add("attention", self._team.seconds(_ATTENTION) - before)
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
@@ -114,15 +114,6 @@ class EagerModel:
 
     def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
         raise NotRecorded("a model that runs operation by operation")
-
-
-def most_ops(num_rows: int) -> int:
-    """Return the maximum number of operations in one native call, after which the rank shows that it is alive.
-
-    Calls with few rows have many operations, because at the end of each call all threads wait and the caller takes the
-    GIL. A single operation on thousands of rows can take a second.
-    """
-    return max(2048 // num_rows, min(16, 4096 // num_rows), 1)
 
 
 def record_forward(

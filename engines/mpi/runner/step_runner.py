@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from engines.core import PromptLogprob, SampledToken
@@ -89,4 +90,4 @@ def host_result(
 
 
 def row_indices(rows: Iterable[int]) -> torch.Tensor:
-    return torch.tensor(list(rows), dtype=torch.int32)
+    return torch.from_numpy(np.fromiter(rows, dtype=np.int32))

@@ -7,7 +7,7 @@ any more.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,18 +66,11 @@ class Recording:
         self.result = result
         """[max_rows, width]: buffer with the results of the last run in its first rows."""
 
-    def run(self, step: structs.Step, on_call: Callable[[], None] | None = None, most_ops: int = 0) -> Any:
-        """Compute a step. Return its rows of `result`, or what the recorder's `ending` returns for them.
-
-        most_ops: operations per native call; 0: all in one call. `on_call` is called after each native call.
-        """
+    def run(self, step: structs.Step) -> Any:
+        """Compute a step. Return its rows of `result`, or what the recorder's `ending` returns for them."""
         for part in self._parts:
             if isinstance(part, Program):
-                stride = most_ops or max(1, part.num_ops)
-                for first in range(0, part.num_ops, stride):
-                    self._team.run(part, step, first, stride)
-                    if on_call is not None:
-                        on_call()
+                self._team.run(part, step)
             else:
                 function, rows = part
                 function(rows[: step.num_rows])

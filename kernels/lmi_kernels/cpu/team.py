@@ -49,12 +49,10 @@ class Team:
         self._alive_at = place
         self.library.team_show_alive_at(self._handle, place)
 
-    def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
-        """Run operations [first, first + count), or all from `first` on, over a step's rows."""
-        count = program.num_ops - first if count is None else min(count, program.num_ops - first)
-        ops = program.ops if first == 0 else ctypes.byref(program.ops[first])
+    def run(self, program: Program, step: Step) -> None:
+        """Run a program over a step's rows."""
         with self._lock:
-            self.library.run(self._handle, ops, count, step, self._seconds)
+            self.library.run(self._handle, program.ops, program.num_ops, step, self._seconds)
 
     def run_operation(self, operation: Struct, num_rows: int) -> None:
         """Run one operation over `num_rows` rows."""
