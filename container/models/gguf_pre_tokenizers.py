@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 _GPT2 = frozenset({"a.x-4.0", "gpt-2", "mellum", "trillion"})
 """Pre-tokenizers with GPT-2's pattern, as in llama.cpp."""
-_SINGLE_DIGITS = frozenset({"minerva-7b", "refact", "smollm", "starcoder"})
+_SINGLE_DIGITS = frozenset({"exaone", "minerva-7b", "refact", "smollm", "starcoder"})
 """Pre-tokenizers that split off each digit and then use GPT-2's pattern, as in llama.cpp."""
 _EACH_DIGIT = None
 """A step that splits off each digit."""
@@ -48,8 +48,8 @@ _STEPS: Mapping[str, tuple[str | None, ...]] = {
     ),
 }
 """Steps that isolate the matches of a pattern, one after the other, as in the models' tokenizer.json."""
-NORMALIZE = frozenset({"deepseek-r1-qwen", "qwen2", "qwen35", "seed-coder"})
-"""Pre-tokenizers of models that normalize texts to NFC, as in their tokenizer.json. llama.cpp does not."""
+_NFC = frozenset({"deepseek-r1-qwen", "qwen2", "qwen35", "seed-coder"})
+_NFKC = frozenset({"exaone"})
 BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
 IGNORE_MERGES = BEGIN_WITH_BOS | {"falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "midm-2.0", "pixtral"}
@@ -67,6 +67,13 @@ def splitter(pre: str | None) -> Any:
         return None
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*map(_isolate, steps), bytes_])
+
+
+def normalizer(pre: str | None) -> Any:
+    """Return the normalizer of the models' tokenizer.json, or None. llama.cpp does not normalize texts."""
+    if pre in _NFC:
+        return normalizers.NFC()
+    return normalizers.NFKC() if pre in _NFKC else None
 
 
 def supported() -> list[str]:

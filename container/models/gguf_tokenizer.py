@@ -17,7 +17,7 @@ from tokenizers import (
 
 from container.models import gguf_pre_tokenizers
 from container.models.gguf_config import Metadata, UnknownGguf
-from container.models.gguf_pre_tokenizers import BEGIN_WITH_BOS, IGNORE_MERGES, NORMALIZE
+from container.models.gguf_pre_tokenizers import BEGIN_WITH_BOS, IGNORE_MERGES
 
 WHOLE = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 """Types of tokens that are matched as a whole, as in llama.cpp."""
@@ -56,8 +56,8 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], pre: str | None, spli
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in IGNORE_MERGES))
-    if pre in NORMALIZE:
-        tokenizer.normalizer = normalizers.NFC()
+    if (normalizer := gguf_pre_tokenizers.normalizer(pre)) is not None:
+        tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
