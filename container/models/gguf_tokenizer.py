@@ -8,29 +8,19 @@ from typing import Any
 from gguf import TokenType
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
     normalizers,
-    pre_tokenizers,
     processors,
 )
 
+from container.models import gguf_pre_tokenizers
 from container.models.gguf_config import Metadata, UnknownGguf
+from container.models.gguf_pre_tokenizers import BEGIN_WITH_BOS, IGNORE_MERGES
 
 WHOLE = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 """Types of tokens that are matched as a whole, as in llama.cpp."""
-_GPT2 = frozenset({"a.x-4.0", "gpt-2", "mellum", "trillion"})
-"""Pre-tokenizers with GPT-2's pattern, as in llama.cpp."""
-_SINGLE_DIGITS = frozenset({"minerva-7b", "refact", "smollm", "starcoder"})
-"""Pre-tokenizers that split off each digit and then use GPT-2's pattern, as in llama.cpp."""
-_BEGIN_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
-"""Pre-tokenizers of models that begin texts with BOS, as in llama.cpp, unless the metadata says that they do not."""
-_IGNORE_MERGES = _BEGIN_WITH_BOS | {"falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "midm-2.0", "pixtral"}
-"""Pre-tokenizers of models for which a word in the vocabulary is one token, whatever the merges, as in llama.cpp."""
-_NORMALIZE = frozenset({"deepseek-r1-qwen", "qwen2"})
-"""Pre-tokenizers of models that normalize texts to NFC, as in their tokenizer.json. llama.cpp does not."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"
 
@@ -41,12 +31,14 @@ def build_tokenizer(metadata: Metadata, tokens: Sequence[str], ids: Mapping[str,
     ids: ids of special tokens, by GGUF's names.
     """
     kind, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    splitter = _splitter(pre) if kind == "gpt2" else None
+    splitter = gguf_pre_tokenizers.splitter(pre) if kind == "gpt2" else None
     if splitter is None and kind != "llama":
-        raise UnknownGguf(f"the GGUF file has an unsupported tokenizer ('{kind}' with pre-tokenizer '{pre}')")
+        found = f"'{kind}' with pre-tokenizer '{pre}'" if pre else f"'{kind}' without a pre-tokenizer"
+        allowed = f"'llama', or 'gpt2' with one of {', '.join(gguf_pre_tokenizers.supported())}"
+        raise UnknownGguf(f"the GGUF file has an unsupported tokenizer (got {found}); allowed: {allowed}")
     begins, ends = (metadata.get(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos"))
     if begins is None:
-        begins = kind == "llama" or pre in _BEGIN_WITH_BOS
+        begins = kind == "llama" or pre in BEGIN_WITH_BOS
     try:
         if splitter is None:
             tokenizer = _sentencepiece(metadata, tokens)
@@ -60,29 +52,12 @@ def build_tokenizer(metadata: Metadata, tokens: Sequence[str], ids: Mapping[str,
     return tokenizer
 
 
-def _splitter(pre: str | None) -> Any:
-    """Return the part of a byte-level tokenizer that splits texts into words; None if `pre` is unknown."""
-    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre in _GPT2:
-        return gpt2
-    if pre in _SINGLE_DIGITS:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import (  # takes seconds
-        GGUF_PRE_TOKENIZER_SPLITS,
-    )
-
-    if (pattern := GGUF_PRE_TOKENIZER_SPLITS.get(pre)) is None:
-        return None
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 def _byte_level(metadata: Metadata, tokens: Sequence[str], pre: str | None, splitter: Any) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _IGNORE_MERGES))
-    if pre in _NORMALIZE:
-        tokenizer.normalizer = normalizers.NFC()
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in IGNORE_MERGES))
+    if (normalizer := gguf_pre_tokenizers.normalizer(pre)) is not None:
+        tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

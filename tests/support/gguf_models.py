@@ -82,7 +82,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=tensors_per_file)
     write_shape(writer, config, architecture)
     if tokenizer is not None:
-        _write_tokenizer(writer, tokenizer, pre)
+        write_tokenizer(writer, tokenizer, pre)
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -133,7 +133,8 @@ def _token_type(token: str, special: bool | None) -> gguf.TokenType:
     return gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
+    """Add the metadata of a folder's tokenizer.json, a BPE. pre: as in `write_gguf`."""
     data = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token["content"] for token in data["added_tokens"]}
     special = {token["id"]: token["special"] for token in data["added_tokens"]}

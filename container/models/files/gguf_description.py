@@ -13,7 +13,7 @@ from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.models.publish import make_folder
 from container.progress import ProgressView
 
-_VERSION = "6"
+_VERSION = "7"
 """Version of the description. A new version does not use old results."""
 _NEEDED_BYTES = 128 << 20
 _SECONDS = 300.0
