@@ -18,7 +18,7 @@ from gevent.hub import Waiter
 
 from engines.base import SchedulerReply, SettingValue
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
-from engines.errors import EngineDied, InvalidRequest, RequestFailed
+from engines.errors import EngineDied, EngineError, InvalidRequest, RequestFailed
 from engines.health import EngineState, Health, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.wire import (
@@ -68,9 +68,9 @@ class ClientStream(Generic[EngineOutput]):
         if waiter is not None:
             gevent.get_hub().loop.run_callback(waiter.switch, None)
 
-    def fail(self, request_id: str, kind: str, message: str) -> None:
+    def fail(self, request_id: str, error: EngineError) -> None:
         """Put an error as the last output of a request."""
-        self.put(self._output_type(request_id, error_kind=kind, error_message=message))
+        self.put(self._output_type.failed(request_id, error))
 
     def next(self, timeout: float) -> EngineOutput | None:
         if not self._outputs:
@@ -210,8 +210,8 @@ class EngineClient:
         if len(data) <= MAX_MESSAGE_BYTES:
             self._socket.send(data)
             return
-        error = f"request: given {len(data)} bytes; accepted: at most {MAX_MESSAGE_BYTES}"
-        self._streams.pop(request_id).fail(request_id, InvalidRequest.kind, error)
+        error = InvalidRequest(f"request: given {len(data)} bytes; accepted: at most {MAX_MESSAGE_BYTES}")
+        self._streams.pop(request_id).fail(request_id, error)
 
     def _send(self, message: ToEngine) -> None:
         self._socket.send(encode(message))
@@ -242,7 +242,7 @@ class EngineClient:
             self.abort(request_id, AbortReason.FAILED)
             size = f"{_MAX_UNREAD_BYTES // 1024**2} MiB"
             error = f"the client reads the stream more slowly than the handler sends it; more than {size} were unread"
-            stream.fail(request_id, RequestFailed.kind, error)
+            stream.fail(request_id, RequestFailed(error))
 
     def _watch_board(self) -> None:
         """Fail all requests when the engine dies, since a dead engine sends no message. Then wait for its successor."""
@@ -263,5 +263,5 @@ class EngineClient:
 
     def _fail(self, request_id: str) -> None:
         # The cause is for the operator, in the log and on `/ping`; it may hold details that clients must not see.
-        message = "the engine process ended while running this request"
-        self._streams.pop(request_id).fail(request_id, EngineDied.kind, message)
+        error = EngineDied("the engine process ended while running this request")
+        self._streams.pop(request_id).fail(request_id, error)

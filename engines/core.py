@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from engines.errors import EngineError
 
 
 class FinishReason(StrEnum):
@@ -187,6 +189,11 @@ class RequestOutput(NamedTuple):
     error_message: str = ""
     num_cached_tokens: int = 0
     """Sent with the first token: number of prompt tokens that came from the prefix cache."""
+
+    @classmethod
+    def failed(cls, request_id: str, error: EngineError) -> Self:
+        """Return the only or last output of a request that ends with an error."""
+        return cls(request_id, error_kind=error.kind, error_message=str(error))
 
     @property
     def finished(self) -> bool:

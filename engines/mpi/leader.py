@@ -114,8 +114,7 @@ class Leader:
                 raise Unavailable("the server is shutting down")
             self._core.add(request)
         except EngineError as error:
-            refusal = RequestOutput(request.id, error_kind=error.kind, error_message=str(error))
-            front.send_outputs(client, [refusal])
+            front.send_outputs(client, [RequestOutput.failed(request.id, error)])
             return
         self._clients[request.id] = client
         self._unanswered.add(request.id)
@@ -166,7 +165,7 @@ class Leader:
         """Fail the requests that are not finished in time, then stop the other ranks."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         rest = self._core.request_ids()
-        self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])
+        self._send(front, [RequestOutput.failed(request_id, error) for request_id in rest])
         for request_id in rest:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
         logger.info("drained; unfinished requests: %d", len(rest))

@@ -147,7 +147,7 @@ class Scheduler:
         for one in sequences:
             sequence = self._by_id.get(one.request.id)
             if sequence is not None:
-                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
+                outputs.append(RequestOutput.failed(sequence.id, error))
                 self._remove(sequence)
         return outputs
 
