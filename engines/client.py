@@ -16,8 +16,8 @@ import gevent.event
 import zmq.green as zmq
 from gevent.hub import Waiter
 
-from engines.base import SchedulerReply, SettingValue
-from engines.core import AbortReason, EngineStats, Request, RequestOutput
+from engines.base import SettingValue
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply
 from engines.errors import EngineDied, EngineError, InvalidRequest, RequestFailed
 from engines.health import EngineState, Health, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
@@ -29,8 +29,6 @@ from engines.wire import (
     InvocationOutputs,
     Invoke,
     Outputs,
-    SchedulerState,
-    Stats,
     Submit,
     ToEngine,
     decode_to_client,
@@ -121,7 +119,7 @@ class EngineClient:
         self._status_path = status_path
         self._context = zmq.Context()
         self._streams: dict[str, ClientStream[Any]] = {}
-        self._replies: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
+        self._replies: dict[int, gevent.event.AsyncResult[EngineStats | SchedulerReply]] = {}
         self._tokens = itertools.count()
         self._connect()
         self._watcher = gevent.spawn(self._watch_board)
@@ -171,38 +169,36 @@ class EngineClient:
         return self._board.read()
 
     def stats(self, timeout: float) -> EngineStats | None:
-        token = next(self._tokens)
-        reply = self._call(token, GetStats(token), timeout)
-        return reply.stats if isinstance(reply, Stats) else None
+        reply = self._call(GetStats(next(self._tokens)), timeout)
+        return reply if isinstance(reply, EngineStats) else None
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
     ) -> SchedulerReply | None:
-        token = next(self._tokens)
-        reply = self._call(token, ConfigureScheduler(token, dict(changes)), timeout)
-        if not isinstance(reply, SchedulerState):
-            return None
-        return SchedulerReply(reply.settings, reply.refused)
+        reply = self._call(ConfigureScheduler(next(self._tokens), dict(changes)), timeout)
+        return reply if isinstance(reply, SchedulerReply) else None
 
     def close(self) -> None:
         self._watcher.kill()
         self._disconnect()
         self._context.term()
 
-    def _call(self, token: int, message: ToEngine, timeout: float) -> Stats | SchedulerState | None:
+    def _call(
+        self, message: GetStats | ConfigureScheduler, timeout: float
+    ) -> EngineStats | SchedulerReply | None:
         """Return the reply with the same token; None when there is none within `timeout` seconds."""
         if self._dead():
             return None
-        reply: gevent.event.AsyncResult[Stats | SchedulerState] = gevent.event.AsyncResult()
-        self._replies[token] = reply
+        reply: gevent.event.AsyncResult[EngineStats | SchedulerReply] = gevent.event.AsyncResult()
+        self._replies[message.token] = reply
         try:
             self._send(message)
-            result: Stats | SchedulerState = reply.get(timeout=timeout)
+            result: EngineStats | SchedulerReply = reply.get(timeout=timeout)
             return result
         except gevent.Timeout:
             return None
         finally:
-            del self._replies[token]
+            del self._replies[message.token]
 
     def _send_request(self, request_id: str, message: Submit | Invoke) -> None:
         """Send a request, or fail it if it is too large: the engine would close the connection of all requests."""
@@ -223,7 +219,7 @@ class EngineClient:
                 for output in message.outputs:
                     self._deliver(output)
             elif (reply := self._replies.get(message.token)) is not None:
-                reply.set(message)
+                reply.set(message.content)
 
     def _deliver(self, output: RequestOutput | InvocationOutput) -> None:
         # An output of an aborted request may still arrive: drop it.

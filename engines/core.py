@@ -268,3 +268,12 @@ class SchedulerSettings:
     """Without chunked prefill: decodes pause for any waiting request after this many steps."""
     waiting_steps: int = 0
     """Without chunked prefill: decodes run for at least this many steps between two pauses."""
+
+
+class SchedulerReply(NamedTuple):
+    """The engine's reply to a change of its scheduler's settings."""
+
+    settings: SchedulerSettings | None
+    """The settings in force; None if this engine has no such scheduler."""
+    refused: dict[str, str]
+    """Reasons for refused values, by field. If there are any, nothing has changed."""

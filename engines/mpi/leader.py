@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from engines.core import AbortReason, EngineInfo, Request, RequestOutput
+from engines.core import AbortReason, EngineInfo, Request, RequestOutput, SchedulerReply
 from engines.errors import EngineError, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
@@ -20,8 +20,7 @@ from engines.wire import (
     ConfigureScheduler,
     Drain,
     GetStats,
-    SchedulerState,
-    Stats,
+    Reply,
     Submit,
     ToEngine,
 )
@@ -94,13 +93,13 @@ class Leader:
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Stats(token, core.stats(info)))
+                front.send(client, Reply(token, core.stats(info)))
             case ConfigureScheduler(token, changes):
                 try:
-                    answer = SchedulerState(token, core.configure(changes), {})
+                    answer = SchedulerReply(core.configure(changes), {})
                 except InvalidSettings as error:
-                    answer = SchedulerState(token, core.settings, error.refused)
-                front.send(client, answer)
+                    answer = SchedulerReply(core.settings, error.refused)
+                front.send(client, Reply(token, answer))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from engines.core import AbortReason, EngineInfo, RequestOutput
+from engines.core import AbortReason, EngineInfo, RequestOutput, SchedulerReply
 from engines.errors import EngineError, InvalidRequest, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
@@ -16,7 +16,7 @@ from engines.invocations import InvocationOutput
 from engines.python.batcher import DynamicBatcher, HasId
 from engines.python.metrics import DispatcherMetrics
 from engines.python.worker_process import WorkerProcess
-from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, SchedulerState, Stats, ToEngine
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
+                front.send(client, Reply(token, self._metrics.snapshot(self._info, self._gauges())))
             case ConfigureScheduler(token):
-                front.send(client, SchedulerState(token, None, {}))
+                front.send(client, Reply(token, SchedulerReply(None, {})))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)

@@ -16,7 +16,7 @@ import gevent
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from werkzeug.test import TestResponse
 
-from engines.base import SchedulerReply, SettingValue
+from engines.base import SettingValue
 from engines.core import (
     AbortReason,
     EngineInfo,
@@ -27,6 +27,7 @@ from engines.core import (
     Request,
     RequestOutput,
     SamplingParams,
+    SchedulerReply,
     SchedulerSettings,
 )
 from engines.errors import EngineError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from engines.base import SchedulerReply, SettingValue
+from engines.base import SettingValue
 from engines.client import ClientStream
 from engines.core import (
     AbortReason,
@@ -15,6 +15,7 @@ from engines.core import (
     HistogramData,
     Request,
     RequestOutput,
+    SchedulerReply,
     SchedulerSettings,
 )
 from engines.errors import EngineDied
