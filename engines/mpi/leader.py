@@ -15,15 +15,7 @@ from engines.metrics import EngineMetrics
 from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.scheduler.settings import InvalidSettings
 from engines.stopwatch import Stopwatch
-from engines.wire import (
-    Abort,
-    ConfigureScheduler,
-    Drain,
-    GetStats,
-    Reply,
-    Submit,
-    ToEngine,
-)
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, Submit, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,7 @@ from container.measure.compare.configurations import BadConfiguration, Configura
 from container.measure.compare.derive import derive
 from container.measure.compare.plan import Part
 from container.measure.compare.results import Comparison
-from container.measure.compare.summary import (
-    LATENCY_P90,
-    MEASURES,
-    TOKENS_PER_SECOND,
-    Measure,
-    ratio,
-    times,
-)
+from container.measure.compare.summary import LATENCY_P90, MEASURES, TOKENS_PER_SECOND, Measure, ratio, times
 from container.measure.compare.verdict import finding_kind
 from container.measure.output import Table
 from container.measure.sections import Finding, Section

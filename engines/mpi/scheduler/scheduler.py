@@ -10,14 +10,7 @@ import heapq
 from collections.abc import Iterable
 
 from engines.config import SchedulerConfig
-from engines.core import (
-    FinishReason,
-    PromptLogprob,
-    Request,
-    RequestOutput,
-    SampledToken,
-    SchedulerSettings,
-)
+from engines.core import FinishReason, PromptLogprob, Request, RequestOutput, SampledToken, SchedulerSettings
 from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, tokens_generated
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.beam_group import BeamGroup
