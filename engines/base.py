@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
 from engines.health import Health
 from engines.invocations import Invocation, InvocationOutput
-
-SettingValue = int | float | bool | str | None
-"""Value of a field of `engines.core.SchedulerSettings`."""
 
 
 class RequestStream(Protocol):

@@ -16,8 +16,7 @@ import gevent.event
 import zmq.green as zmq
 from gevent.hub import Waiter
 
-from engines.base import SettingValue
-from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
 from engines.errors import EngineDied, EngineError, InvalidRequest, RequestFailed
 from engines.health import EngineState, Health, StatusBoard
 from engines.invocations import Invocation, InvocationOutput

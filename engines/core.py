@@ -270,6 +270,10 @@ class SchedulerSettings:
     """Without chunked prefill: decodes run for at least this many steps between two pauses."""
 
 
+SettingValue = int | float | bool | str | None
+"""Value of a field of `SchedulerSettings`."""
+
+
 class SchedulerReply(NamedTuple):
     """The engine's reply to a change of its scheduler's settings."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
 from engines.invocations import Invocation, InvocationOutput
 
 MAX_MESSAGE_BYTES = 1040 * 1024 * 1024
@@ -41,7 +41,7 @@ class ConfigureScheduler(msgspec.Struct, frozen=True, tag=True):
     """To the engine: change these settings between two steps, all or none, and reply with a `SchedulerReply`."""
 
     token: int
-    changes: dict[str, int | float | bool | str | None]
+    changes: dict[str, SettingValue]
     """New values, by field of `SchedulerSettings`; may be empty."""
 
 

@@ -9,8 +9,7 @@ from typing import Self
 
 import zmq
 
-from engines.base import SettingValue
-from engines.core import EngineStats, SchedulerReply
+from engines.core import EngineStats, SchedulerReply, SettingValue
 from engines.wire import ConfigureScheduler, Drain, GetStats, Reply, decode_to_client, encode
 
 _POLL_MS = 100

@@ -18,9 +18,8 @@ from container.progress import LogLines
 from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_orphans
 from container.run.stop_signals import StopSignals
-from engines.base import SettingValue
 from engines.copies.settings_lock import settings_lock
-from engines.core import SchedulerReply
+from engines.core import SchedulerReply, SettingValue
 from engines.errors import Unavailable
 from engines.health import EngineState, StatusBoard
 

@@ -16,7 +16,6 @@ import gevent
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from werkzeug.test import TestResponse
 
-from engines.base import SettingValue
 from engines.core import (
     AbortReason,
     EngineInfo,
@@ -29,6 +28,7 @@ from engines.core import (
     SamplingParams,
     SchedulerReply,
     SchedulerSettings,
+    SettingValue,
 )
 from engines.errors import EngineError
 from engines.health import EngineState, Health

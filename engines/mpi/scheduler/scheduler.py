@@ -87,8 +87,7 @@ class Scheduler:
         return max(0, self.settings.max_num_seqs - self.num_running - self._planner.waiting.num_preempted)
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
-        """Apply new settings from the next step on. Running sequences are not evicted: a smaller limit only stops
-        admission until it is met."""
+        """Apply new settings from the next step on; see `StepPlanner.reconfigure`."""
         self._planner.reconfigure(settings)
 
     def add(self, request: Request) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from engines.base import SettingValue
 from engines.client import ClientStream
 from engines.core import (
     AbortReason,
@@ -17,6 +16,7 @@ from engines.core import (
     RequestOutput,
     SchedulerReply,
     SchedulerSettings,
+    SettingValue,
 )
 from engines.errors import EngineDied
 from engines.health import EngineState, Health
