@@ -22,13 +22,7 @@ from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
 
-_SERVER_HEADERS = {
-    "connection",
-    "content-length",
-    "date",
-    "keep-alive",
-    "server",
-    "trailer",
+_SERVER_HEADERS = {"connection", "content-length", "date", "keep-alive", "server", "trailer"} | {
     "transfer-encoding",
     "upgrade",
 }
