@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -22,7 +23,7 @@ class EngineControl:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(address)
-        self._token = 0
+        self._tokens = itertools.count()
 
     def drain(self, seconds: float) -> None:
         """Tell the engine to stop within `seconds`. Does not wait."""
@@ -33,8 +34,7 @@ class EngineControl:
 
         Also returns None when `keep_waiting` returns False: a dead engine must not delay the supervisor.
         """
-        self._token += 1
-        reply = self._ask(GetStats(self._token), timeout, keep_waiting)
+        reply = self._ask(GetStats(next(self._tokens)), timeout, keep_waiting)
         return reply if isinstance(reply, EngineStats) else None
 
     def scheduler(
@@ -44,8 +44,7 @@ class EngineControl:
 
         Returns None if the engine does not reply (see `stats`).
         """
-        self._token += 1
-        reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, keep_waiting)
+        reply = self._ask(ConfigureScheduler(next(self._tokens), dict(changes)), timeout, keep_waiting)
         return reply if isinstance(reply, SchedulerReply) else None
 
     def _ask(
