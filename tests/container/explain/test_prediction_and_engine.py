@@ -10,7 +10,7 @@ import pytest
 from container.explain.check import check
 from container.machine import Machine, detect
 from tests.support.plans import BLOCK_SIZE
-from tests.support.tiny_models import make_runner, save_model
+from tests.support.tiny_models import VOCAB_SIZE, make_runner, save_model
 
 GIB = 1024**3
 NUM_BLOCKS = 64
@@ -36,7 +36,9 @@ def test_predicted_weights_and_cache_match_the_engine(tmp_path: Path, kind: str,
     assert memory is not None
     assert report.warnings == ()
     runner = make_runner(model, num_blocks=NUM_BLOCKS)
-    assert memory.weights == pytest.approx(runner.report.owned_bytes, rel=0.02)
+    # Native kernels keep an int8 copy of the head, with five numbers for each row.
+    copy = VOCAB_SIZE * (runner.config.hidden_size + 20) if here.cpu_kernels else 0
+    assert memory.weights == pytest.approx(runner.report.owned_bytes + copy, rel=0.02)
     assert memory.kv_bytes_per_token == runner.kv_bytes_per_token
     tokens = NUM_BLOCKS * BLOCK_SIZE
     assert runner.cache.num_bytes == pytest.approx(tokens * memory.kv_bytes_per_token, rel=0.02)
