@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
 from engines.health import Health
 from engines.invocations import Invocation, InvocationOutput
-
-SettingValue = int | float | bool | str | None
-"""Value of a field of `engines.core.SchedulerSettings`."""
-
-
-class SchedulerReply(NamedTuple):
-    """The engine's reply to a change of its scheduler's settings."""
-
-    settings: SchedulerSettings | None
-    """The settings in force; None if this engine has no such scheduler."""
-    refused: Mapping[str, str]
-    """Reasons for refused values, by field. If there are any, nothing has changed."""
 
 
 class RequestStream(Protocol):

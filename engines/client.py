@@ -16,9 +16,8 @@ import gevent.event
 import zmq.green as zmq
 from gevent.hub import Waiter
 
-from engines.base import SchedulerReply, SettingValue
-from engines.core import AbortReason, EngineStats, Request, RequestOutput
-from engines.errors import EngineDied, InvalidRequest, RequestFailed
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
+from engines.errors import EngineDied, EngineError, InvalidRequest, RequestFailed
 from engines.health import EngineState, Health, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.wire import (
@@ -29,8 +28,6 @@ from engines.wire import (
     InvocationOutputs,
     Invoke,
     Outputs,
-    SchedulerState,
-    Stats,
     Submit,
     ToEngine,
     decode_to_client,
@@ -68,9 +65,9 @@ class ClientStream(Generic[EngineOutput]):
         if waiter is not None:
             gevent.get_hub().loop.run_callback(waiter.switch, None)
 
-    def fail(self, request_id: str, kind: str, message: str) -> None:
+    def fail(self, request_id: str, error: EngineError) -> None:
         """Put an error as the last output of a request."""
-        self.put(self._output_type(request_id, error_kind=kind, error_message=message))
+        self.put(self._output_type.failed(request_id, error))
 
     def next(self, timeout: float) -> EngineOutput | None:
         if not self._outputs:
@@ -121,7 +118,7 @@ class EngineClient:
         self._status_path = status_path
         self._context = zmq.Context()
         self._streams: dict[str, ClientStream[Any]] = {}
-        self._replies: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
+        self._replies: dict[int, gevent.event.AsyncResult[EngineStats | SchedulerReply]] = {}
         self._tokens = itertools.count()
         self._connect()
         self._watcher = gevent.spawn(self._watch_board)
@@ -171,38 +168,36 @@ class EngineClient:
         return self._board.read()
 
     def stats(self, timeout: float) -> EngineStats | None:
-        token = next(self._tokens)
-        reply = self._call(token, GetStats(token), timeout)
-        return reply.stats if isinstance(reply, Stats) else None
+        reply = self._call(GetStats(next(self._tokens)), timeout)
+        return reply if isinstance(reply, EngineStats) else None
 
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
     ) -> SchedulerReply | None:
-        token = next(self._tokens)
-        reply = self._call(token, ConfigureScheduler(token, dict(changes)), timeout)
-        if not isinstance(reply, SchedulerState):
-            return None
-        return SchedulerReply(reply.settings, reply.refused)
+        reply = self._call(ConfigureScheduler(next(self._tokens), dict(changes)), timeout)
+        return reply if isinstance(reply, SchedulerReply) else None
 
     def close(self) -> None:
         self._watcher.kill()
         self._disconnect()
         self._context.term()
 
-    def _call(self, token: int, message: ToEngine, timeout: float) -> Stats | SchedulerState | None:
+    def _call(
+        self, message: GetStats | ConfigureScheduler, timeout: float
+    ) -> EngineStats | SchedulerReply | None:
         """Return the reply with the same token; None when there is none within `timeout` seconds."""
         if self._dead():
             return None
-        reply: gevent.event.AsyncResult[Stats | SchedulerState] = gevent.event.AsyncResult()
-        self._replies[token] = reply
+        reply: gevent.event.AsyncResult[EngineStats | SchedulerReply] = gevent.event.AsyncResult()
+        self._replies[message.token] = reply
         try:
             self._send(message)
-            result: Stats | SchedulerState = reply.get(timeout=timeout)
+            result: EngineStats | SchedulerReply = reply.get(timeout=timeout)
             return result
         except gevent.Timeout:
             return None
         finally:
-            del self._replies[token]
+            del self._replies[message.token]
 
     def _send_request(self, request_id: str, message: Submit | Invoke) -> None:
         """Send a request, or fail it if it is too large: the engine would close the connection of all requests."""
@@ -210,8 +205,8 @@ class EngineClient:
         if len(data) <= MAX_MESSAGE_BYTES:
             self._socket.send(data)
             return
-        error = f"request: given {len(data)} bytes; accepted: at most {MAX_MESSAGE_BYTES}"
-        self._streams.pop(request_id).fail(request_id, InvalidRequest.kind, error)
+        error = InvalidRequest(f"request: given {len(data)} bytes; accepted: at most {MAX_MESSAGE_BYTES}")
+        self._streams.pop(request_id).fail(request_id, error)
 
     def _send(self, message: ToEngine) -> None:
         self._socket.send(encode(message))
@@ -223,7 +218,7 @@ class EngineClient:
                 for output in message.outputs:
                     self._deliver(output)
             elif (reply := self._replies.get(message.token)) is not None:
-                reply.set(message)
+                reply.set(message.content)
 
     def _deliver(self, output: RequestOutput | InvocationOutput) -> None:
         # An output of an aborted request may still arrive: drop it.
@@ -242,7 +237,7 @@ class EngineClient:
             self.abort(request_id, AbortReason.FAILED)
             size = f"{_MAX_UNREAD_BYTES // 1024**2} MiB"
             error = f"the client reads the stream more slowly than the handler sends it; more than {size} were unread"
-            stream.fail(request_id, RequestFailed.kind, error)
+            stream.fail(request_id, RequestFailed(error))
 
     def _watch_board(self) -> None:
         """Fail all requests when the engine dies, since a dead engine sends no message. Then wait for its successor."""
@@ -263,5 +258,5 @@ class EngineClient:
 
     def _fail(self, request_id: str) -> None:
         # The cause is for the operator, in the log and on `/ping`; it may hold details that clients must not see.
-        message = "the engine process ended while running this request"
-        self._streams.pop(request_id).fail(request_id, EngineDied.kind, message)
+        error = EngineDied("the engine process ended while running this request")
+        self._streams.pop(request_id).fail(request_id, error)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from engines.errors import EngineError
 
 
 class FinishReason(StrEnum):
@@ -188,6 +190,11 @@ class RequestOutput(NamedTuple):
     num_cached_tokens: int = 0
     """Sent with the first token: number of prompt tokens that came from the prefix cache."""
 
+    @classmethod
+    def failed(cls, request_id: str, error: EngineError) -> Self:
+        """Return the only or last output of a request that ends with an error."""
+        return cls(request_id, error_kind=error.kind, error_message=str(error))
+
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None or bool(self.error_kind)
@@ -261,3 +268,16 @@ class SchedulerSettings:
     """Without chunked prefill: decodes pause for any waiting request after this many steps."""
     waiting_steps: int = 0
     """Without chunked prefill: decodes run for at least this many steps between two pauses."""
+
+
+SettingValue = int | float | bool | str | None
+"""Value of a field of `SchedulerSettings`."""
+
+
+class SchedulerReply(NamedTuple):
+    """The engine's reply to a change of its scheduler's settings."""
+
+    settings: SchedulerSettings | None
+    """The settings in force; None if this engine has no such scheduler."""
+    refused: dict[str, str]
+    """Reasons for refused values, by field. If there are any, nothing has changed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from engines.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class InvocationOutput(NamedTuple):
     error_message: str = ""
     whole: bool = False
     """Of the first of several pieces: whether the handler has already returned the others too."""
+
+    @classmethod
+    def failed(cls, request_id: str, error: EngineError) -> Self:
+        """Return the only or last piece of an answer that ends with an error."""
+        return cls(request_id, error_kind=error.kind, error_message=str(error))
 
     @property
     def finished(self) -> bool:

@@ -88,14 +88,6 @@ class EngineMetrics:
             histogram.observe(seconds)
 
     def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
-        counters = {
-            "lmi_tokens_generated_total": float(self.tokens_generated),
-            "lmi_prompt_tokens_total": float(self.prompt_tokens),
-            "lmi_steps_total": float(self.steps),
-            "lmi_requests_finished_total": float(self.finished),
-            "lmi_requests_aborted_total": float(self.aborted),
-            "lmi_requests_failed_total": float(self.failed),
-        }
         histograms = (
             self.batch_size,
             self.time_to_first_token,
@@ -105,4 +97,14 @@ class EngineMetrics:
             self.step_overhead,
             *self._step_parts.values(),
         )
-        return EngineStats(info, gauges, counters, tuple(histogram.snapshot() for histogram in histograms))
+        return EngineStats(info, gauges, self._counters(), tuple(each.snapshot() for each in histograms))
+
+    def _counters(self) -> dict[str, float]:
+        return {
+            "lmi_tokens_generated_total": self.tokens_generated,
+            "lmi_prompt_tokens_total": self.prompt_tokens,
+            "lmi_steps_total": self.steps,
+            "lmi_requests_finished_total": self.finished,
+            "lmi_requests_aborted_total": self.aborted,
+            "lmi_requests_failed_total": self.failed,
+        }

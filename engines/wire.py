@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
 from engines.invocations import Invocation, InvocationOutput
 
 MAX_MESSAGE_BYTES = 1040 * 1024 * 1024
@@ -32,16 +32,16 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: reply with `Stats`."""
+    """To the engine: reply with `EngineStats`."""
 
     token: int
 
 
 class ConfigureScheduler(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: change these settings between two steps, all or none, and reply with `SchedulerState`."""
+    """To the engine: change these settings between two steps, all or none, and reply with a `SchedulerReply`."""
 
     token: int
-    changes: dict[str, int | float | bool | str | None]
+    changes: dict[str, SettingValue]
     """New values, by field of `SchedulerSettings`; may be empty."""
 
 
@@ -66,24 +66,14 @@ class InvocationOutputs(msgspec.Struct, frozen=True, tag=True):
     outputs: list[InvocationOutput]
 
 
-class Stats(msgspec.Struct, frozen=True, tag=True):
-    """Reply to `GetStats`."""
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """Reply to `GetStats` or `ConfigureScheduler`, with the same token."""
 
     token: int
-    stats: EngineStats
+    content: EngineStats | SchedulerReply
 
 
-class SchedulerState(msgspec.Struct, frozen=True, tag=True):
-    """Reply to `ConfigureScheduler`: the settings in force, changed or not."""
-
-    token: int
-    settings: SchedulerSettings | None
-    """Settings in force; None if this engine has no such scheduler."""
-    refused: dict[str, str]
-    """Reasons for refused values, by field. If there are any, nothing has changed."""
-
-
-ToClient = Outputs | InvocationOutputs | Stats | SchedulerState
+ToClient = Outputs | InvocationOutputs | Reply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

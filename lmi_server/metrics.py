@@ -52,7 +52,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Collector that exports an `EngineStats` as metric families, under the engine's names.
 
-    With several model copies, each copy has its own samples, labelled `copy`.
+    With several model copies, each copy has its own samples, labeled `copy`.
     """
 
     def __init__(self, stats: EngineStats | None) -> None:

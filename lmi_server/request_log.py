@@ -61,17 +61,10 @@ class RequestRecord:
         )
 
 
-def begin_record(headers: Headers) -> RequestRecord:
+def begin_record(headers: Headers) -> None:
     """Create the record of a request that has just arrived. An invalid id from the client is ignored."""
-    client_id = None
-    for name in _LABEL_HEADERS:
-        value = headers.get(name)
-        if value is not None and _LABEL.fullmatch(value):
-            client_id = value
-            break
-    record = RequestRecord(client_id, time.monotonic())
-    g.lmi_record = record
-    return record
+    values = (headers.get(name, "") for name in _LABEL_HEADERS)
+    g.lmi_record = RequestRecord(next(filter(_LABEL.fullmatch, values), None), time.monotonic())
 
 
 def current_record() -> RequestRecord:

@@ -179,10 +179,7 @@ def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction |
         return None, f"the size of the model is unknown, so the time-outs are set to the maximum: {error}"
     download, load = math.ceil(start.download_seconds or 0.0), math.ceil(start.load_seconds)
     size = gigabytes(start.file_bytes)
-    return (
-        start,
-        f"the model's files have {size}; predicted: {download} s to download and {load} s to load",
-    )
+    return (start, f"the model's files have {size}; predicted: {download} s to download and {load} s to load")
 
 
 def _model(endpoint: EndpointSpec, environment: Mapping[str, Value]) -> dict[str, Any]:

@@ -22,10 +22,7 @@ _UNSET = "(not set)"
 _EMPTY = "(none)"
 _NOT_COMPARED = ("ModelName", "VariantName", "ContainerHostname", "Mode", "ETag", "ManifestEtag")
 """Fields that are not compared: names, and fields that SageMaker adds."""
-_SUMMARY = {
-    "CurrentWeight": "InitialVariantWeight",
-    "CurrentInstanceCount": "InitialInstanceCount",
-}
+_SUMMARY = {"CurrentWeight": "InitialVariantWeight", "CurrentInstanceCount": "InitialInstanceCount"}
 """Fields of a running variant that may have changed since its creation, and their names in the configuration."""
 
 VariantValues = dict[str, dict[str, str]]

@@ -138,14 +138,9 @@ class Fleet:
     def _launch(self, variant: FleetVariant) -> LocalServer:
         try:
             return self._launcher.launch(f"{self._endpoint}-{variant.name}", variant.container)
-        except NoModelData as error:
-            raise FleetFailed(
-                f"Failed to download model data for production variant {variant.name}: {error}"
-            ) from error
         except Exception as error:  # whatever it is, an update must be rolled back
-            raise FleetFailed(
-                f"Failed to start a container for production variant {variant.name}: {error}"
-            ) from error
+            failed = "download model data" if isinstance(error, NoModelData) else "start a container"
+            raise FleetFailed(f"Failed to {failed} for production variant {variant.name}: {error}") from error
 
     def _wait_healthy(self, variant: FleetVariant, container: LocalServer) -> None:
         limit = variant.definition.get("ContainerStartupHealthCheckTimeoutInSeconds", _STARTUP_SECONDS)

@@ -10,12 +10,12 @@ from container.explain.hardware import Device, Instance
 from container.machine import Machine, describe
 
 _CPU_CORES = 2
-"""Cores of the catalogue's CPU, on which its figures were measured."""
+"""Cores of the catalog's CPU, on which its figures were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingTarget:
-    """A machine and its figures in the hardware catalogue."""
+    """A machine and its figures in the hardware catalog."""
 
     machine: Machine
     """Machine for which `resolve` resolves the configuration."""
@@ -41,7 +41,7 @@ class ServingTarget:
 
 
 def this_machine(machine: Machine) -> ServingTarget:
-    """Return this machine, with the catalogue's device that matches the name of its GPUs."""
+    """Return this machine, with the catalog's device that matches the name of its GPUs."""
     words = set(re.split(r"[^A-Za-z0-9]+", machine.gpu_names[0])) if machine.gpu_names else set()
     known = [
         device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -86,7 +85,7 @@ def kv_waste(
         f" at most {max_new_tokens}; {pool_tokens} slots, blocks of {block_size}, seed {seed}"
     )
     show([Table(title, _COLUMNS, tuple(map(_row, results)))], _NOTES, json_path)
-    write_json({"load": load, "results": [asdict(result) for result in results]}, json_path)
+    write_json({"load": load, "results": results}, json_path)
 
 
 def _row(result: AllocationResult) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -91,6 +92,15 @@ def require_folders(*files: Path | None) -> None:
             raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
 
 
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Raise click.ClickException if the file of an option cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"{option}: cannot write {path}: {error.strerror}") from error
+
+
 def write_json(values: Any, json_path: Path | None) -> None:
     """Write `values` as JSON if the user asked for it. Raises click.ClickException if the file cannot be written."""
     if json_path is None:
@@ -99,10 +109,8 @@ def write_json(values: Any, json_path: Path | None) -> None:
     if str(json_path) == "-":
         click.echo(text)
         return
-    try:
+    with writing("--json", json_path):
         json_path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"--json: cannot write {json_path}: {error.strerror}") from error
 
 
 def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Path | None) -> None:
@@ -112,13 +120,10 @@ def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Pa
     """
     if csv_path is None:
         return
-    try:
-        with csv_path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(header)
-            writer.writerows([as_json(cell) for cell in row] for row in rows)
-    except OSError as error:
-        raise click.ClickException(f"--csv: cannot write {csv_path}: {error.strerror}") from error
+    with writing("--csv", csv_path), csv_path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows([as_json(cell) for cell in row] for row in rows)
 
 
 def as_json(value: Any) -> Any:

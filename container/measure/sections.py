@@ -59,7 +59,7 @@ def failed_requests(num_failed: int, num_requests: int) -> tuple[Finding, ...]:
         return ()
     sentence = (
         f"{num_failed} of {num_requests} requests failed. The figures cover only successful requests, so they may"
-        " favour a configuration with failures."
+        " favor a configuration with failures."
     )
     return (Finding("failed requests", sentence, "failed"),)
 

@@ -6,7 +6,7 @@ import re
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.+)-(\d{5})-of-(?!00000)(\d{5})\.gguf")
-_QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE | re.ASCII)
+_QUANTIZATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE | re.ASCII)
 
 
 def parts_of(name: str) -> list[str]:
@@ -36,10 +36,10 @@ def split_address(model_id: str) -> tuple[str, str]:
     if file.endswith(SUFFIX) and not place.endswith("/"):
         return place, file
     place, _, kind = model_id.rpartition(":")
-    return (place, kind) if "://" not in model_id and _QUANTISATION.fullmatch(kind) else (model_id, "")
+    return (place, kind) if "://" not in model_id and _QUANTIZATION.fullmatch(kind) else (model_id, "")
 
 
-def has_quantisation(path: str, kind: str) -> bool:
+def has_quantization(path: str, kind: str) -> bool:
     """Return whether a file's name ends in the quantization `kind`, as `split_address` returns it."""
     end = rf"(?:.*[-._/])?(?<!UD-){re.escape(kind)}(?:-\d{{5}}-of-\d{{5}})?\.gguf"
     return re.fullmatch(end, path, re.IGNORECASE) is not None

@@ -29,9 +29,7 @@ from lmi_server.properties.problems import PropertiesError
     help="Compare a copy in the cache with its source, and fetch damaged files again.",
 )
 @click.option(
-    "--prune",
-    is_flag=True,
-    help="Remove old versions and unfinished downloads of MODEL, or of all models.",
+    "--prune", is_flag=True, help="Remove old versions and unfinished downloads of MODEL, or of all models."
 )
 def prepare(model: str | None, revision: str | None, verify: bool, prune: bool) -> None:
     """Fetch or convert a model ahead of serving.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -9,17 +10,8 @@ from typing import Self
 
 import zmq
 
-from engines.base import SettingValue
-from engines.core import EngineStats
-from engines.wire import (
-    ConfigureScheduler,
-    Drain,
-    GetStats,
-    SchedulerState,
-    Stats,
-    decode_to_client,
-    encode,
-)
+from engines.core import EngineStats, SchedulerReply, SettingValue
+from engines.wire import ConfigureScheduler, Drain, GetStats, Reply, decode_to_client, encode
 
 _POLL_MS = 100
 
@@ -31,7 +23,7 @@ class EngineControl:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(address)
-        self._token = 0
+        self._tokens = itertools.count()
 
     def drain(self, seconds: float) -> None:
         """Tell the engine to stop within `seconds`. Does not wait."""
@@ -42,32 +34,30 @@ class EngineControl:
 
         Also returns None when `keep_waiting` returns False: a dead engine must not delay the supervisor.
         """
-        self._token += 1
-        reply = self._ask(GetStats(self._token), timeout, keep_waiting)
-        return reply.stats if isinstance(reply, Stats) else None
+        reply = self._ask(GetStats(next(self._tokens)), timeout, keep_waiting)
+        return reply if isinstance(reply, EngineStats) else None
 
     def scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float, keep_waiting: Callable[[], bool]
-    ) -> SchedulerState | None:
+    ) -> SchedulerReply | None:
         """Change scheduler settings, all or none, and return the engine's reply. `changes` may be empty.
 
         Returns None if the engine does not reply (see `stats`).
         """
-        self._token += 1
-        reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, keep_waiting)
-        return reply if isinstance(reply, SchedulerState) else None
+        reply = self._ask(ConfigureScheduler(next(self._tokens), dict(changes)), timeout, keep_waiting)
+        return reply if isinstance(reply, SchedulerReply) else None
 
     def _ask(
         self, question: GetStats | ConfigureScheduler, timeout: float, keep_waiting: Callable[[], bool]
-    ) -> Stats | SchedulerState | None:
+    ) -> EngineStats | SchedulerReply | None:
         self._socket.send(encode(question))
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and keep_waiting():
             if not self._socket.poll(_POLL_MS):
                 continue
             message = decode_to_client(self._socket.recv())
-            if isinstance(message, Stats | SchedulerState) and message.token == question.token:
-                return message
+            if isinstance(message, Reply) and message.token == question.token:
+                return message.content
         return None
 
     def __enter__(self) -> Self:

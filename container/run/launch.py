@@ -28,10 +28,7 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"
 SEGMENT_BYTES = 4 << 20
 """Shared memory of Open MPI for each rank, a quarter of its default: 8 ranks fit into docker's 64 MiB."""
-SUM_ORDER = {
-    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
-    "OMPI_MCA_coll_tuned_allreduce_algorithm": "3",
-}
+SUM_ORDER = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "3"}
 """Recursive doubling: all elements are added in the same order of ranks. With more than two ranks, the default order
 depends on the size of the message and the element's place in it, and so on the batch."""
 _CORES_PER_WEB_WORKER = 16

@@ -18,11 +18,10 @@ from container.progress import LogLines
 from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_orphans
 from container.run.stop_signals import StopSignals
-from engines.base import SettingValue
 from engines.copies.settings_lock import settings_lock
+from engines.core import SchedulerReply, SettingValue
 from engines.errors import Unavailable
 from engines.health import EngineState, StatusBoard
-from engines.wire import SchedulerState
 
 _POLL_SECONDS = 0.2
 _SETTINGS_SECONDS = 10.0
@@ -173,7 +172,7 @@ class Supervisor:
         Raises: Unavailable: no other copy replies, or the restarted copy does not take the settings.
         """
 
-        def scheduler(target: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerState | None:
+        def scheduler(target: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerReply | None:
             def keep_waiting() -> bool:
                 return target.child.poll() is None and not self._signals.count
 

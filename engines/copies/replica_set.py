@@ -16,11 +16,19 @@ from typing import Protocol, TypeVar
 
 import gevent
 
-from engines.base import Engine, RequestStream, SchedulerReply, SettingValue
+from engines.base import Engine, RequestStream
 from engines.client import ClientStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.settings_lock import settings_lock
-from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
+from engines.core import (
+    AbortReason,
+    EngineStats,
+    Request,
+    RequestOutput,
+    SchedulerReply,
+    SchedulerSettings,
+    SettingValue,
+)
 from engines.errors import Unavailable
 from engines.health import EngineState, Health
 

@@ -47,7 +47,7 @@ class MoeMlp:
     experts: lmi_kernels.ExpertWeights
     top_k: int
     renormalise: bool
-    """Whether the routing weights of a token's experts are normalised to a sum of 1."""
+    """Whether the routing weights of a token's experts are normalized to a sum of 1."""
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         scores = lmi_kernels.linear(x, self.router)

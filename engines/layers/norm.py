@@ -11,7 +11,7 @@ import lmi_kernels
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """One norm, or two LayerNorms of the same rows that share the normalisation."""
+    """One norm, or two LayerNorms of the same rows that share the normalization."""
 
     affines: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
     """Weight and bias of each norm, [hidden]."""
@@ -26,11 +26,11 @@ class Norm:
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Add x, [num_rows, hidden], to the residual stream and normalise the sum.
+        """Add x, [num_rows, hidden], to the residual stream and normalize the sum.
 
         residual: the stream, which may be overwritten; None: the stream begins with x.
 
-        Returns: the normalised stream of each norm, and the stream.
+        Returns: the normalized stream of each norm, and the stream.
         """
         if residual is None:
             return self._all(x), x

@@ -59,11 +59,7 @@ class Decoder:
     head: VocabParallelHead
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        cache: KvCache,
-        step: StepAttention,
-        num_layers: int | None = None,
+        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
     ) -> torch.Tensor:
         """Compute hidden states before the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
 

@@ -30,7 +30,7 @@ _HALVES = 0x0000FFFF0000FFFF
 _SUM_OF_TWO = 0x0000000100000001
 _MIDDLE = 4 * 0xFFFF // 2
 _STEP = 0.02 / (0x10000 / math.sqrt(3.0))
-"""Factor for the centred sum of four 16-bit numbers. It gives a standard deviation of 0.02 and a maximum of 0.069."""
+"""Factor for the centered sum of four 16-bit numbers. It gives a standard deviation of 0.02 and a maximum of 0.069."""
 
 
 class DummyWeights(WeightSource):

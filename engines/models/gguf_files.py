@@ -1,6 +1,6 @@
-"""Read and dequantise parts of tensors in GGUF files, by the names of a Hugging Face checkpoint.
+"""Read and dequantize parts of tensors in GGUF files, by the names of a Hugging Face checkpoint.
 
-Quantised blocks run along rows. Rows are therefore read independently, and columns are cut from whole rows. GGUF stores
+Quantized blocks run along rows. Rows are therefore read independently, and columns are cut from whole rows. GGUF stores
 all experts of a layer in one tensor, one after the other.
 """
 

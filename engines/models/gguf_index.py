@@ -41,7 +41,7 @@ class GgufIndex:
     """Value of `general.architecture`. The gguf package has a table of tensor names for each architecture."""
     num_layers: int
     dtype: str
-    """Dtype (torch's name) of matrices after reading: their own, or float32 if they are quantised."""
+    """Dtype (torch's name) of matrices after reading: their own, or float32 if they are quantized."""
     interleaved_heads: Mapping[str, int]
     """Number of heads of each projection with interleaved rotary pairs, by names like `attn_q`."""
     norm_offset: float

@@ -16,7 +16,7 @@ from engines.models.parts import Parts
 
 
 class SequentialLayer:
-    """Attention followed by the MLP, with two all-reduces. Gemma 2 and 3 also normalise both outputs."""
+    """Attention followed by the MLP, with two all-reduces. Gemma 2 and 3 also normalize both outputs."""
 
     def __init__(self, parts: Parts, index: int) -> None:
         names, prefix = parts.config.names, parts.layer_prefix(index)

@@ -63,6 +63,6 @@ def weight_source(
         return DummyWeights(stored, storage, compute, device, pack)
     folder = Path(model.path)
     ranges = load(model.byte_ranges)(folder) if model.load_format == "stream" else None
-    # Ranks share reads from a network and dequantised tensors. From safetensors on disk each rank reads its own part.
+    # Ranks share reads from a network and dequantized tensors. From safetensors on disk each rank reads its own part.
     shared = ranges is not None or read_index(folder) is not None
     return WeightReader(folder, storage, compute, device, pack, ranges, comm if shared else None)

@@ -237,7 +237,7 @@ def _experts(parts: Parts, prefix: str, spec: ExpertsConfig) -> MoeMlp:
     weights = parts.weights
     count, hidden, width = spec.num_experts, parts.config.hidden_size, spec.intermediate_size
     middle, fused = parts.share_of(width), weights.has(f"{prefix}{_FUSED_EXPERTS}.gate_up_proj")
-    # Routers are never quantised, because small errors in the scores change which experts are chosen.
+    # Routers are never quantized, because small errors in the scores change which experts are chosen.
     router_name = f"{prefix}{_FUSED_ROUTER if fused else spec.router}.weight"
     router = lmi_kernels.pack(weights.tensor(router_name, (count, hidden)))
     if fused:

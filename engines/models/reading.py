@@ -69,7 +69,7 @@ class _Staging:
         self._free: list[mmap.mmap] = []
 
     def new_tensor(self, request: Request) -> torch.Tensor:
-        """Return an uninitialised tensor of the request's shape."""
+        """Return an uninitialized tensor of the request's shape."""
         if request.num_bytes < _SMALL_BYTES:
             return torch.empty(request.shape, dtype=request.dtype)
         fitting = [memory for memory in self._free if len(memory) >= request.num_bytes]

@@ -17,6 +17,7 @@ from engines.core import (
     RequestOutput,
     SampledToken,
     SchedulerSettings,
+    SettingValue,
 )
 from engines.errors import RequestFailed
 from engines.metrics import EngineMetrics
@@ -27,7 +28,7 @@ from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import PendingTokens, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
-from engines.mpi.scheduler.settings import Value, apply_changes
+from engines.mpi.scheduler.settings import apply_changes
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 from engines.mpi.trace import StepTrace
@@ -98,7 +99,7 @@ class EngineCore:
             self._trace.record_end(request_id, str(reason))
         self._sampler.forget(request_id)
 
-    def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
+    def configure(self, changes: Mapping[str, SettingValue]) -> SchedulerSettings:
         """Change settings from the next step on; return those in force. Raises `InvalidSettings`, changing nothing."""
         settings = apply_changes(self._scheduler.settings, changes, self._largest_step)
         if changes:

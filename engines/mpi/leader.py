@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from engines.core import AbortReason, EngineInfo, Request, RequestOutput
+from engines.core import AbortReason, EngineInfo, Request, RequestOutput, SchedulerReply
 from engines.errors import EngineError, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
@@ -15,16 +15,7 @@ from engines.metrics import EngineMetrics
 from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.scheduler.settings import InvalidSettings
 from engines.stopwatch import Stopwatch
-from engines.wire import (
-    Abort,
-    ConfigureScheduler,
-    Drain,
-    GetStats,
-    SchedulerState,
-    Stats,
-    Submit,
-    ToEngine,
-)
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, Submit, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +85,13 @@ class Leader:
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Stats(token, core.stats(info)))
+                front.send(client, Reply(token, core.stats(info)))
             case ConfigureScheduler(token, changes):
                 try:
-                    answer = SchedulerState(token, core.configure(changes), {})
+                    answer = SchedulerReply(core.configure(changes), {})
                 except InvalidSettings as error:
-                    answer = SchedulerState(token, core.settings, error.refused)
-                front.send(client, answer)
+                    answer = SchedulerReply(core.settings, error.refused)
+                front.send(client, Reply(token, answer))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
@@ -114,8 +105,7 @@ class Leader:
                 raise Unavailable("the server is shutting down")
             self._core.add(request)
         except EngineError as error:
-            refusal = RequestOutput(request.id, error_kind=error.kind, error_message=str(error))
-            front.send_outputs(client, [refusal])
+            front.send_outputs(client, [RequestOutput.failed(request.id, error)])
             return
         self._clients[request.id] = client
         self._unanswered.add(request.id)
@@ -166,7 +156,7 @@ class Leader:
         """Fail the requests that are not finished in time, then stop the other ranks."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         rest = self._core.request_ids()
-        self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])
+        self._send(front, [RequestOutput.failed(request_id, error) for request_id in rest])
         for request_id in rest:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
         logger.info("drained; unfinished requests: %d", len(rest))

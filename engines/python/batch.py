@@ -85,7 +85,7 @@ class BatchRow:
     def fail(self, error: EngineError) -> RequestOutput:
         """End the row with an error."""
         self.ended = True
-        return RequestOutput(self.id, error_kind=error.kind, error_message=str(error))
+        return RequestOutput.failed(self.id, error)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
-from engines.errors import EngineError, InvalidRequest, RequestFailed, Unavailable
+from engines.errors import InvalidRequest, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
@@ -31,6 +31,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
     """Runs one batch at a time. Single-threaded. `clock` is `time.monotonic` except in tests."""
 
     _metrics: BatchMetrics
+    _output_type = RequestOutput
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             for name, each in self._running.items()
             if name in self._in_call
         ]
-        self._send(front, [self._failure(request_id, error) for request_id, error in timed_out])
+        self._send(front, [RequestOutput.failed(request_id, error) for request_id, error in timed_out])
         self._restart(front, f"it did not react within {REACTION_SECONDS:g} s after the batch had timed out")
 
     def _restart(self, front: Front, how: str) -> None:
@@ -184,7 +185,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             f"the generating process ended {MAX_REQUEST_DEATHS} times while running this request, the last time with no"
             " other request; it is not run again"
         )
-        self._send(front, [self._failure(each.request.id, error) for each in crashing])
+        self._send(front, [RequestOutput.failed(each.request.id, error) for each in crashing])
         self._suspects.extend(self._running.values())
         self._running = {}
         if self._deaths >= MAX_DEATHS:
@@ -233,7 +234,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                     continue
             except RequestFailed as error:
                 self._generator.forget(output.id)
-                output = self._failure(output.id, error)
+                output = RequestOutput.failed(output.id, error)
             self._metrics.observe_output(running, output, now)
             sent.append(output)
             if output.finished:
@@ -243,9 +244,6 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     def _deliver(self, front: Front, client: bytes, outputs: list[RequestOutput]) -> bool:
         return front.send_outputs(client, outputs)
-
-    def _failure(self, request_id: str, error: EngineError) -> RequestOutput:
-        return RequestOutput(request_id, error_kind=error.kind, error_message=str(error))
 
     def _gauges(self) -> dict[str, float]:
         return {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from engines.core import EngineInfo, EngineStats, Request, RequestOutput
+from engines.core import Request, RequestOutput
 from engines.invocations import Invocation
 from engines.metrics import EngineMetrics
 from engines.python.running import RunningRequest
@@ -28,9 +27,8 @@ class DispatcherMetrics(EngineMetrics):
         for request in batch:
             self.queue_time.observe(max(0.0, now - request.arrival_time))
 
-    def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
-        stats = super().snapshot(info, gauges)
-        return replace(stats, counters={**stats.counters, self._restarts_name: float(self.restarts)})
+    def _counters(self) -> dict[str, float]:
+        return super()._counters() | {self._restarts_name: self.restarts}
 
 
 class BatchMetrics(DispatcherMetrics):
@@ -54,10 +52,8 @@ class BatchMetrics(DispatcherMetrics):
             self.observe_end(output.error_kind)
             self.observe_tokens(running.num_tokens, running.first_token_time, now)
 
-    def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
-        stats = super().snapshot(info, gauges)
-        waste = {
-            "lmi_padding_tokens_total": float(self.prompt_padding),
-            "lmi_ended_row_tokens_total": float(self.ended_row_tokens),
+    def _counters(self) -> dict[str, float]:
+        return super()._counters() | {
+            "lmi_padding_tokens_total": self.prompt_padding,
+            "lmi_ended_row_tokens_total": self.ended_row_tokens,
         }
-        return replace(stats, counters={**stats.counters, **waste})

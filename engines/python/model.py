@@ -45,7 +45,7 @@ def load_model(config: PythonEngineConfig) -> LoadedModel:
     On a CPU, weights are rounded to the configured dtype, and the model computes in fp32.
 
     Raises: `FileNotFoundError` if there is no config.json; `ValueError` if the model does not fit on the GPUs, if
-        tensors are missing, or if they are quantised in a way that transformers would ignore; any error of
+        tensors are missing, or if they are quantized in a way that transformers would ignore; any error of
         transformers.
     """
     path = config.model.path

@@ -8,14 +8,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from engines.core import AbortReason, EngineInfo
+from engines.core import AbortReason, EngineInfo, RequestOutput, SchedulerReply
 from engines.errors import EngineError, InvalidRequest, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.invocations import InvocationOutput
 from engines.python.batcher import DynamicBatcher, HasId
 from engines.python.metrics import DispatcherMetrics
 from engines.python.worker_process import WorkerProcess
-from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, SchedulerState, Stats, ToEngine
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class EngineFailed(Exception):
 
 
 RequestT = TypeVar("RequestT", bound=HasId)
-OutputT = TypeVar("OutputT", bound=HasId)
+OutputT = TypeVar("OutputT", RequestOutput, InvocationOutput)
 
 
 class RequestLoop(ABC, Generic[RequestT, OutputT]):
     """Tracks the client of each request. Single-threaded. `clock` is `time.monotonic` except in tests."""
+
+    _output_type: type[OutputT]
 
     def __init__(
         self,
@@ -64,10 +67,6 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         """Drop a waiting or running request that its client no longer wants."""
 
     @abstractmethod
-    def _failure(self, request_id: str, error: EngineError) -> OutputT:
-        """Return the last output of a request that failed."""
-
-    @abstractmethod
     def _deliver(self, front: Front, client: bytes, outputs: list[OutputT]) -> bool:
         """Send outputs as one message; return False when the client is gone."""
 
@@ -84,8 +83,11 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         """Return how long to wait for messages: until the next heartbeat, batch, drain deadline or one of `moments`."""
         now = self._clock()
         due = self._batcher.seconds_until_due(now)
-        waits = [moment - now for moment in (*moments, self._drain_deadline) if moment is not None]
-        waits += [due] if due is not None else []
+        waits: list[float] = [
+            moment - now for moment in (*moments, self._drain_deadline) if moment is not None
+        ]
+        if due is not None:
+            waits.append(due)
         return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
 
     def _was_paused(self) -> bool:
@@ -105,7 +107,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             self._check(request)
             self._batcher.add(request, self._clock())
         except EngineError as error:
-            self._deliver(front, client, [self._failure(request.id, error)])
+            self._deliver(front, client, [self._output_type.failed(request.id, error)])
             return
         self._clients[request.id] = client
 
@@ -116,9 +118,9 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
+                front.send(client, Reply(token, self._metrics.snapshot(self._info, self._gauges())))
             case ConfigureScheduler(token):
-                front.send(client, SchedulerState(token, None, {}))
+                front.send(client, Reply(token, SchedulerReply(None, {})))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
@@ -165,4 +167,4 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         error = Unavailable("the server is shutting down and could not finish this request in time")
         logger.info("drained; unfinished requests: %d", len(self._clients))
         for request_id, client in self._clients.items():
-            self._deliver(front, client, [self._failure(request_id, error)])
+            self._deliver(front, client, [self._output_type.failed(request_id, error)])

@@ -28,9 +28,9 @@ class SequenceState:
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
         self.seen = array("i")
-        """Tokens of prompt and output, with repetitions; only if repetition is penalised."""
+        """Tokens of prompt and output, with repetitions; only if repetition is penalized."""
         self.output_ids = array("i")
-        """Distinct tokens of the output; only if presence or frequency is penalised."""
+        """Distinct tokens of the output; only if presence or frequency is penalized."""
         self.output_counts = array("i")
         """Number of occurrences of each of `output_ids`."""
         biases = [(token, bias) for token, bias in params.logit_bias if 0 <= token < vocab_size]

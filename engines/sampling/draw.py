@@ -46,10 +46,7 @@ def find_edges(logits: torch.Tensor, plan: SamplingPlan) -> Edges:
 
 
 def choose(
-    logits: torch.Tensor,
-    rows: Sequence[SamplingRow],
-    plan: SamplingPlan,
-    edges: Edges,
+    logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan, edges: Edges
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose a token for each row, the most likely or a random one.
 

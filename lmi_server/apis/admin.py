@@ -12,8 +12,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from engines.base import SettingValue
-from engines.core import SchedulerSettings
+from engines.core import SchedulerSettings, SettingValue
 from engines.errors import InvalidRequest, Unavailable
 from lmi_server.admin_token import token_matches
 from lmi_server.apis.base import ApiContext

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lmi_server.apis.base import Call
+from lmi_server.apis.lmi.reply import NO_TOKEN, token_record, top_token_records
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import Completion, TextOutput, TokenText
 from lmi_server.generation.formatter import Formatter
@@ -86,7 +87,7 @@ class FormattedReply:
     def _whole_answer(self, prompt: int, completions: Sequence[Completion]) -> dict[str, Any]:
         """Return all answers to a prompt for the formatter, with the prompt's tokens if they are reported."""
         answer = self._answer(prompt, prompt, [_sequence(one) for one in completions])
-        tokens = [_token(token, token.name) for token in completions[0].prompt_tokens]
+        tokens = [token_record(token, token.name) for token in completions[0].prompt_tokens]
         return {**answer, "prompt_tokens": tokens}
 
     def _all_tokens(self, output: TextOutput) -> dict[str, Any]:
@@ -135,21 +136,14 @@ def _tokens(tokens: Sequence[TokenText], flushed_text: str, *, ended: bool) -> l
     """Return the tokens for the formatter. Their texts, joined, are the shown text, ending in `flushed_text`."""
     entries = [_token(token, token.shown) for token in tokens]
     if ended and not entries:  # the last output has no token
-        entries.append({"id": -1, "text": "", "log_prob": 0.0, "special_token": True})
+        entries.append(dict(NO_TOKEN))
     if entries:
         entries[-1]["text"] += flushed_text
     return entries
 
 
 def _token(token: TokenText, text: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "id": token.id,
-        "text": text,
-        "log_prob": token.logprob,
-        "special_token": token.special or None,
-    }
+    record = token_record(token, text)
     if token.top:
-        entry["top_tokens"] = [
-            {"id": one.id, "text": one.text, "log_prob": one.logprob} for one in token.top_as(text)
-        ]
-    return entry
+        record["top_tokens"] = top_token_records(token, text)
+    return record

@@ -152,13 +152,12 @@ def _stream(
             yield from _chunks(frames)
     except ClientDisconnected:
         return
-    except EngineError as error:
-        record.finish = error.kind
-        yield from _chunks(call.reply.failure(ErrorReply.from_exception(error)))
     except Exception as error:
-        _logger.exception("%s stream failed", record.id)
-        record.finish = "internal"
-        yield from _chunks(call.reply.failure(ErrorReply.from_exception(error)))
+        if not isinstance(error, EngineError):
+            _logger.exception("%s stream failed", record.id)
+        problem = ErrorReply.from_exception(error)
+        record.finish = problem.kind
+        yield from _chunks(call.reply.failure(problem))
     finally:
         generation.close()
 

@@ -13,10 +13,9 @@ import msgspec
 from engines.base import HandlerEngine, InvocationStream
 from engines.core import AbortReason
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed, error_from_kind
-from engines.invocations import Invocation, InvocationOutput
+from engines.invocations import Invocation
 from lmi_server.errors import InvalidField
-from lmi_server.generation.generation import POLL_SECONDS
-from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import dump
 
@@ -85,20 +84,15 @@ class Formatter:
 
     def _read(self, stage: str, stream: InvocationStream, client: ClientWatch) -> bytearray:
         deadline = time.monotonic() + self._timeout
+        late = DeadlineExceeded(f"the {stage} formatter took longer than {self._timeout:g} s")
         body = bytearray()
         status = 0
-        output: InvocationOutput | None = None
-        while output is None or not output.finished:
-            if client.disconnected:
-                raise ClientDisconnected
-            wait = min(POLL_SECONDS, deadline - time.monotonic())
-            if wait <= 0:
-                raise DeadlineExceeded(f"the {stage} formatter took longer than {self._timeout:g} s")
-            output = stream.next(wait)
-            if output is None:
-                continue
+        finished = False
+        while not finished:
+            output = client.next_output(stream.next, deadline, lambda: late)
             body += output.body
             status = output.head.status if output.head is not None else status
+            finished = output.finished
         if output.error_kind:
             raise error_from_kind(output.error_kind, output.error_message)
         if status >= 300:

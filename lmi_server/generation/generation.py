@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,6 @@ from lmi_server.generation.answer_text import (
 from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.text.tokenizer import TextModel
-
-POLL_SECONDS = 0.25
-"""Interval at which a wait for the engine checks the clock and the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +143,8 @@ class TextGeneration:
             self._engine.abort(request_id, self._abort_reason)
 
     def _next(self, stream: RequestStream) -> RequestOutput:
-        deadline = self._http.deadline
-        while True:
-            if self._client.disconnected:
-                raise ClientDisconnected
-            wait = POLL_SECONDS
-            if deadline is not None:
-                wait = min(wait, deadline - self._clock())
-                if wait <= 0:
-                    raise self._timed_out()
-            output = stream.next(wait)
-            if output is not None:
-                return output
+        deadline = math.inf if self._http.deadline is None else self._http.deadline
+        return self._client.next_output(stream.next, deadline, self._timed_out, self._clock)
 
     def _process_output(self, answer: CompletionText, output: RequestOutput) -> TextOutput:
         if output.token_ids and self.first_token_time is None:

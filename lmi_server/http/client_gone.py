@@ -6,11 +6,13 @@ has sent more (a pipelined request). MSG_PEEK distinguishes the two.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import gevent
 from gevent import monkey
@@ -18,9 +20,12 @@ from gevent import socket as gevent_socket
 
 CLIENT_GONE_STATUS = 499
 """HTTP status in the counters for a client that disconnected, and in the log if it did so before the response."""
-_HANGUP_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.25
+"""Interval at which a wait checks the clock and the client."""
 # gevent removes `select.poll`. The original is safe here, because it is called without waiting.
 _poll: Any = monkey.get_original("select", "poll")
+
+Output = TypeVar("Output")
 
 
 class ClientDisconnected(Exception):
@@ -49,6 +54,29 @@ class ClientWatch:
             self._disconnected = _is_closed(self._connection)
         return self._disconnected
 
+    def next_output(
+        self,
+        receive: Callable[[float], Output | None],
+        deadline: float = math.inf,
+        timed_out: Callable[[], Exception] = TimeoutError,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Output:
+        """Wait for the next output of the engine.
+
+        `receive`: waits for at most this number of seconds; None: no output. `timed_out`: returns the error to raise at
+        the deadline.
+
+        Raises `ClientDisconnected` if the client disconnects.
+        """
+        while True:
+            if self.disconnected:
+                raise ClientDisconnected
+            wait = min(_POLL_SECONDS, deadline - clock())
+            if wait <= 0:
+                raise timed_out()
+            if (output := receive(wait)) is not None:
+                return output
+
     def start(self, on_disconnect: Callable[[], None]) -> None:
         """Call `on_disconnect` from another greenlet as soon as the client disconnects.
 
@@ -71,7 +99,7 @@ class ClientWatch:
             more = False
         while more and not _is_closed(connection):
             # Unread bytes keep the connection readable, so waiting for it to become readable no longer helps.
-            gevent.sleep(_HANGUP_POLL_SECONDS)
+            gevent.sleep(_POLL_SECONDS)
         self._disconnected = True
         on_disconnect()
 

@@ -122,11 +122,10 @@ def _classify(code: HandlerCode, function: str, built_in: str, file: HandlerFile
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
     """Return the settings that the server uses under a handler, and the texts of all options for the handler."""
     options = by_name()
-    server_settings, by_rank = [], sorted(settings, key=lambda setting: setting.rank, reverse=True)
-    for setting in settings:
-        option = options.get(setting.key)
-        if is_server_option(option.name if option is not None else setting.key):
-            server_settings.append(setting)
+    server_settings = [
+        one for one in settings if is_server_option(options[one.key].name if one.key in options else one.key)
+    ]
+    by_rank = sorted(settings, key=lambda setting: setting.rank, reverse=True)
     handler_options = {
         one.key.removeprefix("option."): one.text for one in by_rank if one.key.startswith("option.")
     }

@@ -94,6 +94,6 @@ def by_name() -> dict[str, Option]:
 
 
 def shown(key: str, text: str) -> str:
-    """Return a value for messages: `***` if it may be a secret, as it may be under a key that is misspelt."""
+    """Return a value for messages: `***` if it may be a secret, as it may be under a key that is misspelled."""
     option = by_name().get(key)
     return masked(key, text, option is None or option.secret)

@@ -12,7 +12,15 @@ import gevent
 import pytest
 
 from engines.client import ClientStream, EngineClient
-from engines.core import AbortReason, EngineInfo, EngineStats, FinishReason, RequestOutput, SchedulerSettings
+from engines.core import (
+    AbortReason,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    RequestOutput,
+    SchedulerReply,
+    SchedulerSettings,
+)
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
@@ -21,8 +29,7 @@ from engines.wire import (
     ConfigureScheduler,
     GetStats,
     InvocationOutputs,
-    SchedulerState,
-    Stats,
+    Reply,
     Submit,
     ToEngine,
 )
@@ -173,7 +180,7 @@ def _invoke(client: EngineClient, engine: _Engine, *pieces: InvocationOutput) ->
     """Return the pieces of an answer of which none is read before the last one has arrived."""
     stream = client.invoke(Invocation("a", 0.0, {}, (("data", b""),)))
     engine.calls.append(lambda front, name: front.send(name, InvocationOutputs(list(pieces))) and None)
-    engine.calls.append(lambda front, name: front.send(name, Stats(0, _STATS)) and None)
+    engine.calls.append(lambda front, name: front.send(name, Reply(0, _STATS)) and None)
     assert client.stats(60) is not None
     read = []
     while (piece := stream.next(0.0)) is not None:
@@ -258,7 +265,7 @@ def _schedule(front: Front, name: bytes, message: ToEngine) -> None:
     if isinstance(message, ConfigureScheduler):
         refused = {field: "fixed at the start" for field in message.changes if field != "max_waiting"}
         settings = SchedulerSettings(4, 64, 64, int(message.changes.get("max_waiting") or 1000))
-        front.send(name, SchedulerState(message.token, settings, refused))
+        front.send(name, Reply(message.token, SchedulerReply(settings, refused)))
 
 
 def test_scheduler_settings_can_be_changed_and_read(engine: _Engine, client: EngineClient) -> None:
@@ -287,7 +294,7 @@ def test_stats_and_scheduler_answers_do_not_mix(engine: _Engine, client: EngineC
     def handle(front: Front, name: bytes, message: ToEngine) -> None:
         _schedule(front, name, message)
         if isinstance(message, GetStats):
-            front.send(name, Stats(message.token, _STATS))
+            front.send(name, Reply(message.token, _STATS))
 
     engine.handle = handle
     greenlets = [gevent.spawn(client.stats, 60), gevent.spawn(client.configure_scheduler, {}, 60)]
@@ -301,8 +308,8 @@ def test_a_late_answer_is_not_mistaken_for_the_next_one(engine: _Engine, client:
 
     def handle(front: Front, name: bytes, message: ToEngine) -> None:
         if isinstance(message, GetStats) and message.token > 0:
-            front.send(name, Stats(0, late))
-            front.send(name, Stats(message.token, _STATS))
+            front.send(name, Reply(0, late))
+            front.send(name, Reply(message.token, _STATS))
 
     engine.handle = handle
     assert client.stats(0.05) is None

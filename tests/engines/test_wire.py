@@ -18,6 +18,7 @@ from engines.core import (
     Request,
     RequestOutput,
     SamplingParams,
+    SchedulerReply,
     SchedulerSettings,
 )
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
@@ -29,8 +30,7 @@ from engines.wire import (
     InvocationOutputs,
     Invoke,
     Outputs,
-    SchedulerState,
-    Stats,
+    Reply,
     Submit,
     ToClient,
     ToEngine,
@@ -87,9 +87,9 @@ _TO_CLIENT: list[ToClient] = [
     InvocationOutputs(
         [InvocationOutput("a", AnswerHead(200, "OK", (("name", "value"),)), b"\xff", last=True)]
     ),
-    Stats(2**62, EngineStats(_INFO, {}, {}, (), {"1": _COPY})),
-    SchedulerState(1, None, {}),
-    SchedulerState(1, SchedulerSettings(1, 2, 3, 4, 5, "fair"), {"max_waiting": "too large"}),
+    Reply(2**62, EngineStats(_INFO, {}, {}, (), {"1": _COPY})),
+    Reply(1, SchedulerReply(None, {})),
+    Reply(1, SchedulerReply(SchedulerSettings(1, 2, 3, 4, 5, "fair"), {"max_waiting": "too large"})),
 ]
 
 

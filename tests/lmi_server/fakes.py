@@ -16,7 +16,6 @@ import gevent
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from werkzeug.test import TestResponse
 
-from engines.base import SchedulerReply, SettingValue
 from engines.core import (
     AbortReason,
     EngineInfo,
@@ -27,7 +26,9 @@ from engines.core import (
     Request,
     RequestOutput,
     SamplingParams,
+    SchedulerReply,
     SchedulerSettings,
+    SettingValue,
 )
 from engines.errors import EngineError
 from engines.health import EngineState, Health

@@ -28,7 +28,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def require_safetensors(path: Path) -> None:
-    """Raise CannotServe if safetensors files are missing from the folder or incomplete, or if matrices are quantised
+    """Raise CannotServe if safetensors files are missing from the folder or incomplete, or if matrices are quantized
     and config.json does not say how: their scales would be ignored."""
     if sentence := weights_problem(path):
         raise CannotServe(sentence)
@@ -38,8 +38,8 @@ def require_safetensors(path: Path) -> None:
         is_matrix = len(tensor.shape) > 1 and tensor.name.endswith((".weight", ".weight_packed"))
         if is_matrix and tensor.dtype not in (*_DTYPES, "F64"):
             raise CannotServe(
-                f"the weights are quantised: {tensor.name} has the dtype {tensor.dtype}, and config.json has no"
-                " quantization_config; use the unquantised model"
+                f"the weights are quantized: {tensor.name} has the dtype {tensor.dtype}, and config.json has no"
+                " quantization_config; use the unquantized model"
             )
 
 

@@ -39,21 +39,8 @@ from container.measure.bench.report import (
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.search import RateTrial, judge_rate, search_rate
 from container.measure.bench.slo import Slo
-from container.measure.bench.workload import (
-    BenchError,
-    BenchRequest,
-    Workload,
-    load_tokenizer,
-    make_requests,
-)
-from container.measure.output import (
-    csv_option,
-    json_option,
-    require_folders,
-    show,
-    write_csv,
-    write_json,
-)
+from container.measure.bench.workload import BenchError, BenchRequest, Workload, load_tokenizer, make_requests
+from container.measure.output import csv_option, json_option, require_folders, show, write_csv, write_json
 from container.models.files.bundled import BUNDLED_MODEL, bundled_folder
 from container.progress import ProgressView, view_for
 from container.run import launch

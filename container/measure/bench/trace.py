@@ -103,11 +103,7 @@ def _azure(header: bytes) -> _Format:
         stamp = datetime.datetime.fromisoformat(when)
         if stamp.tzinfo is None:
             stamp = stamp.replace(tzinfo=datetime.UTC)
-        values = {
-            "timestamp": 1000 * stamp.timestamp(),
-            "input_length": prompt,
-            "output_length": output,
-        }
+        values = {"timestamp": 1000 * stamp.timestamp(), "input_length": prompt, "output_length": output}
         return msgspec.convert(values, _Recorded, strict=False)
 
     return _Format("Azure's traces", read)

@@ -1,6 +1,6 @@
 """`lmi compare --attribute`: divide the gain of rolling over dynamic batching into its causes.
 
-Configurations are added between the two, each of which differs from its neighbour in one thing only. engine=Python runs
+Configurations are added between the two, each of which differs from its neighbor in one thing only. engine=Python runs
 transformers' modules and cannot use the kernels of engine=MPI. Its static batches are therefore emulated by engine=MPI
 with `batch_scheduler_policy=static_batch`, which runs the waiting requests as one batch to its end. From there on,
 kernels, HTTP server and client are the same, and only the batching changes. In each round all configurations get the
@@ -17,14 +17,7 @@ from container.measure.compare.configurations import BadConfiguration, Configura
 from container.measure.compare.derive import derive
 from container.measure.compare.plan import Part
 from container.measure.compare.results import Comparison
-from container.measure.compare.summary import (
-    LATENCY_P90,
-    MEASURES,
-    TOKENS_PER_SECOND,
-    Measure,
-    ratio,
-    times,
-)
+from container.measure.compare.summary import LATENCY_P90, MEASURES, TOKENS_PER_SECOND, Measure, ratio, times
 from container.measure.compare.verdict import finding_kind
 from container.measure.output import Table
 from container.measure.sections import Finding, Section

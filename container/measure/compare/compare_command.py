@@ -38,14 +38,7 @@ from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import ServerFailed, StartServer, server_starter, with_logs
 from container.measure.numbers import read_quantity
-from container.measure.output import (
-    as_json,
-    bullets,
-    json_option,
-    require_folders,
-    show,
-    write_json,
-)
+from container.measure.output import as_json, bullets, json_option, require_folders, show, write_json, writing
 from container.measure.report.report_command import report_option, write_report
 from container.measure.stoppable import stoppable
 from container.progress import view_for
@@ -274,10 +267,8 @@ def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance
     show(report.terminal_tables(comparison, extra), findings, options.json_path)
     document = as_json(report.json_values(comparison, origin, extra))
     write_json(document, options.json_path)
-    try:
+    with writing("--output", options.output):
         options.output.write_text(written.markdown(), encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"--output: cannot write {options.output}: {error.strerror}") from error
     click.echo(f"report: {options.output}", err=True)
     if options.report:
         write_report(document, options.report)

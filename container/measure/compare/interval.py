@@ -1,6 +1,6 @@
 """The ratio of two configurations over paired rounds, with a confidence interval.
 
-A busy machine makes all times longer by some per cent, so logarithms are averaged. Rounds with the same number have the
+A busy machine makes all times longer by a few percent, so logarithms are averaged. Rounds with the same number have the
 same requests and run close to each other in time, so they are paired. Something else that runs on the machine for a
 second can double the time of a round, so of ten rounds or more the most extreme tenth at each end does not count.
 """

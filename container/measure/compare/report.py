@@ -14,7 +14,7 @@ from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.results import Comparison, StayResult
 from container.measure.compare.summary import MEASURES, counters, equality, occupancy, over_rounds, ratio
-from container.measure.compare.verdict import headline, verdict
+from container.measure.compare.verdict import headline, in_words
 from container.measure.output import Table
 from container.measure.sections import Report, Section, failed_requests, package_versions
 
@@ -176,7 +176,7 @@ def _summary(comparison: Comparison, config: Configuration, base: str, scenario:
         "figures": {one.key: over_rounds(comparison, name, scenario, one) for one in MEASURES},
         "ratios_to_first": ratios,
         "smallest_visible": {key: one.smallest_visible for key, one in ratios.items() if one and compared},
-        "verdicts": {one.key: verdict(comparison, name, base, scenario, one) for one in compared},
+        "verdicts": {one.key: in_words(ratios[one.key], name, base, one) for one in compared},
         "batch_occupancy": occupancy(config, results),
         "counters": counters(results),
         "tokens_of_first": equality(comparison, name, base, scenario),

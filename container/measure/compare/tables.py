@@ -19,7 +19,7 @@ from container.measure.compare.summary import (
     spread,
     times,
 )
-from container.measure.compare.verdict import verdict
+from container.measure.compare.verdict import in_words
 from container.measure.numbers import NO_VALUE, format_number, gibibytes, percent
 from container.measure.output import Table
 
@@ -73,8 +73,8 @@ def ratios_table(comparison: Comparison, scenario: str) -> Table:
         (
             name,
             measure.title,
-            verdict(comparison, name, base, scenario, measure),
-            times(ratio(comparison, name, base, scenario, measure)),
+            in_words(seen := ratio(comparison, name, base, scenario, measure), name, base, measure),
+            times(seen),
         )
         for name in others
         for measure in MEASURES

@@ -41,11 +41,6 @@ def _bound(seen: Ratio) -> float:
     return max(seen.high, 1 / seen.low) - 1 if seen.low else math.inf
 
 
-def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> str:
-    """Compare one measure of configuration `name` with `base`, in a sentence without its full stop."""
-    return in_words(ratio(comparison, name, base, scenario, measure), name, base, measure)
-
-
 def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
     """Describe the ratio of `name` to `base`, in a sentence without its full stop."""
     if seen is None:

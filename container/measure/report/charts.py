@@ -115,10 +115,10 @@ def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:
     times = [use.seconds for use in found.values()]
     for name, use in found.items():
         caption = (
-            "Rows are slots of the batch over time. Each colour is a request, darker during its prefill. Blank areas"
+            "Rows are slots of the batch over time. Each color is a request, darker during its prefill. Blank areas"
             " are waste: slots that compute nothing."
             if use.is_traced
-            else "Rows are slots of the batch over time. Each colour is a request, from the first to the last token"
+            else "Rows are slots of the batch over time. Each color is a request, from the first to the last token"
             " that the client received. Blank areas are waste or prefill."
         )
         yield plots.slots(name, use, min(max(times), _MAX_STRETCH * min(times)), caption)

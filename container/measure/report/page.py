@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from container.measure.report.charts import plots_by_section
 from container.measure.report.results import Results
-from container.measure.report.svg import NUM_COLOURS, Plot, SvgRenderer, line_dashes, require_matplotlib
+from container.measure.report.svg import NUM_COLORS, Plot, SvgRenderer, line_dashes, require_matplotlib
 
 _WIDE_PIXELS, _NARROW_PIXELS = 1130, 340
 _GAP_PIXELS = 27
@@ -38,7 +38,7 @@ def write_html(results: Results, path: Path) -> None:
         report=results,
         plots=plots_by_section(results),
         places={name: place for place, name in enumerate(results.names)},
-        num_colours=NUM_COLOURS,
+        num_colors=NUM_COLORS,
         dashes=line_dashes,
         wide=wide,
         narrow=narrow,

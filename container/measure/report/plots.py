@@ -18,9 +18,9 @@ from container.measure.report.svg import (
     QUIET,
     RULE,
     Plot,
-    line_colour,
+    line_color,
     line_dashes,
-    request_colour,
+    request_color,
 )
 
 _MAX_POINTS = 200
@@ -40,7 +40,7 @@ class Bar:
 
     name: str
     index: int
-    """Index of the configuration, which gives the colour."""
+    """Index of the configuration, which gives the color."""
     value: float
     low: float
     high: float
@@ -52,7 +52,7 @@ def bars(title: str, unit: str, bars: Sequence[Bar], caption: str) -> Plot:
 
     def draw(ax: Any) -> None:
         for row, bar in enumerate(bars):
-            ax.barh(row, bar.value, height=0.36, color=line_colour(bar.index))
+            ax.barh(row, bar.value, height=0.36, color=line_color(bar.index))
             ax.plot([bar.low, bar.high], [row, row], color=INK, linewidth=1.6, solid_capstyle="butt")
             ax.plot(
                 bar.values,
@@ -83,7 +83,7 @@ def ratios(title: str, groups: Mapping[str, Sequence[Bar]], caption: str) -> Plo
             _label_above(ax, y + heading - 8, name, "")
             y += heading
             for bar in group:
-                style = {"color": line_colour(bar.index), "clip_on": False}
+                style = {"color": line_color(bar.index), "clip_on": False}
                 ax.plot([bar.low, bar.high], [y, y], linewidth=3.5, solid_capstyle="round", **style)
                 ax.plot([bar.value], [y], "o", markersize=8, markeredgewidth=0, **style)
                 _label_above(ax, y + 5, "", f"{format_number(bar.value)}x")
@@ -165,7 +165,7 @@ def distribution(title: str, samples: Mapping[int, Sequence[float]], caption: st
 def _line(index: int) -> dict[str, Any]:
     dashes = line_dashes(index)
     style = (0, [length / 2 for length in dashes]) if dashes else "-"
-    return {"color": line_colour(index), "linewidth": 2, "linestyle": style}
+    return {"color": line_color(index), "linewidth": 2, "linestyle": style}
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
@@ -228,7 +228,7 @@ def waterfall(title: str, factors: Mapping[str, float], caption: str) -> Plot:
 
 
 def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
-    """Plot slots as rows, time to the right and requests as colours. seconds: end of the time axis."""
+    """Plot slots as rows, time to the right and requests as colors. seconds: end of the time axis."""
     rows = min(use.num_slots, _MAX_SLOTS)
 
     def draw(ax: Any) -> None:
@@ -239,8 +239,8 @@ def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
             for is_prefill in (False, True):
                 mine = [span for span in merged if span.slot == row and span.is_prefill == is_prefill]
                 boxes = [(span.start, span.end - span.start) for span in mine]
-                colours = [request_colour(span.request) for span in mine]
-                ax.broken_barh(boxes, (row - 0.46, 0.92), facecolors=colours, linewidth=0)
+                colors = [request_color(span.request) for span in mine]
+                ax.broken_barh(boxes, (row - 0.46, 0.92), facecolors=colors, linewidth=0)
                 if is_prefill:
                     ax.broken_barh(boxes, (row - 0.46, 0.92), facecolors="black", alpha=0.4, linewidth=0)
         ax.set_xlim(0, seconds)

@@ -1,4 +1,4 @@
-"""Render plots as SVG text for a page: drawn by matplotlib, coloured by the page's CSS variables."""
+"""Render plots as SVG text for a page: drawn by matplotlib, colored by the page's CSS variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-NUM_COLOURS = 8
+NUM_COLORS = 8
 """Number of CSS variables: `--c0` to `--c7` for configurations and `--r0` to `--r7` for requests."""
 _NAMES = ("ink", "quiet", "rule", "card", "empty", "good", "bad")
 _BOTTOM_PIXELS, _TOP_PIXELS, _RIGHT_PIXELS = 44, 6, 10
@@ -19,12 +19,12 @@ _BOTTOM_PIXELS, _TOP_PIXELS, _RIGHT_PIXELS = 44, 6, 10
 DASHES = ((), (7, 3), (2, 2), (9, 3, 2, 3))
 _ROLES = {f"#0{index}0{index}0{index}": name for index, name in enumerate(_NAMES, start=1)}
 INK, QUIET, RULE, CARD, EMPTY, GAIN, LOSS = _ROLES
-"""Colours of text, secondary text, grid lines, background of plots, background of slots, improvements, losses."""
+"""Colors of text, secondary text, grid lines, background of plots, background of slots, improvements, losses."""
 _CLUTTER = re.compile(
     r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
     re.DOTALL,
 )
-_COLOUR = re.compile(r"(?<=[: ])#0[1-7]0[0-7]0[0-7](?=[;\"])")
+_COLOR = re.compile(r"(?<=[: ])#0[1-7]0[0-7]0[0-7](?=[;\"])")
 
 
 class NoPlots(Exception):
@@ -39,19 +39,19 @@ def require_matplotlib() -> None:
         )
 
 
-def line_colour(index: int) -> str:
-    """Return the colour of the configuration with this index, for use in a plot."""
-    return f"#01000{index % NUM_COLOURS}"
+def line_color(index: int) -> str:
+    """Return the color of the configuration with this index, for use in a plot."""
+    return f"#01000{index % NUM_COLORS}"
 
 
-def request_colour(number: int) -> str:
-    """Return the colour of the request with this number, for use in a plot."""
-    return f"#02000{number % NUM_COLOURS}"
+def request_color(number: int) -> str:
+    """Return the color of the request with this number, for use in a plot."""
+    return f"#02000{number % NUM_COLORS}"
 
 
 def line_dashes(index: int) -> tuple[int, ...]:
-    """Return the dash pattern of the configuration with this index, for readers who cannot distinguish colours."""
-    return DASHES[(index + index // NUM_COLOURS) % len(DASHES)]
+    """Return the dash pattern of the configuration with this index, for readers who cannot distinguish colors."""
+    return DASHES[(index + index // NUM_COLORS) % len(DASHES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +114,18 @@ class SvgRenderer:
         return self._for_page(file.getvalue(), plot)
 
     def _for_page(self, svg: str, plot: Plot) -> str:
-        """Drop what a page does not need, make ids unique, and replace colours by CSS variables."""
+        """Drop what a page does not need, make ids unique, and replace colors by CSS variables."""
         prefix = f"g{next(self._numbers)}-"
         svg = _CLUTTER.sub("", svg).strip()
         svg = re.sub(r'(?<= )id="', f'id="{prefix}', svg)
         svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
         svg = re.sub(r' xlink:href="#', f' href="#{prefix}', svg)
         svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-        svg = _COLOUR.sub(lambda match: _variable(match[0]), svg)
+        svg = _COLOR.sub(lambda match: _variable(match[0]), svg)
         return svg.replace("<svg", '<svg role="img"', 1)
 
 
-def _variable(colour: str) -> str:
-    if colour in _ROLES:
-        return f"var(--{_ROLES[colour]})"
-    return f"var(--{'c' if colour.startswith('#01') else 'r'}{colour[-1]})"
+def _variable(color: str) -> str:
+    if color in _ROLES:
+        return f"var(--{_ROLES[color]})"
+    return f"var(--{'c' if color.startswith('#01') else 'r'}{color[-1]})"

@@ -15,7 +15,7 @@ from container.measure.bench.workload import BenchRequest
 from container.measure.simulate.clock import VirtualClock
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SamplingParams
 from engines.front import Front
-from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToClient, ToEngine
+from engines.wire import Abort, Drain, GetStats, Reply, Submit, ToClient, ToEngine
 
 ARRIVAL_SECONDS = 0.005
 """Time from when a request is due until it reaches the engine: client, network, web process and tokenizer.
@@ -119,8 +119,8 @@ class VirtualFront(Front):
         return True
 
     def send(self, client: bytes, message: ToClient) -> bool:
-        if isinstance(message, Stats):
-            self.stats = message.stats
+        if isinstance(message, Reply) and isinstance(message.content, EngineStats):
+            self.stats = message.content
         return True
 
     def watch(self, descriptor: int) -> None:

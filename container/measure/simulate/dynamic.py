@@ -74,9 +74,7 @@ class VirtualGenerator(GeneratingProcess):
         outputs = [self._output(request) for request in self._rows.values()]
         if self._clock.now >= self._deadline:
             error = batch_timed_out(self._batch_timeout, self._num_steps)
-            outputs = [
-                RequestOutput(row, error_kind=error.kind, error_message=str(error)) for row in self._rows
-            ]
+            outputs = [RequestOutput.failed(row, error) for row in self._rows]
         for output in outputs:
             if output.finished:
                 del self._rows[output.id]

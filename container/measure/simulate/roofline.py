@@ -50,7 +50,7 @@ class Roofline:
     """
 
     def __init__(self, server: SimulatedServer, target: ServingTarget) -> None:
-        """target: with devices of the catalogue, or any CPU, for which the catalogue's figures are used."""
+        """target: with devices of the catalog, or any CPU, for which the catalog's figures are used."""
         engine, model = server.engine, server.model
         on_cpu = not target.machine.gpu_count
         hardware = target.device or device(CPU)

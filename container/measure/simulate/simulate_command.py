@@ -20,14 +20,7 @@ from container.measure.bench.report import REQUEST_COLUMNS, request_rows
 from container.measure.bench.scenario import PRESETS
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError
-from container.measure.output import (
-    csv_option,
-    json_option,
-    require_folders,
-    show,
-    write_csv,
-    write_json,
-)
+from container.measure.output import csv_option, json_option, require_folders, show, write_csv, write_json
 from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.prices import Price, cost, read_prices
 from container.measure.simulate.report import SimulationOrigin, SimulationReport

@@ -16,11 +16,7 @@ from container.measure.numbers import NO_VALUE, SECONDS, format_number, percent,
 from lmi_server.values.nearest import nearest
 
 ERRORS = "errors"
-_RATES = {
-    "tokens/s": "output_tokens_per_second",
-    "requests/s": "requests_per_second",
-    "goodput": "goodput",
-}
+_RATES = {"tokens/s": "output_tokens_per_second", "requests/s": "requests_per_second", "goodput": "goodput"}
 _TIMES = ("ttft", "gap", "tpot", "latency")
 _STATISTICS = tuple(field.name for field in fields(Spread))
 _TIMES_OF = {f"{statistic} {time}": f"{time}.{statistic}" for time in _TIMES for statistic in _STATISTICS}

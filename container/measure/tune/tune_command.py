@@ -36,14 +36,7 @@ from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, make_provenance
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerFailed, server_starter, with_logs
-from container.measure.output import (
-    as_json,
-    bullets,
-    json_option,
-    require_folders,
-    show,
-    write_json,
-)
+from container.measure.output import as_json, bullets, json_option, require_folders, show, write_json, writing
 from container.measure.report.report_command import report_option, write_report
 from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.server import CannotSimulateError, read_server
@@ -276,10 +269,8 @@ def _publish(
     if tuning.goal_is_met and tuning.best is not tuning.baseline:
         lines, gain = report.heading(tuning, provenance), report.effect(tuning)
         file = file_of(tuning.explored.file.path)
-        try:
+        with writing("--output", output):
             output.write_bytes(rewrite(file, tuning.best.changes, output.absolute().parent, lines, gain))
-        except OSError as error:
-            raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
         click.echo(f"configuration: {output}", err=True)
     if report_path:
         write_report(document["verification"], report_path)

@@ -12,7 +12,7 @@ from typing import Any
 from container.models import pickled
 from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Snapshot
-from container.models.gguf_names import SUFFIX, has_quantisation, is_first, parts_of
+from container.models.gguf_names import SUFFIX, has_quantization, is_first, parts_of
 from engines.models import gguf_index
 
 CONFIG = "config.json"
@@ -133,7 +133,7 @@ def _gguf_files(snapshot: Snapshot) -> list[str]:
     listed = [path for path in paths if is_first(path)]
     if wanted:
         first = parts_of(wanted)[0]
-        found = [path for path in listed if path == first or has_quantisation(path, wanted)]
+        found = [path for path in listed if path == first or has_quantization(path, wanted)]
     elif not snapshot.selection.with_weights or any(map(is_safetensors, paths)):
         return []
     else:

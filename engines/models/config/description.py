@@ -10,7 +10,7 @@ from engines.partition import split_evenly, split_heads
 
 
 def element_bytes(stored: str, dtype: str, native: bool) -> int:
-    """Return an upper bound for the bytes per number of a matrix on a CPU, without quantisation.
+    """Return an upper bound for the bytes per number of a matrix on a CPU, without quantization.
 
     stored: the checkpoint's dtype (torch's name); dtype: `option.dtype`, to which numbers are rounded; native: whether
     native kernels are used. Without them torch computes in fp32 and packs only fp16.
@@ -64,7 +64,7 @@ class ExpertsConfig:
     projections: tuple[str, str, str] = ("w1", "w3", "w2")
     """Names of an expert's gate, up and down projection."""
     renormalise: bool = True
-    """Whether the routing weights of a token's experts are normalised to a sum of 1."""
+    """Whether the routing weights of a token's experts are normalized to a sum of 1."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with a dense MLP instead of experts."""
 
@@ -151,7 +151,7 @@ class ModelConfig:
 
         Norms and biases of output projections are not included, because every rank holds them whole.
 
-        element: bytes per number, on average; int8: linear layers are quantised. An embedding that is not tied, learned
+        element: bytes per number, on average; int8: linear layers are quantized. An embedding that is not tied, learned
             positions and routers are not.
         """
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size

@@ -80,11 +80,11 @@ class Fields:
         return Fields({**self._data, **changed})
 
     def require_plain_weights(self) -> None:
-        """Raise `UnsupportedModel` if the checkpoint's weights are quantised, for example with AWQ."""
+        """Raise `UnsupportedModel` if the checkpoint's weights are quantized, for example with AWQ."""
         if self._data.get("quantization_config"):
             raise UnsupportedModel(
-                "the weights are quantised (quantization_config in config.json); use the unquantised model, which"
-                " option.quantize quantises on a CPU"
+                "the weights are quantized (quantization_config in config.json); use the unquantized model, which"
+                " option.quantize quantizes on a CPU"
             )
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:

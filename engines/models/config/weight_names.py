@@ -32,7 +32,7 @@ class WeightNames:
     attention_output_norm: str | None = None
     """Norm of the attention output, before it is added to the residual stream."""
     mlp_norm: str | None = "post_attention_layernorm"
-    """None in a parallel block whose MLP gets the same normalised input as attention."""
+    """None in a parallel block whose MLP gets the same normalized input as attention."""
     mlp_output_norm: str | None = None
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

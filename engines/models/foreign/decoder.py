@@ -35,11 +35,7 @@ class ForeignDecoder:
         self._leads = leads
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        cache: KvCache,
-        step: StepAttention,
-        num_layers: int | None = None,
+        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
     ) -> torch.Tensor:
         """Compute hidden states after the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
 

@@ -102,7 +102,7 @@ class ForeignConfig(ModelConfig):
             return ModelConfig.weight_bytes(self, element, ranks, int8)
         split, shapes = self.split_plan(ranks, 0), dict(self.tensors)
         tables = [name for name, shape in self.tensors if len(shape) == 2 and shape[0] == self.vocab_size]
-        # The embedding is one of two tables of the same shape. It is quantised only as the head.
+        # The embedding is one of two tables of the same shape. It is quantized only as the head.
         embedding = None if self.tie_word_embeddings else next(iter(tables), None)
         total = 0.0
         for name, shape in self.tensors:
@@ -196,7 +196,7 @@ def _with_common_names(data: Mapping[str, Any], source: Source) -> dict[str, Any
 
 
 def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
-    """Raise `UnsupportedModel` if config.json has unsupported quantisation, layer types or rope types."""
+    """Raise `UnsupportedModel` if config.json has unsupported quantization, layer types or rope types."""
     fields = Fields(data)
     fields.require_plain_weights()
     if len(set(map(str, data.get("num_attention_heads_per_layer") or ()))) > 1:

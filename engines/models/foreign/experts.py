@@ -1,4 +1,4 @@
-"""Replace the experts of transformers modules with native, quantised ones. The module's own router chooses experts."""
+"""Replace the experts of transformers modules with native, quantized ones. The module's own router chooses experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replace linear layers, embedding and head of transformers modules with native, quantised, sharded ones."""
+"""Replace linear layers, embedding and head of transformers modules with native, quantized, sharded ones."""
 
 from __future__ import annotations
 

@@ -75,12 +75,7 @@ class PagedLayer:
         setattr(module, _ATTRIBUTE, self)
         self.rotary = LateRotary.replace_in(module, self.step_state.angles) or self.rotary
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Attend over the cache.
 
         query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim].

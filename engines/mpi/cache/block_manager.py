@@ -11,11 +11,7 @@ __all__ = ["BlockManager", "make_block_manager"]
 
 
 def make_block_manager(
-    num_blocks: int,
-    block_size: int,
-    paged: bool,
-    prefix_caching: bool = False,
-    window: Window | None = None,
+    num_blocks: int, block_size: int, paged: bool, prefix_caching: bool = False, window: Window | None = None
 ) -> BlockManager:
     """Create the allocator selected by `option.paged_attention`. Only the paged one has a prefix cache and frees
     blocks that have left the window."""

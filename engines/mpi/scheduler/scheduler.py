@@ -10,14 +10,7 @@ import heapq
 from collections.abc import Iterable
 
 from engines.config import SchedulerConfig
-from engines.core import (
-    FinishReason,
-    PromptLogprob,
-    Request,
-    RequestOutput,
-    SampledToken,
-    SchedulerSettings,
-)
+from engines.core import FinishReason, PromptLogprob, Request, RequestOutput, SampledToken, SchedulerSettings
 from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, tokens_generated
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.beam_group import BeamGroup
@@ -94,8 +87,7 @@ class Scheduler:
         return max(0, self.settings.max_num_seqs - self.num_running - self._planner.waiting.num_preempted)
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
-        """Apply new settings from the next step on. Running sequences are not evicted: a smaller limit only stops
-        admission until it is met."""
+        """Apply new settings from the next step on; see `StepPlanner.reconfigure`."""
         self._planner.reconfigure(settings)
 
     def add(self, request: Request) -> None:
@@ -147,7 +139,7 @@ class Scheduler:
         for one in sequences:
             sequence = self._by_id.get(one.request.id)
             if sequence is not None:
-                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
+                outputs.append(RequestOutput.failed(sequence.id, error))
                 self._remove(sequence)
         return outputs
 

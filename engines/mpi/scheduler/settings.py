@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from engines.core import SchedulerSettings
+from engines.core import SchedulerSettings, SettingValue
 from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.scheduler.policies import POLICIES
-
-Value = int | float | bool | str | None
 
 _MINIMUMS: dict[str, int] = {
     "max_num_seqs": 1,
@@ -31,7 +29,7 @@ class InvalidSettings(Exception):
 
 
 def apply_changes(
-    settings: SchedulerSettings, changes: Mapping[str, Value], largest_step: LargestStep | None
+    settings: SchedulerSettings, changes: Mapping[str, SettingValue], largest_step: LargestStep | None
 ) -> SchedulerSettings:
     """Return the settings with these changes.
 
@@ -48,7 +46,7 @@ def apply_changes(
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
 
-def _too_large(changes: Mapping[str, Value], largest_step: LargestStep) -> dict[str, str]:
+def _too_large(changes: Mapping[str, SettingValue], largest_step: LargestStep) -> dict[str, str]:
     """Return the changes that would allow steps larger than the measured one, with the reasons.
 
     `max_prefill_tokens` needs no check: `max_num_batched_tokens` limits prefills too.
@@ -72,7 +70,7 @@ def _too_large(changes: Mapping[str, Value], largest_step: LargestStep) -> dict[
     return refused
 
 
-def _problem(name: str, value: Value) -> str:
+def _problem(name: str, value: SettingValue) -> str:
     """Return why a value is not accepted; empty when it is accepted."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "scheduling_policy":

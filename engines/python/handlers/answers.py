@@ -81,8 +81,7 @@ def failure(request_id: str, error: Exception) -> InvocationOutput:
 def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
     """Return the end of a stream that raised an error."""
     logger.error("%s: the handler's stream failed", request_id, exc_info=error)
-    message = _text(error) or type(error).__name__
-    return InvocationOutput(request_id, error_kind=RequestFailed.kind, error_message=message)
+    return InvocationOutput.failed(request_id, RequestFailed(_text(error) or type(error).__name__))
 
 
 def stream_of(output: Output) -> Generator[bytes, None, None]:

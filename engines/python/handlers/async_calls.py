@@ -35,9 +35,9 @@ class AsyncCalls:
         self._runner = asyncio.Runner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(2 * MAX_CALLS)
-        """Threads that wait for pieces of streams: half for running calls, half for cancelled ones."""
+        """Threads that wait for pieces of streams: half for running calls, half for canceled ones."""
         self._abandoned: list[Future[bytes | None]] = []
-        """Pieces of cancelled calls for which threads still waited at the latest cancellation."""
+        """Pieces of canceled calls for which threads still waited at the latest cancellation."""
         self._ending = False
         """Whether the process is exiting, so that the dispatcher decides about unfinished calls."""
 
@@ -78,7 +78,7 @@ class AsyncCalls:
         if isinstance(message, Add):
             name = message.invocation.id
             self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(message.invocation))
-            # Not at the end of `_run`, which never runs if the task is cancelled before it starts.
+            # Not at the end of `_run`, which never runs if the task is canceled before it starts.
             task.add_done_callback(lambda _: self._finish(name))
         elif isinstance(message, Forget) and message.request_id in self._tasks:
             self._tasks[message.request_id].cancel()
@@ -123,7 +123,7 @@ class AsyncCalls:
                     yield answers.head(result), piece
                     piece = await self._next(pieces, None)
             finally:
-                with contextlib.suppress(ValueError):  # the thread of a cancelled call is still in it
+                with contextlib.suppress(ValueError):  # the thread of a canceled call is still in it
                     pieces.close()
             return
         if not hasattr(result, "__aiter__"):
@@ -145,7 +145,7 @@ class AsyncCalls:
     async def _next(self, pieces: Iterator[bytes], end: bytes | None) -> bytes | None:
         """Return the next piece of a stream, or `end`, from a thread.
 
-        A cancelled call leaves its thread behind, unless too many threads of cancelled calls wait already. Then the
+        A canceled call leaves its thread behind, unless too many threads of canceled calls wait already. Then the
         call does not end before its thread returns, so that the dispatcher kills a process that has no threads left.
         """
         piece = self._threads.submit(contextvars.copy_context().run, lambda: next(pieces, end))

@@ -38,6 +38,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     `clock` is `time.monotonic` except in tests.
     """
 
+    _output_type = InvocationOutput
+
     def __init__(
         self,
         config: HandlerEngineConfig,
@@ -159,7 +161,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         for name in timed_out:
             slot.calls[name] = now + REACTION_SECONDS
             slot.process.forget(name)
-        self._send(front, slot, [self._failure(name, error) for name in timed_out])
+        self._send(front, slot, [InvocationOutput.failed(name, error) for name in timed_out])
 
     def _handle_worker_exit(self, front: Front, slot: Slot, error: EngineError) -> None:
         """Restart a worker whose process is gone. A request that was alone in the worker gets the error.
@@ -187,7 +189,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._report_state(f"a worker is being restarted: {error}")
         self._restart_process(front, slot.process)
         if was_alone:
-            self._send(front, slot, [self._failure(name, error) for name in slot.running])
+            self._send(front, slot, [InvocationOutput.failed(name, error) for name in slot.running])
         self._retry_alone(front, slot, list(slot.running))
 
     def _end_call(self, front: Front, slot: Slot, request_ids: list[str], failed: bool) -> None:
@@ -196,7 +198,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._retry_alone(front, slot, unanswered)
         else:
             error = RequestFailed("the handler returned without a response")
-            self._send(front, slot, [self._failure(name, error) for name in unanswered])
+            self._send(front, slot, [InvocationOutput.failed(name, error) for name in unanswered])
         for name in request_ids:
             slot.calls.pop(name, None)
         slot.runs_alone = False
@@ -208,7 +210,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         answering = [name for name in request_ids if slot.running[name].answering]
         self._to_retry_alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
         error = RequestFailed("the handler's process ended while sending the response")
-        self._send(front, slot, [self._failure(name, error) for name in answering])
+        self._send(front, slot, [InvocationOutput.failed(name, error) for name in answering])
 
     def _set_ready(self, slot: Slot, ready: Ready) -> None:
         logger.info("worker %d is ready", slot.number)
@@ -310,9 +312,6 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     def _deliver(self, front: Front, client: bytes, outputs: list[InvocationOutput]) -> bool:
         return front.send(client, InvocationOutputs(outputs))
-
-    def _failure(self, request_id: str, error: EngineError) -> InvocationOutput:
-        return InvocationOutput(request_id, error_kind=error.kind, error_message=str(error))
 
     def _gauges(self) -> dict[str, float]:
         return {

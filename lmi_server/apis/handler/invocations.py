@@ -15,20 +15,13 @@ from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
 from lmi_server.apis.serve import client_gone
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation.generation import POLL_SECONDS
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE, UNBUFFERED
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
 
-_SERVER_HEADERS = {
-    "connection",
-    "content-length",
-    "date",
-    "keep-alive",
-    "server",
-    "trailer",
+_SERVER_HEADERS = {"connection", "content-length", "date", "keep-alive", "server", "trailer"} | {
     "transfer-encoding",
     "upgrade",
 }
@@ -95,12 +88,9 @@ class _AnswerPieces:
 
     def __next__(self) -> InvocationOutput:
         """Wait for the next piece. Raises `ClientDisconnected` if the client disconnects."""
-        while True:
-            if self._client.disconnected:
-                raise ClientDisconnected
-            if (output := self._stream.next(POLL_SECONDS)) is not None:
-                self._open = not output.finished
-                return output
+        output = self._client.next_output(self._stream.next)
+        self._open = not output.finished
+        return output
 
     def close(self) -> None:
         """Abort the request in the engine, unless it is already answered. Idempotent."""

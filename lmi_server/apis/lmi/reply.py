@@ -13,6 +13,9 @@ from lmi_server.generation.generation import GenerationResult
 from lmi_server.generation.turns import in_turns
 from lmi_server.http.framing import JSON_LINES, Framing
 
+NO_TOKEN = {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}
+"""Record of a last output without a token."""
+
 
 def shows_details(parameters: Parameters, best_of: int) -> bool:
     """Return True if answers have `details`: they or a part of them were requested, or there are several candidates."""
@@ -65,7 +68,7 @@ class LmiReply:
         records = [self._record(token) for token in output.tokens]
         if output.completion is not None:
             if not records:  # the last output has no token
-                records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
+                records.append({"token": dict(NO_TOKEN)})
             request = self._requests[0]
             last: dict[str, Any] = records[-1]
             last["token"]["text"] += output.flushed_text
@@ -82,9 +85,9 @@ class LmiReply:
 
     def _record(self, token: TokenText) -> dict[str, Any]:
         """Return a record of a stream. Text that cannot be shown yet is left out."""
-        record: dict[str, Any] = {"token": _token(token, token.shown)}
+        record: dict[str, Any] = {"token": token_record(token, token.shown)}
         if self._shows_top_tokens:
-            record["top_tokens"] = _top_tokens(token, token.shown)
+            record["top_tokens"] = top_token_records(token, token.shown)
         return record
 
     def _prompt_body(self, request: GenerationRequest, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -94,7 +97,7 @@ class LmiReply:
         if self._shows_details:
             details = self._full_details(request, first)
             if self._shows_prompt:
-                details["prefill"] = [_token(token, token.name) for token in first.prompt_tokens]
+                details["prefill"] = [token_record(token, token.name) for token in first.prompt_tokens]
             if self._shows_prompt_logprobs:
                 details |= prompt_logprobs(first.prompt_tokens)
             if len(completions) > 1:
@@ -107,7 +110,7 @@ class LmiReply:
 
     def _full_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
         details = self._details(request, completion)
-        details["tokens"] = [_token(token, token.text) for token in in_turns(completion.tokens)]
+        details["tokens"] = [token_record(token, token.text) for token in in_turns(completion.tokens)]
         return details
 
     def _details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class LmiReply:
         }
         if self._shows_top_tokens:
             details["top_tokens"] = [
-                _top_tokens(token, token.shown if self.streamed else token.text)
+                top_token_records(token, token.shown if self.streamed else token.text)
                 for token in in_turns(completion.tokens)
             ]
         return details
@@ -128,12 +131,12 @@ class LmiReply:
         return request.prompt + completion.text if self._shows_full_text else completion.text
 
 
-def _token(token: TokenText, text: str) -> dict[str, Any]:
+def token_record(token: TokenText, text: str) -> dict[str, Any]:
     record: dict[str, Any] = {"id": token.id, "text": text, "log_prob": token.logprob}
     if token.special:
         record["special_token"] = True
     return record
 
 
-def _top_tokens(token: TokenText, text: str) -> list[dict[str, Any]]:
+def top_token_records(token: TokenText, text: str) -> list[dict[str, Any]]:
     return [{"id": one.id, "text": one.text, "log_prob": one.logprob} for one in token.top_as(text)]

@@ -73,8 +73,8 @@ def test_native_implementations_are_preferred(
             "not support the architecture OwnForCausalLM.*; engine=Python with",
         ),
         (OWN, {}, "no causal language model OwnForCausalLM[^;]*$"),
-        ({"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantised"),
-        (OLMO2 | {"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantised"),
+        ({"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantized"),
+        (OLMO2 | {"quantization_config": {"quant_method": "gptq"}}, {}, "the weights are quantized"),
     ],
 )
 def test_a_model_without_a_usable_implementation_is_refused(

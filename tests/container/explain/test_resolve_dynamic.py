@@ -257,13 +257,13 @@ def test_another_class_of_a_known_type_is_other_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["MPI", "Python"])
-def test_quantised_weights_that_the_config_does_not_declare_are_refused(tmp_path: Path, engine: str) -> None:
+def test_quantized_weights_that_the_config_does_not_declare_are_refused(tmp_path: Path, engine: str) -> None:
     folder = make_model(tmp_path)
     tensors = {"model.norm.weight": torch.ones(4), "attn.bias": torch.ones(2, 2, dtype=torch.uint8)}
     name = "model.layers.0.self_attn.q_proj.weight"
     for dtype in (torch.float8_e4m3fn, torch.int8, torch.uint32):
         save_file({**tensors, name: torch.ones(2, 2).to(dtype)}, folder / "model.safetensors")
-        with pytest.raises(CannotServe, match=f"the weights are quantised: {name} has the dtype"):
+        with pytest.raises(CannotServe, match=f"the weights are quantized: {name} has the dtype"):
             resolve(config(engine), folder, CPU)
     save_file({**tensors, name: torch.ones(2, 2)}, folder / "model.safetensors")
     resolve(config(engine), folder, CPU)

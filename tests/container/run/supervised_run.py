@@ -26,9 +26,9 @@ from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.stop_signals import StopSignals
 from container.run.supervise import ShutdownTimes, Supervisor
-from engines.core import SchedulerSettings
+from engines.core import SchedulerReply, SchedulerSettings
 from engines.health import EngineState, StatusBoard
-from engines.wire import ConfigureScheduler, Drain, SchedulerState, decode_to_engine, encode
+from engines.wire import ConfigureScheduler, Drain, Reply, decode_to_engine, encode
 
 IGNORES_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 WEB = {
@@ -85,7 +85,7 @@ def fake_engine(folder: Path, mode: str) -> int:
             settings = dataclasses.replace(settings, **message.changes)
             (folder / "seqs").write_text(str(settings.max_num_seqs))
             in_force = None if mode == "no-scheduler" else settings
-            socket.send_multipart([client, encode(SchedulerState(message.token, in_force, {}))])
+            socket.send_multipart([client, encode(Reply(message.token, SchedulerReply(in_force, {})))])
         if isinstance(message, Drain) and mode != "ignores-drain":
             (folder / "drained").touch()
             board.set_state(EngineState.STOPPED)

@@ -12,12 +12,11 @@ import pytest
 
 from container.run.supervise import Supervisor
 from engines.copies.settings_lock import settings_lock
-from engines.core import SchedulerSettings
+from engines.core import SchedulerReply, SchedulerSettings
 from engines.errors import Unavailable
-from engines.wire import SchedulerState
 
 
-def restore_second_copy(lock: Path, *schedulers: Callable[..., SchedulerState | None]) -> list[str]:
+def restore_second_copy(lock: Path, *schedulers: Callable[..., SchedulerReply | None]) -> list[str]:
     """Restore the settings of the second of several copies. Return what the supervisor prints."""
     copies: list[Any] = [
         SimpleNamespace(name=f"copy {n}", was_ready=True, control=SimpleNamespace(scheduler=scheduler))
@@ -33,11 +32,11 @@ def test_a_restarted_copy_gets_the_settings_under_the_settings_lock(tmp_path: Pa
     lock = tmp_path / "lock"
     received: list[dict[str, Any]] = []
 
-    def scheduler(changes: dict[str, Any], *_: object) -> SchedulerState:
+    def scheduler(changes: dict[str, Any], *_: object) -> SchedulerReply:
         with pytest.raises(Unavailable), settings_lock(lock, 0, time.sleep):
             pass
         received.append(changes)
-        return SchedulerState(1, SchedulerSettings(32, 256, 256, 7), {})
+        return SchedulerReply(SchedulerSettings(32, 256, 256, 7), {})
 
     messages = restore_second_copy(lock, scheduler, scheduler)
     assert [changes.get("max_waiting") for changes in received] == [None, 7]
@@ -46,7 +45,7 @@ def test_a_restarted_copy_gets_the_settings_under_the_settings_lock(tmp_path: Pa
 
 @pytest.mark.parametrize("step", [1, -1], ids=["no other copy replies", "the restarted copy does not reply"])
 def test_a_copy_that_cannot_get_the_settings_is_reported(step: int, tmp_path: Path) -> None:
-    in_force = SchedulerState(1, SchedulerSettings(32, 256, 256, 7), {})
+    in_force = SchedulerReply(SchedulerSettings(32, 256, 256, 7), {})
     schedulers = [lambda *_: None, lambda *_: in_force]
     warning, serving = restore_second_copy(tmp_path / "lock", *schedulers[::step])
     assert warning.startswith("warning: copy 2 keeps the scheduler settings it started with: ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from engines.base import SchedulerReply, SettingValue
 from engines.client import ClientStream
 from engines.core import (
     AbortReason,
@@ -15,7 +14,9 @@ from engines.core import (
     HistogramData,
     Request,
     RequestOutput,
+    SchedulerReply,
     SchedulerSettings,
+    SettingValue,
 )
 from engines.errors import EngineDied
 from engines.health import EngineState, Health

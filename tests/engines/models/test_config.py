@@ -313,8 +313,8 @@ def test_an_invalid_rope_scaling_is_refused(rope: dict[str, Any], message: str, 
         {"load_in_4bit": True},
     ],
 )
-def test_quantised_weights_are_refused(quantization: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"the weights are quantised \(quantization_config"):
+def test_quantized_weights_are_refused(quantization: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"the weights are quantized \(quantization_config"):
         write_and_read(tmp_path, MINIMAL | {"quantization_config": quantization})
     write_and_read(tmp_path, MINIMAL | {"quantization_config": None})
 

@@ -20,7 +20,7 @@ from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
-from engines.wire import Stats, Submit, ToEngine
+from engines.wire import Reply, Submit, ToEngine
 from tests.engines.mpi.fakes import CLIENT, NUM_IDS, VOCAB, FakeModel, ScriptedFront, expected_output
 
 POISON = VOCAB
@@ -113,5 +113,5 @@ def check_output(front: ScriptedFront, request: Request) -> None:
 
 
 def read_stats(front: ScriptedFront) -> EngineStats:
-    (stats,) = [message.stats for _, message in front.sent if isinstance(message, Stats)]
+    (stats,) = [message.content for _, message in front.sent if isinstance(message, Reply)]
     return stats

@@ -11,7 +11,7 @@ from engines.errors import RequestFailed
 from engines.health import EngineState
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step_plan import PlanKind
-from engines.wire import Abort, Drain, GetStats, Stats
+from engines.wire import Abort, Drain, GetStats, Reply
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output, make_request
 from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_output, read_stats, submit
 from tests.support.logs import Logs
@@ -21,10 +21,10 @@ def test_stats_report_steps_tokens_and_blocks(lab: Lab) -> None:
     a, b = make_request("a", range(5), 4), make_request("b", range(3), 4)
     front = lab.serve(submit(a, b), [], [], [], [(TWO, GetStats(77))])
     ((client, message),) = front.sent
-    assert isinstance(message, Stats)
+    assert isinstance(message, Reply)
     assert (client, message.token) == (TWO, 77)
-    assert message.stats.info == INFO
-    counters, gauges = message.stats.counters, message.stats.gauges
+    assert message.content.info == INFO
+    counters, gauges = message.content.counters, message.content.gauges
     assert counters["lmi_steps_total"] == 4
     assert counters["lmi_tokens_generated_total"] == 8
     assert counters["lmi_prompt_tokens_total"] == 8
@@ -32,11 +32,11 @@ def test_stats_report_steps_tokens_and_blocks(lab: Lab) -> None:
     assert (gauges["lmi_requests_running"], gauges["lmi_requests_waiting"]) == (0, 0)
     assert gauges["lmi_kv_blocks_free"] == gauges["lmi_kv_blocks_total"] == 64
     assert gauges["lmi_kv_blocks_cached"] == 0
-    by_name = {h.name: h for h in message.stats.histograms if not h.labels}
+    by_name = {h.name: h for h in message.content.histograms if not h.labels}
     assert (sum(by_name["lmi_batch_size"].counts), by_name["lmi_batch_size"].sum) == (4, 8)
     for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
         assert sum(by_name[name].counts) == 2, name
-    assert {h.labels["part"] for h in message.stats.histograms if h.labels} >= {
+    assert {h.labels["part"] for h in message.content.histograms if h.labels} >= {
         "schedule",
         "sample",
         "update",
@@ -52,7 +52,7 @@ def test_gauges_of_the_kv_cache_follow_a_request_token_by_token(
     """There are 64 blocks of 4 slots. The first step caches the prompt of 5 tokens, each further step a token."""
     lab = Lab(tmp_path, paged)
     front = lab.serve(submit(make_request("a", range(5), 8)), *[[(CLIENT, GetStats(n))] for n in range(8)])
-    seen = [message.stats.gauges for _, message in front.sent if isinstance(message, Stats)]
+    seen = [message.content.gauges for _, message in front.sent if isinstance(message, Reply)]
     assert len(seen) == len(blocks_used)
     for gauges, blocks, tokens in zip(seen, blocks_used, [5, 6, 7, 8, 9, 10, 11, 0], strict=True):
         found = {name: value for name, value in gauges.items() if name.startswith("lmi_kv_")}

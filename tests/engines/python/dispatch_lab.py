@@ -11,7 +11,7 @@ from engines.health import StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import Dispatch
 from engines.wire import (
-    Stats,
+    Reply,
     Submit,
     ToEngine,
 )
@@ -69,7 +69,7 @@ def check_front(front: ClockedFront, request: Request) -> None:
 
 
 def read_stats(front: ClockedFront) -> EngineStats:
-    return [message.stats for _, message in front.sent if isinstance(message, Stats)][-1]
+    return [message.content for _, message in front.sent if isinstance(message, Reply)][-1]
 
 
 def make_requests(count: int, tokens: int = 4) -> list[Request]:

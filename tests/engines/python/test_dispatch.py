@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from engines.core import AbortReason, Request
+from engines.core import AbortReason, Request, SchedulerReply
 from engines.health import EngineState
 from engines.wire import (
     Abort,
     ConfigureScheduler,
     Drain,
     GetStats,
-    SchedulerState,
-    Stats,
+    Reply,
 )
 from tests.engines.mpi.fakes import CLIENT, make_request
 from tests.engines.python.dispatch_lab import (
@@ -152,7 +151,7 @@ def test_requests_of_an_exited_web_process_are_dropped(lab: Lab) -> None:
 
 def test_scheduler_settings_are_not_supported(lab: Lab) -> None:
     front = lab.serve([(CLIENT, ConfigureScheduler(7, {"max_waiting": 1}))])
-    assert (CLIENT, SchedulerState(7, None, {})) in front.sent
+    assert (CLIENT, Reply(7, SchedulerReply(None, {}))) in front.sent
 
 
 # Metrics
@@ -162,17 +161,17 @@ def test_stats_count_steps_tokens_and_requests(lab: Lab) -> None:
     a, b = make_request("a", range(5), 4), make_request("b", range(3), 2)
     front = lab.serve(submit(a, b), *pauses(20), [(TWO, GetStats(77))])
     ((client, message),) = front.sent
-    assert isinstance(message, Stats)
-    assert (client, message.token, message.stats.info) == (TWO, 77, INFO)
-    counters = message.stats.counters
+    assert isinstance(message, Reply)
+    assert (client, message.token, message.content.info) == (TWO, 77, INFO)
+    counters = message.content.counters
     assert counters["lmi_steps_total"] == 4
     assert counters["lmi_tokens_generated_total"] == 6
     assert counters["lmi_prompt_tokens_total"] == 8
     assert counters["lmi_requests_finished_total"] == 2
     assert counters["lmi_padding_tokens_total"] == 3
     assert counters["lmi_ended_row_tokens_total"] == 5
-    assert not any(name.startswith("lmi_kv") for name in message.stats.gauges)
-    by_name = {h.name: h for h in message.stats.histograms if not h.labels}
+    assert not any(name.startswith("lmi_kv") for name in message.content.gauges)
+    by_name = {h.name: h for h in message.content.histograms if not h.labels}
     assert (sum(by_name["lmi_batch_size"].counts), by_name["lmi_batch_size"].sum) == (1, 2)
     for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
         assert sum(by_name[name].counts) == 2, name

@@ -97,7 +97,7 @@ def test_rows_list_every_option_once() -> None:
     [
         (
             "option.quantize=awq",
-            "is not supported: use the unquantised model; option.quantize=int8 quantises it on a CPU; accepted: none or"
+            "is not supported: use the unquantized model; option.quantize=int8 quantizes it on a CPU; accepted: none or"
             " int8",
         ),
         (

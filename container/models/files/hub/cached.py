@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -11,12 +10,11 @@ from huggingface_hub.errors import IncompleteSnapshotError
 from container.models.errors import ModelNotAvailable, one_line
 from container.models.files import choice
 from container.models.files.folder import weights_problem
+from container.models.files.hub.settings import COMMIT
 from container.models.files.remote import RemoteFile, Selection, Snapshot
 from container.models.files.s3.manifest import MANIFEST
 from container.models.gguf_names import is_first
 from engines.models import gguf_index
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cache_folder() -> Path:
@@ -48,7 +46,7 @@ def _snapshot(repo_id: str, revision: str, selection: Selection) -> Path:
             raise ModelNotAvailable(f"{folder} is incomplete") from error
     except (OSError, ValueError) as error:
         raise ModelNotAvailable("") from error
-    if not _COMMIT.fullmatch(folder.name):
+    if not COMMIT.fullmatch(folder.name):
         raise ModelNotAvailable(f"the revision {one_line(folder.name)!r} in it is not a commit")
     return folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from container.models.files.copies import copy_name
 from container.models.files.hub import versions
 from container.models.files.hub.download import Download, size_of
 from container.models.files.hub.errors import HubAddress, unavailable
-from container.models.files.hub.settings import DEFAULT_LIMITS, LIBRARY, TimeLimits
+from container.models.files.hub.settings import COMMIT, DEFAULT_LIMITS, LIBRARY, TimeLimits
 from container.models.files.hub.sizes import FileHead, HeadReader
 from container.models.files.remote import (
     DEFAULT_SELECTION,
@@ -38,7 +37,6 @@ _WAITS = (0.5, 1.0)
 """Seconds before the second and the third attempt at the listing."""
 _SILENCE_SECONDS = 3.0
 """Time limit for connecting and between two reads, short enough for a second attempt within the retry budget."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class HubRemote:
         # Otherwise the library asks the hub which facts about this machine to send, and sends them.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         info = self._answer()
-        if info.sha is None or not _COMMIT.fullmatch(info.sha) or info.siblings is None:
+        if info.sha is None or not COMMIT.fullmatch(info.sha) or info.siblings is None:
             raise unavailable(ValueError("the listing has no commit or no files"), self.address)
         if self._heads is None or self._heads.commit != info.sha:
             self._heads = HeadReader(self.address, info.sha)

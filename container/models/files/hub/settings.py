@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from container.models.errors import ModelNotAvailable
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A full revision of a repository, which never changes."""
 LIBRARY = "lmi-server"
 """Name of this program in requests to the hub."""
 _TRUE = ("1", "ON", "YES", "TRUE")

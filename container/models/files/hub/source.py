@@ -16,7 +16,7 @@ from container.models.files.base import RemoteScheme, folder_or_description, sel
 from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.fetch import OtherCache
 from container.models.files.hub.endpoint import hub_endpoint
-from container.models.files.hub.settings import is_offline, time_limits
+from container.models.files.hub.settings import COMMIT, is_offline, time_limits
 from container.models.files.remote import Remote
 from container.models.gguf_names import split_address
 from container.progress import ProgressView
@@ -27,7 +27,6 @@ DEFAULT_REVISION = "main"
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _ID = re.compile(rf"(?:{_NAME}/)?{_NAME}")
 _MAX_ID = 96
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _NOT_IN_REVISION = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|//|@\{")
 """Characters and sequences that git forbids in a revision."""
 _WEB_ADDRESS = re.compile(
@@ -97,7 +96,7 @@ class HubModels(RemoteScheme):
 
     def is_pinned(self, source: ModelSource) -> bool:
         """Return True for a commit, which never changes."""
-        return _COMMIT.fullmatch(_revision(source)) is not None
+        return COMMIT.fullmatch(_revision(source)) is not None
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         """Also look in the Hugging Face cache if connections are disabled, as `obtain` does."""

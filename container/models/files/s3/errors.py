@@ -20,13 +20,7 @@ T = TypeVar("T")
 FAILURES = (BotoCoreError, ClientError, ResponseParserError, SSLError)
 """Exceptions that a request may raise. Only while a body is read, TLS errors are urllib3's own."""
 
-_RETRIED = (
-    aws.HTTPClientError,
-    aws.ConnectionError,
-    aws.IncompleteReadError,
-    ResponseParserError,
-    SSLError,
-)
+_RETRIED = (aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, ResponseParserError, SSLError)
 _NO_CREDENTIALS = (
     aws.NoCredentialsError,
     aws.PartialCredentialsError,

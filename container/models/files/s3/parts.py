@@ -171,10 +171,7 @@ def open_range(source: S3Object, start: int, stop: int) -> Any:
     Raises: ModelNotAvailable, also if the object has changed since the listing; one of `FAILURES`.
     """
     answer = source.client.get_object(
-        Bucket=source.bucket,
-        Key=source.key,
-        Range=f"bytes={start}-{stop - 1}",
-        IfMatch=source.file.version,
+        Bucket=source.bucket, Key=source.key, Range=f"bytes={start}-{stop - 1}", IfMatch=source.file.version
     )
     try:
         _check(source, answer, start, stop)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure
-from container.measure.compare.verdict import headline, verdict
+from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
+from container.measure.compare.verdict import headline, in_words
 from tests.container.measure.compare.made_up import SCENARIO, compare_speeds
 
 STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
@@ -15,7 +15,8 @@ STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 def verdict_on(speeds: list[float], measure: Measure) -> str:
     """The verdict on `b` with these speeds, compared with a steady `a`."""
-    return verdict(compare_speeds({"a": STEADY, "b": speeds}), "b", "a", SCENARIO.name, measure)
+    comparison = compare_speeds({"a": STEADY, "b": speeds})
+    return in_words(ratio(comparison, "b", "a", SCENARIO.name, measure), "b", "a", measure)
 
 
 def test_the_better_configuration_is_named_first_with_the_interval() -> None:

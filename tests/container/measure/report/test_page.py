@@ -145,7 +145,7 @@ def test_the_page_loads_no_resources_and_its_ids_are_unique(
         assert used in ids
 
 
-def test_colours_are_css_variables_for_dark_mode(page_with_traces: tuple[str, _ParsedPage]) -> None:
+def test_colors_are_css_variables_for_dark_mode(page_with_traces: tuple[str, _ParsedPage]) -> None:
     page, _ = page_with_traces
     body = page[page.index("<body>") :]
     assert not re.search(r"(fill|stroke): ?#", body)

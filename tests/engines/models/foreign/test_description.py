@@ -125,7 +125,7 @@ def test_unsupported_architectures_are_refused_with_a_reason(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "weights are quantised"),
+        ({"quantization_config": {"quant_method": "awq"}}, "weights are quantized"),
         ({"layer_types": ["linear_attention"] * 3}, "layers of linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         (

@@ -122,7 +122,7 @@ def test_dummy_weights_need_no_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_matrices_are_quantised(tmp_path: Path) -> None:
+def test_matrices_are_quantized(tmp_path: Path) -> None:
     save_foreign(tmp_path, "starcoder2")
     plans = plans_in_chunks([[5, 6, 7, 8]], TABLES, [[4]])
     exact = run_plans(foreign_runner(tmp_path), plans)[0, 3]

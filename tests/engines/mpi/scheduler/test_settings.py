@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engines.core import SchedulerSettings
+from engines.core import SchedulerSettings, SettingValue
 from engines.mpi.runner.largest_step import LargestStep
-from engines.mpi.scheduler.settings import InvalidSettings, Value, apply_changes
+from engines.mpi.scheduler.settings import InvalidSettings, apply_changes
 
 _SETTINGS = SchedulerSettings(
     max_num_seqs=8, max_prefill_tokens=64, max_num_batched_tokens=64, max_waiting=10
@@ -16,7 +16,7 @@ _SETTINGS = SchedulerSettings(
 _MAX_MODEL_LEN = 256
 
 
-def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS) -> dict[str, str]:
+def _refused(changes: dict[str, SettingValue], settings: SchedulerSettings = _SETTINGS) -> dict[str, str]:
     """Return the refused changes of an engine that was started with `settings`."""
     with pytest.raises(InvalidSettings) as refusal:
         apply_changes(settings, changes, LargestStep.of(settings, _MAX_MODEL_LEN))
@@ -35,7 +35,7 @@ def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS)
     ],
 )
 def test_a_change_that_allows_a_larger_step_than_profiled_is_refused(
-    changes: dict[str, Value], words: list[str]
+    changes: dict[str, SettingValue], words: list[str]
 ) -> None:
     refused = _refused({**changes, "max_waiting": 3})
     assert refused.keys() == changes.keys()
@@ -44,7 +44,7 @@ def test_a_change_that_allows_a_larger_step_than_profiled_is_refused(
 
 
 def test_limits_that_do_not_enlarge_a_step_can_be_raised() -> None:
-    changes: dict[str, Value] = {
+    changes: dict[str, SettingValue] = {
         "max_prefill_tokens": 1000,
         "max_waiting": 1000,
         "max_queued_tokens": 10**6,
@@ -66,11 +66,11 @@ def test_limits_that_do_not_enlarge_a_step_can_be_raised() -> None:
     [{"chunked_prefill": False}, {"max_num_batched_tokens": 256}],
     ids=["whole prompts", "large chunks"],
 )
-def test_whole_prompts_are_accepted_when_they_were_profiled(start: dict[str, Value]) -> None:
+def test_whole_prompts_are_accepted_when_they_were_profiled(start: dict[str, SettingValue]) -> None:
     settings = replace(_SETTINGS, **start)  # type: ignore[arg-type]
     profiled_step = LargestStep.of(settings, _MAX_MODEL_LEN)
     for chunked in (True, False):
-        changes: dict[str, Value] = {"chunked_prefill": chunked, "max_num_batched_tokens": 256}
+        changes: dict[str, SettingValue] = {"chunked_prefill": chunked, "max_num_batched_tokens": 256}
         assert apply_changes(settings, changes, profiled_step).chunked_prefill is chunked
     assert "256" in _refused({"max_num_batched_tokens": 257}, settings)["max_num_batched_tokens"]
 
@@ -88,5 +88,5 @@ def test_whole_prompts_are_accepted_when_they_were_profiled(start: dict[str, Val
         ("block_size", 16),
     ],
 )
-def test_an_invalid_value_or_name_is_refused(name: str, value: Value) -> None:
+def test_an_invalid_value_or_name_is_refused(name: str, value: SettingValue) -> None:
     assert _refused({name: value}).keys() == {name}
