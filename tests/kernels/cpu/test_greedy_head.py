@@ -193,6 +193,26 @@ def test_norms_are_upper_bounds(size: float) -> None:
     assert (norms[1].double() <= 1.01 * error + 2e-5 * exact.norm(dim=1)).all()
 
 
+@pytest.mark.parametrize("size", [1e-44, 1e-39, 1e-37, 1e-31, 1e-29])
+def test_tiny_weights_are_screened(team: Team, size: float) -> None:
+    generator = fresh_generator()
+    weight = torch.randn(200, 90, generator=generator)
+    weight[3:7] *= size
+    weight[5] = 0
+    norms = torch.empty(2, 200)
+    integers, _ = quantise_rows(weight, norms=norms)
+    error = norms[0 if integers[3:7].any() else 1]
+    assert (error[3:7].double() >= weight[3:7].double().norm(dim=1)).all()
+    head = _Head(team, weight)
+    assert head.screen.is_usable
+    x = torch.randn(20, 90, generator=generator)
+    _check(head, x)
+    # Only tiny logits are above zero.
+    weight[:] = 0
+    weight[101] = x[7] * size
+    _check(_Head(team, weight), x * 1e13)
+
+
 def test_weights_that_are_not_finite_are_not_screened(team: Team) -> None:
     for value in (torch.nan, torch.inf, 1e20):
         matrix = torch.randn(40, 10, generator=fresh_generator())
