@@ -53,9 +53,12 @@ class RecordedModel:
         max_tokens: int,
         max_logits: int,
         num_layers: int | None,
+        *,
+        screened: bool,
     ) -> None:
         """
-        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`.
+        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`; screened: whether to support
+        `largest_logits`, the same on all ranks.
 
         Raises:
             NotRecorded: the model needs an operation that is not native.
@@ -65,7 +68,7 @@ class RecordedModel:
         hidden = self._forward.result
         self._logits = _record_head(model.logits, hidden, team, max_logits)
         self._largest: Recording | None = None
-        if model.is_screened:
+        if screened:
             self._largest = _record_head(model.largest_logits, hidden, team, max_logits)
 
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:

@@ -150,6 +150,8 @@ def _load_part(
         config, model_config, model, tables, comm, device, stopwatch, dtype, kv_dtype, kv_heads, team
     )
     part.recorded = team is not None and part.is_recordable(team)
+    # A rank whose weights cannot be screened computes all logits, so the others must too.
+    part.screened = bool(comm.all_reduce_min(int(part.recorded and model.is_screened)))
     if not part.recorded and isinstance(model, Decoder):
         part.team = None
     return part
@@ -173,6 +175,8 @@ class _ModelPart:
     """Threads of native kernels; None if there are no native kernels, or the model does not use them."""
     recorded: bool = False
     """Whether native kernels run the model as recorded programs."""
+    screened: bool = False
+    """Whether all ranks can find the largest logits without computing all of them."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -217,7 +221,16 @@ class _ModelPart:
         if not self.recorded:
             return EagerModel(self.model, cache, team, num_layers)
         max_logits = max(step.num_decodes, min(SCORED_TOKENS, step.num_tokens))
-        return RecordedModel(self.model, cache, self.tables, team, step.num_tokens, max_logits, num_layers)
+        return RecordedModel(
+            self.model,
+            cache,
+            self.tables,
+            team,
+            step.num_tokens,
+            max_logits,
+            num_layers,
+            screened=self.screened,
+        )
 
     @torch.inference_mode()
     def measure(self, step: LargestStep) -> int:

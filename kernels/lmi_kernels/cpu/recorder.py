@@ -174,7 +174,10 @@ class Recorder:
         self, x: Rows, weight: NativeWeight, screen: Screen, first_column: int, softcap: float
     ) -> Rows:
         """Record the search for the largest product of each row; see `lmi_kernels.greedy_head`."""
-        max_rows = padded(self.max_rows)
+        max_rows, pause = padded(self.max_rows), torch.zeros(1, dtype=torch.int32)
+        scratch = screen.scratch_sizes(max_rows, self.team.num_threads)
+        for name, (size, dtype) in weight.scratch_sizes(max_rows).items():
+            scratch[name] = max(size, scratch[name][0]), dtype
         fields = {
             "exact": weight.handle,
             "screen": screen.weight.handle,
@@ -182,14 +185,13 @@ class Recorder:
             "first_column": first_column,
             "max_rows": max_rows,
             "softcap": softcap,
+            "largest_share": screen.largest_share,
+            "pause": pause.data_ptr(),
         }
+        keep_alive: list[object] = [weight, screen, pause]
+        output = Rows.make(self, 2)
         return self._record(
-            structs.GreedyHead,
-            {"x": x},
-            Rows.make(self, 2),
-            fields,
-            scratch=screen.scratch_sizes(max_rows),
-            keep_alive=[weight, screen],
+            structs.GreedyHead, {"x": x}, output, fields, scratch=scratch, keep_alive=keep_alive
         )
 
     def rope_and_store(

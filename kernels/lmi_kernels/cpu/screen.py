@@ -20,6 +20,9 @@ _MOST_COLUMNS = 1 << 24
 class Screen:
     """An int8 copy of a weight, and the norms that bound its errors."""
 
+    largest_share = 0.5
+    """Share of the cost of all products. If bounds leave more, they do not help: they cost about the other half."""
+
     def __init__(self, team: Team, weight: torch.Tensor) -> None:
         """weight: [out_features, in_features]; bf16, fp16 or fp32."""
         norms = torch.empty(2, len(weight))
@@ -28,17 +31,16 @@ class Screen:
         self.column_norms = torch.zeros(2, self._num_panels * _PANEL)
         """Norm of each column and of its quantization error."""
         self.column_norms[:, : len(weight)] = norms
-        self._num_threads = team.num_threads
 
     @property
     def is_usable(self) -> bool:
         """False if weights are not finite or so large that bounds may overflow."""
         return bool((self.column_norms < _LARGEST_NORM).all()) and self.weight.out_features < _MOST_COLUMNS
 
-    def scratch_sizes(self, max_rows: int) -> dict[str, tuple[int, torch.dtype]]:
+    def scratch_sizes(self, max_rows: int, num_threads: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return size and dtype of the scratch buffers of a `GreedyHead`, by field. max_rows: a multiple of 16."""
         return self.weight.scratch_sizes(max_rows) | {
             "row_norms": (2 * max_rows, torch.float32),
-            "bounds": (4 * self._num_panels * max_rows, torch.float32),
-            "products": (self._num_threads * max_rows * _SCREEN_FLOATS, torch.float32),
+            "bounds": (max(4 * self._num_panels, _PANEL) * max_rows, torch.float32),
+            "products": (num_threads * max_rows * _SCREEN_FLOATS, torch.float32),
         }

@@ -19,6 +19,9 @@ _BLOCK = 128
 """Rows to convert to fp32 at a time, so that they stay in a cache."""
 _ROTATED = 64
 """Size of the blocks that are rotated. Must be equal to `kBlock` of `native/rotate.inc`."""
+_SMALLEST_ROW = 1e-30
+"""Rows whose largest magnitude is below this become zero, because 127 / magnitude may not be finite. Equal to
+`kSmallestRow` of `native/linear_int8.inc`."""
 
 
 def padded(width: int) -> int:
@@ -57,14 +60,16 @@ def quantise_rows(
             quantization, and of its quantization error.
 
     Returns:
-        The integers, [rows, columns rounded up to 64], int8, and the scales, [rows], fp32. A row of zeros has scale 0.
+        The integers, [rows, columns rounded up to 64], int8, and the scales, [rows], fp32. A row that becomes zero has
+        scale 0.
     """
     integers = torch.empty(len(weight), -(-weight.shape[1] // _ROTATED) * _ROTATED, dtype=torch.int8)
     scales = torch.empty(len(weight))
 
     def quantise(start: int) -> None:
         block = rotate_rows(weight[start : start + _BLOCK])
-        scale = block.abs().amax(dim=1) / 127
+        largest = block.abs().amax(dim=1)
+        scale = torch.where(largest < _SMALLEST_ROW, 0, largest / 127)
         factor = torch.where(scale > 0, 1 / scale, 0)
         rows = slice(start, start + _BLOCK)
         exact = block.mul_(factor[:, None])
@@ -72,6 +77,7 @@ def quantise_rows(
         integers[rows] = rounded
         if norms is not None:
             error = rounded.sub_(exact).norm(dim=1) * scale
+            error += torch.where(scale == 0, largest * block.shape[1] ** 0.5, 0)
             # Rotation and norms are rounded too.
             norms[0, rows] = size = exact.norm(dim=1) * scale * 1.0001 + error
             norms[1, rows] = error * 1.0001 + size * 1e-5

@@ -2,75 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import lmi_kernels
-from lmi_kernels.cpu import Recorder, Screen, bind
+from lmi_kernels.cpu import Screen
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Step, Storage
+from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
-from lmi_kernels.cpu.weight import NativeWeight, quantise_rows, rotate_rows
+from lmi_kernels.cpu.weight import quantise_rows, rotate_rows
 from lmi_kernels.linear.linear import LinearWeight
+from tests.kernels.cpu.heads import FIRST_ID, Head, best
 from tests.support.seeds import fresh_generator
 
 _SHAPES = ((1, 1), (31, 7), (33, 65), (100, 33), (1000, 130), (3000, 576))
 """Vocabulary and hidden size."""
 _NUM_ROWS = (1, 2, 3, 5, 14, 15, 16, 17, 33, 70)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_FIRST_ID = 70
 
 
-class _Head:
-    """A head with its int8 copy, as a program that finds largest logits and as one that computes all logits."""
-
-    def __init__(
-        self,
-        team: Team,
-        matrix: torch.Tensor,
-        softcap: float | None = None,
-        storage: Storage | None = None,
-        max_rows: int = 70,
-    ) -> None:
-        packed = LinearWeight(None, None, None, NativeWeight(team, matrix, storage=storage))
-        self.screen = Screen(team, matrix)
-        self._x = torch.full((max_rows, matrix.shape[1]), torch.nan)
-        screened, full = Recorder(team, max_rows), Recorder(team, max_rows)
-        found = lmi_kernels.greedy_head(
-            screened.gather(self._x, matrix.shape[1]), packed, self.screen, _FIRST_ID, softcap
-        )
-        logits = lmi_kernels.linear(full.gather(self._x, matrix.shape[1]), packed)
-        if softcap is not None:
-            logits = lmi_kernels.softcap(logits, softcap)
-        assert isinstance(found, lmi_kernels.cpu.Rows)
-        assert isinstance(logits, lmi_kernels.cpu.Rows)
-        self._screened, self._full = bind(screened, found), bind(full, logits)
-
-    def _run(self, x: torch.Tensor) -> Step:
-        self._x[: len(x)] = x
-        self._places = torch.arange(len(x), dtype=torch.int32)
-        return Step(num_rows=len(x), places=self._places.data_ptr())
-
-    def find(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._screened.run(self._run(x)).clone()
-        return found
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._full.run(self._run(x)).clone()
-        return logits
+@pytest.fixture(autouse=True, params=[math.inf, 0.0], ids=["bounds", "all"])
+def _largest_share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute only what bounds leave, however much that is, or always all products."""
+    monkeypatch.setattr(Screen, "largest_share", request.param)
 
 
-def _best(logits: torch.Tensor) -> torch.Tensor:
-    """Return what `greedy_head` returns for these logits."""
-    values = logits.amax(dim=1)
-    finite, first = values.isfinite(), (logits == values[:, None]).int().argmax(dim=1)
-    return torch.stack((values.where(finite, torch.nan), (first + _FIRST_ID).float().where(finite, 0)), dim=1)
-
-
-def _check(head: _Head, x: torch.Tensor) -> None:
-    torch.testing.assert_close(head.find(x), _best(head.logits(x)), rtol=0.0, atol=0.0, equal_nan=True)
+def _check(head: Head, x: torch.Tensor) -> None:
+    torch.testing.assert_close(head.find(x), best(head.logits(x)), rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
@@ -79,7 +40,7 @@ def test_the_largest_logit_is_that_of_all_logits(
     team: Team, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     generator = fresh_generator()
-    head = _Head(team, torch.randn(*shape, generator=generator).to(dtype))
+    head = Head(team, torch.randn(*shape, generator=generator).to(dtype))
     for num_rows in _NUM_ROWS:
         # Outliers make large quantization errors.
         x = torch.randn(num_rows, shape[1], generator=generator)
@@ -90,7 +51,7 @@ def test_the_largest_logit_is_that_of_all_logits(
 @pytest.mark.parametrize("size", [1e-36, 1e-31, 1e-20, 1e-3, 1e10, 1e16, 1e30])
 def test_rows_of_any_size(team: Team, size: float) -> None:
     generator = fresh_generator()
-    head = _Head(team, torch.randn(500, 90, generator=generator))
+    head = Head(team, torch.randn(500, 90, generator=generator))
     _check(head, torch.randn(20, 90, generator=generator) * size)
 
 
@@ -98,7 +59,7 @@ def test_close_logits(team: Team) -> None:
     generator = fresh_generator()
     row = torch.randn(200, generator=generator)
     near = row + torch.randn(1500, 200, generator=generator) * 1e-6
-    head = _Head(team, near)
+    head = Head(team, near)
     _check(head, torch.randn(40, 200, generator=generator))
     _check(head, row[None])
 
@@ -107,23 +68,23 @@ def test_of_equal_logits_the_lowest_id_counts(team: Team) -> None:
     generator = fresh_generator()
     table = torch.randn(5, 64, generator=generator)
     copies = torch.randint(5, (4000,), generator=generator)
-    head = _Head(team, table[copies])
+    head = Head(team, table[copies])
     x = torch.randn(33, 64, generator=generator)
     _check(head, x)
-    assert (head.find(torch.zeros(2, 64))[:, 1] == _FIRST_ID).all()
+    assert (head.find(torch.zeros(2, 64))[:, 1] == FIRST_ID).all()
 
 
 @pytest.mark.parametrize("cap", [0.5, 5.0, 30.0])
 def test_soft_caps_may_make_logits_equal(team: Team, cap: float) -> None:
     generator = fresh_generator()
-    head = _Head(team, torch.randn(1000, 64, generator=generator), softcap=cap)
+    head = Head(team, torch.randn(1000, 64, generator=generator), softcap=cap)
     for size in (0.1, 1.0, 10.0):
         _check(head, torch.randn(30, 64, generator=generator) * size)
 
 
 def test_rows_that_are_not_finite_have_no_token(team: Team) -> None:
     generator = fresh_generator()
-    head = _Head(team, torch.randn(100, 40, generator=generator))
+    head = Head(team, torch.randn(100, 40, generator=generator))
     x = torch.randn(5, 40, generator=generator)
     x[0, 3], x[1, 39], x[2, 0], x[3] = torch.nan, torch.inf, -torch.inf, 1e38
     _check(head, x)
@@ -132,36 +93,11 @@ def test_rows_that_are_not_finite_have_no_token(team: Team) -> None:
 
 def test_a_row_does_not_depend_on_others(team: Team) -> None:
     generator = fresh_generator()
-    head = _Head(team, torch.randn(2000, 96, generator=generator).bfloat16())
+    head = Head(team, torch.randn(2000, 96, generator=generator).bfloat16())
     x = torch.randn(70, 96, generator=generator)
     together = head.find(x)
     for first in (0, 13, 69):
         assert torch.equal(head.find(x[first:]), together[first:])
-
-
-def test_few_logits_are_computed_exactly(team: Team) -> None:
-    """A column that the bounds exclude is not read: it may hold anything."""
-    generator = fresh_generator()
-    matrix = torch.randn(3200, 256, generator=generator)
-    direction = torch.nn.functional.normalize(torch.randn(256, generator=generator), dim=0)
-    matrix[1600:1632] = direction * 40
-    head = _Head(team, matrix)
-    expected = head.find(direction[None])
-    assert 1600 <= expected[0, 1] - _FIRST_ID < 1632
-    other = _Head(team, matrix)
-    poisoned = matrix.clone()
-    poisoned[:1600], poisoned[1632:] = torch.nan, torch.nan
-    exact = _Head(team, poisoned)
-    # The int8 copy of the whole matrix, exact numbers only of the columns that can win.
-    mixed = Recorder(team, 1)
-    x = direction[None].clone()
-    packed = LinearWeight(None, None, None, NativeWeight(team, poisoned))
-    found = lmi_kernels.greedy_head(mixed.gather(x, 256), packed, other.screen, _FIRST_ID)
-    assert isinstance(found, lmi_kernels.cpu.Rows)
-    places = torch.zeros(1, dtype=torch.int32)
-    result = bind(mixed, found).run(Step(num_rows=1, places=places.data_ptr()))
-    assert torch.equal(result, expected)
-    assert not exact.screen.is_usable
 
 
 @pytest.mark.parametrize("instructions", ["avx512_vnni", "amx"])
@@ -173,7 +109,7 @@ def test_other_int8_products(instructions: str, open_library: Callable[[str], Li
     storage = Storage.BF16_PAIRS if instructions == "amx" else None
     for count in (1, 2):
         matrix = torch.randn(3000, 130, generator=generator).bfloat16()
-        head = _Head(Team(library, count), matrix, storage=storage)
+        head = Head(Team(library, count), matrix, storage=storage)
         for num_rows in _NUM_ROWS:
             _check(head, torch.randn(num_rows, 130, generator=generator))
 
@@ -193,6 +129,26 @@ def test_norms_are_upper_bounds(size: float) -> None:
     assert (norms[1].double() <= 1.01 * error + 2e-5 * exact.norm(dim=1)).all()
 
 
+@pytest.mark.parametrize("size", [1e-44, 1e-39, 1e-37, 1e-31, 1e-29])
+def test_tiny_weights_are_screened(team: Team, size: float) -> None:
+    generator = fresh_generator()
+    weight = torch.randn(200, 90, generator=generator)
+    weight[3:7] *= size
+    weight[5] = 0
+    norms = torch.empty(2, 200)
+    integers, _ = quantise_rows(weight, norms=norms)
+    error = norms[0 if integers[3:7].any() else 1]
+    assert (error[3:7].double() >= weight[3:7].double().norm(dim=1)).all()
+    head = Head(team, weight)
+    assert head.screen.is_usable
+    x = torch.randn(20, 90, generator=generator)
+    _check(head, x)
+    # Only tiny logits are above zero.
+    weight[:] = 0
+    weight[101] = x[7] * size
+    _check(Head(team, weight), x * 1e13)
+
+
 def test_weights_that_are_not_finite_are_not_screened(team: Team) -> None:
     for value in (torch.nan, torch.inf, 1e20):
         matrix = torch.randn(40, 10, generator=fresh_generator())
@@ -205,7 +161,7 @@ def test_the_reference_gives_the_same(team: Team) -> None:
     matrix, x = torch.randn(90, 30, generator=generator), torch.randn(7, 30, generator=generator)
     x[2, 2] = torch.nan
     dense = LinearWeight(None, matrix, None)
-    found = lmi_kernels.greedy_head(x, dense, None, _FIRST_ID, softcap=20.0)
-    native = _Head(team, matrix, softcap=20.0).find(x)
+    found = lmi_kernels.greedy_head(x, dense, None, FIRST_ID, softcap=20.0)
+    native = Head(team, matrix, softcap=20.0).find(x)
     assert torch.equal(found[:, 1], native[:, 1])
     torch.testing.assert_close(found, native, equal_nan=True)

@@ -371,6 +371,8 @@ struct Logprobs {
 // all products come from an int8 copy of the weight. A product is computed exactly only if its upper bound is not below
 // the row's largest lower bound, so the result is that of all exact products. If x' and w' are x and w after
 // quantization, |x w - x' w'| <= |x - x'| |w'| + |x| |w - w'| (Cauchy-Schwarz).
+//
+// If bounds leave too much, as with random weights, all products are computed, also in the next calls.
 struct GreedyHead {
   const float* x;
   float* y;  // [num_rows, 2]
@@ -382,11 +384,13 @@ struct GreedyHead {
   int64_t first_column;  // added to the columns
   int64_t max_rows;      // a multiple of 16
   float softcap;         // products become softcap * tanh(product / softcap); 0: they do not
-  int32_t reserved;
-  int8_t* integers;  // scratch, see Linear
+  float largest_share;  // of the cost of all products; if bounds leave more, all products are computed
+  int32_t* pause;    // [1]: number of next calls without bounds, at first 0
+  int8_t* integers;  // scratch, see Linear; for both weights
   float* row_scales;
   float* row_norms;
-  float* bounds;    // scratch: upper bounds of each segment of a panel, then lower bounds, [2, panels x 2, max_rows]
+  float* bounds;    // scratch: upper bounds of each segment of a panel, then lower bounds, [2, panels x 2, max_rows];
+                    // or products, at least [max_rows, kPanel]
   float* products;  // scratch: [workers, max_rows, kScreenFloats]
 };
 
