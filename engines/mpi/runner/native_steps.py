@@ -25,6 +25,10 @@ from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import StepInput
 
+FEW_ROWS = 16
+"""Up to this number of rows, computing all logits takes as long as reading the head's weights. Greedy rows then cost
+nothing beside rows that need all logits."""
+
 
 @dataclass(frozen=True, slots=True)
 class NativeBatch:
@@ -81,6 +85,8 @@ class NativeSteps:
         greedy_rows = {}
         if self._model.is_screened:
             greedy_rows = {i: row for i, (row, want) in enumerate(sampled) if want & WANT_LARGEST_ONLY}
+        if len(greedy_rows) < len(sampled) <= FEW_ROWS:
+            greedy_rows = {}
         last_rows = [row for i, (row, _) in enumerate(sampled) if i not in greedy_rows]
         scored = [chunk for chunk, want in wanted if want & WANT_PROMPT_LOGPROBS]
         return NativeBatch(last_rows, greedy_rows, scored)

@@ -17,6 +17,7 @@ from engines.core import Request, RequestOutput, SamplingParams, SchedulerSettin
 from engines.health import StatusBoard
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
+from engines.mpi.runner import native_steps
 from engines.mpi.runner.executor import StepExecutor
 from engines.mpi.runner.step_runner import StepRunner
 from engines.mpi.scheduler.scheduler import Scheduler
@@ -120,12 +121,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("largest_share", [math.inf, Screen.largest_share], ids=["bounds", "default"])
+@pytest.mark.parametrize("always", [True, False], ids=["always", "where-it-helps"])
 @pytest.mark.parametrize("degree", [1, 2])
 def test_each_request_gets_the_answer_that_it_gets_alone(
-    model: Path, tmp_path: Path, degree: int, largest_share: float, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, degree: int, always: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Screen, "largest_share", largest_share)
+    """always: greedy rows use bounds of logits, even where that takes longer."""
+    if always:
+        monkeypatch.setattr(Screen, "largest_share", math.inf)
+        monkeypatch.setattr(native_steps, "FEW_ROWS", 0)
     board = StatusBoard.create(tmp_path / "status", degree)
     seed = random_seed()
     print(f"seed {seed}; to repeat: LMI_TEST_SEED={seed}")

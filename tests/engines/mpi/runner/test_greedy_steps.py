@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engines.mpi.runner import native_steps
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LARGEST_ONLY, WANT_LOGITS
 from lmi_kernels.cpu import shared_team
@@ -58,14 +59,33 @@ def _check(full: StepResult, screened: StepResult) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [97, 130, 4])
-def test_ranks_with_uneven_shares_of_the_vocabulary(tmp_path: Path, vocab_size: int) -> None:
+def test_ranks_with_uneven_shares_of_the_vocabulary(
+    tmp_path: Path, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_steps, "FEW_ROWS", 0)
     save_llama(tmp_path, vocab_size=vocab_size)
     _check(*_both_ways(tmp_path, 3, vocab_size))
 
 
+@pytest.mark.parametrize("few", [_ROWS - 1, _ROWS])
+def test_few_greedy_rows_share_the_head_with_rows_that_need_all_logits(
+    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_steps, "FEW_ROWS", few)
+    save_llama(tmp_path)
+    full, found = _both_ways(tmp_path, 1, 97)
+    assert len(found.greedy_tokens) == (0 if few == _ROWS else _ROWS - 1)
+    assert full.logits is not None
+    assert found.logits is not None
+    assert torch.equal(found.logits, full.logits[-len(found.logits) :])
+
+
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_ranks_agree_on_the_head_if_weights_of_one_cannot_be_screened(tmp_path: Path, degree: int) -> None:
+def test_ranks_agree_on_the_head_if_weights_of_one_cannot_be_screened(
+    tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last rank's share has a weight that is too large for bounds."""
+    monkeypatch.setattr(native_steps, "FEW_ROWS", 0)
     save_llama(tmp_path / "sound")
     shutil.copytree(tmp_path / "sound", tmp_path / "model")
     tensors = load_file(tmp_path / "model/model.safetensors")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engines.core import SampledToken
+from engines.mpi.runner import native_steps
 from engines.mpi.runner.largest_step import SCORED_TOKENS
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
@@ -110,9 +111,12 @@ def test_sequences_in_any_chunks_on_reused_rows_and_blocks(model: Path, oracle: 
 
 
 @_DEGREES
-def test_greedy_sequences_get_the_token_with_the_largest_logit(model: Path, degree: int) -> None:
+def test_greedy_sequences_get_the_token_with_the_largest_logit(
+    model: Path, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shared_team() is None:
         pytest.skip("the host chooses all tokens without native kernels")
+    monkeypatch.setattr(native_steps, "FEW_ROWS", 0)
     generator = fresh_generator()
     prompts = {row: integers(generator, 0, VOCAB_SIZE, 9) for row in range(8)}
     flags = [dict.fromkeys(prompts, WANT_LOGITS)]
