@@ -26,8 +26,8 @@ from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import StepInput
 
 FEW_ROWS = 16
-"""Up to this number of rows, computing all logits takes as long as reading the head's weights. Greedy rows then cost
-nothing beside rows that need all logits."""
+"""Up to about this number of rows, all logits of all rows cost no more than all logits of some rows and then the int8
+copy of the head for the others."""
 
 
 @dataclass(frozen=True, slots=True)
