@@ -12,7 +12,7 @@ from lmi_kernels.cpu.team import Team
 from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
-"""`kSlack` of `native.h`."""
+"""`kSlack` of `operations.h`."""
 _TRUNCATE_DTYPES = {
     "temperature": torch.float32,
     "top_k": torch.int64,

@@ -1,4 +1,4 @@
-"""An int8 copy of a head, from which bounds of all logits are computed. See `GreedyHead` in `native/native.h`."""
+"""An int8 copy of a head, from which bounds of all logits are computed. See `GreedyHead` in `native/operations.h`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmi_kernels.cpu.weight import NativeWeight
 _PANEL = 32
 """`kPanel` of `native.h`."""
 _SCREEN_FLOATS = _PANEL + 5
-"""`kScreenFloats` of `native.h`."""
+"""`kScreenFloats` of `operations.h`."""
 _LARGEST_NORM = 1e15
 _MOST_COLUMNS = 1 << 24
 """Column numbers are returned as fp32, which is exact up to here."""

@@ -1,4 +1,4 @@
-"""ctypes definitions of the structs and enums in `native/native.h`. Keep them equal."""
+"""ctypes definitions of the structs and enums in `native/native.h` and `native/operations.h`. Keep them equal."""
 
 from __future__ import annotations
 

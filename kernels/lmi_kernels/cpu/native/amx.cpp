@@ -3,7 +3,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
-#include "native.h"
+#include "operations.h"
 
 #if LMI_HAS_AMX
 

@@ -3,7 +3,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
-#include "native.h"
+#include "operations.h"
 
 // Products and sums are fused only where `Vec::fma` does so explicitly.
 #pragma GCC optimize("fp-contract=off")

@@ -1,7 +1,7 @@
 // Kernels for processors with AVX2, FMA and F16C.
 #include <immintrin.h>
 
-#include "native.h"
+#include "operations.h"
 
 // Products and sums are fused only where `Vec::fma` does so explicitly.
 #pragma GCC optimize("fp-contract=off")

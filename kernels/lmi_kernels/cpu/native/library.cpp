@@ -6,7 +6,7 @@
 #include <cstring>
 #include <system_error>
 
-#include "native.h"
+#include "operations.h"
 #include "team.h"
 
 namespace lmi {
