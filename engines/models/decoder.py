@@ -15,6 +15,8 @@ from engines.models import parts as make
 from engines.models.layer import ParallelLayer, SequentialLayer
 from engines.models.parts import Parts
 
+LargestLogits = Callable[[torch.Tensor], torch.Tensor | None]
+
 
 class Model(Protocol):
     """One rank's part of a model, as a step uses it: a `Decoder`, or a module of transformers."""
@@ -28,11 +30,9 @@ class Model(Protocol):
         """See `Decoder.logits`."""
 
     @property
-    def is_screened(self) -> bool:
-        """Whether `largest_logits` is supported."""
-
-    def largest_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """See `VocabParallelHead.largest`. hidden: as for `logits`."""
+    def largest_logits(self) -> LargestLogits | None:
+        """A function from hidden states, as for `logits`, to what `VocabParallelHead.largest` returns; None if all
+        logits must be computed."""
 
 
 class Layer(Protocol):
@@ -76,11 +76,8 @@ class Decoder:
         return self.head(self.norm(hidden))
 
     @property
-    def is_screened(self) -> bool:
-        return self.head.screen is not None
-
-    def largest_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        return self.head.largest(self.norm(hidden))
+    def largest_logits(self) -> LargestLogits | None:
+        return None if self.head.screen is None else lambda hidden: self.head.largest(self.norm(hidden))
 
 
 def build_decoder(parts: Parts) -> Decoder:

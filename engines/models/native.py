@@ -1,12 +1,13 @@
 """A model on native CPU kernels.
 
-A model is recorded as two programs: token ids to hidden states, and hidden states to logits. A model that cannot be
-recorded runs operation by operation.
+A model is recorded as programs: token ids to hidden states, hidden states to logits, and hidden states to the largest
+logits. A model that cannot be recorded runs operation by operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from engines.layers.native_step_attention import NativeLayers, NativeStepAttention
 from engines.layers.recorded_attention import RecordedAttention
 from engines.layers.rotary import RotaryTables
-from engines.models.decoder import Model
+from engines.models.decoder import LargestLogits, Model
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import NotRecorded, OpKind, Recorder, Recording, Rows, Step, StepInput, Team, bind
 
@@ -34,15 +35,13 @@ class NativeModel(Protocol):
         """
 
     @property
-    def is_screened(self) -> bool:
-        """Whether `largest_logits` is supported."""
-
-    def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
-        """Return the largest logits of selected rows, as `VocabParallelHead.largest` does. places: as for `logits`."""
+    def largest_logits(self) -> LargestLogits | None:
+        """A function from places, as for `logits`, to what `VocabParallelHead.largest` returns for these rows; None if
+        all logits must be computed."""
 
 
 class RecordedModel:
-    """A `NativeModel` that runs two recorded programs."""
+    """A `NativeModel` that runs recorded programs."""
 
     def __init__(
         self,
@@ -57,8 +56,8 @@ class RecordedModel:
         screened: bool,
     ) -> None:
         """
-        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`; screened: whether to support
-        `largest_logits`, the same on all ranks.
+        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`; screened: whether to record
+        `largest_logits`, which all ranks must do or none.
 
         Raises:
             NotRecorded: the model needs an operation that is not native.
@@ -67,9 +66,11 @@ class RecordedModel:
         self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
         hidden = self._forward.result
         self._logits = _record_head(model.logits, hidden, team, max_logits)
-        self._largest: Recording | None = None
-        if screened:
-            self._largest = _record_head(model.largest_logits, hidden, team, max_logits)
+        self.largest_logits: LargestLogits | None = None
+        if screened and model.largest_logits is not None:
+            self.largest_logits = partial(
+                _run_head, _record_head(model.largest_logits, hidden, team, max_logits)
+            )
 
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         before = self._team.seconds(_ATTENTION)
@@ -79,18 +80,11 @@ class RecordedModel:
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
         return _run_head(self._logits, places)
 
-    @property
-    def is_screened(self) -> bool:
-        return self._largest is not None
-
-    def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
-        if self._largest is None:
-            raise NotRecorded("a head without an int8 copy")
-        return _run_head(self._largest, places)
-
 
 class EagerModel:
     """A `NativeModel` that calls native linear layers and attention one by one. Torch computes the rest."""
+
+    largest_logits = None
 
     def __init__(self, model: Model, cache: Any, team: Team, num_layers: int | None) -> None:
         self._model = model
@@ -110,13 +104,6 @@ class EagerModel:
     @torch.inference_mode()
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
         return self._model.logits(self._hidden[places])
-
-    @property
-    def is_screened(self) -> bool:
-        return False
-
-    def largest_logits(self, places: torch.Tensor) -> torch.Tensor | None:
-        raise NotRecorded("a model that runs operation by operation")
 
 
 def record_forward(

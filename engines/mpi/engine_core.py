@@ -230,11 +230,14 @@ class EngineCore:
         return outputs
 
     def _sample(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
-        pending, chosen = result.pending_tokens, result.greedy_tokens
+        pending, greedy = result.pending_tokens, result.greedy_tokens
         if pending is None:
-            left = [row for i, row in enumerate(rows) if i not in chosen] if chosen else rows
-            sampled = iter([] if result.logits is None else self._sampler.sample(result.logits, left))
-            return [chosen.get(i) or next(sampled) for i in range(len(rows))] if chosen else [*sampled]
+            left = [row for i, row in enumerate(rows) if i not in greedy]
+            sampled = [] if result.logits is None else self._sampler.sample(result.logits, left)
+            if not greedy:
+                return sampled
+            others = iter(sampled)
+            return [greedy.get(i) or next(others) for i in range(len(rows))]
         tokens = pending.wait()
         if pending.host_rows and result.logits is not None:
             host_rows = list(pending.host_rows)

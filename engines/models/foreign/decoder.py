@@ -18,6 +18,8 @@ from engines.models.foreign.paged_layer import StepState
 class ForeignDecoder:
     """One rank's part of a model. See `engines.models.decoder.Model`."""
 
+    largest_logits = None
+
     def __init__(self, causal: Any, step_state: StepState, leads: bool) -> None:
         """
         causal: transformers' model with its head.
@@ -64,13 +66,6 @@ class ForeignDecoder:
         ids = torch.zeros(hidden[None].shape[:2], dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = self._causal(input_ids=ids, use_cache=False, return_dict=True).logits[0]
         return logits
-
-    @property
-    def is_screened(self) -> bool:
-        return False
-
-    def largest_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        raise NotImplementedError("heads of transformers compute all logits")
 
     @contextmanager
     def _first_layers(self, count: int | None) -> Iterator[None]:

@@ -151,7 +151,7 @@ def _load_part(
     )
     part.recorded = team is not None and part.is_recordable(team)
     # A rank whose weights cannot be screened computes all logits, so the others must too.
-    part.screened = bool(comm.all_reduce_min(int(part.recorded and model.is_screened)))
+    part.screened = bool(comm.all_reduce_min(int(part.recorded and model.largest_logits is not None)))
     if not part.recorded and isinstance(model, Decoder):
         part.team = None
     return part

@@ -83,7 +83,7 @@ class NativeSteps:
                 f"a step samples for {len(sampled)} sequences; the maximum is {self._max_sampled}"
             )
         greedy_rows = {}
-        if self._model.is_screened:
+        if self._model.largest_logits is not None:
             greedy_rows = {i: row for i, (row, want) in enumerate(sampled) if want & WANT_LARGEST_ONLY}
         if len(greedy_rows) < len(sampled) <= FEW_ROWS:
             greedy_rows = {}
@@ -97,11 +97,12 @@ class NativeSteps:
         """Run the model. The logits of a result are overwritten by the next step."""
         model = self._model
         model.forward(self._step_input, self._stopwatch)
-        greedy_tokens = {}
-        if batch.greedy_rows:
+        largest = None
+        if batch.greedy_rows and model.largest_logits is not None:
             largest = model.largest_logits(row_indices(batch.greedy_rows.values()))
-            if largest is not None:
-                greedy_tokens = dict(zip(batch.greedy_rows, _greedy_tokens(largest), strict=True))
+        greedy_tokens = {}
+        if largest is not None:  # on rank 0
+            greedy_tokens = dict(zip(batch.greedy_rows, _greedy_tokens(largest), strict=True))
         result = host_result(batch.last_rows, batch.scored, targets, model.logits, self._stopwatch.show_alive)
         return replace(result, greedy_tokens=greedy_tokens)
 

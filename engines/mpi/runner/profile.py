@@ -44,7 +44,7 @@ class Profile:
     total: float
     """Total time: layout, model, and greedy sampling."""
     parts: dict[str, float]
-    """Time by part: native operations by kind (`head` is the vocabulary's); `python` is the rest."""
+    """Time by part: native operations by kind; `python` is the rest."""
 
 
 def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Iterator[Profile]:

@@ -90,4 +90,5 @@ def host_result(
 
 
 def row_indices(rows: Iterable[int]) -> torch.Tensor:
+    """Return the numbers as int32."""
     return torch.from_numpy(np.fromiter(rows, dtype=np.int32))
