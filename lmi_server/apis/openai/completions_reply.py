@@ -64,7 +64,7 @@ class CompletionsReply(OpenAiReply):
         return self._chunk(choice | self._ids(output.index, output.tokens))
 
     def _ids(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
-        """Return the token ids if requested, and in the first chunk of a choice those of its prompt."""
+        """Return the token ids if requested, and in the first chunk with tokens of a choice those of its prompt."""
         ids = self._token_ids(tokens)
         if ids and index in self._without_prompt:
             self._without_prompt.discard(index)

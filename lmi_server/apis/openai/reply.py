@@ -44,6 +44,7 @@ class OpenAiReply(ABC):
         self._created = int(time.time())
         self._model = fields.model
         self._prompts = [request.prompt_token_ids for request in requests]
+        self._num_prompt_tokens = sum(map(len, self._prompts))
         self._returns_token_ids: bool = fields.parameters["return_token_ids"]
         self._include_usage = fields.include_usage
         self._continuous_usage = fields.continuous_usage
@@ -99,11 +100,10 @@ class OpenAiReply(ABC):
 
     def _usage(self, num_generated: int, num_cached: int | None = None) -> dict[str, Any]:
         """Return the token counts. Each prompt counts once. Tokens of dropped answers count too."""
-        num_prompt_tokens = sum(map(len, self._prompts))
         return {
-            "prompt_tokens": num_prompt_tokens,
+            "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": num_generated,
-            "total_tokens": num_prompt_tokens + num_generated,
+            "total_tokens": self._num_prompt_tokens + num_generated,
             **({} if num_cached is None else {"prompt_tokens_details": {"cached_tokens": num_cached}}),
         }
 
