@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +34,19 @@ class Limits:
     """Rate of int8 dot-product instructions, without matrix units (AMX). None if the processor has none."""
     read_gbs: float
 
-    def best(self, other: Limits) -> Limits:
-        """Return the higher of both measurements for each rate."""
-        int8 = [rate for rate in (self.int8_gops, other.int8_gops) if rate is not None]
-        return Limits(
-            self.threads,
-            max(self.fp32_gflops, other.fp32_gflops),
-            max(int8) if int8 else None,
-            max(self.read_gbs, other.read_gbs),
-        )
+
+def combined(measured: Iterable[Limits | None], combine: Callable[[list[float]], float]) -> Limits | None:
+    """Combine each rate of several measurements, such as by `max`. None if nothing was measured."""
+    known = [limits for limits in measured if limits is not None]
+    if not known:
+        return None
+    int8 = [limits.int8_gops for limits in known if limits.int8_gops is not None]
+    return Limits(
+        known[0].threads,
+        combine([limits.fp32_gflops for limits in known]),
+        combine(int8) if int8 else None,
+        combine([limits.read_gbs for limits in known]),
+    )
 
 
 def measure(folder: Path) -> Limits:

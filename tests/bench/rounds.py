@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 
 from tokenizers import Tokenizer
 
@@ -13,7 +14,7 @@ from container.measure.bench.figures import figures
 from container.measure.bench.load import LoadRun
 from container.measure.bench.workload import BenchRequest
 from tests.bench.contender import Broken, Contender, Running
-from tests.bench.limits import Limits, arithmetic_share, read_share
+from tests.bench.limits import Limits, arithmetic_share, combined, read_share
 from tests.bench.memory import PeakPss, tree_pss
 from tests.bench.model import Matrices
 from tests.bench.quiet import Load
@@ -28,6 +29,8 @@ class _Measured:
     shape: Shape
     round: int
     run: LoadRun
+    life: int
+    """Index of the life of an engine in which it was measured."""
 
 
 @dataclass(slots=True)
@@ -46,7 +49,8 @@ class Rounds:
     say: Callable[[str], None]
     lives: list[Life] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
-    limits: Limits | None = None
+    _limits: list[Limits | None] = field(default_factory=list)
+    """Measured before each life of an engine, and after the last."""
     _measured: list[_Measured] = field(default_factory=list)
     _cached_requests: dict[tuple[str, int], tuple[BenchRequest, ...]] = field(default_factory=dict)
 
@@ -55,16 +59,18 @@ class Rounds:
         """The contender that ratios compare with the others."""
         return next(iter(self.contenders))
 
+    @property
+    def limits(self) -> Limits | None:
+        """The highest rates that were measured."""
+        return combined(self._limits, max)
+
     def run(self) -> None:
         """Run all rounds. A peer that breaks is left out from then on. Raises: Busy; Broken for the first contender."""
-        seen_round = 0
         for index, stay in enumerate(stays(list(self.contenders), self.num_rounds), 1):
             if stay.configuration in self.broken:
                 continue
             load = self.quiet()
-            if stay.rounds[0] > seen_round:
-                seen_round = stay.rounds[0]
-                self._update_limits()
+            self._limits.append(self.measure_limits())
             try:
                 self._run_stay(stay, load, self.logs / f"{index:02}-{stay.configuration}.log")
             except Broken as error:
@@ -72,7 +78,7 @@ class Rounds:
                     raise
                 self.say(str(error))
                 self.broken[stay.configuration] = str(error)
-        self._update_limits()
+        self._limits.append(self.measure_limits())
 
     def runs(self) -> tuple[Run, ...]:
         """Return the measurements so far."""
@@ -81,16 +87,12 @@ class Rounds:
         }
         return tuple(self._summarize(one, firsts.get((one.shape.name, one.round))) for one in self._measured)
 
-    def _update_limits(self) -> None:
-        found = self.measure_limits()
-        if found is not None:
-            self.limits = found.best(self.limits) if self.limits else found
-
     def _run_stay(self, stay: Stay, load: Load, log: Path) -> None:
         for shape in self.shapes:  # before an engine is started, which would have to wait
             for number in stay.rounds:
                 self._requests(shape, number)
         self.say(f"{stay.configuration}: starting")
+        life = len(self._limits) - 1
         running = self.contenders[stay.configuration].start(log)
         try:
             with PeakPss(lambda: tree_pss(running.pid)) as pss:
@@ -98,7 +100,7 @@ class Rounds:
             for number in stay.rounds:
                 for shape in self.shapes:
                     run = running.load(self._requests(shape, number), shape.num_users)
-                    self._measured.append(_Measured(stay.configuration, shape, number, run))
+                    self._measured.append(_Measured(stay.configuration, shape, number, run, life))
                     self._report(self._measured[-1])
                     pss.look()
             seconds = running.start_up_seconds
@@ -123,10 +125,11 @@ class Rounds:
         found = figures(measured.run, requests)
         facts = self.contenders[measured.contender].facts
         arithmetic = read = math.nan
-        if self.matrices is not None and self.limits is not None:
-            arithmetic = arithmetic_share(self.matrices, requests, found.wall_seconds, facts, self.limits)
+        limits = combined(self._limits[measured.life : measured.life + 2], mean)
+        if self.matrices is not None and limits is not None:
+            arithmetic = arithmetic_share(self.matrices, requests, found.wall_seconds, facts, limits)
             if measured.shape.num_users == 1:
-                read = read_share(self.matrices, found.output_tokens_per_second, facts, self.limits)
+                read = read_share(self.matrices, found.output_tokens_per_second, facts, limits)
         compared, equal = equal_answers(measured.run, first)
         return Run(
             contender=measured.contender,

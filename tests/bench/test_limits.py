@@ -6,11 +6,12 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from container.measure.bench.workload import BenchRequest
-from tests.bench.limits import Limits, NoLimits, arithmetic_share, compiled, read_share
+from tests.bench.limits import Limits, NoLimits, arithmetic_share, combined, compiled, read_share
 from tests.bench.machine import instruction_sets
 from tests.bench.made_up import FACTS
 from tests.bench.model import Matrices, count
@@ -48,9 +49,11 @@ def test_one_stream_reads_all_weights_for_each_token() -> None:
     assert read_share(Matrices(90_000_000, 10_000_000), 25.0, FACTS, LIMITS) == pytest.approx(0.5)
 
 
-def test_the_best_limits_are_the_higher_of_both_measurements() -> None:
+def test_measurements_are_combined_rate_by_rate() -> None:
     other = Limits(2, 90.0, None, 25.0)
-    assert LIMITS.best(other) == other.best(LIMITS) == Limits(2, 100.0, 400.0, 25.0)
+    assert combined([LIMITS, None, other], max) == Limits(2, 100.0, 400.0, 25.0)
+    assert combined([other, LIMITS], mean) == Limits(2, 95.0, 400.0, 22.5)
+    assert combined([None], max) is None
 
 
 def test_the_program_compiles_once(tmp_path: Path) -> None:

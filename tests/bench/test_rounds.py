@@ -113,6 +113,17 @@ def test_tables_show_the_figures_computed_by_hand(tmp_path: Path, journal: list[
     assert settings.rows[0][1:5] == ("fp32", "4.00", "fp32", "in process")
 
 
+def test_shares_use_the_limits_measured_around_an_engine(tmp_path: Path, journal: list[str]) -> None:
+    rounds = make_rounds(tmp_path, journal, shapes=(ALONE,))
+    bandwidths = iter([20.0, 60.0, 40.0, 10.0])
+    rounds.measure_limits = lambda: Limits(2, 100.0, None, next(bandwidths))
+    rounds.run()
+    assert rounds.limits is not None and rounds.limits.read_gbs == 60.0
+    # `a` is measured in the first and the last life, `b` in the second; it is half as fast.
+    shares = [run.read_share for run in rounds.runs()]
+    assert [share / shares[0] for share in shares] == pytest.approx([1.0, 0.4, 0.4, 1.6])
+
+
 def test_notes_name_missing_peers_and_json_has_no_nan(tmp_path: Path, journal: list[str]) -> None:
     rounds = make_rounds(tmp_path, journal, breaks="b")
     rounds.measure_limits = lambda: None
