@@ -10,7 +10,7 @@ import click
 
 from container.run.stop_signals import StopRequested, StopSignals
 
-_STOPPED = 130
+STOPPED = 130
 """Exit code after a stop signal, as in shells."""
 
 
@@ -23,4 +23,4 @@ def stoppable(message: str) -> Iterator[None]:
             signals.raising = False
     except StopRequested:
         click.echo(message, err=True)
-        sys.exit(_STOPPED)
+        sys.exit(STOPPED)

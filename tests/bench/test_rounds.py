@@ -118,7 +118,8 @@ def test_shares_use_the_limits_measured_around_an_engine(tmp_path: Path, journal
     bandwidths = iter([20.0, 60.0, 40.0, 10.0])
     rounds.measure_limits = lambda: Limits(2, 100.0, None, next(bandwidths))
     rounds.run()
-    assert rounds.limits is not None and rounds.limits.read_gbs == 60.0
+    assert rounds.limits is not None
+    assert rounds.limits.read_gbs == 60.0
     # `a` is measured in the first and the last life, `b` in the second; it is half as fast.
     shares = [run.read_share for run in rounds.runs()]
     assert [share / shares[0] for share in shares] == pytest.approx([1.0, 0.4, 0.4, 1.6])

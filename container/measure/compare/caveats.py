@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from container.measure.compare.configurations import warnings
-from container.measure.compare.results import Comparison
+from container.measure.compare.results import Comparison, End
 
 
 def caveats(comparison: Comparison) -> tuple[str, ...]:
     """Return the caveats as sentences, most serious first."""
     return (
-        *_server_failure(comparison),
+        *_early_end(comparison),
         *_failures(comparison),
         *warnings(comparison.configs),
         *_client_limited(comparison),
@@ -19,11 +19,20 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-def _server_failure(comparison: Comparison) -> list[str]:
-    if not comparison.server_failed:
-        return []
-    reason = comparison.stopped.splitlines()[0].removesuffix(":")  # without the end of the log
-    return [f"A server failed, so no further round counts: {reason}"]
+def _early_end(comparison: Comparison) -> list[str]:
+    match comparison.end:
+        case End.AS_PLANNED:
+            return []
+        case End.INTERRUPTED:
+            rounds = (
+                "1 complete round"
+                if comparison.num_rounds == 1
+                else f"{comparison.num_rounds} complete rounds"
+            )
+            return [f"A stop signal ended the comparison after {rounds}."]
+        case End.SERVER_FAILED:
+            reason = comparison.stopped.splitlines()[0].removesuffix(":")  # without the end of the log
+            return [f"A server failed, so no further round counts: {reason}"]
 
 
 def _failures(comparison: Comparison) -> list[str]:

@@ -32,15 +32,15 @@ from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import BadConfiguration, warnings
 from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.report import Provenance
-from container.measure.compare.results import Comparison
-from container.measure.compare.run import ComparisonRunner
+from container.measure.compare.results import Comparison, End
+from container.measure.compare.run import ComparisonRunner, Interrupted
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import ServerFailed, StartServer, server_starter, with_logs
 from container.measure.numbers import read_quantity
 from container.measure.output import as_json, bullets, json_option, require_folders, show, write_json, writing
 from container.measure.report.report_command import report_option, write_report
-from container.measure.stoppable import stoppable
+from container.measure.stoppable import STOPPED, stoppable
 from container.progress import view_for
 from container.run import launch
 from container.run.stop_signals import StopRequested
@@ -240,6 +240,8 @@ def run_comparison(
             comparison = ComparisonRunner(
                 configs, plan, tokenizers, start, logs, view, options.step_traces or (options.report and logs)
             ).run()
+        except Interrupted as interrupted:
+            comparison = interrupted.comparison
         except StopRequested:
             shutil.rmtree(logs, ignore_errors=True)
             raise
@@ -250,13 +252,20 @@ def run_comparison(
         finally:
             view.finish()
     _publish(options, comparison, origin)
-    if not comparison.server_failed and not comparison.num_failed:
+    failures = _failures(comparison)
+    if failures:
+        click.echo(with_logs(f"error: {failures}", logs), err=True)
+    else:
         shutil.rmtree(logs)
-        return 0
-    num_failed = "1 request" if comparison.num_failed == 1 else f"{comparison.num_failed} requests"
-    reason = comparison.stopped if comparison.server_failed else f"{num_failed} failed"
-    click.echo(with_logs(f"error: {reason}", logs), err=True)
-    return 1
+    return STOPPED if comparison.end is End.INTERRUPTED else 1 if failures else 0
+
+
+def _failures(comparison: Comparison) -> str:
+    """Return what failed; empty if nothing did."""
+    if comparison.end is End.SERVER_FAILED:
+        return comparison.stopped
+    number = comparison.num_failed
+    return f"{'1 request' if number == 1 else f'{number} requests'} failed" if number else ""
 
 
 def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance) -> None:

@@ -12,7 +12,7 @@ from container.machine import Machine, describe, versions
 from container.measure.compare import attribution, tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.results import Comparison, StayResult
+from container.measure.compare.results import Comparison, End, StayResult
 from container.measure.compare.summary import MEASURES, counters, equality, occupancy, over_rounds, ratio
 from container.measure.compare.verdict import headline, in_words
 from container.measure.output import Table
@@ -115,7 +115,7 @@ def _configurations(comparison: Comparison) -> Section:
 def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, ...]:
     plan = comparison.plan
     warm_up = plan.scenarios[0].warm_up()
-    reason = f" ({comparison.stopped})" if plan.stopping and not comparison.server_failed else ""
+    reason = f" ({comparison.stopped})" if plan.stopping and comparison.end is End.AS_PLANNED else ""
     order = ", ".join(f"{_served(stay)} ({_numbers(stay.rounds)})" for stay in comparison.stays)
     return (
         f"`{provenance.command}`, {provenance.when}",

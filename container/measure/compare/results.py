@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 
 from container.measure.bench.figures import Figures
 from container.measure.bench.load import RequestOutcome
@@ -100,6 +101,14 @@ class StayResult:
     peak_memory_bytes: int | None
 
 
+class End(Enum):
+    """What ended the rounds of a comparison."""
+
+    AS_PLANNED = "as planned"
+    SERVER_FAILED = "a server failed"
+    INTERRUPTED = "a stop signal arrived"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """All results of a comparison."""
@@ -111,8 +120,8 @@ class Comparison:
     stays: tuple[StayResult, ...]
     stopped: str = ""
     """Reason why no more rounds were run."""
-    server_failed: bool = False
-    """Whether a server failed, which ended the run. `rounds` has the complete rounds before, `stopped` the error."""
+    end: End = End.AS_PLANNED
+    """What ended the run. If not planned, `rounds` has the complete rounds before, and `stopped` the reason."""
 
     @property
     def num_rounds(self) -> int:

@@ -23,13 +23,14 @@ from container.measure.bench.workload import BenchRequest, load_tokenizer, make_
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
 from container.measure.compare.plan import Plan, in_turn
-from container.measure.compare.results import Comparison, RequestTiming, RoundResult, StayResult
+from container.measure.compare.results import Comparison, End, RequestTiming, RoundResult, StayResult
 from container.measure.compare.scrape import MetricsSnapshot, NoMetrics, kv_use, sampling, scrape
 from container.measure.compare.server_process import ReadyServer, ServerFailed, StartServer
 from container.measure.compare.stopping import reason_to_stop
 from container.measure.numbers import format_number, seconds
 from container.progress import ProgressView
 from container.run import launch
+from container.run.stop_signals import StopRequested
 
 _MAX_STEM = 100
 """Maximum characters of a configuration's name in the names of its files."""
@@ -43,6 +44,14 @@ _SETTLE_POLL_SECONDS = 0.05
 def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
     """Make the requests of one round, the same for configurations with the same tokenizer. Raises BenchError."""
     return make_requests(scenario.workload, load_tokenizer(tokenizer), seed)
+
+
+class Interrupted(StopRequested):
+    """A stop signal arrived after some complete rounds."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
 
 
 @dataclass(slots=True)
@@ -103,15 +112,16 @@ class ComparisonRunner:
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
-        A server that fails ends it; the complete rounds are returned if there are any.
+        A server that fails ends it; the complete rounds are returned if there are any. If a stop signal arrives, they
+        are returned in `Interrupted`.
 
-        Raises ServerFailed, NoMetrics, BenchError.
+        Raises ServerFailed, NoMetrics, BenchError, Interrupted, StopRequested.
         """
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
         uses: list[_ServerUse] = []
         comparison = Comparison(self.configs, self.plan, (), ())
-        began, failed = time.monotonic(), False
+        began, end = time.monotonic(), End.AS_PLANNED
         try:
             while not (reason := reason_to_stop(comparison, time.monotonic() - began)):
                 number = comparison.num_rounds + 1
@@ -127,12 +137,19 @@ class ComparisonRunner:
         except (ServerFailed, NoMetrics) as error:
             if not comparison.rounds:
                 raise
-            failed, reason = True, str(error)
+            end, reason = End.SERVER_FAILED, str(error)
+        except StopRequested:
+            if not comparison.rounds:
+                raise
+            end, reason = End.INTERRUPTED, "a stop signal arrived"
         finally:
             if uses:
                 uses[-1].server.kill()
         stays = tuple(use.result() for use in uses if use.served)
-        return replace(comparison, stays=stays, stopped=reason, server_failed=failed)
+        comparison = replace(comparison, stays=stays, stopped=reason, end=end)
+        if end is End.INTERRUPTED:
+            raise Interrupted(comparison)
+        return comparison
 
     def _make_requests(self, number: int) -> None:
         seed = self.plan.round_seed(number)

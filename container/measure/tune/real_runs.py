@@ -14,7 +14,7 @@ from container.measure.bench.workload import BenchError
 from container.measure.compare.configurations import NamedPath, preparer, read_configurations
 from container.measure.compare.derive import derive
 from container.measure.compare.plan import Plan
-from container.measure.compare.results import Comparison
+from container.measure.compare.results import Comparison, End
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.selection import tokenizers_for
 from container.measure.compare.server_process import ServerFailed, StartServer
@@ -61,7 +61,7 @@ class RealRuns:
         traces = folder if traced else None
         runner = ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces)
         comparison = runner.run()
-        if comparison.server_failed:
+        if comparison.end is End.SERVER_FAILED:
             raise ServerFailed(comparison.stopped)
         return comparison
 

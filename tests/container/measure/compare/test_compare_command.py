@@ -20,7 +20,8 @@ from container.measure.compare import compare_command
 from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
-from container.measure.compare.results import Comparison
+from container.measure.compare.results import Comparison, End
+from container.measure.compare.run import Interrupted
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerFailed, ServerProcess, StartServer
 from container.measure.report.svg import SvgRenderer
@@ -215,7 +216,7 @@ def test_the_complete_rounds_are_reported_when_a_server_fails(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failure = "b: the server exited with code 1. End of its log, b.log:\n  out of memory"
-    measure_made_up_speeds(monkeypatch, failure=failure)
+    measure_made_up_speeds(monkeypatch, failure=failure, end=End.SERVER_FAILED)
     output = tmp_path / "report.md"
     result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
     assert result.exit_code == 1
@@ -227,13 +228,26 @@ def test_the_complete_rounds_are_reported_when_a_server_fails(
     assert f"- {sentence}\n" in output.read_text(encoding="utf-8")
 
 
+def test_the_complete_rounds_are_reported_after_a_stop_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    measure_made_up_speeds(monkeypatch, end=End.INTERRUPTED)
+    output = tmp_path / "report.md"
+    result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
+    assert result.exit_code == 130
+    assert "- A stop signal ended the comparison after 2 complete rounds.\n" in result.stdout
+    assert output.read_text(encoding="utf-8").startswith("# Comparison of a and b")
+    assert list(tmp_path.glob("lmi-compare-logs-*")) == []
+
+
 def only_logs(folder: Path) -> Path:
     (logs,) = folder.glob("lmi-compare-logs-*")
     return logs
 
 
 def measure_made_up_speeds(
-    monkeypatch: pytest.MonkeyPatch, num_failed: int = 0, failure: str = ""
+    monkeypatch: pytest.MonkeyPatch, num_failed: int = 0, failure: str = "", end: End = End.AS_PLANNED
 ) -> list[Path]:
     """Replace the measurement with made-up speeds. Return the step trace folders of the runners.
 
@@ -252,7 +266,10 @@ def measure_made_up_speeds(
             first = replace(first, figures=replace(first.figures, num_errors=num_failed))
             if failure:
                 (self.logs / "b.log").write_text("out of memory")
-            return replace(comparison, rounds=(first, *others), stopped=failure, server_failed=bool(failure))
+            comparison = replace(comparison, rounds=(first, *others), stopped=failure, end=end)
+            if end is End.INTERRUPTED:
+                raise Interrupted(comparison)
+            return comparison
 
     monkeypatch.setattr(SvgRenderer, "render", lambda self, plot, width: "")  # drawing takes a second
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)

@@ -19,8 +19,8 @@ from container.measure.bench.workload import BenchError
 from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan, StoppingRule
-from container.measure.compare.results import Comparison
-from container.measure.compare.run import ComparisonRunner
+from container.measure.compare.results import Comparison, End
+from container.measure.compare.run import ComparisonRunner, Interrupted
 from container.measure.compare.scrape import NoMetrics, RoundCounters
 from container.measure.compare.server_process import ReadyServer, ServerFailed, StartServer, server_starter
 from container.measure.compare.summary import equality
@@ -291,7 +291,7 @@ def test_complete_rounds_are_kept_when_a_server_fails(
         return lab.fakes(config, log, variables)
 
     comparison = lab.run(plan=Plan((SHORT, LONG), 2, seed=5), start=start)
-    assert comparison.server_failed
+    assert comparison.end is End.SERVER_FAILED
     assert comparison.stopped.startswith(reason)
     assert lab.fakes.journal == journal
     assert comparison.num_rounds == (2 if behaviour.exit_code else 1)
@@ -316,8 +316,23 @@ def test_sigterm_kills_the_server_and_ends_the_comparison_immediately(lab: Lab) 
         stopped_in_time.append(server.over.wait(200.0))
 
     lab.fakes.behaviours["a"] = Behaviour(before_answer=send_sigterm)
-    with StopSignals(), pytest.raises(StopRequested):
+    with StopSignals(), pytest.raises(StopRequested) as stopped:
         lab.run()
+    assert not isinstance(stopped.value, Interrupted)
     assert lab.fakes.journal == ["start a", "kill a"]
     assert all(stopped_in_time)
     wait_until(lambda: not any(thread.name.startswith("load") for thread in threading.enumerate()))
+
+
+def test_complete_rounds_are_kept_after_a_stop_signal(lab: Lab) -> None:
+    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        if config.name == "a" and "start a" in lab.fakes.journal:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return lab.fakes(config, log, variables)
+
+    with StopSignals(), pytest.raises(Interrupted) as stopped:
+        lab.run(plan=Plan((SHORT,), 2, seed=5), start=start)
+    comparison = stopped.value.comparison
+    assert (comparison.end, comparison.num_rounds) == (End.INTERRUPTED, 1)
+    assert {len(comparison.of(name, "short")) for name in "ab"} == {1}
+    assert lab.fakes.journal == ["start a", "stop a", "start b", "stop b"]
