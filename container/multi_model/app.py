@@ -211,8 +211,9 @@ def _text(body: dict[str, Any], field: str) -> str:
 def _page(names: Sequence[str]) -> tuple[set[str], str]:
     """Return the names on the requested page, and the token of the next page. names: sorted."""
     text = request.args.get("limit", str(_MOST_LISTED))
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_LISTED:
+    limit = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+    if not 1 <= limit <= _MOST_LISTED:
         raise BadModel(f"limit: given {as_json(text)}; accepted: 1 to {_MOST_LISTED}")
     rest = [name for name in names if name > request.args.get("next_page_token", "")]
-    page = rest[: int(text)]
+    page = rest[:limit]
     return set(page), page[-1] if len(rest) > len(page) else ""

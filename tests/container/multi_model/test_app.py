@@ -173,7 +173,8 @@ def test_the_model_list_is_paginated(lab: FakeModels, root: Path) -> None:
     second = client.get(f"/models?limit=2&next_page_token={first['nextPageToken']}").json
     assert [model["modelName"] for model in second["models"]] == ["c"]
     assert "nextPageToken" not in second
-    assert client.get("/models?limit=0").status_code == 400
+    for limit in ("0", "101", "two", "9" * 4301):
+        assert client.get(f"/models?limit={limit}").status_code == 400
 
 
 def test_clients_cannot_load_or_unload_the_models_of_a_folder(folder: FlaskClient) -> None:
