@@ -159,11 +159,12 @@ def test_unknown_parameters_of_openai_bodies_are_ignored(body: str, client: Flas
 
 
 def test_unknown_parameters_beside_a_prompt_on_invocations_are_refused(make_client: MakeClient) -> None:
-    body = {"prompt": "Hi", "max_token": 5}
-    reply = make_client().post("/invocations", json=body)
-    assert refusal_of(reply) == "max_token: unknown name, given with value 5; did you mean 'max_tokens'?"
-    lenient = make_client(ServerConfig(unknown_parameters="warn"))
-    assert lenient.post("/invocations", json=body).status_code == 200
+    client, lenient = make_client(), make_client(ServerConfig(unknown_parameters="warn"))
+    for fields in ({"max_token": 5}, {"parameters": {"max_token": 5}}):
+        body = {"prompt": "Hi", **fields}
+        refusal = refusal_of(client.post("/invocations", json=body))
+        assert refusal == "max_token: unknown name, given with value 5; did you mean 'max_tokens'?"
+        assert lenient.post("/invocations", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("body", ["chat", "completions"])

@@ -17,7 +17,7 @@ from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.lmi.reply import LmiReply, shows_details
 from lmi_server.apis.openai.chat import CHAT
 from lmi_server.apis.openai.completions import COMPLETIONS
-from lmi_server.apis.openai.fields import STREAM_FIELDS, model_name
+from lmi_server.apis.openai.fields import model_name
 from lmi_server.apis.parameters.checks import MISSING, check_flag, refuse, refuse_unknown
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported, row_of
@@ -125,25 +125,23 @@ def _parse(context: ApiContext, body: Body) -> Call:
 def _with_inner_parameters(body: Body, names: Names) -> Body:
     """Move the members of `parameters` to the top level of a chat or completion, where they belong.
 
-    Some clients of LMI send both. A parameter that the top level sets too, and an unknown one, is logged and ignored.
+    Some clients of LMI send both. A field that the top level sets too is logged and ignored.
     """
     inner = body.get("parameters")
     if not isinstance(inner, dict):
         return body
     table = rows(names)
 
-    def key(name: str) -> str | None:
-        """Return the key of the parameter that a field sets, or None if the field is unknown."""
-        if name in STREAM_FIELDS:
-            return name
+    def key(name: str) -> str:
+        """Return the key of the parameter that a field sets, or the name of any other field."""
         row = row_of(table, name)
-        return row.name if row else None
+        return row.name if row else name
 
     outer = {name: value for name, value in body.items() if name != "parameters"}
-    not_used = {None, *(key(name) for name, value in outer.items() if value is not None)}
-    used = {name: value for name, value in inner.items() if key(name) not in not_used}
-    if ignored := [f"parameters.{name}" for name in inner if name not in used]:
-        _logger.info("unknown or repeated fields are ignored: %s", names_in_log(ignored))
+    set_outside = {key(name) for name, value in outer.items() if value is not None}
+    used = {name: value for name, value in inner.items() if key(name) not in set_outside}
+    if repeated := [f"parameters.{name}" for name in inner if name not in used]:
+        _logger.info("repeated fields are ignored: %s", names_in_log(repeated))
     return {**outer, **used}
 
 
