@@ -317,12 +317,14 @@ def test_the_request_id_is_echoed_but_not_used_for_the_engine(
     assert [reply.headers["x-request-id"] for reply in replies] == ([echoed] * 2 if echoed else ids)
 
 
-def test_custom_attributes_are_returned(client: FlaskClient) -> None:
+def test_custom_attributes_are_returned_with_errors_too(client: FlaskClient) -> None:
     name = "X-Amzn-SageMaker-Custom-Attributes"
-    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "a=b;c=d"})
-    assert reply.headers[name] == "a=b;c=d"
+    for inputs, status in ((PROMPT, 200), (5, 424)):
+        reply = client.post("/invocations", json={"inputs": inputs}, headers={name: "a=b;c=d"})
+        assert (reply.status_code, reply.headers[name]) == (status, "a=b;c=d")
     refused = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "x" * 1025})
     assert "1024" in refusal_of(refused)
+    assert name not in refused.headers
 
 
 @pytest.mark.parametrize("pair", [("x-synchronous", "false"), ("x-starting-token", "df87d942")])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, after_this_request, request
 
 from engines.capabilities import engines_with
 from lmi_server.apis.base import ApiContext, Call
@@ -80,15 +80,19 @@ def api(context: ApiContext) -> Blueprint:
 def invoke(context: ApiContext) -> Response:
     """Answer the current request as `/invocations` does. Raises `EngineError`."""
     attributes = _custom_attributes()
-    _refuse_pagination(attributes or "")
-    response = answer(context, _parse)
     if attributes is not None:
-        response.headers[_ATTRIBUTES_HEADER] = attributes
-    return response
+
+        @after_this_request
+        def repeat_attributes(response: Response) -> Response:
+            response.headers[_ATTRIBUTES_HEADER] = attributes
+            return response
+
+    _refuse_pagination(attributes or "")
+    return answer(context, _parse)
 
 
 def _custom_attributes() -> str | None:
-    """Return the custom attributes of the request. The response repeats them. Raises `InvalidField`."""
+    """Return the custom attributes of the request. Every response repeats them. Raises `InvalidField`."""
     value = request.headers.get(_ATTRIBUTES_HEADER)
     if value is not None and not _ATTRIBUTES.fullmatch(value):
         raise InvalidField(
