@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from flask import Blueprint, Response, after_this_request, request
@@ -48,6 +49,8 @@ _LMI = Conventions(
     completions_sample=False,
     openai_framing=lambda: JSON_LINES if _accepted_format() == "jsonlines" else SSE,
 )
+_STREAMING = replace(_LMI, streams_by_default=True)
+"""Rules for SageMaker's streaming API, which its header names."""
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt", "model")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
@@ -121,8 +124,10 @@ def _parse(context: ApiContext, body: Body) -> Call:
     body_format = _BODY_FORMATS[field]
     if body_format is not _INPUTS:
         body = _with_inner_parameters(body, Names.CHAT if body_format is CHAT else Names.COMPLETIONS)
-        if body.get("stream") is None:
-            body = {**body, "stream": _default_stream()}
+    if request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
+        with suppress(InvalidField):
+            return parse(context, body, body_format, _STREAMING)
+        # As in LMI, what a stream cannot return is returned whole. Any other error is raised again.
     return parse(context, body, body_format, _LMI)
 
 
@@ -149,12 +154,6 @@ def _with_inner_parameters(body: Body, names: Names) -> Body:
     return {**outer, **used}
 
 
-def _default_stream() -> bool | None:
-    """Return `stream` for a body that sets neither it nor a format. SageMaker's header names the API that the client
-    called."""
-    return True if request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API else None
-
-
 def _prompt_field(body: Body) -> str:
     """Return the field that determines the kind of the body. Raises `InvalidField` if there are several."""
     present = [name for name in _BODY_FORMATS if body.get(name) is not None]
@@ -165,7 +164,7 @@ def _prompt_field(body: Body) -> str:
     return next(iter(present or [name for name in _BODY_FORMATS if name in body]), "inputs")
 
 
-def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
+def _read_fields(context: ApiContext, body: Body, conventions: Conventions) -> BodyFields:
     refuses_unknown = context.config.server.refuses_unknown
     _check_names(body, refuses_unknown)
     given = body.get("parameters")
@@ -177,8 +176,9 @@ def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
     if parameters.unknown:
         _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
     stream = _stream(body, parameters)
-    if stream is None and not (parameters["output_formatter"] or context.config.server.output_formatter):
-        stream = _default_stream()
+    formatter = parameters["output_formatter"] or context.config.server.output_formatter
+    if stream is None and conventions.streams_by_default and not formatter:
+        stream = True
     return BodyFields(parameters, _framing(context, parameters, stream))
 
 

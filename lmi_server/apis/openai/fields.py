@@ -33,7 +33,8 @@ def read_fields(
     Raises `InvalidField`.
     """
     _check_body_kind(prompt_field, body)
-    streamed = check_flag("stream", body.get("stream"))
+    stream = body.get("stream")
+    streamed = conventions.streams_by_default if stream is None else check_flag("stream", stream)
     own = (prompt_field, "model", "stream", "stream_options")
     unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
     # What a field selects from is checked, and so refused, before the field.
