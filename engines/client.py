@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -143,21 +143,14 @@ class EngineClient:
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
         """Submit requests with outputs to a stream that other engines may share."""
-        self._streams |= dict.fromkeys((request.id for request in requests), stream)
-        dead = self._dead()
-        for request in requests:
-            if dead:
-                self._fail(request.id)
-            else:
-                self._send_request(request.id, Submit(request))
+        request_ids = [request.id for request in requests]
+        self._streams |= dict.fromkeys(request_ids, stream)
+        self._send_requests(request_ids, Submit(requests))
 
     def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
         stream = AnswerStream()
         self._streams[invocation.id] = stream
-        if self._dead():
-            self._fail(invocation.id)
-        else:
-            self._send_request(invocation.id, Invoke(invocation))
+        self._send_requests([invocation.id], Invoke(invocation))
         return stream
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
@@ -199,14 +192,20 @@ class EngineClient:
         finally:
             del self._replies[message.token]
 
-    def _send_request(self, request_id: str, message: Submit | Invoke) -> None:
-        """Send a request, or fail it if it is too large: the engine would close the connection of all requests."""
+    def _send_requests(self, request_ids: Sequence[str], message: Submit | Invoke) -> None:
+        """Send requests, or fail them if the engine is dead or they are too large: the engine would close the
+        connection of all requests."""
+        if self._dead():
+            for request_id in request_ids:
+                self._fail(request_id)
+            return
         data = encode(message)
         if len(data) <= MAX_MESSAGE_BYTES:
             self._socket.send(data)
             return
         error = InvalidRequest(f"request: given {len(data)} bytes; accepted: at most {MAX_MESSAGE_BYTES}")
-        self._streams.pop(request_id).fail(request_id, error)
+        for request_id in request_ids:
+            self._streams.pop(request_id).fail(request_id, error)
 
     def _send(self, message: ToEngine) -> None:
         self._socket.send(encode(message))

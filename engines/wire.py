@@ -13,9 +13,9 @@ headers."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: run this request."""
+    """To the engine: run these requests, which belong to one HTTP request."""
 
-    request: Request
+    requests: tuple[Request, ...]
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):

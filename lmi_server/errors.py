@@ -23,11 +23,11 @@ STREAM_ERROR_CODE = 424
 
 
 class InvalidField(InvalidRequest):
-    """A field of the request body is invalid. The message starts with the name of the field."""
+    """A field of the request body is invalid. The message starts with the name of the field, cut to 200 characters."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
+        self.field = field[:200]
+        super().__init__(f"{self.field}: {problem}")
 
 
 class ContextTooLong(InvalidField):

@@ -21,7 +21,7 @@ from container.multi_model.manager import NOTHING_LOADED, ModelManager, listed
 from container.multi_model.metrics import render
 from container.multi_model.names import check_name, folder_of_url
 from container.multi_model.served_model import ServedModel
-from engines.errors import EngineError
+from engines.errors import EngineError, InvalidRequest
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.http.body import Bodies
 from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected, ClientWatch
@@ -184,8 +184,13 @@ def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
             return match[1].strip()
     if len(names) == 1:
         return names[0]
-    if in_body or (request.is_json and b'"model"' in body):
-        name = parse_object(body).get("model")
+    if in_body or b'"model"' in body:
+        try:
+            name = parse_object(body).get("model")
+        except InvalidRequest:
+            if in_body or request.is_json:
+                raise
+            name = None  # a handler accepts any bytes
         if isinstance(name, str):
             return name
     if not names:
@@ -206,8 +211,9 @@ def _text(body: dict[str, Any], field: str) -> str:
 def _page(names: Sequence[str]) -> tuple[set[str], str]:
     """Return the names on the requested page, and the token of the next page. names: sorted."""
     text = request.args.get("limit", str(_MOST_LISTED))
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_LISTED:
+    limit = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+    if not 1 <= limit <= _MOST_LISTED:
         raise BadModel(f"limit: given {as_json(text)}; accepted: 1 to {_MOST_LISTED}")
     rest = [name for name in names if name > request.args.get("next_page_token", "")]
-    page = rest[: int(text)]
+    page = rest[:limit]
     return set(page), page[-1] if len(rest) > len(page) else ""

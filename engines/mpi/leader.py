@@ -13,6 +13,7 @@ from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.metrics import EngineMetrics
 from engines.mpi.engine_core import EngineCore, ended_outputs
+from engines.mpi.scheduler.request_check import check_together
 from engines.mpi.scheduler.settings import InvalidSettings
 from engines.stopwatch import Stopwatch
 from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, Submit, ToEngine
@@ -79,8 +80,8 @@ class Leader:
     def _handle(self, front: Front, info: EngineInfo, client: bytes, message: ToEngine) -> None:
         core = self._core
         match message:
-            case Submit(request):
-                self._submit(front, client, request)
+            case Submit(requests):
+                self._submit(front, client, requests)
             case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
@@ -99,16 +100,22 @@ class Leader:
                 self._board.set_state(EngineState.DRAINING)
                 self._deadline = self._clock() + seconds
 
-    def _submit(self, front: Front, client: bytes, request: Request) -> None:
+    def _submit(self, front: Front, client: bytes, requests: tuple[Request, ...]) -> None:
         try:
             if self._deadline is not None:
                 raise Unavailable("the server is shutting down")
-            self._core.add(request)
+            check_together(requests, self._core.settings)
         except EngineError as error:
-            front.send_outputs(client, [RequestOutput.failed(request.id, error)])
+            front.send_outputs(client, [RequestOutput.failed(request.id, error) for request in requests])
             return
-        self._clients[request.id] = client
-        self._unanswered.add(request.id)
+        for request in requests:
+            try:
+                self._core.add(request)
+            except EngineError as error:
+                front.send_outputs(client, [RequestOutput.failed(request.id, error)])
+                continue
+            self._clients[request.id] = client
+            self._unanswered.add(request.id)
 
     def _abort(self, request_id: str, reason: AbortReason) -> None:
         self._core.abort(request_id, reason)

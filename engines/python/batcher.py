@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from engines.config import BatchConfig
-from engines.errors import Overloaded
+from engines.errors import InvalidRequest, Overloaded
 
 
 class HasId(Protocol):
@@ -42,17 +42,25 @@ class DynamicBatcher(Generic[Item]):
         """Whether no batch is running, so that one could start."""
         return self._free_since is not None
 
-    def add(self, request: Item, now: float) -> None:
-        """Queue a request.
+    def add(self, request: Item, now: float, num_together: int = 1) -> None:
+        """Queue a request. num_together: number of requests that belong to the same HTTP request.
 
         Raises:
+            InvalidRequest: even an idle server has no room for all of them.
             Overloaded: `max_waiting` requests are waiting already. While no batch runs, the requests that fit into the
                 next batch do not count, so that a burst on an idle server does not fill the queue.
         """
-        places = self._config.batch_size if self._free_since is not None else 0
-        if len(self._waiting) - places >= self._config.max_waiting:
+        batch_size, max_waiting = self._config.batch_size, self._config.max_waiting
+        most = batch_size + max_waiting
+        if num_together > most:
+            raise InvalidRequest(
+                f"is one of {num_together} outputs of a single request; accepted: at most {most}, of which"
+                f" {batch_size} run (batch_size) and {max_waiting} wait (job_queue_size)"
+            )
+        places = batch_size if self._free_since is not None else 0
+        if len(self._waiting) - places >= max_waiting:
             raise Overloaded(
-                f"the queue is full: {self._config.max_waiting} requests are already waiting (job_queue_size)"
+                f"the queue is full: {max_waiting} requests are already waiting (job_queue_size)"
             )
         self._waiting[request.id] = request, now
 

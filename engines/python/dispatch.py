@@ -85,7 +85,8 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            self._submit(front, client, message.request)
+            for request in message.requests:
+                self._submit(front, client, request, len(message.requests))
         else:
             super()._handle(front, client, message)
 

@@ -37,6 +37,8 @@ class Conventions:
     """Whether completions use the sampling defaults of OpenAI and the model, as chats do. Otherwise they are greedy."""
     openai_framing: Callable[[], Framing]
     """Returns the framing of streams in OpenAI's format."""
+    streams_by_default: bool = False
+    """Whether a body that selects neither a stream nor a whole answer gets a stream."""
 
 
 OPENAI = Conventions(

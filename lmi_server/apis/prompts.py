@@ -12,7 +12,7 @@ from gevent import monkey
 
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import refuse
-from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.combinations import MAX_ANSWERS, AnswerCounts
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import (
     LogprobReport,
@@ -25,8 +25,8 @@ from lmi_server.errors import ContextTooLong, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.values.show import as_json
 
-MAX_PROMPTS = 128
-"""Maximum number of prompts in one HTTP request."""
+MAX_PROMPTS = MAX_ANSWERS
+"""Maximum number of prompts in one HTTP request. Each has at least one answer."""
 _LONG_TEXT_CHARS = 32_768
 """Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause."""
 _PIECE_CHARS = 1 << 20

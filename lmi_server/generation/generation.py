@@ -64,7 +64,8 @@ class TextGeneration:
             for candidate, answer in zip(self._candidates, self._texts, strict=True)
         }
         """Texts of the requests that the engine still runs, by request id."""
-        self._completions: list[Completion | None] = [None] * len(self._candidates)
+        self._completions: dict[int, Completion] = {}
+        """Finished completions by index."""
         self._engine = engine
         self._client = client
         self._clock = clock
@@ -88,7 +89,7 @@ class TextGeneration:
     @property
     def result(self) -> GenerationResult:
         """The completions and token counts. Complete after the last output."""
-        done = tuple(completion for completion in self._completions if completion is not None)
+        done = [self._completions[index] for index in sorted(self._completions)]
         cached: dict[int, int] = {}
         for candidate, answer in zip(self._candidates, self._texts, strict=True):
             # Only the first completion counts: the later ones share its pages, not pages of earlier requests.
@@ -100,7 +101,7 @@ class TextGeneration:
     @property
     def finished(self) -> bool:
         """Whether the last output has been yielded."""
-        return None not in self._completions
+        return len(self._completions) == len(self._candidates)
 
     def __iter__(self) -> Iterator[TextOutput]:
         """Yield the text of each output of the engine; outputs of several completions are interleaved.

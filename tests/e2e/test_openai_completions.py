@@ -71,3 +71,5 @@ def test_a_full_queue_raises_rate_limit_error(
         assert int(caught.value.response.headers["retry-after"]) > 0
         # The prompt that fitted into the queue has left it again.
         assert wait_metrics(client, lambda seen: seen[WAITING] == 0, SECONDS)[WAITING] == 0
+    with pytest.raises(openai.BadRequestError, match=r"at most 2, .* 1 wait \(job_queue_size\)"):
+        api.completions.create(model="lmi", prompt=["One", "Two", "Three"])  # too many for an idle server too

@@ -143,7 +143,7 @@ def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineCli
 
     def handle(front: Front, name: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            waiting.append(message.request.id)
+            waiting.extend(request.id for request in message.requests)
         if len(waiting) == 20:
             for _ in range(5):
                 front.send_outputs(name, [RequestOutput(i, (next(numbers),)) for i in waiting])
@@ -163,9 +163,9 @@ def test_requests_submitted_together_share_a_stream(
 ) -> None:
     """The requests arrive unchanged and in order."""
     all_fields = make_request("c", range(100), 7, stop=[3], arrival_time=12.5)
-    requests = [make_request("a"), make_request("b"), all_fields]
+    requests = (make_request("a"), make_request("b"), all_fields)
     stream = client.submit(*requests)
-    _wait(lambda: engine.messages == [Submit(request) for request in requests])
+    _wait(lambda: engine.messages == [Submit(requests)])
     client.abort("b", AbortReason.CLIENT_LEFT)
     done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
     engine.calls.append(lambda front, name: bool(front.send_outputs(name, done[:2])))
@@ -393,7 +393,7 @@ def test_the_client_follows_a_restarted_engine(tmp_path: Path) -> None:
         engine = _Engine(address, _answer(done))
         try:
             assert _collect(client.submit(make_request("next"))) == [done]
-            assert engine.messages == [Submit(make_request("next"))]
+            assert engine.messages == [Submit((make_request("next"),))]
         finally:
             engine.stop()
     finally:

@@ -98,7 +98,7 @@ def _next(socket: zmq.Socket[bytes]) -> Outputs:
 
 def test_messages_arrive_in_order_with_their_client(front: Front, connect: Connect) -> None:
     one, two = connect(), connect()
-    sent = [Submit(make_request("a")), Abort("a", AbortReason.CLIENT_LEFT), GetStats(3), Drain(1.0)]
+    sent = [Submit((make_request("a"),)), Abort("a", AbortReason.CLIENT_LEFT), GetStats(3), Drain(1.0)]
     name_one, name_two = _hello(front, one), _hello(front, two)
     assert name_one != name_two
     for message in sent:

@@ -73,8 +73,7 @@ _INFO = EngineInfo(
 _HISTOGRAM = HistogramData("h", (0.1, float("inf")), (2**40, 0, 1), 0.25, {"part": "model"})
 _COPY = EngineStats(_INFO, {"g": 0.5}, {"c": 1e9}, (_HISTOGRAM,))
 _TO_ENGINE: list[ToEngine] = [
-    Submit(_REQUEST),
-    Submit(make_request("defaults")),
+    Submit((_REQUEST, make_request("defaults"))),
     Invoke(Invocation("a", 0.5, {"Accept": "a/b"}, (("data", b"\x00\xff"),))),
     *(Abort("a", reason) for reason in AbortReason),
     GetStats(2**62),
@@ -125,7 +124,7 @@ def test_messages_of_the_other_direction_raise() -> None:
     "message",
     [
         {"type": "Submit"},
-        {"type": "Submit", "request": {"id": "a"}},
+        {"type": "Submit", "requests": [{"id": "a"}]},
         {"type": "Abort", "request_id": 5},
         {"type": "Drain", "seconds": "soon"},
         {"type": "GetStats", "token": 1.5},

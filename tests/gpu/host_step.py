@@ -254,7 +254,7 @@ class _Client(Front):
             self._peer.send(encode(Drain(1.0)))
             return
         while self._waiting and self._num_sent - self._num_finished < self._load.running:
-            self._peer.send(encode(Submit(self._waiting.pop())))
+            self._peer.send(encode(Submit((self._waiting.pop(),))))
             self._num_sent += 1
 
 

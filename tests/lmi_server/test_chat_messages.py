@@ -48,6 +48,26 @@ def test_developer_messages_are_part_of_the_system_message(
     assert parse_messages(messages) == expected
 
 
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (["one", {"type": "text", "text": "two"}], "one\ntwo"),
+        ([{"type": "input_text", "text": "one"}], "one"),
+        ([{"type": "output_text", "text": "one"}], "one"),
+        (None, ""),
+    ],
+)
+def test_a_content_is_rendered_like_its_text(
+    content: Any, text: str, role: str, client: FlaskClient, engine: FakeEngine
+) -> None:
+    for each in (content, text):
+        messages = [{"role": role, "content": each}, USER]
+        assert client.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
+    first, second = engine.requests
+    assert first.prompt_token_ids == second.prompt_token_ids
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -153,17 +153,26 @@ def test_constraints_at_the_top_level_of_a_body_are_refused(make_client: MakeCli
     assert client.post("/invocations", json={"inputs": "Hi", "colour": "red"}).status_code == 200
 
 
+def test_a_long_name_of_a_constraint_is_cut_in_the_error(client: FlaskClient) -> None:
+    fields = {"guided_" + "x" * 10_000: "[0-9]+"}
+    replies = [send(client, body, fields) for body in BODIES]
+    for reply in [*replies, client.post("/invocations", json={"inputs": "Hi", **fields})]:
+        assert "guided_xxx" in refusal_of(reply)
+        assert len(reply.data) < 2000
+
+
 @pytest.mark.parametrize("body", [body for body in BODIES if body != "parameters"])
 def test_unknown_parameters_of_openai_bodies_are_ignored(body: str, client: FlaskClient) -> None:
     assert send(client, body, {"max_token": 5, "colour": "red"}).status_code == 200
 
 
 def test_unknown_parameters_beside_a_prompt_on_invocations_are_refused(make_client: MakeClient) -> None:
-    body = {"prompt": "Hi", "max_token": 5}
-    reply = make_client().post("/invocations", json=body)
-    assert refusal_of(reply) == "max_token: unknown name, given with value 5; did you mean 'max_tokens'?"
-    lenient = make_client(ServerConfig(unknown_parameters="warn"))
-    assert lenient.post("/invocations", json=body).status_code == 200
+    client, lenient = make_client(), make_client(ServerConfig(unknown_parameters="warn"))
+    for fields in ({"max_token": 5}, {"parameters": {"max_token": 5}}):
+        body = {"prompt": "Hi", **fields}
+        refusal = refusal_of(client.post("/invocations", json=body))
+        assert refusal == "max_token: unknown name, given with value 5; did you mean 'max_tokens'?"
+        assert lenient.post("/invocations", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("body", ["chat", "completions"])

@@ -202,6 +202,29 @@ def test_sagemakers_streaming_call_streams(client: FlaskClient, make_client: Mak
     assert reply.mimetype == "application/json"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": PROMPT, "parameters": {"details": True, "decoder_input_details": True}},
+        {"inputs": PROMPT, "parameters": {"prompt_logprobs": 1}},
+        {"inputs": PROMPT, "parameters": {"n": 2}},
+        {"inputs": PROMPT, "parameters": {"best_of": 2}},
+        {"inputs": PROMPT, "parameters": {"num_beams": 2}},
+        {"inputs": [PROMPT, PROMPT]},
+        {"prompt": PROMPT, "best_of": 2},
+    ],
+)
+def test_sagemakers_streaming_call_gets_a_whole_answer_that_cannot_be_streamed(
+    body: dict[str, Any], make_client: MakeClient
+) -> None:
+    client = make_client(engine_kind="Python" if isinstance(body.get("inputs"), list) else "MPI")
+    headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
+    reply = client.post("/invocations", json=body, headers=headers)
+    assert (reply.status_code, reply.mimetype) == (200, "application/json")
+    assert ANSWER in reply.text
+    refusal_of(client.post("/invocations", json={**body, "stream": True}, headers=headers))
+
+
 @pytest.mark.parametrize("unknown_parameters", ["error", "warn"])
 def test_the_parameters_may_contain_stream(make_client: MakeClient, unknown_parameters: str) -> None:
     client = make_client(ServerConfig(unknown_parameters=unknown_parameters))
@@ -317,12 +340,14 @@ def test_the_request_id_is_echoed_but_not_used_for_the_engine(
     assert [reply.headers["x-request-id"] for reply in replies] == ([echoed] * 2 if echoed else ids)
 
 
-def test_custom_attributes_are_returned(client: FlaskClient) -> None:
+def test_custom_attributes_are_returned_with_errors_too(client: FlaskClient) -> None:
     name = "X-Amzn-SageMaker-Custom-Attributes"
-    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "a=b;c=d"})
-    assert reply.headers[name] == "a=b;c=d"
+    for inputs, status in ((PROMPT, 200), (5, 424)):
+        reply = client.post("/invocations", json={"inputs": inputs}, headers={name: "a=b;c=d"})
+        assert (reply.status_code, reply.headers[name]) == (status, "a=b;c=d")
     refused = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "x" * 1025})
     assert "1024" in refusal_of(refused)
+    assert name not in refused.headers
 
 
 @pytest.mark.parametrize("pair", [("x-synchronous", "false"), ("x-starting-token", "df87d942")])

@@ -149,13 +149,13 @@ def test_a_stream_supports_only_one_prompt(
 @pytest.mark.parametrize(
     ("inputs", "mentions"),
     [
-        ([], ["inputs", "[]", "1 to 128"]),
+        ([], ["inputs", "[]", "1 to 1024"]),
         (["Hello", ""], ["inputs[1]", '""', "not empty"]),
         (["Hello", 5], ["inputs[1]", "5", "a string"]),
         ([["Hello"]], ["inputs[0]", "a string"]),
-        (["Hello"] * 129, ["inputs", "129", "128"]),
+        (["Hello"] * 1025, ["inputs", "1025", "1024"]),
         (["Hello", "word " * 2000], ["inputs[1]", "option.max_model_len"]),
-        (7, ["inputs", "7", "a list of 1 to 128"]),
+        (7, ["inputs", "7", "a list of 1 to 1024"]),
     ],
 )
 def test_invalid_lists_are_refused(
@@ -168,7 +168,7 @@ def test_invalid_lists_are_refused(
 
 
 def test_the_maximum_number_of_prompts_is_accepted(client: FlaskClient, echoing: FakeEngine) -> None:
-    prompts = [f"number {n}" for n in range(128)]
+    prompts = [f"number {n}" for n in range(1024)]
     reply = post(client, prompts)
     assert [element["generated_text"] for element in reply.get_json()] == prompts
 

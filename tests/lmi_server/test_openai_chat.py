@@ -283,7 +283,7 @@ def test_refused_answers_in_the_history(client: FlaskClient, engine: FakeEngine)
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [5]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0].type"),
         (
             {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]},

@@ -95,7 +95,7 @@ class VirtualFront(Front):
         now = clock.now
         while self._arrivals and self._arrivals[0][0] <= now:
             arrival, _, user, place, due = heapq.heappop(self._arrivals)
-            yield _CLIENT, Submit(self._submit(user, place, due, arrival))
+            yield _CLIENT, Submit((self._submit(user, place, due, arrival),))
         while self._timeouts and self._timeouts[0][0] <= now:
             moment, request_id = heapq.heappop(self._timeouts)
             answer = self._answers.get(request_id)

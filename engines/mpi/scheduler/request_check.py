@@ -1,8 +1,8 @@
-"""Checks of a new request: whether it can ever run, and whether the queue has room for it."""
+"""Checks of new requests: whether they can ever run, and whether the queue has room for them."""
 
 from __future__ import annotations
 
-from engines.core import SchedulerSettings
+from engines.core import Request, SchedulerSettings
 from engines.errors import InvalidRequest, Overloaded
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.sequence import Sequence
@@ -43,6 +43,27 @@ def check_request(
             f" are {worst} in total{each}, more than the limit of {limit} tokens{reason}"
         )
     check_token_ids(sequence.request.prompt_token_ids, vocab_size)
+
+
+def check_together(requests: tuple[Request, ...], settings: SchedulerSettings) -> None:
+    """Check that an idle server has room for all requests of one HTTP request. Otherwise it could never be accepted.
+
+    Raises:
+        InvalidRequest: they exceed a limit.
+    """
+    places, max_waiting = settings.max_num_seqs, settings.max_waiting
+    if len(requests) > places + max_waiting:
+        raise InvalidRequest(
+            f"is one of {len(requests)} outputs of a single request; accepted: at most {places + max_waiting}, of which"
+            f" {places} run (option.max_rolling_batch_size) and {max_waiting} wait (job_queue_size)"
+        )
+    limit, waiting = settings.max_queued_tokens, requests[places:]
+    num_tokens = sum(len(request.prompt_token_ids) for request in waiting)
+    if limit is not None and len(waiting) > 1 and num_tokens > limit:  # a single one may always wait
+        raise InvalidRequest(
+            f"is one of {len(requests)} outputs of a single request, of which {len(waiting)} with prompts of"
+            f" {num_tokens} tokens have to wait; accepted: at most {limit} tokens (option.max_queued_tokens)"
+        )
 
 
 def check_queue(sequence: Sequence, settings: SchedulerSettings, waiting: WaitingQueue, places: int) -> None:

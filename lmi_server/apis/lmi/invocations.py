@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, after_this_request, request
 
 from engines.capabilities import engines_with
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.lmi.reply import LmiReply, shows_details
 from lmi_server.apis.openai.chat import CHAT
 from lmi_server.apis.openai.completions import COMPLETIONS
-from lmi_server.apis.openai.fields import STREAM_FIELDS, model_name
+from lmi_server.apis.openai.fields import model_name
 from lmi_server.apis.parameters.checks import MISSING, check_flag, refuse, refuse_unknown
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported, row_of
@@ -48,6 +49,8 @@ _LMI = Conventions(
     completions_sample=False,
     openai_framing=lambda: JSON_LINES if _accepted_format() == "jsonlines" else SSE,
 )
+_STREAMING = replace(_LMI, streams_by_default=True)
+"""Rules for SageMaker's streaming API, which its header names."""
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt", "model")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
@@ -80,15 +83,19 @@ def api(context: ApiContext) -> Blueprint:
 def invoke(context: ApiContext) -> Response:
     """Answer the current request as `/invocations` does. Raises `EngineError`."""
     attributes = _custom_attributes()
-    _refuse_pagination(attributes or "")
-    response = answer(context, _parse)
     if attributes is not None:
-        response.headers[_ATTRIBUTES_HEADER] = attributes
-    return response
+
+        @after_this_request
+        def repeat_attributes(response: Response) -> Response:
+            response.headers[_ATTRIBUTES_HEADER] = attributes
+            return response
+
+    _refuse_pagination(attributes or "")
+    return answer(context, _parse)
 
 
 def _custom_attributes() -> str | None:
-    """Return the custom attributes of the request. The response repeats them. Raises `InvalidField`."""
+    """Return the custom attributes of the request. Every response repeats them. Raises `InvalidField`."""
     value = request.headers.get(_ATTRIBUTES_HEADER)
     if value is not None and not _ATTRIBUTES.fullmatch(value):
         raise InvalidField(
@@ -117,40 +124,34 @@ def _parse(context: ApiContext, body: Body) -> Call:
     body_format = _BODY_FORMATS[field]
     if body_format is not _INPUTS:
         body = _with_inner_parameters(body, Names.CHAT if body_format is CHAT else Names.COMPLETIONS)
-        if body.get("stream") is None:
-            body = {**body, "stream": _default_stream()}
+    if request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
+        with suppress(InvalidField):
+            return parse(context, body, body_format, _STREAMING)
+        # As in LMI, what a stream cannot return is returned whole. Any other error is raised again.
     return parse(context, body, body_format, _LMI)
 
 
 def _with_inner_parameters(body: Body, names: Names) -> Body:
     """Move the members of `parameters` to the top level of a chat or completion, where they belong.
 
-    Some clients of LMI send both. A parameter that the top level sets too, and an unknown one, is logged and ignored.
+    Some clients of LMI send both. A field that the top level sets too is logged and ignored.
     """
     inner = body.get("parameters")
     if not isinstance(inner, dict):
         return body
     table = rows(names)
 
-    def key(name: str) -> str | None:
-        """Return the key of the parameter that a field sets, or None if the field is unknown."""
-        if name in STREAM_FIELDS:
-            return name
+    def key(name: str) -> str:
+        """Return the key of the parameter that a field sets, or the name of any other field."""
         row = row_of(table, name)
-        return row.name if row else None
+        return row.name if row else name
 
     outer = {name: value for name, value in body.items() if name != "parameters"}
-    not_used = {None, *(key(name) for name, value in outer.items() if value is not None)}
-    used = {name: value for name, value in inner.items() if key(name) not in not_used}
-    if ignored := [f"parameters.{name}" for name in inner if name not in used]:
-        _logger.info("unknown or repeated fields are ignored: %s", names_in_log(ignored))
+    set_outside = {key(name) for name, value in outer.items() if value is not None}
+    used = {name: value for name, value in inner.items() if key(name) not in set_outside}
+    if repeated := [f"parameters.{name}" for name in inner if name not in used]:
+        _logger.info("repeated fields are ignored: %s", names_in_log(repeated))
     return {**outer, **used}
-
-
-def _default_stream() -> bool | None:
-    """Return `stream` for a body that sets neither it nor a format. SageMaker's header names the API that the client
-    called."""
-    return True if request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API else None
 
 
 def _prompt_field(body: Body) -> str:
@@ -163,7 +164,7 @@ def _prompt_field(body: Body) -> str:
     return next(iter(present or [name for name in _BODY_FORMATS if name in body]), "inputs")
 
 
-def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
+def _read_fields(context: ApiContext, body: Body, conventions: Conventions) -> BodyFields:
     refuses_unknown = context.config.server.refuses_unknown
     _check_names(body, refuses_unknown)
     given = body.get("parameters")
@@ -175,8 +176,9 @@ def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
     if parameters.unknown:
         _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
     stream = _stream(body, parameters)
-    if stream is None and not (parameters["output_formatter"] or context.config.server.output_formatter):
-        stream = _default_stream()
+    formatter = parameters["output_formatter"] or context.config.server.output_formatter
+    if stream is None and conventions.streams_by_default and not formatter:
+        stream = True
     return BodyFields(parameters, _framing(context, parameters, stream))
 
 

@@ -16,7 +16,6 @@ from lmi_server.values.show import names_in_log
 _logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "lmi"
-STREAM_FIELDS = ("stream", "stream_options")
 _MAX_MODEL_NAME_BYTES = 256
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
@@ -34,8 +33,9 @@ def read_fields(
     Raises `InvalidField`.
     """
     _check_body_kind(prompt_field, body)
-    streamed = check_flag("stream", body.get("stream"))
-    own = (prompt_field, "model", *STREAM_FIELDS)
+    stream = body.get("stream")
+    streamed = conventions.streams_by_default if stream is None else check_flag("stream", stream)
+    own = (prompt_field, "model", "stream", "stream_options")
     unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
     # What a field selects from is checked, and so refused, before the field.
     ordered = sorted(body, key=lambda name: name not in _SWITCHES)

@@ -17,6 +17,8 @@ _ROLES = {
     "user": "user",
     "assistant": "assistant",
 }
+_TEXT_TYPES = ("text", "input_text", "output_text")
+"""Types of a text part. The last two are those of OpenAI's responses."""
 _MAX_NAME_BYTES = 256
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the reasoning in an assistant's message. Clients use any of them, and so do chat templates."""
@@ -93,7 +95,7 @@ def _reasoning(field: str, message: dict[str, Any]) -> dict[str, str]:
 def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:
     if isinstance(value, str):
         return value
-    if role == "assistant" and value in (None, MISSING, []):
+    if value is None or (role == "assistant" and value in (MISSING, [])):
         return ""  # OpenAI's answers with a `refusal` have no content
     if not isinstance(value, list) or not value:
         raise refuse(field, value, "a string, or a list of at least 1 text part")
@@ -102,12 +104,15 @@ def _content(field: str, value: Any, role: str) -> str | list[dict[str, str]]:
 
 
 def _part(field: str, value: Any, role: str) -> str:
+    if isinstance(value, str):
+        return value
     if not isinstance(value, dict):
-        raise refuse(field, value, 'an object {"type": "text", "text": ...}')
+        raise refuse(field, value, 'a string, or an object {"type": "text", "text": ...}')
     kind = value.get("type", MISSING)
-    if kind != "text" and (kind != "refusal" or role != "assistant"):
+    if kind not in _TEXT_TYPES and (kind != "refusal" or role != "assistant"):
         raise refuse(f"{field}.type", kind, '"text"; other kinds of content are not supported')
-    text = value.get(kind, MISSING)  # the field with the text is named like the type
+    name = "refusal" if kind == "refusal" else "text"
+    text = value.get(name, MISSING)
     if not isinstance(text, str):
-        raise refuse(f"{field}.{kind}", text, "a string")
+        raise refuse(f"{field}.{name}", text, "a string")
     return text

@@ -26,7 +26,7 @@ def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> I
     names = sorted(known)
     near = nearest(name, names)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(names)}"
-    return InvalidField(field[:200], f"unknown name, given with value {as_json(value)}; {hint}")
+    return InvalidField(field, f"unknown name, given with value {as_json(value)}; {hint}")
 
 
 def check(field: str, value: Any, type: JsonType, or_else: str = "") -> Any:  # noqa: A002

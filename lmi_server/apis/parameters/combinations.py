@@ -12,7 +12,7 @@ from lmi_server.apis.parameters.table import GENERATE
 from lmi_server.errors import InvalidField
 from lmi_server.values.show import as_json
 
-MAX_ANSWERS = 256
+MAX_ANSWERS = 1024
 """Maximum number of answers that one HTTP request may generate, over all its prompts."""
 MAX_PROMPT_LOGPROBS = 500_000
 """Maximum number of log-probabilities of prompt tokens in one response. While it is written, other requests wait."""

@@ -108,7 +108,7 @@ _ANSWER: tuple[Parameter, ...] = (
     # `logprobs` is vLLM's name for the same number.
     Parameter("top_n_tokens", _LOGPROBS, lmi=("top_n_tokens", "logprobs"), default=0, unset_values=(False,)),
     Parameter("logprobs", Bool(), chat=("logprobs",), default=False),
-    Parameter("logprobs", Int(0, 5), completions=("logprobs",)),
+    Parameter("logprobs", _LOGPROBS, completions=("logprobs",)),
     Parameter("top_logprobs", _LOGPROBS, chat=("top_logprobs",), default=0),
     everywhere("prompt_logprobs", type=_LOGPROBS),
     # As in vLLM. Tokens of `/invocations` always have their ids.

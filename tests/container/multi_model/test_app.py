@@ -173,7 +173,8 @@ def test_the_model_list_is_paginated(lab: FakeModels, root: Path) -> None:
     second = client.get(f"/models?limit=2&next_page_token={first['nextPageToken']}").json
     assert [model["modelName"] for model in second["models"]] == ["c"]
     assert "nextPageToken" not in second
-    assert client.get("/models?limit=0").status_code == 400
+    for limit in ("0", "101", "two", "9" * 4301):
+        assert client.get(f"/models?limit={limit}").status_code == 400
 
 
 def test_clients_cannot_load_or_unload_the_models_of_a_folder(folder: FlaskClient) -> None:
@@ -194,6 +195,12 @@ def test_clients_cannot_load_or_unload_the_models_of_a_folder(folder: FlaskClien
             {"headers": {"X-Amzn-SageMaker-Custom-Attributes": "x=1; model_name=b"}},
         ),
         ("/invocations", "/invocations", {"json": {"messages": [], "model": "b"}}),
+        ("/invocations", "/invocations", {"data": b'{"inputs": "x", "model": "b"}'}),
+        (
+            "/invocations",
+            "/invocations",
+            {"data": b'{"inputs": "x", "model": "b"}', "content_type": "application/octet-stream"},
+        ),
         ("/v1/chat/completions", "/v1/chat/completions", {"json": {"messages": [], "model": "b"}}),
         ("/v1/completions", "/v1/completions", {"json": {"prompt": "x", "model": "b"}}),
     ],
@@ -211,6 +218,7 @@ def test_a_request_without_a_known_model_is_rejected(folder: FlaskClient) -> Non
     rejected = folder.post("/invocations", json={"inputs": "x"})
     assert rejected.status_code == 400
     assert "allowed: a, b, c" in rejected.json["error"]
+    assert folder.post("/invocations", data=b'\x89PNG "model"').json == rejected.json
     assert (
         folder.post("/v1/completions", json={"prompt": "x"}).json["error"]["type"] == "invalid_request_error"
     )

@@ -101,7 +101,8 @@ class Lab:
 
 
 def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEngine]]:
-    return [(client, Submit(request)) for request in requests]
+    """Submit each request by itself."""
+    return [(client, Submit((request,))) for request in requests]
 
 
 def check_output(front: ScriptedFront, request: Request) -> None:

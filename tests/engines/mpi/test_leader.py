@@ -13,7 +13,7 @@ from engines.errors import RequestFailed
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step_plan import PlanKind
 from engines.sampling.batch import SamplingRow
-from engines.wire import Abort, GetStats, ToEngine
+from engines.wire import Abort, GetStats, Submit, ToEngine
 from tests.engines.mpi.fakes import CLIENT, make_request
 from tests.engines.mpi.leader_lab import POISON, TWO, Lab, check_output, read_stats, submit
 from tests.support.logs import Logs
@@ -132,6 +132,19 @@ def test_a_refusal_goes_only_to_the_client_that_sent_the_request(tmp_path: Path)
     assert [o.error_kind for o in front.outputs["c"]] == ["overloaded"]
     assert [o.error_kind for o in front.outputs["long"]] == ["invalid_request"]
     assert front.owners["long"] == TWO
+
+
+def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, max_num_seqs=2, max_waiting=1)
+    too_many = tuple(make_request(name, [1], 3) for name in "abcd")
+    enough = tuple(make_request(name, [1], 3) for name in "efg")
+    front = lab.serve([(CLIENT, Submit(too_many)), (CLIENT, Submit(enough))])
+    for request in too_many:
+        (output,) = front.outputs[request.id]
+        assert output.error_kind == "invalid_request"
+        assert "at most 3, of which 2 run (option.max_rolling_batch_size)" in output.error_message
+    for request in enough:
+        check_output(front, request)
 
 
 @pytest.mark.parametrize("reason", AbortReason)

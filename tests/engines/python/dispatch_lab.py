@@ -54,7 +54,8 @@ class Lab:
 
 
 def submit(*requests: Request, client: bytes = CLIENT) -> Turn:
-    return [(client, Submit(request)) for request in requests]
+    """Submit each request by itself."""
+    return [(client, Submit((request,))) for request in requests]
 
 
 def pauses(count: int) -> list[Turn]:

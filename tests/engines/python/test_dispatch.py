@@ -14,6 +14,7 @@ from engines.wire import (
     Drain,
     GetStats,
     Reply,
+    Submit,
 )
 from tests.engines.mpi.fakes import CLIENT, make_request
 from tests.engines.python.dispatch_lab import (
@@ -75,6 +76,20 @@ def test_a_full_queue_rejects_requests(tmp_path: Path) -> None:
     check_front(front, a)
     check_front(front, b)
     assert [(output.id, output.error_kind) for _, output in front.refusals] == [("r2", "overloaded")]
+
+
+def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, max_waiting=1)
+    requests = make_requests(5)
+    front = lab.serve(
+        [(CLIENT, Submit(tuple(requests[:3]))), (CLIENT, Submit(tuple(requests[3:])))], *pauses(10)
+    )
+    for request in requests[3:]:
+        check_front(front, request)
+    assert [(output.id, output.error_kind) for _, output in front.refusals] == [
+        (request.id, "invalid_request") for request in requests[:3]
+    ]
+    assert "at most 2, of which 1 run (batch_size) and 1 wait (job_queue_size)" in str(front.refusals)
 
 
 # Aborts

@@ -233,6 +233,11 @@ def test_the_names_of_djl_for_a_device_limit_the_copies(tmp_path: Path) -> None:
     assert load_text(tmp_path, "gpu.maxWorkers=1\n").config.options.max_workers == 1
 
 
+def test_djls_example_of_retry_threshold_is_accepted_with_a_note(tmp_path: Path) -> None:
+    [note] = load_text(tmp_path, "retry_threshold=10\n").notes
+    assert note.endswith("the server decides how often it restarts a process that crashes")
+
+
 def test_a_key_without_prefix_is_noted_like_its_variable(tmp_path: Path) -> None:
     notes = [
         load_text(tmp_path, "fail_fast=true\n").notes,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engines.core import FinishReason, RequestOutput, SampledToken
+from engines.core import FinishReason, RequestOutput, SampledToken, SchedulerSettings
 from engines.errors import InvalidRequest, Overloaded, RequestFailed
+from engines.mpi.scheduler.request_check import check_together
 from tests.engines.mpi.fakes import NUM_IDS, expected_output, make_request
 from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
@@ -157,6 +158,23 @@ def test_a_burst_on_an_idle_server_does_not_fill_the_queue() -> None:
     lab.scheduler.add(make_request("small", range(10), 2))
     with pytest.raises(Overloaded, match=r"2 requests are already waiting \(job_queue_size\)"):
         lab.scheduler.add(make_request("one more", [1], 2))
+
+
+def test_requests_of_one_http_request_are_invalid_if_an_idle_server_refuses_them() -> None:
+    settings = SchedulerSettings(2, 64, 64, max_waiting=2, max_queued_tokens=40)
+    requests = tuple(make_request(str(number), range(20), 2) for number in range(5))
+    check_together(requests[:4], settings)
+    with pytest.raises(InvalidRequest, match=r"accepted: at most 4, .* 2 wait \(job_queue_size\)"):
+        check_together(requests, settings)
+    check_together(requests[:3], replace(settings, max_queued_tokens=1))
+    with pytest.raises(InvalidRequest, match=r"at most 39 tokens \(option.max_queued_tokens\)"):
+        check_together(requests[:4], replace(settings, max_queued_tokens=39))
+    for limit, accepted in ((40, 4), (39, 3), (1, 3)):
+        lab = Lab(max_num_seqs=2, max_waiting=2, max_queued_tokens=limit)
+        for request in requests[:accepted]:
+            lab.scheduler.add(request)
+        with pytest.raises(Overloaded):
+            lab.scheduler.add(requests[accepted])
 
 
 def test_deadlines_of_ended_requests_are_forgotten() -> None:
