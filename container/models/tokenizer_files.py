@@ -90,8 +90,8 @@ def refusal(model: Path, load_format: str = "auto") -> str | None:
             )
         return None
     return (
-        f"the model folder {model} has no tokenizer; expected {TOKENIZER}, tokenizer.model, spiece.model, vocab.txt, "
-        "or vocab.json with merges.txt"
+        f"the model folder {model} has no tokenizer; expected {TOKENIZER}, tokenizer.model, spiece.model, tekken.json, "
+        "vocab.txt, or vocab.json with merges.txt"
     )
 
 

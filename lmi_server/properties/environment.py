@@ -227,7 +227,9 @@ def _read_load_models(text: str, folder: Path, found: Environment) -> None:
         return
     named = _named_model(text)
     if named is None:
-        reason = "only one model is served; name exactly one"
+        reason = (
+            "names several models, or none; name exactly one, or serve a folder that holds only model folders"
+        )
         accepted = "name:version:engine=folder, as in test::MPI=/opt/ml/model"
         found.problems.append(Problem(source, source.variable, masked("", text.strip()), reason, accepted))
         return

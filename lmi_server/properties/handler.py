@@ -23,6 +23,7 @@ _CALLS_HANDLER = ("_async_service", *_PREDICTORS)
 """Ends of the built-in entry points that call a handler of model.py if there is one. The others ignore it."""
 _NO_ADAPTERS = "the server registers no LoRA adapters; load them in the handler's first call"
 _ENTRY_POINT = "option.entryPoint"
+_OUTPUT_FORMAT = "option.output_formatter"
 _NOT_INCLUDED = (
     "this server does not include it; write @init_handler and @prediction_handler (or model_fn and predict_fn) in"
     f" {MODEL_FILE}"
@@ -130,6 +131,15 @@ def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str,
         one.key.removeprefix("option."): one.text for one in by_rank if one.key.startswith("option.")
     }
     return server_settings, handler_options
+
+
+def without_format(settings: list[RawSetting], file: HandlerFile, notes: list[str]) -> list[RawSetting]:
+    """Leave out option.output_formatter=none, which LMI's users write beside an @output_formatter."""
+    setting = _effective_setting(settings, _OUTPUT_FORMAT)
+    if setting is None or setting.text.strip().lower() != "none" or "output_formatter" not in file.formatters:
+        return settings
+    notes.append(f"{setting.source}: {setting.key}=none: {file.path.name} formats the responses")
+    return [one for one in settings if one.key != _OUTPUT_FORMAT]
 
 
 def stepwise_calls(settings: Collection[RawSetting]) -> list[Problem]:

@@ -56,6 +56,8 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     settings = _settings(found, environ)
     _find_user_code(settings, found)
     server_settings, handler_options = handler.split(settings)
+    if found.user_code is not None:
+        settings = handler.without_format(settings, found.user_code, found.notes)
     known, unknown = group_by_option(server_settings if found.handler is not None else settings)
     for option, candidates in known.values():
         resolve_option(option, candidates, found)

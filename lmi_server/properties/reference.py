@@ -33,8 +33,8 @@ All keys of `serving.properties`. An unknown key is refused with the nearest kno
 (`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), an invalid value with its line and the accepted values.
 
 Precedence where a key is given more than once, highest first: the `SAGEMAKER_*` variables below,
-`serving.properties`, `OPTION_*`, other names that stand for options, `SERVING_*`, the default. In the file the last
-of two equal keys wins. Empty variables count as unset.
+`serving.properties`, `OPTION_*`, other names that stand for options, `SERVING_*`, `MAX_CONCURRENT_REQUESTS`, the
+default. In the file the last of two equal keys wins. Empty variables count as unset.
 
 The file is in the Java properties format: ISO-8859-1, `#` and `!` begin a comment only at the start of a line, quotes
 are part of a value. Trailing blanks are part of a value; they are removed from numbers, booleans and keywords with

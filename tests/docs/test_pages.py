@@ -188,8 +188,10 @@ def test_the_documented_http_limits_are_the_defaults() -> None:
     limits, config = ConnectionLimits(), ServerConfig()
     slow = f"after {limits.stall_seconds:g} s below {limits.bytes_per_second >> 10} KiB/s"
     size, seconds = config.max_request_size >> 20, limits.body_seconds
+    fields, line = gunicorn_conf.limit_request_fields, gunicorn_conf.limit_request_line
+    request = f"{fields} headers, {line:,} bytes of request line"
     expected = {
-        "headers": f"{limits.head_seconds:g} s from the first byte; {limits.head_bytes >> 10} KiB",
+        "headers": f"{limits.head_seconds:g} s from the first byte; {limits.head_bytes >> 10} KiB in total, {request}",
         "body": f"({size} MiB), {MAX_VALUES:,} values, {seconds:g} s; {slow}",
         "bodies being read and parsed at once": f"{MIN_BYTES_IN_FLIGHT >> 20} MiB",
         "a response that the client does not read": slow,

@@ -18,7 +18,7 @@ from tests.gpu.context import Context
 from tests.gpu.engine import Outcome
 from tests.gpu.parts import aws
 from tests.gpu.parts import engine as engine_part
-from tests.gpu.parts.engine import first_difference, greedy_but_for_rounding, report_gap
+from tests.gpu.parts.engine import differences, first_difference, greedy_but_for_rounding, report_gap
 from tests.gpu.parts.races import verdict
 from tests.gpu.results import Results
 from tests.gpu.shapes import memory_bytes, real, write
@@ -102,6 +102,19 @@ def test_kernels_are_sorted_by_total_time() -> None:
 )
 def test_index_of_the_first_difference(tokens: list[int], expected: list[int], index: int) -> None:
     assert first_difference(tokens, expected) == index
+
+
+@pytest.mark.parametrize(
+    ("num_differing", "num_wrong", "text"),
+    [
+        (1, 0, "1 request differs, by no more than rounding"),
+        (1, 1, "1 request differs, by more than rounding"),
+        (3, 0, "3 requests differ, by no more than rounding"),
+        (3, 2, "3 requests differ, 2 of them by more than rounding"),
+    ],
+)
+def test_requests_that_differ_are_described(num_differing: int, num_wrong: int, text: str) -> None:
+    assert differences(num_differing, num_wrong) == text
 
 
 class _Tie:

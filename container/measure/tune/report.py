@@ -41,7 +41,7 @@ def _table(tuning: Tuning) -> Table:
             for values in both
         ]
         ratio = tuning.ratio(one) if one in run else None
-        limits = _missed(tuning, measured or one.values) or "kept"
+        limits = _missed(tuning, measured or one.values) or "met"
         return (_name(tuning, one), *cells, times(ratio), limits, "yes" if one in best else "")
 
     rows = tuple(map(row, [*run, *(other for other in best if other not in run)]))

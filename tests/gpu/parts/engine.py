@@ -88,7 +88,7 @@ def _check_fp32(
         ]
         note = f"{outcome.num_tokens} tokens in {outcome.steps} steps"
         if differing:
-            note += f"; {len(differing)} requests differ, {len(wrong)} of them by more than rounding"
+            note += f"; {differences(len(differing), len(wrong))}"
         results.check(f"{kind}, fp32: {name}", not wrong, note)
         for i in differing:
             report_gap(context, f"{requests[i].id}, {name}", model, prompts[i], found[i], expected[i])
@@ -137,6 +137,14 @@ def report_gap(
         "",
         f"token {index}; standard deviation of the logits {float(logits.std()):.3g}; our token is the second: {second}",
     )
+
+
+def differences(num_differing: int, num_wrong: int) -> str:
+    """Describe the requests whose tokens differ. num_wrong: those that differ by more than rounding."""
+    requests = "1 request differs" if num_differing == 1 else f"{num_differing} requests differ"
+    if num_wrong in (0, num_differing):
+        return f"{requests}, by {'' if num_wrong else 'no '}more than rounding"
+    return f"{requests}, {num_wrong} of them by more than rounding"
 
 
 def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:

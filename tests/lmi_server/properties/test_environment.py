@@ -204,7 +204,8 @@ class TestLoadModels:
 
     @pytest.mark.parametrize("text", ["NONE", "a::MPI=/x,b::MPI=/y"])
     def test_anything_but_one_model_is_refused(self, tmp_path: Path, text: str) -> None:
-        assert "exactly one" in single_problem(tmp_path, "", {"SERVING_LOAD_MODELS": text}).reason
+        reason = single_problem(tmp_path, "", {"SERVING_LOAD_MODELS": text}).reason
+        assert "name exactly one, or serve a folder that holds only model folders" in reason
 
 
 def test_the_revision_belongs_to_the_model_of_its_variable(tmp_path: Path) -> None:

@@ -183,6 +183,20 @@ def test_a_built_in_entry_point_replaces_the_handler_of_model_py(folder: Path) -
     assert any("its handler is not used" in note for note in loaded.notes)
 
 
+def test_the_format_none_requires_an_output_formatter(folder: Path) -> None:
+    lines = ("option.output_formatter=none",)
+    (folder / "model.py").write_text("@output_formatter\ndef f(output): ...\n")
+    loaded = with_properties(folder, *lines, OPTION_OUTPUT_FORMATTER="json")
+    assert loaded.config.server.output_formatter is None
+    assert loaded.config.formatter is not None
+    assert loaded.config.formatter.options == {"output_formatter": "none"}
+    assert any(
+        "option.output_formatter=none: model.py formats the responses" in note for note in loaded.notes
+    )
+    (folder / "model.py").write_text("@input_formatter\ndef f(body: dict) -> dict: ...\n")
+    assert "only accepted with an @output_formatter in model.py" in refusal(folder, *lines)
+
+
 def test_requirements_of_an_unused_handler_are_refused(folder: Path) -> None:
     (folder / "requirements.txt").write_text("x\n")
     assert "only installed for a handler" in refusal(folder, "option.entryPoint=djl_python.huggingface")

@@ -18,7 +18,7 @@ from container.measure.compare.plan import Plan
 from container.measure.compare.scrape import NoMetrics
 from container.measure.tune.goal import parse_goal
 from container.measure.tune.real_runs import TimesOf
-from container.measure.tune.report import effect, sentences
+from container.measure.tune.report import effect, section, sentences
 from container.measure.tune.search import Proposal
 from container.measure.tune.space import SearchSpace
 from container.measure.tune.tuning import Explorer, Tuning
@@ -123,3 +123,6 @@ def test_the_error_limit_applies_to_all_rounds_together(limit: str, is_met: bool
     tuning = make_tuning(f"{limit}max tokens/s", {FILE: [fine, fine, fine, failed, failed]})
     assert tuning.values(tuning.baseline)["errors"] == 0.04
     assert tuning.goal_is_met == is_met
+    [table] = section(tuning).tables
+    [row] = table.rows
+    assert (row[table.header.index("limits")] == "met") == is_met
