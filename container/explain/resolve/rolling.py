@@ -197,7 +197,7 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
         if not machine.cpu_kernels:
             raise CannotServe(
                 f"{name}={value}: needs the native CPU kernels, which are not built or do not support this processor;"
-                " `make install` builds them if there is a C++ compiler"
+                " `make -B install` builds them if there is a C++ compiler"
             )
 
 
