@@ -175,6 +175,11 @@ class NativeWeight:
             return {"epilogue": Epilogue.STORE}
         return {"epilogue": Epilogue.ACTIVATE_AND_MUL, "gate": self.gate}
 
+    def check_width(self, x: torch.Tensor) -> None:
+        """Raise ValueError if rows, [num_rows, width], have another width than the weight."""
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"a weight of {self.in_features} input features: rows have {x.shape[-1]}")
+
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return size and dtype of the scratch buffers for a product with `num_rows` rows, by field of its struct.
 
