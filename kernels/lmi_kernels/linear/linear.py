@@ -54,8 +54,7 @@ def pack(
         bias: [out_features] or None.
         gated: activation of the gates. The first half of the rows are gates, the second half is the up projection.
             None: no gates.
-        storage: storage format of native kernels; None: the weight's dtype, with bf16 in the layout for AMX if the
-            processor has AMX.
+        storage: storage format of native kernels, see `NativeWeight`; None: the weight's dtype.
 
     Raises:
         ValueError: unknown activation, stacked weights do not match, or `storage` is given but there are no native
@@ -66,8 +65,6 @@ def pack(
     device = blocks[0].device
     team = shared_team() if pack_copies(device) else None
     if team is not None:
-        if storage is None and blocks[0].dtype is torch.bfloat16 and team.library.instructions == "amx":
-            storage = Storage.BF16_PAIRS
         return LinearWeight(None, None, None, NativeWeight(team, blocks, bias, gate, storage), gated)
     dense = stacked(blocks)
     if device.type != "cpu":
