@@ -1,8 +1,9 @@
 """Linear layers: y = x @ w.T + b, in fp32 on a CPU and in the weights' dtype on a GPU.
 
-On a CPU, native kernels read weights as they are stored and widen them in registers. Without native kernels, weights
-that fp16 represents exactly are packed as fp16 (FBGEMM), and others are kept in fp32, because torch emulates bf16 and
-fp16 matrix products on a CPU and is tens of times slower.
+On a CPU, native kernels read weights as they are stored. They widen them in registers; with AMX or int8 weights, they
+convert the rows of x to bf16 parts or to integers instead. Without native kernels, weights that fp16 represents exactly
+are packed as fp16 (FBGEMM), and others are kept in fp32, because torch emulates bf16 and fp16 matrix products on a CPU
+and is tens of times slower.
 """
 
 from __future__ import annotations
