@@ -81,7 +81,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     number = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0")) if config.parallel.tp_size > 1 else 0
     who = f"copy {config.parallel.copy} rank {number}" if config.parallel.copy else f"engine rank {number}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {who} %(levelname)s %(message)s")
-    set_num_threads(config.parallel.threads_per_rank)
+    set_num_threads(config.parallel.threads_per_rank, native=config.parallel.device == "cpu")
     device = torch.device("cpu")
     if config.parallel.device == "cuda":
         device = torch.device("cuda", number)

@@ -23,6 +23,7 @@ from engines.python.messages import GENERATOR, BatchDone, CallStarted, Ready, Ru
 from engines.python.model import load_model
 from engines.python.pulse import Pulse, clamp_positions
 from engines.python.worker_main import Serve, receive_forgotten_ids, run_worker
+from lmi_kernels.cpu import set_num_threads
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def _load(arguments: argparse.Namespace, link: Link[ToGenerator]) -> Serve:
     transformers.utils.logging.disable_progress_bar()
     board = StatusBoard.open(arguments.status)
     config = PythonEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
-    torch.set_num_threads(config.parallel.threads_per_rank)
+    set_num_threads(config.parallel.threads_per_rank, native=False)
     model = load_model(config)
     loaded = process_age()
     pulse = Pulse(lambda: board.beat(GENERATOR), time.monotonic)

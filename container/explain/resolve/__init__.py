@@ -31,7 +31,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
     if "input_formatter" in config.formatter_roles:
         found += handler.body_obstacles(config, "an input formatter")
-    return (*found, *([lack] if lack else []))
+    return tuple(filter(None, (*found, machine.cpu_kernels_problem, lack)))
 
 
 def _do_not_fit(count: int, machine: Machine, reason: str) -> str:

@@ -49,8 +49,6 @@ def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     kv_gb, free = options.kv_cache_gb, machine.memory_available_bytes
     if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > free:
         yield f"option.kv_cache_gb={kv_gb:g} exceeds the free memory, {free / _GIB:.1f} GiB"
-    if machine.cpu_kernels_problem:
-        yield machine.cpu_kernels_problem
 
 
 def resolve(
@@ -199,7 +197,7 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
         if not machine.cpu_kernels:
             raise CannotServe(
                 f"{name}={value}: needs the native CPU kernels, which are not built or do not support this processor;"
-                " `make install` builds them if there is a C++ compiler"
+                " `make -B install` builds them if there is a C++ compiler"
             )
 
 

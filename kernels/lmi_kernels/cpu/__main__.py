@@ -1,10 +1,15 @@
-"""`python -m lmi_kernels.cpu`: print whether native kernels are built, and which instruction set is used."""
+"""`python -m lmi_kernels.cpu`: print which CPU kernels are used, and why."""
+
+import logging
+import sys
 
 from lmi_kernels.cpu.library import load
 
-library = load()
-if library is not None:
-    print(f"native CPU kernels: {library.instructions}")
-else:
-    print("native CPU kernels are not built or not usable here: torch serves on a CPU, more slowly, and")
-    print("option.quantize=int8 is refused; g++ and another installation build them")
+logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stdout)
+try:
+    if load() is None:
+        print(
+            "torch serves on a CPU, more slowly; option.quantize and 8-bit and 16-bit KV caches are refused"
+        )
+except ValueError as error:
+    print(f"CPU kernels: {error}")

@@ -27,10 +27,12 @@ class Product:
         For a gated weight return activation(gate) * up, [num_rows, out_features / 2].
 
         Raises:
+            ValueError: x has another width than the weight.
             RuntimeError: native kernels are no longer available.
         """
         linear, step, width = self._linear, self._step, self._weight.width
         x = _as_rows(x)
+        self._weight.check_width(x)
         num_rows = x.shape[0]
         y = torch.empty(num_rows, self._width)
         if step.num_rows != num_rows:

@@ -71,7 +71,8 @@ class StepInput:
         token_ids: [sum of query_lens], sequence by sequence.
 
         Raises:
-            ValueError: the step is too large, the lengths do not add up, or a token, position or block does not exist.
+            ValueError: the step is too large, the lengths do not add up, a token is negative, or a table, position or
+                block does not exist. The vocabulary is not known here.
         """
         num_sequences, num_tokens = len(rows), len(token_ids)
         if num_tokens > self._max_tokens:
@@ -83,5 +84,5 @@ class StepInput:
         layout.num_sequences, layout.num_rows = num_sequences, num_tokens
         if not self._library.lay_out(layout, self.step):
             raise ValueError(
-                "a step has wrong lengths, or names a token, position or block that does not exist"
+                "a step has wrong lengths, a negative token, or a table, position or block that does not exist"
             )

@@ -93,7 +93,7 @@ def load() -> Library | None:
         return None
     path = library_path()
     if path is None:
-        logger.info("CPU kernels: torch's; native ones are not built here, see `make install`")
+        logger.info("CPU kernels: torch's; native ones are not built; install g++ and run `make -B install`")
         return None
     try:
         library = Library(path, wanted or None)

@@ -122,6 +122,8 @@ class Recorder:
         )
 
     def add(self, x: Rows, other: Rows) -> Rows:
+        if x.width != other.width:
+            raise NotRecorded("the sum of rows of different widths")
         operands = {"x": x, "other": other}
         return self._record(structs.Add, operands, Rows.make(self, x.width), {"width": x.width})
 
@@ -130,7 +132,12 @@ class Recorder:
         return self._record(structs.Elementwise, {"x": x}, Rows.make(self, x.width), fields)
 
     def linear(self, x: Rows, weight: NativeWeight) -> Rows:
-        """Record a linear layer. For a gated weight the result is activation(gate) * up."""
+        """Record a linear layer. For a gated weight the result is activation(gate) * up.
+
+        Raises:
+            ValueError: x has another width than the weight.
+        """
+        weight.check_width(x)
         fields = {"weight": weight.handle, **weight.epilogue}
         scratch = weight.scratch_sizes(self.max_rows)
         output = Rows.make(self, weight.width)

@@ -114,15 +114,21 @@ _team: Team | None = None
 _num_threads: int | None = None
 
 
-def set_num_threads(count: int) -> None:
+def set_num_threads(count: int, native: bool = True) -> None:
     """Set the number of threads for this process, including the caller's.
 
-    With native kernels these are the team's threads, and torch gets one thread. Two thread pools that spin while they
-    wait would slow each other down.
+    Either native kernels or torch get them; the other one gets one thread. Two thread pools that spin while they wait
+    would slow each other down.
+
+    native: whether native kernels get the threads, if there are any; False: torch computes the model.
+
+    Raises:
+        ValueError: `LMI_CPU_KERNELS` cannot be applied, see `load`.
     """
     global _num_threads
-    _num_threads = count
-    torch.set_num_threads(1 if load() is not None else count)
+    native = load() is not None and native
+    _num_threads = count if native else 1
+    torch.set_num_threads(1 if native else count)
 
 
 def shared_team() -> Team | None:

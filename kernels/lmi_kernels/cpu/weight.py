@@ -9,7 +9,6 @@ from functools import cache
 
 import torch
 
-from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Storage
 from lmi_kernels.cpu.team import Team
 
@@ -102,12 +101,6 @@ def stacked(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(tuple(blocks))
 
 
-def _paired(library: Library, dtype: torch.dtype) -> tuple[Storage, ...]:
-    """Return BF16_PAIRS if the weight is bf16 and the instruction set is AMX."""
-    fits = dtype == torch.bfloat16 and library.instructions == "amx"
-    return (Storage.BF16_PAIRS,) if fits else ()
-
-
 class NativeWeight:
     """A matrix, [out_features, in_features], in panels, and its bias."""
 
@@ -127,8 +120,8 @@ class NativeWeight:
             bias: [out_features] or None.
             gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
                 they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
-            storage: None keeps the weight's dtype. INT8 quantises, with a scale for each output feature. BF16_PAIRS
-                stores bf16 in the layout for AMX.
+            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 quantises, with a scale
+                for each output feature.
             norms: with INT8, overwritten with norms of the rows; see `quantise_rows`.
 
         Raises:
@@ -140,8 +133,10 @@ class NativeWeight:
         dtype = blocks[0].dtype
         if dtype not in STORAGES:
             raise ValueError(f"a weight of {dtype}: bf16, fp16 and fp32 are stored")
-        storage = STORAGES[dtype] if storage is None else storage
-        if storage not in (STORAGES[dtype], Storage.INT8, *_paired(library, dtype)):
+        pairs = dtype is torch.bfloat16 and library.instructions == "amx"
+        unquantised = Storage.BF16_PAIRS if pairs else STORAGES[dtype]
+        storage = unquantised if storage is None else storage
+        if storage not in (unquantised, Storage.INT8):
             raise ValueError(f"a weight of {dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = sum(map(len, blocks)), blocks[0].shape[1]
         self.gate = gate
@@ -174,6 +169,11 @@ class NativeWeight:
         if self.gate is None:
             return {"epilogue": Epilogue.STORE}
         return {"epilogue": Epilogue.ACTIVATE_AND_MUL, "gate": self.gate}
+
+    def check_width(self, x: torch.Tensor) -> None:
+        """Raise ValueError if rows, [num_rows, width], have another width than the weight."""
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"a weight of {self.in_features} input features: rows have {x.shape[-1]}")
 
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return size and dtype of the scratch buffers for a product with `num_rows` rows, by field of its struct.

@@ -1,8 +1,9 @@
 """Linear layers: y = x @ w.T + b, in fp32 on a CPU and in the weights' dtype on a GPU.
 
-On a CPU, native kernels read weights as they are stored and widen them in registers. Without native kernels, weights
-that fp16 represents exactly are packed as fp16 (FBGEMM), and others are kept in fp32, because torch emulates bf16 and
-fp16 matrix products on a CPU and is tens of times slower.
+On a CPU, native kernels read weights as they are stored. They widen them in registers; with AMX or int8 weights, they
+convert the rows of x to bf16 parts or to integers instead. Without native kernels, weights that fp16 represents exactly
+are packed as fp16 (FBGEMM), and others are kept in fp32, because torch emulates bf16 and fp16 matrix products on a CPU
+and is tens of times slower.
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ def pack(
         bias: [out_features] or None.
         gated: activation of the gates. The first half of the rows are gates, the second half is the up projection.
             None: no gates.
-        storage: storage format of native kernels; None: the weight's dtype, with bf16 in the layout for AMX if the
-            processor has AMX.
+        storage: storage format of native kernels, see `NativeWeight`; None: the weight's dtype.
 
     Raises:
         ValueError: unknown activation, stacked weights do not match, or `storage` is given but there are no native
@@ -66,8 +66,6 @@ def pack(
     device = blocks[0].device
     team = shared_team() if pack_copies(device) else None
     if team is not None:
-        if storage is None and blocks[0].dtype is torch.bfloat16 and team.library.instructions == "amx":
-            storage = Storage.BF16_PAIRS
         return LinearWeight(None, None, None, NativeWeight(team, blocks, bias, gate, storage), gated)
     dense = stacked(blocks)
     if device.type != "cpu":

@@ -269,6 +269,11 @@ def test_weights_are_counted_in_the_dtype_that_the_engine_holds(model: Path) -> 
             dataclasses.replace(GPUS, cpu_kernels_problem="LMI_CPU_KERNELS: wrong"),
             "^LMI_CPU_KERNELS: wrong$",
         ),
+        (
+            {"engine": "Python"},
+            dataclasses.replace(CPU, cpu_kernels_problem="LMI_CPU_KERNELS: wrong"),
+            "^LMI_CPU_KERNELS: wrong$",
+        ),
         ({"step_trace": "/etc/hosts"}, CPU, r"a name ending in \.jsonl, in an existing folder"),
         ({"step_trace": "nowhere/steps.jsonl"}, CPU, r"a name ending in \.jsonl, in an existing folder"),
         ({"step_trace": "steps.json"}, CPU, r"a name ending in \.jsonl, in an existing folder"),

@@ -6,7 +6,7 @@ import torch
 
 import lmi_kernels
 from lmi_kernels.cpu import Recorder, Screen, bind
-from lmi_kernels.cpu.structs import Step, Storage
+from lmi_kernels.cpu.structs import Step
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.linear.linear import LinearWeight
@@ -22,10 +22,9 @@ class Head:
         team: Team,
         matrix: torch.Tensor,
         softcap: float | None = None,
-        storage: Storage | None = None,
         max_rows: int = 70,
     ) -> None:
-        packed = LinearWeight(None, None, None, NativeWeight(team, matrix, storage=storage))
+        packed = LinearWeight(None, None, None, NativeWeight(team, matrix))
         self.screen = Screen(team, matrix)
         self._x = torch.full((max_rows, matrix.shape[1]), torch.nan)
         screened, full = Recorder(team, max_rows), Recorder(team, max_rows)

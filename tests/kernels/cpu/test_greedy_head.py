@@ -11,7 +11,6 @@ import torch
 import lmi_kernels
 from lmi_kernels.cpu import Screen
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import quantise_rows, rotate_rows
 from lmi_kernels.linear.linear import LinearWeight
@@ -106,10 +105,9 @@ def test_other_int8_products(instructions: str, open_library: Callable[[str], Li
     if library is None:
         pytest.skip(f"this processor has no {instructions} instructions")
     generator = fresh_generator()
-    storage = Storage.BF16_PAIRS if instructions == "amx" else None
     for count in (1, 2):
         matrix = torch.randn(3000, 130, generator=generator).bfloat16()
-        head = Head(Team(library, count), matrix, storage=storage)
+        head = Head(Team(library, count), matrix)
         for num_rows in _NUM_ROWS:
             _check(head, torch.randn(num_rows, 130, generator=generator))
 

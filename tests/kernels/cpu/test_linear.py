@@ -6,7 +6,9 @@ import psutil
 import pytest
 import torch
 
+from lmi_kernels import LinearWeight, linear
 from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.recorder import Recorder
 from lmi_kernels.cpu.structs import Function, Storage
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
@@ -59,6 +61,14 @@ def test_stacked_weights_equal_one_weight(team: Team, storage: Storage, gate: Fu
 def test_stacked_weights_that_do_not_match_are_refused(team: Team, other: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"^stacked: torch\.float32 \(3, 8\), torch\."):
         NativeWeight(team, [torch.zeros(3, 8), other])
+
+
+def test_rows_of_another_width_are_rejected(team: Team) -> None:
+    weight = LinearWeight(None, None, None, NativeWeight(team, torch.ones(4, 16)))
+    x = torch.ones(2, 8)
+    for rows in (x, Recorder(team, 2).gather(x, 8)):
+        with pytest.raises(ValueError, match="16 input features: rows have 8"):
+            linear(rows, weight)
 
 
 def test_memory_of_freed_weights_is_released(team: Team) -> None:

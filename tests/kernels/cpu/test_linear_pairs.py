@@ -25,7 +25,9 @@ def library(open_library: Callable[[str], Library | None]) -> Library:
 
 
 def _pairs(team: Team, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeWeight:
-    return NativeWeight(team, weight.bfloat16(), bias, storage=Storage.BF16_PAIRS)
+    native = NativeWeight(team, weight.bfloat16(), bias)
+    assert native.storage == Storage.BF16_PAIRS
+    return native
 
 
 @pytest.mark.parametrize("shape", linears.SHAPES)

@@ -219,5 +219,7 @@ def test_operations_without_a_native_kernel_are_not_recorded(model: _Model) -> N
         torch.relu(rows)
     with pytest.raises(NotRecorded, match="something else"):
         rows + 1.0
+    with pytest.raises(NotRecorded, match="different widths"):
+        rows + linear(rows, model.native(model.normal(1, _WIDTH)))
     with pytest.raises(NotRecorded):
         rows * 2

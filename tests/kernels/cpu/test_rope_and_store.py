@@ -120,9 +120,12 @@ def test_stores_keys_and_values_at_their_slots_and_nothing_else(
         assert ((both[place, slots] - x[stored]).abs() <= bound / 127 * 0.50001).all()
 
 
-def test_a_head_of_zeros_is_stored_as_zeros(team: Team) -> None:
+@pytest.mark.parametrize("size", [0.0, 1e-38])
+def test_a_head_of_zeros_or_tiny_numbers_is_stored_as_zeros(team: Team, size: float) -> None:
+    """127 / 1e-38 is not finite."""
     inputs = _Inputs(Storage.INT8, _SHAPES[0])
     inputs.heads[0] = 0
+    inputs.heads[0, :, 0] = size
     inputs.run(team)
     assert (inputs.cache.read()[:, inputs.slots[0]] == 0).all()
 

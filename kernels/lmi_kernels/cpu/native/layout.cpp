@@ -11,8 +11,8 @@ bool in_range(int32_t number, int64_t limit) { return number >= 0 && number < li
 
 using namespace lmi;
 
-// Fill the layout's arrays and the step's fields. Returns false if the plan names a table, a position, a block or a
-// token that does not exist, or if its lengths do not add up.
+// Fill the layout's arrays and the step's fields. Returns false if the plan names a table, a position or a block that
+// does not exist, or a negative token, or if its lengths do not add up. The vocabulary is not known here.
 EXPORT bool lmi_lay_out(const Layout* layout, Step* step) {
   const int32_t *tables = layout->plan, *starts = tables + layout->num_sequences,
                 *query_lens = starts + layout->num_sequences, *ids = query_lens + layout->num_sequences;
