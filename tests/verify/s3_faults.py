@@ -173,8 +173,10 @@ def _check_cuts(place: _Place, report: Report) -> None:
         )
 
 
-def _check_failure(place: _Place, failure: _Failure, cache: Path, report: Report) -> None:
-    """Check one failure of `serve`: its error, the time, the exit code and the clean cache."""
+def _check_failure(
+    place: _Place, failure: _Failure, cache: Path, report: Report, keeps_files: bool = False
+) -> None:
+    """Check one failure of `serve`: its error, the time, the exit code and, unless it keeps files, the clean cache."""
     code, output, seconds = _run("serve", place, cache, failure.address)
     sentence = _last_line(output)
     report.figure(f"{failure.name}: {sentence}")
@@ -187,7 +189,7 @@ def _check_failure(place: _Place, failure: _Failure, cache: Path, report: Report
     )
     report.require(seconds <= _SENTENCE_SECONDS, f"{failure.name}: {seconds:.1f} s after the start")
     report.require(code != 0, f"{failure.name}: exit code {code}")
-    leftovers = _leftovers(cache)
+    leftovers = [] if keeps_files else _leftovers(cache)
     report.require(
         not leftovers, f"{failure.name}: partial files in the cache: {', '.join(leftovers) or 'none'}"
     )
@@ -210,7 +212,15 @@ def _check_small_disk(place: _Place, report: Report) -> None:
         other.unlink()
         place.proxy.when_sent(50_000_000, lambda: _fill(other))
         fills_up = _Failure("a disk that fills up", "is full", lambda place: None)
-        _check_failure(place, fills_up, disk / "cache", report)
+        _check_failure(place, fills_up, disk / "cache", report, keeps_files=True)
+        other.unlink()
+        code, output, _ = _run("prepare", place, disk / "cache", fills_up.address)
+        report.require(code == 0, f"after freeing space: exit code {code}; {_last_line(output)}")
+        share = place.proxy.object_bytes / place.size()
+        report.require(
+            share <= 1.1,
+            f"both runs fetched {share:.4f} times the size; at most 1.1, with what was in flight",
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=False)
 
