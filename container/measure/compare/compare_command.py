@@ -240,7 +240,7 @@ def run_comparison(
             comparison = ComparisonRunner(
                 configs, plan, tokenizers, start, logs, view, options.step_traces or (options.report and logs)
             ).run()
-        except StopRequested:
+        except (StopRequested, BenchError):  # no log shows the cause
             shutil.rmtree(logs, ignore_errors=True)
             raise
         except NoMetrics as error:  # the server may have ended
