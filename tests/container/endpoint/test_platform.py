@@ -262,6 +262,14 @@ def test_an_unsupported_operation_is_an_error(platform: FakeLab) -> None:
     assert message == "ListTrainingJobs: not supported by lmi endpoint"
 
 
+def test_nothing_is_created_during_the_shutdown(platform: FakeLab) -> None:
+    platform.configure("one", A={})
+    platform.platform.close()
+    params = {"EndpointName": ENDPOINT, "EndpointConfigName": "one"}
+    assert error_of(platform.sagemaker.create_endpoint, **params)[1] == "lmi endpoint is stopping"
+    assert platform.containers == []
+
+
 def test_requests_with_a_foreign_host_header_are_rejected(platform: FakeLab) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=200)
     headers = {"Host": "evil.example:9000", "X-Amz-Target": "SageMaker.ListModels"}
