@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from container.deploy import CannotDeploy, variables
-from container.deploy.variables import Value
+from container.deploy.variables import ShellSecret, Value
 from container.explain import hardware
 from container.explain.hardware import Instance
 from container.explain.prediction.memory import gigabytes
@@ -100,6 +100,13 @@ class Deployment:
     waiter: dict[str, int]
     """`WaiterConfig` of `endpoint_in_service`."""
     notes: tuple[str, ...]
+
+    @property
+    def secrets(self) -> list[str]:
+        """Variables of the user's shell that the calls contain."""
+        models = [call.parameters["PrimaryContainer"] for call in self.calls if call.method == "create_model"]
+        values = [value for model in models for value in model["Environment"].values()]
+        return sorted({value.variable for value in values if isinstance(value, ShellSecret)})
 
     @property
     def config_name(self) -> str:

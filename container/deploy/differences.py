@@ -12,10 +12,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from container.deploy import CannotDeploy
 from container.deploy.deployment import Deployment
 from container.deploy.variables import is_secret, with_secrets
-from lmi_server.properties.environment import ENV_NAMES
+from lmi_server.properties.environment import read
 from lmi_server.properties.loader import examine
 from lmi_server.properties.option import Status
-from lmi_server.properties.options import OPTIONS
+from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.values.show import as_option, masked, one_line
 
 _UNSET = "(not set)"
@@ -89,12 +89,8 @@ def _values(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
     container = model.get("PrimaryContainer") or model["Containers"][0]
     fields = {**row, **container, "ExecutionRoleArn": model.get("ExecutionRoleArn", "")}
     environment: dict[str, str] = fields.pop("Environment", {})
-    setting = {name.variable for name in ENV_NAMES}
-    others = {
-        name: value
-        for name, value in environment.items()
-        if name not in setting and not name.startswith(("OPTION_", "SERVING_"))
-    }
+    settings = {one.source.variable for one in read(environment, Path()).settings if one.key in by_name()}
+    others = {name: value for name, value in environment.items() if name not in settings}
     return {**dict(_flat(fields)), **_options(environment), **others}
 
 

@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from container.deploy import CannotDeploy
 from container.deploy.deployment import ALREADY_EXISTS, NAMED_BY_CONTENT, ApiCall, Deployment
-from container.deploy.variables import with_secrets
+from container.deploy.variables import with_secrets, without_secrets
 
 _NOT_FOUND = "Could not find"
 """Part of SageMaker's message about an endpoint that does not exist."""
@@ -39,7 +39,9 @@ def execute(
                 say(f"{call.method}: exists, reused")
                 continue
             _undo(completed, sagemaker, say)
-            raise CannotDeploy(f"{call.method}: {error}{_advice(call, error)}") from error
+            # SageMaker quotes values that it refuses.
+            reason = without_secrets(str(error), deployment.secrets, environ)
+            raise CannotDeploy(f"{call.method}: {reason}{_advice(call, error)}") from error
         completed.append(call)
     say(f"waiting until {deployment.endpoint} is in service")
     waiter = sagemaker.get_waiter("endpoint_in_service")

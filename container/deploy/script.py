@@ -16,11 +16,7 @@ _UNLIMITED_WIDTH = 1 << 30
 
 def as_script(deployment: Deployment) -> str:
     """Return the program. It reads secrets from its environment."""
-    models = [
-        call.parameters["PrimaryContainer"] for call in deployment.calls if call.method == "create_model"
-    ]
-    values = [value for model in models for value in model["Environment"].values()]
-    secrets = sorted({value.variable for value in values if isinstance(value, ShellSecret)})
+    secrets = deployment.secrets
     lines = [f'"""Deploy {deployment.endpoint} on SageMaker. Needs boto3, AWS credentials and a region.']
     # Three quotes in a note would end the docstring.
     notes = [note.replace("\\", "\\\\").replace('"""', "...") for note in deployment.notes]

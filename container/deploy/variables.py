@@ -31,11 +31,13 @@ class ShellSecret:
     variable: str
     digest: str = field(default="", compare=False)
     """Digest of the value, which shows changes. It is slow to compute, so that testing guesses is expensive."""
+    length: int = field(default=0, compare=False, repr=False)
+    """Number of characters of the value."""
 
     @classmethod
     def of(cls, variable: str, value: str) -> ShellSecret:
         digest = hashlib.scrypt(os.fsencode(value), salt=variable.encode(), n=1 << 14, r=8, p=1, dklen=16)
-        return cls(variable, digest.hex())
+        return cls(variable, digest.hex(), len(value))
 
     def __str__(self) -> str:
         return "***"
@@ -85,10 +87,13 @@ def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[
 def require_short(variables: Mapping[str, Value]) -> None:
     """Check SageMaker's limit for the values of variables. Raises: CannotDeploy."""
     for name, value in variables.items():
-        if len(str(value)) > _MAX_CHARS:
+        if isinstance(value, ShellSecret):
+            length, remedy = value.length, ""
+        else:
+            length, remedy = len(value), "; set it in a serving.properties next to the model's files instead"
+        if length > _MAX_CHARS:
             raise CannotDeploy(
-                f"{name}: value too long; allowed: at most {_MAX_CHARS} characters (got {len(str(value))}); set it"
-                " in a serving.properties next to the model's files instead"
+                f"{name}: value too long; allowed: at most {_MAX_CHARS} characters (got {length}){remedy}"
             )
 
 
@@ -104,6 +109,13 @@ def with_secrets(value: Any, environ: Mapping[str, str]) -> Any:
         case list():
             return [with_secrets(item, environ) for item in value]
     return value
+
+
+def without_secrets(text: str, names: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return a text with the values of secrets replaced by `***`."""
+    for value in filter(None, map(environ.get, names)):
+        text = text.replace(value, "***")
+    return text
 
 
 def _variable(entry: Entry) -> str:

@@ -121,6 +121,10 @@ class Endpoint:
             if self._status not in before:
                 raise refused(f'Cannot update in-progress endpoint "{arn("endpoint", self.name)}".')
             self._set(status)
+            self._start_thread(work)
+
+    def _start_thread(self, work: Callable[[], None]) -> None:
+        with self._lock:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             self._threads.append(threading.Thread(target=self._run, args=(work,), daemon=True))
             self._threads[-1].start()
@@ -150,7 +154,8 @@ class Endpoint:
             return
         self.traffic.use(self.fleet)
         self._set("InService")
-        self._watch()
+        self._start_thread(lambda: self._watch(self._refill))
+        self._watch(self._remove_dead)
 
     def _update(self, green: Fleet, rollout: Rollout) -> None:
         blue, self._green = self.fleet, green
@@ -207,18 +212,22 @@ class Endpoint:
             if self.traffic.wait_idle(containers, _WATCH_SECONDS):
                 return
 
-    def _watch(self) -> None:
-        """Replace containers that die, in all fleets that get requests."""
+    def _watch(self, work: Callable[[Fleet, FleetVariant], None]) -> None:
+        """Call `work` every second for each variant of the fleets that get requests."""
         while self._status != "Deleting" and not self._stopping.wait(_WATCH_SECONDS):
             for fleet in self.traffic.fleets():
                 for variant in fleet.all_variants():
-                    self._replace_dead(fleet, variant)
+                    work(fleet, variant)
 
-    def _replace_dead(self, fleet: Fleet, variant: FleetVariant) -> None:
-        for container in [one for one in variant.containers if one.death() is not None]:
+    def _remove_dead(self, fleet: Fleet, variant: FleetVariant) -> None:
+        dead = [one for one in variant.containers if one.death() is not None]
+        self.traffic.remove(variant, dead)
+        for container in dead:
             self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; replacing it")
-            self.traffic.remove(variant, [container])
             container.end(0.0)
+
+    def _refill(self, fleet: Fleet, variant: FleetVariant) -> None:
+        """Replace removed containers. It waits until they are healthy, so a thread of its own calls it."""
         if time.monotonic() < variant.retry_at:
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +35,9 @@ class Platform:
         self._endpoints: Collection[Endpoint] = Collection("Endpoint", "endpoint", "endpoint")
         self._tags = Tags(self._exists)
         self._ended: list[VariantFigures] = []
+        self._closed = False
+        self._calling = threading.Lock()
+        """Held by each operation. They start threads, so none takes long."""
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {
             "CreateModel": self._create_model,
             "DescribeModel": self._models.describe,
@@ -59,9 +63,12 @@ class Platform:
         if operation not in self._operations:
             raise ApiError("UnknownOperationException", f"{operation}: not supported by lmi endpoint")
         self._service.check(operation, params)
-        answer = self._operations[operation](params)
-        if operation.startswith("Create"):
-            self._tags.replace(str(next(iter(answer.values()))), params.get("Tags", ()))
+        with self._calling:
+            if self._closed:
+                raise refused("lmi endpoint is stopping")
+            answer = self._operations[operation](params)
+            if operation.startswith("Create"):
+                self._tags.replace(str(next(iter(answer.values()))), params.get("Tags", ()))
         return answer
 
     def endpoint(self, name: str) -> Endpoint:
@@ -77,7 +84,9 @@ class Platform:
         return self._ended + [one for endpoint in endpoints for one in endpoint.figures]
 
     def close(self) -> None:
-        """Stop all endpoints in parallel."""
+        """Stop all endpoints in parallel, and refuse further operations."""
+        with self._calling:
+            self._closed = True
         endpoints = tuple(self._endpoints.items.values())
         with ThreadPoolExecutor(len(endpoints) or 1) as pool:
             list(pool.map(Endpoint.close, endpoints))

@@ -14,6 +14,7 @@ from botocore.validate import ParamValidator, ValidationErrors
 from werkzeug.datastructures import Headers
 
 from container.endpoint.api import ApiError
+from lmi_server.values.show import masked
 
 _REQUIRED = {
     "ProductionVariant": ("ModelName", "; inference components are not supported by lmi endpoint"),
@@ -35,6 +36,8 @@ _UNCHECKED_PATTERNS = {"S3ModelUri", "Url"}
 """Shapes with unchecked patterns: models may also come from a local folder."""
 _COMPRESSIONS = {"S3Prefix": "None", "S3Object": "Gzip"}
 """The supported compression of each type of model data."""
+_SECRETS = ("EnvironmentMap", "EnvironmentValue")
+"""Shapes whose values are not quoted in messages."""
 
 
 class Service:
@@ -89,7 +92,7 @@ class _Validator(ParamValidator):
         super()._validate(params, shape, errors, name)
         where = name.removeprefix(".")
         if problem := _violated_constraint(params, shape):
-            value = str(params)[:200]
+            value = masked("", str(params)[:200], shape.name in _SECRETS)
             self.problems.append(f"Value {value!r} at {where!r} failed to satisfy constraint: {problem}")
         elif params != (only := _ONLY_SUPPORTED.get(shape.name, params)):
             self.problems.append(f"{where}: not supported (got {params}); allowed: {only}")

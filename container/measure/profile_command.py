@@ -74,7 +74,8 @@ def _engine_config(path: str, sequences: int) -> tuple[MpiEngineConfig, int | No
     environ = launch.environment()
     loaded = loader.load(Path(path), environ, lenient=False)
     model_path = model_files.obtain(loaded.config.source, view_for(sys.stderr))
-    resolved = resolve(loaded.config, model_path, detect(environ))
+    one_rank = dataclasses.replace(loaded.config.options, tensor_parallel_degree=1, data_parallel_size=1)
+    resolved = resolve(dataclasses.replace(loaded.config, options=one_rank), model_path, detect(environ))
     config = resolved.config
     if not isinstance(config, MpiEngineConfig):
         raise CannotServe("engine=Python cannot be profiled; set engine=MPI")
@@ -86,12 +87,8 @@ def _engine_config(path: str, sequences: int) -> tuple[MpiEngineConfig, int | No
         max_num_seqs=max(sequences, settings.max_num_seqs),
         max_num_batched_tokens=max(sequences, settings.max_num_batched_tokens),
     )
-    config = dataclasses.replace(
-        config,
-        parallel=dataclasses.replace(config.parallel, tp_size=1),
-        scheduler=dataclasses.replace(config.scheduler, settings=larger),
-    )
-    return config, resolved.kv_capacity_tokens
+    scheduler = dataclasses.replace(config.scheduler, settings=larger)
+    return dataclasses.replace(config, scheduler=scheduler), resolved.kv_capacity_tokens
 
 
 def _require_capacity(capacity: int | None, sequences: int, context: int, block_size: int) -> None:

@@ -21,6 +21,10 @@ class AccessRefused(ModelNotAvailable):
     """
 
 
+class DiskFull(ModelNotAvailable):
+    """The disk has too little space. Fetched bytes are kept, because the user may free some."""
+
+
 class DamagedContent(ModelNotAvailable):
     """A file's content differs from the remote's."""
 

@@ -32,6 +32,8 @@ _FIELDS = {
 }
 """Optional metadata keys. If one is missing, the default of transformers' config class applies."""
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_EMBEDDING = "token_embd.weight"
+"""A tensor of every model. Files with only a vocabulary have no tensors."""
 _DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
@@ -124,7 +126,9 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         _require_stacks(tensors)
         # llama.cpp always normalizes the expert weights of Qwen3 to a sum of 1.
         config |= {"num_local_experts": experts, "num_experts": experts, "norm_topk_prob": True}
-    vocab_size = int(tensors["token_embd.weight"].shape[1])
+    if _EMBEDDING not in tensors:
+        raise UnknownGguf(f"the GGUF file has no tensor '{_EMBEDDING}'")
+    vocab_size = int(tensors[_EMBEDDING].shape[1])
     ids = special_ids(metadata, vocab_size)
     return {
         "architectures": [architecture.name],

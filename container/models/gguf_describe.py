@@ -97,10 +97,11 @@ def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bo
 
 def _ends(metadata: Metadata) -> set[int]:
     tokens, types = (metadata.get(f"tokenizer.ggml.{name}") or () for name in ("tokens", "token_type"))
-    kinds = zip(tokens, types, strict=True) if types else ()
+    if types and len(types) != len(tokens):
+        raise UnknownGguf(f"the GGUF file has {len(tokens)} tokens, but types of {len(types)}")
     return {
         number
-        for number, (token, kind) in enumerate(kinds)
+        for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
         # The first Gemma files have it as an ordinary token.
         if token in _ENDS and (kind in WHOLE or token == "<end_of_turn>")  # noqa: S105
     }

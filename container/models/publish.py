@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from container.models.errors import ModelNotAvailable
+from container.models.errors import DiskFull, ModelNotAvailable
 from container.progress import ProgressView
 
 
@@ -45,10 +45,10 @@ def try_lock(file: IO[Any]) -> bool:
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raise ModelNotAvailable if the disk of `folder` has less than `needed_bytes` free."""
+    """Raise DiskFull if the disk of `folder` has less than `needed_bytes` free."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise ModelNotAvailable(
+        raise DiskFull(
             f"{folder} has {free >> 20} MiB free, but {what} needs {needed_bytes >> 20} MiB; "
             "set LMI_CACHE_DIR to another folder"
         )

@@ -21,6 +21,7 @@ from container.explain.resolve import CannotServe
 from container.models.publish import locked
 from container.progress import ProgressView
 from container.run.own_session import run_in_own_session
+from container.run.processes import bound
 from lmi_server.config import UserHandler
 
 _COMPLETE = "complete"
@@ -123,13 +124,14 @@ def _create(folder: Path) -> None:
 
 def _install(python: Path, requirements: Path, wheels: Path, environ: Mapping[str, str]) -> None:
     """Install the requirements with pip. Raises CannotServe."""
-    command = [sys.executable, "-P", "-m", "pip", "--python", str(python), "install", "--no-input", "--quiet"]
+    # The kernel kills pip with this process. With its option --python, pip would install in a further process.
+    command = [str(python), "-P", "-m", "pip", "install", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--requirement", str(requirements)]
     if wheels.is_dir():
         command += ["--find-links", str(wheels)]
     if environ.get("DJL_OFFLINE", "").lower() == "true":
         command.append("--no-index")
-    done = run_in_own_session(command, env=environ, cwd=requirements.parent)
+    done = run_in_own_session(bound(command), env=environ, cwd=requirements.parent)
     if done.returncode != 0:
         raise CannotServe(
             f"cannot install the packages of {requirements}: {done.stdout.strip()[-_MAX_ERROR:]}"

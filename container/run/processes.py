@@ -68,6 +68,12 @@ def reap_orphans(excluded: set[int]) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
+def bound(command: Sequence[str], nice: int = 0, blocked: int = 0) -> list[str]:
+    """Return a command that runs `command`, and that the kernel kills when the thread that starts it ends."""
+    settings = map(str, (os.getpid(), nice, int(blocked)))
+    return [sys.executable, "-I", "-S", str(_EXEC_BOUND), *settings, *command]
+
+
 class Child:
     """A child process, its session, and the last lines of its stderr.
 
@@ -101,18 +107,8 @@ class Child:
         blocked: a signal that the process does not get, even if it sets a handler.
         Raises: OSError: there is no memory, process, file or thread left.
         """
-        bound = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(_EXEC_BOUND),
-            str(os.getpid()),
-            str(nice),
-            str(int(blocked)),
-            *command,
-        ]
         process = subprocess.Popen(
-            bound,
+            bound(command, nice, blocked),
             stdin=subprocess.DEVNULL,
             stdout=log or subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -142,17 +142,15 @@ def fake_lmi(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "output"),
+    ("arguments", "output"),
     [
-        ((), {}, "lmi|serve|/opt/ml/model|"),
-        (("serve",), {"LMI_MODEL_DIR": "/some where"}, "lmi|serve|/some where|"),
-        (("serve", "--port", "9000"), {}, "lmi|serve|/opt/ml/model|--port|9000|"),
+        ((), "lmi|serve|"),
+        (("serve",), "lmi|serve|"),
+        (("serve", "/some where", "--port", "9000"), "lmi|serve|/some where|--port|9000|"),
     ],
 )
-def test_serve_is_the_default_command(
-    fake_lmi: str, arguments: tuple[str, ...], environment: dict[str, str], output: str
-) -> None:
-    assert run_entry(*arguments, path=fake_lmi, **environment).stdout.split("|", 1)[1] == output
+def test_serve_is_the_default_command(fake_lmi: str, arguments: tuple[str, ...], output: str) -> None:
+    assert run_entry(*arguments, path=fake_lmi).stdout.split("|", 1)[1] == output
 
 
 def test_the_server_replaces_the_script_so_that_signals_reach_it(fake_lmi: str) -> None:

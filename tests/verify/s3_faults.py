@@ -173,8 +173,13 @@ def _check_cuts(place: _Place, report: Report) -> None:
         )
 
 
-def _check_failure(place: _Place, failure: _Failure, cache: Path, report: Report) -> None:
-    """Check one failure of `serve`: its error, the time, the exit code and the clean cache."""
+def _check_failure(
+    place: _Place, failure: _Failure, cache: Path, report: Report, keeps_files: bool = False
+) -> None:
+    """Check one failure of `serve`: its error, the time, the exit code and the clean cache.
+
+    keeps_files: whether it leaves partial files in the cache.
+    """
     code, output, seconds = _run("serve", place, cache, failure.address)
     sentence = _last_line(output)
     report.figure(f"{failure.name}: {sentence}")
@@ -189,7 +194,8 @@ def _check_failure(place: _Place, failure: _Failure, cache: Path, report: Report
     report.require(code != 0, f"{failure.name}: exit code {code}")
     leftovers = _leftovers(cache)
     report.require(
-        not leftovers, f"{failure.name}: partial files in the cache: {', '.join(leftovers) or 'none'}"
+        bool(leftovers) == keeps_files,
+        f"{failure.name}: partial files in the cache: {', '.join(leftovers) or 'none'}",
     )
 
 
@@ -208,9 +214,17 @@ def _check_small_disk(place: _Place, report: Report) -> None:
         _check_failure(place, too_small, disk / "cache", report)
         report.require(place.proxy.object_bytes == 0, "a disk that is too small: nothing was fetched")
         other.unlink()
-        place.proxy.when_sent(50_000_000, lambda: _fill(other))
+        place.proxy.when_sent(150_000_000, lambda: _fill(other))
         fills_up = _Failure("a disk that fills up", "is full", lambda place: None)
-        _check_failure(place, fills_up, disk / "cache", report)
+        _check_failure(place, fills_up, disk / "cache", report, keeps_files=True)
+        other.unlink()
+        place.proxy.heal()  # resets its counter
+        code, output, _ = _run("prepare", place, disk / "cache", fills_up.address)
+        report.require(code == 0, f"after freeing space: exit code {code}; {_last_line(output)}")
+        share = place.proxy.object_bytes / place.size()
+        report.require(
+            share <= 0.7, f"after freeing space: bytes fetched are {share:.4f} times the size; at most 0.7"
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=False)
 

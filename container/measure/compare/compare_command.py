@@ -242,7 +242,7 @@ def run_comparison(
             ).run()
         except Interrupted as interrupted:
             comparison = interrupted.comparison
-        except StopRequested:
+        except (StopRequested, BenchError):  # no log shows the cause
             shutil.rmtree(logs, ignore_errors=True)
             raise
         except NoMetrics as error:  # the server may have ended

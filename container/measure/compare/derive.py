@@ -10,6 +10,7 @@ from pathlib import Path
 import javaproperties
 
 from container.measure.compare.configurations import NamedPath
+from container.run import launch
 from lmi_server.config import ModelSource, holds_model
 from lmi_server.properties import grammar, loader
 from lmi_server.properties.handler import REQUIREMENTS
@@ -17,6 +18,7 @@ from lmi_server.properties.options import by_name
 from lmi_server.values.show import one_line
 
 _MODEL = "option.model_id"
+_ENTRY_POINT = "option.entryPoint"
 _ENCODING = "latin-1"
 """Encoding of Java properties files."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -32,11 +34,12 @@ def derive(name: str, source: Path, work_folder: Path, changes: Mapping[str, str
     file = file_of(source)
     target = work_folder / f"{len(list(work_folder.iterdir())):02}"
     target.mkdir()
-    for path in files_beside(file):
+    runs_code = has_code(file) or _ENTRY_POINT in map(_canonical, changes)
+    for path in files_beside(file, runs_code):
         copy = target / path.relative_to(file.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         # Copied, because the server refuses a handler whose link leads out of the folder.
-        if is_code(path):
+        if runs_code and is_code(path):
             shutil.copyfile(path, copy)
         else:
             copy.symlink_to(path.resolve())
@@ -45,12 +48,22 @@ def derive(name: str, source: Path, work_folder: Path, changes: Mapping[str, str
     return NamedPath(name, target, f"{source} with {origin}")
 
 
-def files_beside(file: Path) -> Iterator[Path]:
-    """Yield all files and folders beside a configuration, and in place of a folder with user code its content."""
+def has_code(file: Path) -> bool:
+    """Return whether a configuration has user code, such as a handler."""
+    found = loader.examine(file, launch.environment(), lenient=True)
+    return found.user_code is not None or found.has_invalid_handler
+
+
+def files_beside(file: Path, runs_code: bool) -> Iterator[Path]:
+    """Yield all files and folders beside a configuration. A folder that may have its code is replaced by its content.
+
+    runs_code: see `has_code`. Hidden folders, such as virtual environments, have none.
+    """
 
     def within(folder: Path) -> Iterator[Path]:
         for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink() and any(path.rglob("*.py")):
+            is_linked = path.is_symlink() or path.name.startswith(".") or not runs_code
+            if not is_linked and path.is_dir() and any(path.rglob("*.py")):
                 yield from within(path)
             elif path.name != loader.FILE_NAME or folder != file.parent:
                 yield path
@@ -59,7 +72,7 @@ def files_beside(file: Path) -> Iterator[Path]:
 
 
 def is_code(path: Path) -> bool:
-    """Return whether a path beside a configuration is user code or its requirements."""
+    """Return whether a path beside a configuration is user code or its requirements, if there is user code."""
     return path.is_file() and (path.suffix == ".py" or path.name == REQUIREMENTS)
 
 

@@ -80,15 +80,14 @@ def _code(config: Configuration) -> frozenset[tuple[str, bytes | str]]:
     if config.path is None:
         return frozenset()
     file = derive.file_of(config.path)
-    beside = list(derive.files_beside(file)) if file.parent.is_dir() else []
-    if not any(map(derive.is_code, beside)):
+    if not derive.has_code(file):
         return frozenset()
     return frozenset(
         (
             str(path.relative_to(file.parent)),
             path.read_bytes() if derive.is_code(path) else str(path.resolve()),
         )
-        for path in beside
+        for path in derive.files_beside(file, runs_code=True)
     )
 
 

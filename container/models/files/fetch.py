@@ -1,8 +1,8 @@
 """Fetch a model from any remote into the cache: list, check the disk space, fetch, verify, publish.
 
 A copy appears under its final name only when it is complete. If it later lacks files, it is completed in place, since a
-server may use it. The next fetch resumes an interrupted one if the model is unchanged. After a full disk or a damaged
-file, only unfinished files are lost.
+server may use it. The next fetch resumes one that was interrupted or that filled the disk, if the model is unchanged.
+After a damaged file, only complete files are kept, if weights are among them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.models.errors import (
+    AccessRefused,
+    DamagedContent,
+    DiskFull,
+    ModelNotAvailable,
+    RemoteUnreachable,
+)
 from container.models.files import choice
 from container.models.files.copies import Copy, copy_name, last_published
+from container.models.files.journal import forget
 from container.models.files.remote import (
     DEFAULT_SELECTION,
     Remote,
@@ -131,8 +138,8 @@ def _disk_errors(name: str, cache: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise ModelNotAvailable(
-                f"the disk of the cache {cache} is full ({error.strerror}): cannot download {name}; free some space, or"
-                " set LMI_CACHE_DIR to another folder; complete files are kept, and the next start resumes the download"
+                f"the disk of the cache {cache} is full ({error.strerror}): cannot download {name}; free some space,"
+                " and the next start resumes the download; or set LMI_CACHE_DIR to another folder"
             ) from error
         raise cannot_write(cache, error) from error
 
@@ -203,16 +210,12 @@ class _Fetch:
             self.copy.write_list(files)
             publish(self._finished, folder)
             shutil.rmtree(part, ignore_errors=True)  # left if the copy was completed in place
-        except (RemoteUnreachable, AccessRefused):
+        except (RemoteUnreachable, AccessRefused, DiskFull):
             if not any(path.is_file() for path in part.rglob("*")):
                 shutil.rmtree(part)
             raise
         except ModelNotAvailable:
             self._drop_unfinished()
-            raise
-        except OSError as error:
-            if error.errno in _FULL:
-                self._drop_unfinished()  # frees space; finished files are kept
             raise
         finally:
             self.view.finish()
@@ -314,7 +317,11 @@ class _Fetch:
     def _commit(self, file: RemoteFile) -> None:
         """Flush a fetched file to disk, then move it to the folder of finished files."""
         target, unfinished = self._paths(file)
-        flush(unfinished)
+        try:
+            flush(unfinished)
+        except OSError:
+            forget(unfinished)  # the kernel may have dropped bytes
+            raise
         unfinished.rename(target)
 
     def _paths(self, file: RemoteFile) -> tuple[Path, Path]:

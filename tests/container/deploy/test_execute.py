@@ -53,3 +53,9 @@ def test_a_missing_secret_is_an_error_before_the_first_call(deployment: Deployme
     with pytest.raises(CannotDeploy, match=r"HF_TOKEN: not set in this shell; export it first$"):
         execute(deployment, client, {}, lambda line: None)
     assert client.calls == []
+
+
+def test_a_refusal_that_quotes_a_secret_is_reported_without_it(deployment: Deployment) -> None:
+    client = FakeClient(create_model="Value '{HF_TOKEN=hf_abc}' failed to satisfy constraint")
+    with pytest.raises(CannotDeploy, match=r"create_model: .*'{HF_TOKEN=\*\*\*}' failed to satisfy"):
+        execute(deployment, client, SHELL, lambda line: None)

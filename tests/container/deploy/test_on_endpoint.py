@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +21,11 @@ from container.deploy.deployment import Deployment, VariantSpec, plan
 from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.deploy.variables import ShellSecret
-from tests.container.deploy.endpoints import spec, write_model, write_properties
+from tests.container.deploy.endpoints import CPU, IMAGE, ROLE, spec, write_model, write_properties
 from tests.container.endpoint.fake_containers import FakeLab, fake_lab
 from tests.container.endpoint.fake_s3 import FakeS3
 from tests.docs.pages import commands
+from tests.support.paths import REPO_ROOT
 
 SHELL = {"HF_TOKEN": "hf_abc"}
 
@@ -43,6 +45,15 @@ def platform() -> Iterator[FakeLab]:
 def s3() -> Iterator[FakeS3]:
     with FakeS3() as server:
         yield server
+
+
+@pytest.fixture
+def aws(platform: FakeLab, s3: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the variables that point `lmi deploy` to the platform and to S3."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", platform.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+    for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "us-east-1")
 
 
 @pytest.fixture
@@ -177,6 +188,24 @@ def test_the_printed_program_creates_the_endpoint_and_may_run_again(
         assert batch_sizes(platform) == ["16", "16", "8", "8"]
 
 
+@pytest.mark.usefixtures("aws")
+def test_a_handlers_own_options_are_compared(tmp_path: Path) -> None:
+    folder = shutil.copytree(REPO_ROOT / "properties_examples" / "handler", tmp_path / "handler")
+    shared = ["--name", "words", "--instance", CPU.name, "--image", IMAGE, "--role", ROLE]
+
+    def deploy(*more: str) -> tuple[int, str]:
+        arguments = ["deploy", str(folder), *shared, "--model-data", f"file://{folder}/", *more]
+        result = CliRunner().invoke(main, arguments)
+        return result.exit_code, result.output
+
+    assert deploy()[0] == 0
+    assert deploy("--diff") == (0, "no differences\n")
+    file = folder / "serving.properties"
+    file.write_text(file.read_text().replace("option.language=en", "option.language=fr"))
+    assert deploy("--diff") == (1, "variant AllTraffic\n  OPTION_LANGUAGE: en -> fr\n")
+
+
+@pytest.mark.usefixtures("aws")
 def test_the_commands_of_the_docs_page(
     platform: FakeLab, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,10 +215,6 @@ def test_the_commands_of_the_docs_page(
     prefix = "my-bucket/models/llama-3-8b"
     s3.objects |= {f"{prefix}/config.json": b"{}", f"{prefix}/model.safetensors": bytes(1000)}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", platform.url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
-    for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "us-east-1")
 
     def run(command: str) -> str:
         result = CliRunner().invoke(main, shlex.split(command)[1:])

@@ -105,3 +105,9 @@ def test_secrets_are_recognized_by_name(names: list[str], secret: bool) -> None:
 def test_long_values_are_rejected() -> None:
     with pytest.raises(CannotDeploy, match=r"OPTION_X: .* at most 1024 characters \(got 1025\)"):
         variables.require_short({"OPTION_X": "x" * 1025})
+
+
+def test_long_secrets_are_rejected_by_their_own_length() -> None:
+    secret = variables.from_command_line(["HF_TOKEN"], {"HF_TOKEN": "x" * 1025})
+    with pytest.raises(CannotDeploy, match=r"HF_TOKEN: .* at most 1024 characters \(got 1025\)$"):
+        variables.require_short(secret)

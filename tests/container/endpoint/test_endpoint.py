@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -14,6 +15,7 @@ from s3transfer.exceptions import S3DownloadFailedError
 from container.endpoint.endpoint import Endpoint
 from container.endpoint.fleet import Fleet
 from container.endpoint.rollout import Rollout
+from container.run.local_server import NotHealthy
 from tests.container.endpoint.fake_containers import FakeContainer
 from tests.support.endpoints import FakeLauncher
 from tests.support.waiting import wait_until
@@ -81,6 +83,22 @@ def test_containers_of_both_fleets_are_replaced_during_an_update(
     for fleet, model in zip(endpoint.traffic.fleets(), ("blue", "green"), strict=True):
         wait_until(partial(replaced, fleet, containers.of[model]))
     assert endpoint.state()["EndpointStatus"] == "Updating"
+
+
+def test_a_dead_container_is_removed_while_another_one_is_replaced(
+    endpoint: Endpoint, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for_ever(container: FakeContainer, limit: float, stopping: threading.Event) -> None:
+        stopping.wait()
+        raise NotHealthy("stopped")
+
+    endpoint.update(make_fleet(containers, "a", "b"), AT_ONCE, {})
+    wait_status(endpoint, "InService")
+    monkeypatch.setattr(FakeContainer, "wait_healthy", wait_for_ever)
+    containers.of["a"][0].dead = "the container was killed by SIGKILL"
+    wait_until(lambda: len(containers.of["a"]) == 2)
+    containers.of["b"][0].dead = "the container was killed by SIGKILL"
+    wait_until(lambda: not endpoint.fleet.containers(), seconds=20)
 
 
 def test_a_container_that_cannot_start_is_retried_ever_less_often(

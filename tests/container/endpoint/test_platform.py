@@ -112,6 +112,23 @@ def test_an_unsupported_model_is_rejected(container: dict[str, Any], words: str,
 
 
 @pytest.mark.parametrize(
+    ("environment", "limit"),
+    [
+        ({"TOKEN": "hf_abc" * 200}, "at most 1024"),
+        ({f"N{number}": "hf_abc" for number in range(101)}, "at most 100"),
+    ],
+)
+def test_a_rejected_environment_is_not_quoted(
+    environment: dict[str, str], limit: str, platform: FakeLab
+) -> None:
+    container = {"Environment": environment}
+    message = error_of(platform.sagemaker.create_model, ModelName="m", PrimaryContainer=container)[1]
+    assert "Environment" in message
+    assert limit in message
+    assert "hf_abc" not in message
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"InstanceType": "ml.g5.12xlage"}, "ml.g5.12xlarge"),
@@ -243,6 +260,14 @@ def test_an_unsupported_operation_is_an_error(platform: FakeLab) -> None:
     code, message = error_of(platform.sagemaker.list_training_jobs)
     assert code == "UnknownOperationException"
     assert message == "ListTrainingJobs: not supported by lmi endpoint"
+
+
+def test_nothing_is_created_during_the_shutdown(platform: FakeLab) -> None:
+    platform.configure("one", A={})
+    platform.platform.close()
+    params = {"EndpointName": ENDPOINT, "EndpointConfigName": "one"}
+    assert error_of(platform.sagemaker.create_endpoint, **params)[1] == "lmi endpoint is stopping"
+    assert platform.containers == []
 
 
 def test_requests_with_a_foreign_host_header_are_rejected(platform: FakeLab) -> None:

@@ -40,19 +40,38 @@ def test_more_than_the_kv_cache_holds_is_refused(
     )
 
 
-def test_what_the_kv_cache_holds_is_measured(properties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes: list[tuple[int, int, int]] = []
+Shapes = list[tuple[int, int, int]]
 
-    def run(config: MpiEngineConfig, steps: list[tuple[int, int, int]], repeats: int) -> list[dict[str, Any]]:
-        shapes.extend(steps)
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MpiEngineConfig, Shapes]]:
+    """What was measured, on a machine with two cores: the configuration and the shapes of the steps."""
+    found: list[tuple[MpiEngineConfig, Shapes]] = []
+
+    def run(config: MpiEngineConfig, steps: Shapes, repeats: int) -> list[dict[str, Any]]:
+        found.append((config, steps))
         return [{"parts": {"linear": 1.0}, "total": 1.0}] * len(steps)
 
     monkeypatch.setattr(profile_command, "_run", run)
+    monkeypatch.setattr(
+        profile_command, "detect", lambda environ: Machine(cpu_count=2, memory_available_bytes=8 << 30)
+    )
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
+    ranks: int, properties: Path, measured: list[tuple[MpiEngineConfig, Shapes]]
+) -> None:
+    with properties.open("a") as file:
+        file.write(f"option.tensor_parallel_degree={ranks}\n")
     result = CliRunner().invoke(
         profile_command.profile, [str(properties), "--sequences=4", "--context=256"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
+    ((config, shapes),) = measured
     assert shapes == [(1, 1, 256), (4, 1, 256), (1, 256, 256)]
+    assert (config.parallel.tp_size, config.parallel.threads_per_rank) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from container.run import packages
 from container.run.processes import session_members
 from container.run.stop_signals import StopRequested, StopSignals
 from lmi_server.config import UserHandler
+from tests.support.paths import child_environment
 from tests.support.waiting import wait_until
 
 
@@ -39,9 +42,10 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def start(folder: Path) -> None:
+def start(folder: Path, environ: Mapping[str, str] | None = None) -> None:
+    """Install the requirements of a handler. environ: environment of pip."""
     user = UserHandler(str(folder / "model.py"), "handle", {}, str(folder / "requirements.txt"))
-    packages.interpreter(user, folder.parent / "cache", {}, LogLines(io.StringIO()))
+    packages.interpreter(user, folder.parent / "cache", environ or {}, LogLines(io.StringIO()))
 
 
 @pytest.mark.parametrize(
@@ -158,18 +162,16 @@ def test_a_file_that_cannot_be_read_is_named(
 
 
 PIP = """
-import os, subprocess
+import os, subprocess, sys
 build = subprocess.Popen(["sleep", "600"])
+with open("prefix", "w") as file: file.write(sys.prefix)
 with open("session", "w") as file: file.write(f"{os.getsid(0)}\\n")
 build.wait()
 """
 """A pip that builds a package in a process of its own."""
 
 
-def test_a_stop_signal_during_an_installation_also_ends_the_builds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packages, "_create", Path.mkdir)
+def test_a_stop_signal_during_an_installation_also_ends_the_builds(tmp_path: Path) -> None:
     folder, session = tmp_path / "folder", tmp_path / "folder" / "session"
     write(folder, {"requirements.txt": "numpy", "pip.py": PIP, "session": ""})
 
@@ -179,11 +181,34 @@ def test_a_stop_signal_during_an_installation_also_ends_the_builds(
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    user = UserHandler(str(folder / "model.py"), "handle", {}, str(folder / "requirements.txt"))
-    environ = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]}
     with StopSignals(), pytest.raises(StopRequested):
-        packages.interpreter(user, tmp_path / "cache", environ, LogLines(io.StringIO()))
+        start(folder, {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]})
     stopper.join()
     members = session_members(int(session.read_text()))
     assert os.getpid() not in members
     wait_until(lambda: not session_members(int(session.read_text())))
+
+
+SERVER = """
+import os, sys
+from pathlib import Path
+from tests.container.run.test_packages import start
+start(Path(sys.argv[1]), os.environ)
+"""
+
+
+def test_the_process_that_installs_ends_with_a_killed_server(tmp_path: Path) -> None:
+    folder, session = tmp_path / "folder", tmp_path / "folder" / "session"
+    write(folder, {"requirements.txt": "numpy", "pip.py": PIP, "session": ""})
+    environ = child_environment()
+    environ["PYTHONPATH"] += f"{os.pathsep}{folder}"
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(folder)], env=environ) as server:
+        wait_until(lambda: session.read_text().endswith("\n"))
+        server.kill()
+    pip = int(session.read_text())
+    try:
+        wait_until(lambda: pip not in session_members(pip))
+    finally:
+        for process in session_members(pip):
+            os.kill(process, signal.SIGKILL)
+    assert (folder / "prefix").read_text().startswith(str(tmp_path / "cache" / "handlers"))

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from container.measure.bench.arrivals import Users
 from container.measure.bench.lengths import Fixed
-from container.measure.bench.workload import Workload
+from container.measure.bench.workload import BenchError, Workload
 from container.measure.compare import compare_command
 from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
@@ -172,6 +172,20 @@ def test_results_are_written_and_kept_as_json_when_the_report_cannot_be_written(
     assert result.exit_code == 1
     assert f"Error: --output: cannot write {output}: No such file or directory" in result.output
     assert json.loads(results.read_text(encoding="utf-8"))["rounds"]
+
+
+def test_a_load_that_cannot_be_made_leaves_no_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    measure_made_up_speeds(monkeypatch)
+
+    def run(runner: object) -> Comparison:
+        raise BenchError("the tokenizer cannot be read")
+
+    monkeypatch.setattr(compare_command.ComparisonRunner, "run", run)
+    result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    assert result.exit_code == 1
+    assert result.output.endswith("Error: the tokenizer cannot be read\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [NoMetrics, ServerFailed])

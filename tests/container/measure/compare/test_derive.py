@@ -112,6 +112,34 @@ def test_a_copy_runs_the_users_code_with_the_files_next_to_it(
     assert (path / "src/prompt.txt").read_text() == "hello"
 
 
+def test_code_that_is_not_the_servers_is_linked(tmp_path: Path, copies: Path) -> None:
+    source = write_properties(tmp_path / "source", "engine=Python")
+    for name in ("env/lib/x.py", "tool.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("")
+    path = derive("derived", source, copies, {"batch_size": "4"}).path
+    assert {name for name in ("env", "tool.py") if (path / name).is_symlink()} == {"env", "tool.py"}
+
+
+def test_a_hidden_folder_beside_a_handler_is_linked(tmp_path: Path, copies: Path) -> None:
+    source = write_properties(tmp_path / "source", "engine=Python")
+    (source / "model.py").write_text(CODE["handler"])
+    (source / ".venv" / "lib").mkdir(parents=True)
+    (source / ".venv" / "lib" / "x.py").write_text("")
+    path = derive("derived", source, copies, {"batch_size": "4"}).path
+    assert (path / ".venv").is_symlink()
+    assert not (path / "model.py").is_symlink()
+
+
+def test_a_changed_entry_point_is_copied(tmp_path: Path, copies: Path) -> None:
+    source = write_properties(tmp_path / "source", "engine=Python")
+    (source / "other.py").write_text(CODE["handler"])
+    path = derive("derived", source, copies, {"option.entryPoint": "other.py"}).path
+    handler = loader.load(path, {}).config.handler
+    assert handler is not None
+    assert Path(handler.file) == path / "other.py"
+
+
 @pytest.mark.parametrize("entry", ["src/format.py", "src.format"])
 def test_a_copy_runs_code_in_a_folder_of_its_own(tmp_path: Path, copies: Path, entry: str) -> None:
     source = write_properties(tmp_path / "source", "engine=MPI", f"option.entryPoint={entry}")

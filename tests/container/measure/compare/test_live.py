@@ -78,6 +78,7 @@ def test_code_in_a_folder_and_the_files_that_it_may_read_count_too(tmp_path: Pat
     for name, code, prompt in (("a", "x = 1", "p"), ("b", "x = 2", "p"), ("c", "x = 1", "q")):
         folder = tmp_path / name
         (folder / "src").mkdir(parents=True)
+        (folder / "serving.properties").write_text("option.entryPoint=src/format.py\n")
         (folder / "src" / "format.py").write_text(code)
         (folder / "src" / "prompt.txt").write_text(prompt)
         configs.append(dataclasses.replace(config(name, size=4 + len(configs)), path=folder))

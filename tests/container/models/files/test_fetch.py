@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,20 +30,15 @@ _SHARDS = {
     "m2.safetensors": safetensors_bytes(["b"], 10_000),
 }
 _BY_SHA256 = Verification("sha256")
-_DEFINITE_ERRORS = pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ModelNotAvailable("damaged"), "damaged"),
-        (OSError(errno.ENOSPC, "No space left"), "the cache {cache} is full"),
-        (OSError(errno.EDQUOT, "Quota exceeded"), "the cache {cache} is full"),
-    ],
-    ids=["damaged", "ENOSPC", "EDQUOT"],
-)
+_DAMAGED = ModelNotAvailable("damaged")
 
 
 @dataclass
 class ScriptedRemote:
-    """A remote with files in memory. `break_at` maps paths to errors raised after half of the file is written."""
+    """A remote with files in memory, which resumes files.
+
+    `break_at` maps paths to errors raised after half of the file is written.
+    """
 
     files: dict[str, bytes] = field(default_factory=lambda: dict(_MODEL))
     name: str = "test://model"
@@ -50,6 +46,8 @@ class ScriptedRemote:
     break_at: dict[str, Exception] = field(default_factory=dict)
     verification: Verification = _BY_SHA256
     fetched: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+    """Number of bytes sent."""
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         if self.listing_error is not None:
@@ -60,12 +58,15 @@ class ScriptedRemote:
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         self.fetched.append(file.path)
-        content = self.files[file.path]
-        if error := self.break_at.get(file.path):
-            target.write_bytes(content[: len(content) // 2])
+        content, error = self.files[file.path], self.break_at.get(file.path)
+        begin = target.stat().st_size if target.exists() else 0
+        end = len(content) // 2 if error else len(content)
+        with target.open("ab") as out:
+            out.write(content[begin:end])
+        self.num_bytes += end - begin
+        report(end)
+        if error:
             raise error
-        target.write_bytes(content)
-        report(len(content))
         return self.verification
 
     def verify(self, file: RemoteFile, path: Path) -> Verification:
@@ -159,21 +160,15 @@ def test_an_interrupted_fetch_of_another_version_is_removed(obtain: Obtain, cach
     assert unfinished_fetches(cache) == []
 
 
-@_DEFINITE_ERRORS
-def test_a_definite_error_leaves_no_partial_files(
-    error: Exception, words: str, obtain: Obtain, cache: Path
-) -> None:
-    with pytest.raises(ModelNotAvailable, match=words.format(cache=cache)):
-        obtain(ScriptedRemote(break_at={"model.safetensors": error}))
+def test_a_definite_error_leaves_no_partial_files(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="damaged"):
+        obtain(ScriptedRemote(break_at={"model.safetensors": _DAMAGED}))
     assert unfinished_fetches(cache) == []
 
 
-@_DEFINITE_ERRORS
-def test_a_definite_error_keeps_complete_shards(
-    error: Exception, words: str, obtain: Obtain, cache: Path
-) -> None:
-    with pytest.raises(ModelNotAvailable, match=words.format(cache=cache)):
-        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": error}))
+def test_a_definite_error_keeps_complete_shards(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="damaged"):
+        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": _DAMAGED}))
     kept = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
     assert kept == set(_SHARDS) - {"m2.safetensors"}, "a partial shard was kept, or a complete one was not"
     remote = ScriptedRemote(files=_SHARDS)
@@ -212,15 +207,41 @@ def test_disk_space_is_checked_before_fetching(
     assert unfinished_fetches(cache) == []
 
 
-def test_a_full_disk_keeps_only_complete_gguf_parts_in_a_subfolder(cache: Path) -> None:
+def test_a_resume_without_enough_disk_space_keeps_the_bytes(
+    obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RemoteUnreachable):
+        obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
+    with monkeypatch.context() as patched:
+        usage = type(shutil.disk_usage("/"))(10 << 30, 10 << 30, 5 << 20)
+        patched.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(ModelNotAvailable, match="has 5 MiB free"):
+            obtain(ScriptedRemote())
+    remote = ScriptedRemote()
+    assert contents(obtain(remote).folder) == _MODEL
+    assert remote.num_bytes == len(_WEIGHTS) - len(_WEIGHTS) // 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_keeps_the_bytes(code: int, obtain: Obtain, cache: Path) -> None:
+    full = OSError(code, os.strerror(code))
+    words = rf"the cache {cache} is full .*; free some space, and the next start resumes the download"
+    with pytest.raises(ModelNotAvailable, match=words):
+        obtain(ScriptedRemote(break_at={"model.safetensors": full}))
+    remote = ScriptedRemote()
+    assert contents(obtain(remote).folder) == _MODEL
+    assert remote.num_bytes == len(_WEIGHTS) - len(_WEIGHTS) // 2
+
+
+def test_a_definite_error_keeps_only_complete_gguf_parts_in_a_subfolder(cache: Path) -> None:
     parts = [f"Q4_K_M/m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     files = dict.fromkeys(parts, b"GGUF" * 1000)
     selection, view = Selection(gguf=parts[0]), LogLines(io.StringIO())
 
     def fail_at(part: str) -> None:
-        full = ScriptedRemote(files=files, break_at={part: OSError(errno.ENOSPC, "No space left")})
-        with pytest.raises(ModelNotAvailable, match="complete files are kept"):
-            fetch.obtain(full, cache, view, selection)
+        damaged = ScriptedRemote(files=files, break_at={part: _DAMAGED})
+        with pytest.raises(ModelNotAvailable, match="damaged"):
+            fetch.obtain(damaged, cache, view, selection)
 
     fail_at(parts[0])
     assert unfinished_fetches(cache) == []
@@ -231,17 +252,21 @@ def test_a_full_disk_keeps_only_complete_gguf_parts_in_a_subfolder(cache: Path) 
     assert {part: (folder / part).read_bytes() for part in parts} == files
 
 
-def test_a_full_disk_at_flush_is_an_error(
-    obtain: Obtain, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_cannot_be_flushed_is_fetched_again(
+    obtain: Obtain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> None:
         if path.suffix == ".safetensors":
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fetch, "flush", full)
-    with pytest.raises(ModelNotAvailable, match="is full"):
-        obtain(ScriptedRemote())
-    assert unfinished_fetches(cache) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(fetch, "flush", full)
+        with pytest.raises(ModelNotAvailable, match="is full"):
+            obtain(ScriptedRemote())
+    remote = ScriptedRemote()
+    assert contents(obtain(remote).folder) == _MODEL
+    assert remote.fetched == ["model.safetensors"]
+    assert remote.num_bytes == len(_WEIGHTS)
 
 
 def test_a_file_is_fetched_while_the_previous_one_is_flushed(

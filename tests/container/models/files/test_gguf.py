@@ -7,7 +7,7 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,22 +184,37 @@ def test_an_array_longer_than_the_memory_is_rejected(tmp_path: Path) -> None:
         ),
         ({"split.count": 3}, "is split into 3 GGUF files .got 1"),
         ({}, "has no field 'llama.attention.head_count'"),
+        (
+            {
+                **{f"llama.{key}": 8 for key in NEEDED},
+                "tokenizer.ggml.tokens": ["a", "b"],
+                "tokenizer.ggml.token_type": [1],
+            },
+            "has 2 tokens, but types of 1",
+        ),
     ],
 )
-def test_unsupported_metadata_is_reported(fields: dict[str, str | float], words: str, tmp_path: Path) -> None:
+def test_unsupported_metadata_is_reported(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownGguf, match=words):
         describe(_write(tmp_path, fields), tmp_path)
 
 
-def _write(folder: Path, fields: Mapping[str, str | float]) -> Path:
-    """Write a file with these metadata fields and one tensor."""
+def test_a_file_without_tensors_is_rejected(tmp_path: Path) -> None:
+    file = _write(tmp_path, {f"llama.{key}": 8 for key in NEEDED}, tensors=())
+    with pytest.raises(UnknownGguf, match=r"the GGUF file has no tensor 'token_embd\.weight'"):
+        describe(file, tmp_path)
+
+
+def _write(folder: Path, fields: Mapping[str, Any], tensors: Sequence[str] = ("token_embd.weight",)) -> Path:
+    """Write a file with these metadata fields and tensors."""
     file = folder / "model.gguf"
     writer = gguf.GGUFWriter(file, str(fields.get("general.architecture", "llama")))
-    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in fields.items():
         if key != "general.architecture":
             add[type(value)](key, value)
-    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    for name in tensors:
+        writer.add_tensor(name, np.zeros((4, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
