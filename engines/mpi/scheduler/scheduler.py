@@ -269,8 +269,6 @@ class Scheduler:
             if place == sequence.num_prompt_tokens:
                 self._planner.share_prompt(sequence)
             self._remove(sequence)
-        elif not sequence.num_pending and not sequence.is_waiting:
-            self._planner.mark_decoding(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
         output = RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)
