@@ -269,6 +269,13 @@ class SchedulerSettings:
     waiting_steps: int = 0
     """Without chunked prefill: decodes run for at least this many steps between two pauses."""
 
+    @property
+    def num_places(self) -> int:
+        """Places for running sequences. With chunked prefill, each takes at least one token of every step."""
+        if not self.chunked_prefill:
+            return self.max_num_seqs
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
 
 SettingValue = int | float | bool | str | None
 """Value of a field of `SchedulerSettings`."""

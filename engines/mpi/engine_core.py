@@ -128,7 +128,7 @@ class EngineCore:
             self.metrics.prompt_tokens += sequence.num_prompt_tokens
         if step is None and self._in_flight is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
-            self._trace.flush()
+            self._trace.flush(now, self._state)
             self._audit_when_idle()
             self._stopwatch.reset()
             self._stopwatch.start()
@@ -145,6 +145,7 @@ class EngineCore:
         self._collect()
         self._audit("at the end")
         self._executor.lead(StepPlan(PlanKind.STOP))
+        self._trace.flush(self._clock(), self._state)
         self._trace.close()
 
     def stats(self, info: EngineInfo) -> EngineStats:

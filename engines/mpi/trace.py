@@ -54,23 +54,28 @@ class StepTrace:
             self._ends.append({"id": request_id, "reason": reason})
 
     def record_step(
-        self, step: Step, start: float, seconds: Mapping[str, float], state: Callable[[], Mapping[str, int]]
+        self,
+        step: Step | None,
+        start: float,
+        seconds: Mapping[str, float],
+        state: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Record a completed step.
+        """Record a completed step, and the arrivals and ends since the last record.
 
+        step: None to record only arrivals and ends.
         start: in seconds, on the clock of the arrivals; seconds: by part; state: returns the state of queue and cache.
         """
         if self._file is None:
             return
-        plan = step.plan
+        plan: list[tuple[str, int, int]] = []
+        if step is not None:
+            ids = (sequence.id for sequence in step.sequences)
+            plan = list(zip(ids, step.plan.starts, step.plan.query_lens, strict=True))
         record = {
             "step": self._number,
             "time": round(start, 6),
             "arrivals": self._arrivals,
-            "plan": [
-                [sequence.id, first, count]
-                for sequence, first, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True)
-            ],
+            "plan": plan,
             "ends": self._ends,
             "seconds": {part: round(value, 7) for part, value in seconds.items()},
             **state(),
@@ -82,8 +87,10 @@ class StepTrace:
         self._arrivals, self._ends = [], []
         self._number += 1
 
-    def flush(self) -> None:
-        """Flush the file. Called whenever the engine is idle."""
+    def flush(self, now: float, state: Callable[[], Mapping[str, int]]) -> None:
+        """Record pending arrivals and ends, and flush the file. Called whenever the engine is idle, and at its end."""
+        if self._arrivals or self._ends:
+            self.record_step(None, now, {}, state)
         if self._file is not None:
             try:
                 self._file.flush()

@@ -131,15 +131,24 @@ class TextOutput(msgspec.Struct, frozen=True):
 
 
 class PromptText:
-    """A prompt. Its tokens are computed for the first completion that needs them and cached for the others."""
+    """A prompt. All its completions share its tokens, which need the log-probabilities that the first one reports."""
 
     def __init__(self, request: GenerationRequest, text: TextModel) -> None:
         self.request = request
         self.text = text
         self._tokens: tuple[TokenText, ...] = ()
 
+    def lacks_logprobs(self, output: RequestOutput) -> bool:
+        """Return whether log-probabilities are requested, but came neither with this output nor before. A prompt of one
+        token has none."""
+        missing = self.request.sampling.prompt_logprobs is not None and len(self.request.prompt_token_ids) > 1
+        return missing and not self._tokens and not output.prompt_logprobs
+
     def tokens(self, logprobs: Sequence[PromptLogprob]) -> tuple[TokenText, ...]:
-        """Return the prompt's tokens with the log-probabilities that the engine reports for all but the first."""
+        """Return the prompt's tokens with the log-probabilities that the engine reports for all but the first.
+
+        logprobs: used in the first call only.
+        """
         if not self._tokens:
             self._tokens = tuple(self._join(logprobs))
         return self._tokens
@@ -165,12 +174,12 @@ class CompletionText:
     def __init__(self, index: int, prompt: PromptText) -> None:
         """`index`: index of the completion in the HTTP request. `prompt`: shared by all completions of the prompt."""
         request, text = prompt.request, prompt.text
+        self.prompt = prompt
         self.request = request
         self.num_generated = 0
         self.num_cached_tokens = 0
         """Number of cached prompt tokens, which the engine reports with the first token."""
         self._index = index
-        self._prompt = prompt
         self._text = text
         self._rules = request.rules
         self._detokenizer = IncrementalDetokenizer(
@@ -231,7 +240,7 @@ class CompletionText:
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if not output.token_ids or self.request.sampling.prompt_logprobs is None:
             return ()
-        self._prompt_tokens = self._prompt.tokens(output.prompt_logprobs)
+        self._prompt_tokens = self.prompt.tokens(output.prompt_logprobs)
         return self._prompt_tokens
 
     def _add_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:

@@ -43,7 +43,8 @@ class Candidate:
 
 
 def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list[Candidate]:
-    """Return `best_of` engine requests for each prompt, in order. Later ones may share the first one's pages."""
+    """Return `best_of` engine requests for each prompt, in order. The first one reports the prompt's log-probabilities,
+    if requested. Later ones may share its pages."""
     if len(requests) == 1 and requests[0].best_of == 1:
         ids: Iterator[str] = iter((http.id,))
     else:
@@ -53,7 +54,12 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
     for prompt, request in enumerate(requests):
         first = ""
         for choice in range(request.best_of):
-            sampling = dataclasses.replace(request.sampling, seed=choice_seed(request.sampling.seed, choice))
+            sampling = dataclasses.replace(
+                request.sampling,
+                seed=choice_seed(request.sampling.seed, choice),
+                # A request that reports them has to compute the whole prompt. One report is enough.
+                prompt_logprobs=None if first else request.sampling.prompt_logprobs,
+            )
             one = Request(
                 next(ids),
                 request.prompt_token_ids,
@@ -62,8 +68,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
                 deadline=deadline,
                 priority=http.priority,
                 tenant=http.tenant,
-                # A request that returns the prompt's log-probabilities has to compute the prompt.
-                same_prompt_as=first if sampling.prompt_logprobs is None else "",
+                same_prompt_as=first,
             )
             first = first or one.id
             found.append(Candidate(one, prompt))

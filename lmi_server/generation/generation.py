@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -112,13 +113,22 @@ class TextGeneration:
         """
         # Submit all requests at once, so that they can share a batch.
         stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
+        # A later choice may overtake the first one, which reports the prompt's log-probabilities.
+        early: list[RequestOutput] = []
+        ready: deque[RequestOutput] = deque()
         self._client.start(self._abort)
         try:
             while not self.finished:
-                output = self._next(stream)
+                output = ready.popleft() if ready else self._next(stream)
                 answer = self._open.get(output.id)
                 if answer is None:  # the output was sent before a stop string ended the request
                     continue
+                if not output.error_kind and answer.prompt.lacks_logprobs(output):
+                    early.append(output)
+                    continue
+                if output.prompt_logprobs:
+                    ready.extend(early)
+                    early.clear()
                 if output.finished:
                     del self._open[output.id]
                 if output.error_kind:

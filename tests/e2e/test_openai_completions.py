@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -53,6 +54,27 @@ def test_prompts_can_be_token_ids(api: openai.OpenAI, client: Client, bundled_mo
     with pytest.raises(openai.BadRequestError, match="from 0 to 49151") as caught:
         api.completions.create(model="lmi", prompt=[[1], [5, 49152]])
     assert caught.value.param == "prompt[1][1]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_lists_the_log_probabilities_of_the_prompt(api: openai.OpenAI, stream: bool) -> None:
+    """Only the first choice computes the prompt, in several steps. The others take over its pages."""
+    prompt = list(range(1000, 1513))
+    body: dict[str, Any] = {"model": "lmi", "prompt": prompt, "max_tokens": 4, "echo": True, "logprobs": 1}
+    (alone,) = api.completions.create(**body).choices
+    found: dict[int, list[float | None]] = {0: [], 1: [], 2: []}
+    reply = api.completions.create(**body, n=3, temperature=1.0, stream=stream)
+    for record in reply if stream else [reply]:
+        for choice in record.choices:
+            found[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+    assert alone.logprobs is not None
+    assert alone.logprobs.token_logprobs is not None
+    first, *expected = alone.logprobs.token_logprobs[: len(prompt)]
+    assert first is None
+    for logprobs in found.values():
+        assert logprobs[0] is None
+        assert logprobs[1 : len(prompt)] == pytest.approx(expected, abs=1e-3)
+        assert len(prompt) < len(logprobs) <= len(prompt) + 4
 
 
 def test_a_full_queue_raises_rate_limit_error(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from threading import Event
 
 import pytest
 from flask.testing import FlaskClient
@@ -206,11 +207,69 @@ def test_a_failed_choice_fails_the_request(client: FlaskClient, engine: FakeEngi
     assert set(engine.aborted) <= {engine.requests[0].id, engine.requests[2].id}
 
 
-def test_choices_with_prompt_log_probabilities_share_no_blocks(
+def test_only_the_first_choice_computes_log_probabilities_of_the_prompt(
     client: FlaskClient, engine: FakeEngine
 ) -> None:
-    body = {"prompt": "Hello", "n": 2, "echo": True, "logprobs": 1}
-    choices = client.post("/v1/completions", json=body).get_json()["choices"]
-    assert [request.same_prompt_as for request in engine.requests] == ["", ""]
-    assert choices[0]["logprobs"]["token_logprobs"][0] is None
-    assert choices[1]["logprobs"]["token_logprobs"][0] is None
+    """The other choices share its pages. The list is in the answer although another choice is the best one."""
+    body = {"prompt": "Hello", "best_of": 4, "prompt_logprobs": 0}
+    (choice,) = client.post("/v1/completions", json=body).get_json()["choices"]
+    assert choice["text"] == "four"
+    assert len(choice["prompt_logprobs"]) == len(encode("Hello")) > 1
+    requests = engine.requests
+    assert [request.sampling.prompt_logprobs for request in requests] == [0, None, None, None]
+    assert [request.same_prompt_as for request in requests] == ["", *[requests[0].id] * 3]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_may_be_faster_than_the_one_that_reports_the_prompt(
+    stream: bool, client: FlaskClient, engine: FakeEngine
+) -> None:
+    """The first choice of each prompt starts when all others have ended."""
+
+    def read() -> dict[int, tuple[str, list[float | None]]]:
+        body = {"prompt": ["Hello", "Hi there"], "n": 3, "echo": True, "logprobs": 1, "stream": stream}
+        reply = client.post("/v1/completions", json=body)
+        records = chunks(reply) if stream else [reply.get_json()]
+        found: dict[int, tuple[str, list[float | None]]] = {}
+        for choice in (choice for record in records for choice in record["choices"]):
+            text, logprobs = found.get(choice["index"], ("", []))
+            found[choice["index"]] = text + choice["text"], logprobs + choice["logprobs"]["token_logprobs"]
+        return found
+
+    def script(request: Request) -> list[RequestOutput]:
+        return tokens(request, encode(" one two three"))
+
+    def late_script(request: Request) -> Iterator[RequestOutput | Event]:
+        if request.sampling.prompt_logprobs is not None:
+            yield others_ended
+            num_before.append(len(ended))
+        yield from script(request)
+        ended.append(request.id)
+        if len(ended) == 4:
+            others_ended.set()
+
+    others_ended, ended, num_before = Event(), list[str](), list[int]()
+    engine.script = script
+    expected = read()
+    engine.script = late_script
+    assert read() == expected
+    assert num_before == [4, 4]
+    for index, (text, logprobs) in expected.items():
+        prompt = "Hello" if index < 3 else "Hi there"
+        assert text == f"{prompt} one two three"
+        assert logprobs[: len(encode(prompt))] == [None, *(-float(i) for i in range(1, len(encode(prompt))))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_of_one_token_has_no_log_probabilities_to_wait_for(
+    stream: bool, client: FlaskClient, engine: FakeEngine
+) -> None:
+    body = {"prompt": [[5]], "n": 2, "echo": True, "logprobs": 1, "stream": stream}
+    reply = client.post("/v1/completions", json=body)
+    records = chunks(reply) if stream else [reply.get_json()]
+    firsts = {
+        choice["index"]: choice["logprobs"]["token_logprobs"][0]
+        for record in reversed(records)
+        for choice in record["choices"]
+    }
+    assert firsts == {0: None, 1: None}

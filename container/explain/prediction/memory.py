@@ -131,8 +131,10 @@ def _predict_rolling(
         blocks = cache.kv_cache_bytes // block_bytes
     kv_tokens, wanted = blocks * cache.block_size, min(length or longest, longest)
     each = request_blocks(wanted, cache, model.window, largest.num_tokens)
-    allowed, fitting = engine.scheduler.settings.max_num_seqs, blocks // each
-    limit = f"option.max_rolling_batch_size; the KV cache has room for {fitting:,}"
+    settings = engine.scheduler.settings
+    allowed, fitting = settings.num_places, blocks // each
+    places = "max_rolling_batch_size" if allowed == settings.max_num_seqs else "max_num_batched_tokens"
+    limit = f"option.{places}; the KV cache has room for {fitting:,}"
     shortage = _shortage((own + step + blocks * local_block) * (1 if on_gpu else ranks), available, on_gpu)
     if not shortage and blocks < request_blocks(longest, cache, model.window, largest.num_tokens):
         shortage = f"the KV cache holds {kv_tokens:,} tokens, but option.max_model_len is {longest:,}"

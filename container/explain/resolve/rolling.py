@@ -297,9 +297,12 @@ def _budgets(options: EngineOptions, device: str, decisions: Decisions) -> tuple
         total_name, own_prefill or default, f"as {prefill_name}" if own_prefill else where
     )
     if total < options.max_rolling_batch_size:
+        effect = "in a full batch, only some sequences get a token in each step"
+        if options.enable_chunked_prefill:
+            effect = f"at most {total} sequences run at once"
         decisions.notes.append(
             f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}:"
-            " in a full batch, only some sequences get a token in each step"
+            f" {effect}"
         )
     return prefill, total
 

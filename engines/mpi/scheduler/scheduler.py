@@ -84,7 +84,7 @@ class Scheduler:
         """Number of newcomers that can run at once; 0 while the next one has to wait for another reason."""
         if self._planner.is_blocked:
             return 0
-        return max(0, self.settings.max_num_seqs - self.num_running - self._planner.waiting.num_preempted)
+        return max(0, self.settings.num_places - self.num_running - self._planner.waiting.num_preempted)
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
         """Apply new settings from the next step on; see `StepPlanner.reconfigure`."""
@@ -269,8 +269,6 @@ class Scheduler:
             if place == sequence.num_prompt_tokens:
                 self._planner.share_prompt(sequence)
             self._remove(sequence)
-        elif not sequence.num_pending and not sequence.is_waiting:
-            self._planner.mark_decoding(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
         output = RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)

@@ -123,12 +123,17 @@ def test_a_recommended_degree_names_the_copies_that_fit_with_it(
     assert check(2, fewer.replace(" and ", "\n") or copies).reasons == ()
 
 
-def test_concurrent_requests_are_limited_by_the_cache_or_the_batch_size(tmp_path: Path) -> None:
+def test_concurrent_requests_are_limited_by_the_cache_the_batch_size_or_the_tokens_of_a_step(
+    tmp_path: Path,
+) -> None:
     few = predict(tmp_path, LLAMA_3_8B, "", "A10G", 1, length=1000)
     assert few.requests_at_once == min(32, few.kv_tokens // 1008), "whole blocks of 16 tokens"
     many = predict(tmp_path, LLAMA_3_8B, "", "H100", 1, length=1000)
     assert many.requests_at_once == 32
     assert many.limited_by.startswith("option.max_rolling_batch_size; the KV cache has room for ")
+    budget = predict(tmp_path, LLAMA_3_8B, "option.max_num_batched_tokens=8\n", "H100", 1, length=1000)
+    assert budget.requests_at_once == 8
+    assert budget.limited_by.startswith("option.max_num_batched_tokens; the KV cache has room for ")
     long = predict(tmp_path, LLAMA_3_8B, "", "A10G", 1, length=8192)
     assert (long.limited_by, long.requests_at_once) == ("the KV cache", long.kv_tokens // 8192)
     none = predict(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n", "A10G", 8)

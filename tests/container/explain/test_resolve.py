@@ -187,7 +187,16 @@ NATIVE = dataclasses.replace(CPU, cpu_kernels="avx512")
 @pytest.mark.parametrize(
     ("options", "machine", "note"),
     [
-        ({"max_num_batched_tokens": 8}, CPU, "max_num_batched_tokens is 8, less than"),
+        (
+            {"max_num_batched_tokens": 8},
+            CPU,
+            "max_num_batched_tokens is 8, less than .*=32: at most 8 sequences run at once",
+        ),
+        (
+            {"max_num_batched_tokens": 8, "enable_chunked_prefill": False},
+            CPU,
+            "max_num_batched_tokens is 8, less than .*=32: in a full batch, only some sequences get a token",
+        ),
         ({"dtype": "bf16"}, CPU, "the CPU computes in fp32"),
         ({"tensor_parallel_degree": 3}, TWO_CORES, "3 ranks on 2 cores"),
         ({"trust_remote_code": True}, CPU, "remote code is not used"),

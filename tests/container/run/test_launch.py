@@ -225,8 +225,14 @@ def test_each_copy_has_its_own_number_and_step_trace() -> None:
     assert without.scheduler.step_trace == ""
 
 
-@pytest.mark.parametrize(("web_workers", "places"), [(1, 32), (4, 8), (64, 1)])
-def test_web_workers_share_the_places_in_the_batch_of_a_copy(web_workers: int, places: int) -> None:
-    settings = replace(CONFIG.scheduler.settings, max_num_seqs=32)
+@pytest.mark.parametrize(
+    ("max_num_batched_tokens", "web_workers", "places"), [(256, 1, 32), (256, 4, 8), (256, 64, 1), (16, 4, 4)]
+)
+def test_web_workers_share_the_places_in_the_batch_of_a_copy(
+    max_num_batched_tokens: int, web_workers: int, places: int
+) -> None:
+    settings = replace(
+        CONFIG.scheduler.settings, max_num_seqs=32, max_num_batched_tokens=max_num_batched_tokens
+    )
     config = replace(CONFIG, scheduler=replace(CONFIG.scheduler, settings=settings))
     assert places_per_copy(config, web_workers) == places

@@ -67,6 +67,13 @@ def test_idle_time_between_two_steps_is_waste() -> None:
     assert use.waste == pytest.approx(1 / (1 + 4 * STEP_SECONDS), rel=0.02)
 
 
+def test_a_record_without_a_step_changes_nothing() -> None:
+    """The engine writes one when requests end after the last step."""
+    first, second = (made_up_steps([4, 2], 2, static=False, began=began) for began in (0.0, 9.0))
+    idle = {**first[-1], "time": 5.0, "arrivals": [], "plan": [], "seconds": {}}
+    assert use_of([*first, idle, *second]) == use_of([*first, *second])
+
+
 def test_only_the_steps_of_a_round_are_read_and_a_truncated_last_line_is_skipped(tmp_path: Path) -> None:
     warm_up = made_up_steps([4, 4], 2, static=False, began=0.0)
     path = tmp_path / "steps.jsonl"

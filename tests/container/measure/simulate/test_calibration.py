@@ -105,6 +105,20 @@ def test_a_pause_does_not_count_as_time_of_the_step_before_it(trace: Callable[..
     assert calibrate(file).seconds([8], [1], 1).device == pytest.approx(0.25, rel=1e-4)
 
 
+def test_a_record_without_a_step_does_not_count(trace: Callable[..., Path]) -> None:
+    """The engine writes one when requests end after the last step."""
+    file = trace(Times(0.25), scenario(30, 8, 4, OpenLoop(0.01)))
+    whole, (last, *others) = calibrate(file), reversed(file.read_text().splitlines())
+    lines = [last]
+    for line in others:
+        record = json.loads(line)
+        idle = {**record, "time": record["time"] + 1.0, "plan": [], "seconds": {}}
+        lines += [line] if record["running"] else [json.dumps(idle), line]
+    assert len(lines) == 1 + len(others) + 29
+    file.write_text("\n".join([*reversed(lines), ""]))
+    assert calibrate(file) == whole
+
+
 def test_an_unfinished_last_line_is_left_out_but_a_line_that_is_too_long_is_refused(
     trace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

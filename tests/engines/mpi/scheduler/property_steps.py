@@ -159,7 +159,10 @@ class Episode:
             self._submit_invalid_requests(subject)
         newcomers = [s.num_tokens for s in self._live.values() if s.sequence is None]
         settings = self._settings
-        places = max(0, settings.max_num_seqs - (len(self._live) - len(newcomers)))
+        places = settings.max_num_seqs
+        if settings.chunked_prefill:  # every running sequence needs a token of each step
+            places = min(places, settings.max_num_batched_tokens)
+        places = max(0, places - (len(self._live) - len(newcomers)))
         if newcomers and not self._scheduler.num_free_places:
             places = 0  # the next one could not be admitted
         limit, queued = settings.max_queued_tokens, sum(newcomers[places:])

@@ -230,6 +230,29 @@ def test_requests_that_cannot_use_a_free_place_count_as_waiting(policy: str) -> 
         lab.scheduler.add(make_request(f"placed {i}", range(40), 8))
 
 
+def test_requests_count_as_waiting_once_the_running_ones_use_all_tokens_of_a_step() -> None:
+    """With chunked prefill, two sequences fill a step of two tokens, so the other six places are of no use."""
+    lab = Lab(max_num_seqs=8, max_num_batched_tokens=2, max_waiting=1)
+    for name in "ab":
+        lab.scheduler.add(make_request(name, [1], 40))
+    lab.step()
+    lab.scheduler.add(make_request("c", [1], 40))
+    with pytest.raises(Overloaded, match="1 requests are already waiting"):
+        lab.scheduler.add(make_request("d", [1], 40))
+    lab.scheduler.abort("a")
+    lab.scheduler.add(make_request("d", [1], 40))
+
+
+def test_a_step_full_of_one_long_prompt_leaves_the_other_places_free() -> None:
+    lab = Lab(max_num_seqs=8, max_num_batched_tokens=8, max_prefill_tokens=8, max_waiting=1)
+    lab.scheduler.add(make_request("long", range(40), 2))
+    lab.step()
+    for i in range(8):
+        lab.scheduler.add(make_request(f"placed or first to wait {i}", [1], 2))
+    with pytest.raises(Overloaded):
+        lab.scheduler.add(make_request("one more", [1], 2))
+
+
 @pytest.mark.parametrize("order", [("running", "head"), ("head", "running")])
 def test_a_sequence_that_lacked_blocks_does_not_outlive_its_abortion(order: tuple[str, str]) -> None:
     lab = Lab(num_blocks=16, max_num_seqs=8, max_waiting=1, max_prefill_tokens=64, policy="max_utilization")

@@ -26,7 +26,11 @@ def test_prompts_share_steps_but_one_longer_than_the_limit_runs_alone_and_whole(
 def test_few_waiting_requests_do_not_pause_many_running_ones() -> None:
     """waiting_served_ratio and max_waiting_tokens work as in TGI."""
     lab = _pausing_lab(
-        num_blocks=200, max_num_seqs=12, max_prefill_tokens=64, waiting_served_ratio=0.3, max_waiting_tokens=6
+        num_blocks=200,
+        max_num_seqs=12,
+        max_prefill_tokens=64,
+        waiting_served_ratio=0.39,
+        max_waiting_tokens=6,
     )
     for i in range(10):
         lab.scheduler.add(make_request(str(i), range(3), 40))
@@ -37,7 +41,7 @@ def test_few_waiting_requests_do_not_pause_many_running_ones() -> None:
     lab.scheduler.abort("lonely")
     for name in ("x", "y", "z"):
         lab.scheduler.add(make_request(name, range(3), 5))
-    assert set(ids(lab.step()[0])) <= {"x", "y", "z"}, "3 of 10 are enough"
+    assert set(ids(lab.step()[0])) <= {"x", "y", "z"}, "3 of 10 are enough, since 3.9 is rounded down"
 
 
 @pytest.mark.parametrize("waiting_steps", [0, 3])
