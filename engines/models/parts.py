@@ -77,6 +77,8 @@ class Parts:
         return Norm(tuple(affines), spec.eps, spec.is_layer_norm)
 
     def norm_weight(self, name: str, shape: tuple[int]) -> torch.Tensor:
+        """Return the weight of a norm. With an offset it is in fp32, so that only the norm's result is rounded, as in
+        transformers' Gemma."""
         weight, offset = self.weights.tensor(f"{name}.weight", shape), self.config.norm.offset
         return weight.float() + offset if offset else weight
 
