@@ -63,10 +63,23 @@ def test_a_disabled_window_is_none(tmp_path: Path) -> None:
     assert {spec.window for spec in config.attention} == {None}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("cohere2", "Cohere2"), ("exaone4", "Exaone4")])
-def test_windows_follow_the_pattern_if_layer_types_are_missing(kind: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "rule"),
+    [
+        ("cohere2", "Cohere2", {"sliding_window_pattern": 3}),
+        ("exaone4", "Exaone4", {"sliding_window_pattern": 3}),
+        ("afmoe", "Afmoe", {"global_attn_every_n_layers": 3}),
+        ("afmoe", "Afmoe", {}),
+        ("dots1", "Dots1", {"max_window_layers": 5}),
+        ("dots1", "Dots1", {"max_window_layers": 0}),
+        ("dots1", "Dots1", {"max_window_layers": 7}),
+    ],
+)
+def test_windows_follow_other_fields_if_layer_types_are_missing(
+    kind: str, name: str, rule: dict[str, int], tmp_path: Path
+) -> None:
     changes = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, "num_hidden_layers": 7}
-    config = describe(_write(tmp_path, sliding_window_pattern=3, **changes, **_WINDOW))
+    config = describe(_write(tmp_path, **rule, **changes, **_WINDOW))
     layer_types = AutoConfig.from_pretrained(tmp_path).layer_types
     assert [spec.window for spec in config.attention] == [
         8 if layer_type == "sliding_attention" else None for layer_type in layer_types
