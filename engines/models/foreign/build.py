@@ -220,7 +220,9 @@ class _Builder:
         shape, biased = (linear.out_features, linear.in_features), linear.bias is not None
         split = self._split.of(path, shape)
         if split.columns is None:
-            return PackedLinear(self._weights.pack(*self._rows_of([path], [linear], shape, biased)))
+            # Routers are never quantized, because small errors in the scores change which experts are chosen.
+            pack = lmi_kernels.pack if self._config.is_router(shape) else self._weights.pack
+            return PackedLinear(pack(*self._rows_of([path], [linear], shape, biased)))
         weight = self._weights.column_block(self._name(f"{path}.weight"), split.columns, shape)
         bias = self._weights.tensor(self._name(f"{path}.bias"), shape[:1]) if biased else None
         # Only rank 0 adds a bias to the sum.

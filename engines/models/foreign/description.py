@@ -107,9 +107,14 @@ class ForeignConfig(ModelConfig):
         total = 0.0
         for name, shape in self.tensors:
             size, width = self._part(split, name, shapes), shape[-1] if len(shape) > 1 else 1
-            quantised = int8 and len(shape) > 1 and name != embedding
+            quantised = int8 and len(shape) > 1 and name != embedding and not self.is_router(shape)
             total += linear_bytes(size / width, width, element, quantised)
         return round(total)
+
+    def is_router(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a matrix computes the scores of the experts, or the share of one that all tokens use."""
+        counts = (self.experts.num_experts, 1) if self.experts else ()
+        return shape in [(count, self.hidden_size) for count in counts]
 
     def screen_bytes(self, ranks: int = 1) -> int:
         """Heads of transformers compute all logits."""

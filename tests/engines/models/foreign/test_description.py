@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,15 @@ def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
     assert describe(folder).weight_bytes(2, int8=True) == 100 * 64 * 2 + 100 * (64 + 12) + 64 * 2
     _write(tmp_path, tie_word_embeddings=True)
     assert describe(folder).weight_bytes(2, int8=True) == 2 * 100 * (64 + 12) + 64 * 2
+
+
+def test_routers_are_not_int8(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "afmoe")
+    config = describe(tmp_path)
+    others = tuple(each for each in config.tensors if not each[0].endswith("router.gate.weight"))
+    assert len(others) == len(config.tensors) - 1
+    without = replace(config, tensors=others)
+    assert config.weight_bytes(2, int8=True) - without.weight_bytes(2, int8=True) == 2 * 4 * 48
 
 
 def test_linear_layers_are_split_by_the_plan() -> None:
