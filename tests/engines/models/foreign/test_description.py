@@ -161,6 +161,7 @@ def test_unsupported_fields_are_refused_with_a_reason(
     ("name", "degree"),
     [
         ("olmo2", 1),
+        ("biogpt", 1),
         ("olmo2", 2),
         ("phi-1", 2),
         ("glm4", 2),
