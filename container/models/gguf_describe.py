@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
+from gguf.quants import dequantize
 
 from container.models.gguf_config import Metadata, UnknownGguf, read_config, special_ids
 from container.models.gguf_names import parts_of
@@ -61,18 +63,35 @@ def describe(file: Path, folder: Path) -> None:
 
 def _reader(file: Path) -> gguf.GGUFReader:
     try:
-        return gguf.GGUFReader(file)
+        reader = gguf.GGUFReader(file)
     except (ValueError, IndexError, KeyError) as error:
         raise UnknownGguf(_unreadable(file, str(error))) from None
+    for kind in {tensor.tensor_type for tensor in reader.tensors}:
+        if not _can_dequantize(kind):
+            raise UnknownGguf(_unsupported_type(file, kind.name))
+    return reader
+
+
+def _can_dequantize(kind: gguf.GGMLQuantizationType) -> bool:
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        dequantize(np.zeros(block_bytes, np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _unreadable(file: Path, error: str) -> str:
     """Return why gguf cannot read a file."""
     if found := _UNKNOWN_TYPE.search(error):
-        return f"{file} has tensors of the unknown type {found[1]}; choose a file with another quantization"
+        return _unsupported_type(file, found[1])
     if found := _UNKNOWN_VERSION.search(error):
         return f"{file} has version {found[1]} of the GGUF format, which is not supported; convert the model again"
     return f"{file} is not a complete GGUF file: {error}"
+
+
+def _unsupported_type(file: Path, kind: str) -> str:
+    return f"{file} has tensors of the unsupported type {kind}; choose a file with another quantization"
 
 
 def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:

@@ -6,7 +6,9 @@ import re
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.+)-(\d{5})-of-(?!00000)(\d{5})\.gguf")
-_QUANTIZATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE | re.ASCII)
+_QUANTIZATION = re.compile(
+    r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|(?:MX|NV)FP4\w*|BF16|F16|F32)", re.IGNORECASE | re.ASCII
+)
 
 
 def parts_of(name: str) -> list[str]:

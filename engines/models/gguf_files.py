@@ -1,13 +1,15 @@
 """Read and dequantize parts of tensors in GGUF files, by the names of a Hugging Face checkpoint.
 
 Quantized blocks run along rows. Rows are therefore read independently, and columns are cut from whole rows. GGUF stores
-all experts of a layer in one tensor, one after the other.
+all experts of a layer in one tensor, one after the other. A matrix may have a factor
+(`blk.0.attn_q.scale` for `blk.0.attn_q.weight`), as in files in NVFP4.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,8 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 _NORM = "_norm.weight"
 _ROUTER = "ffn_gate_inp"
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_MAIN = re.compile(r"(blk\.\d+\.(?!attn_rot_embd)|output|token_embd).*\.(weight|bias)")
+"""Names of the tensors of a language model. Other parts of a file may read images."""
 
 
 class GgufFiles(TensorFiles):
@@ -54,6 +58,15 @@ class GgufFiles(TensorFiles):
             return torch.float32
         return _DTYPES[self._index.dtype]
 
+    def require_used(self, names: Set[str]) -> None:
+        used = {self._own_name(name) for name in names}
+        unused = [name for name in self._index.tensors if _MAIN.fullmatch(name) and name not in used]
+        if unused:
+            raise BadCheckpoint(
+                f"{self._files} has tensors that are not supported (got {', '.join(unused[:3])}); use the model in"
+                " another format"
+            )
+
     def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> int:
         values, num_bytes = self._rows(name, start, stop)
         out.copy_(torch.from_numpy(values).view(out.shape))
@@ -67,14 +80,21 @@ class GgufFiles(TensorFiles):
     def _rows(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int]:
         """Return rows [start, stop) in fp32, and the number of bytes read."""
         tensor, own, offset = self._tensor(name), self._own_name(name), self._index.norm_offset
+        factor = self._index.tensors.get(own.removesuffix("weight") + "scale")
         num_heads = self._index.interleaved_heads.get(own.split(".")[-2])
         if num_heads is not None:
             places = _interleaved(start, stop, tensor.shape[0] // num_heads)
             first = int(places.min())
             values, num_bytes = self._read(tensor, first, int(places.max()) + 1)
-            return values[places - first], num_bytes
-        values, num_bytes = self._read(tensor, start, stop)
-        return values - offset if offset and own.endswith(_NORM) else values, num_bytes
+            values = values[places - first]
+        else:
+            values, num_bytes = self._read(tensor, start, stop)
+        if offset and own.endswith(_NORM):
+            values = values - offset
+        if factor is not None:
+            expert = _expert(name) or 0
+            values = values * self._read(factor, expert, expert + 1)[0]
+        return values, num_bytes
 
     def _read(self, tensor: GgufTensor, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int]:
         kind = GGMLQuantizationType(tensor.kind)
@@ -87,20 +107,27 @@ class GgufFiles(TensorFiles):
         return np.asarray(dequantize(data, kind), np.float32), data.nbytes
 
     def _tensor(self, name: str) -> GgufTensor:
-        tensor, expert = self._index.tensors.get(self._own_name(name)), _EXPERT.search(name)
-        number = 0 if expert is None else int(expert[1])
-        if tensor is None or number >= tensor.shape[0]:
-            raise BadCheckpoint(
-                f"{self._index.folder}: {' and '.join(self._index.sizes)} has no tensor {name!r}"
-            )
+        tensor, expert = self._index.tensors.get(self._own_name(name)), _expert(name)
+        if tensor is None or (expert or 0) >= tensor.shape[0]:
+            raise BadCheckpoint(f"{self._files} has no tensor {name!r}")
         if expert is None:
             return tensor
         shape = tensor.shape[1:]
-        return replace(tensor, shape=shape, offset=tensor.offset + number * _num_bytes(tensor.kind, shape))
+        return replace(tensor, shape=shape, offset=tensor.offset + expert * _num_bytes(tensor.kind, shape))
+
+    @property
+    def _files(self) -> str:
+        return f"{self._index.folder}: {' and '.join(self._index.sizes)}"
 
     def _own_name(self, name: str) -> str:
         """Return the GGUF name of a checkpoint tensor. All experts share one name. Empty if GGUF has no such tensor."""
         return self._names.get_name(_EXPERT.sub(".experts.", name), (".weight", ".bias")) or ""
+
+
+def _expert(name: str) -> int | None:
+    """Return the number of the expert that a checkpoint tensor belongs to. None if it belongs to none."""
+    found = _EXPERT.search(name)
+    return None if found is None else int(found[1])
 
 
 def _num_bytes(kind: int, shape: tuple[int, ...]) -> int:

@@ -77,6 +77,8 @@ class Parts:
         return Norm(tuple(affines), spec.eps, spec.is_layer_norm)
 
     def norm_weight(self, name: str, shape: tuple[int]) -> torch.Tensor:
+        """Return the weight of a norm. With an offset it is in fp32, so that only the norm's result is rounded, as in
+        transformers' Gemma."""
         weight, offset = self.weights.tensor(f"{name}.weight", shape), self.config.norm.offset
         return weight.float() + offset if offset else weight
 
@@ -158,13 +160,18 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     packed_table = packed if head is table else lmi_kernels.pack(table)
     lookup = table if packed_table.native is None else packed_table
     norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
-    scale = config.embedding_scale
-    if scale is not None and isinstance(lookup, torch.Tensor):
-        # As in transformers, the factor has the dtype of the embeddings. Native lookups return fp32.
-        scale = torch.tensor(scale, dtype=lookup.dtype).item()
+    scale = embedding_factor(config.embedding_scale, lookup)
     embedding = VocabParallelEmbedding(lookup, shard, comm, scale, _positions(parts), norm)
     screen = lmi_kernels.screen(head, packed)
     return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, screen)
+
+
+def embedding_factor(scale: float | None, table: Table) -> float | None:
+    """Return the factor for the embeddings in a table. As in transformers, it has their dtype; native lookups return
+    fp32."""
+    if scale is None or not isinstance(table, torch.Tensor):
+        return scale
+    return torch.tensor(scale, dtype=table.dtype).item()
 
 
 def _positions(parts: Parts) -> Table | None:

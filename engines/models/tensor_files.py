@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Set
 
 import torch
 
@@ -51,6 +52,9 @@ class TensorFiles(ABC):
         """Return rows [start, stop) of the first dimension in the page cache, and the range to load before they are
         used. Return None if the tensor cannot be mapped."""
         return None
+
+    def require_used(self, names: Set[str]) -> None:  # noqa: B027  most checkpoints have tensors without use
+        """Raise `BadCheckpoint` if the result of the model depends on other tensors than those in `names`."""
 
     def close(self) -> None:
         self.ranges.close()

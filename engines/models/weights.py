@@ -302,6 +302,7 @@ class WeightReader(_Checkpoint):
         """Prefetch the tensors that `build` requests. Raises `BadCheckpoint` before anything is read."""
         recorder = _RequestRecorder(self._files, self.pack, self._peers, self._mapped)
         build(recorder)
+        self._files.require_used({piece.name for request in recorder.requests for piece in request.pieces})
         self._progress = progress
         if progress is not None:
             progress.start(sum(request.num_bytes for request in recorder.requests))

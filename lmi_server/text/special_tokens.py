@@ -1,7 +1,7 @@
 """The special tokens that the files of a model name.
 
 A token is a string, or an object with `content`. `config` is the object in tokenizer_config.json, and `tokens_map` the
-one in special_tokens_map.json.
+one in special_tokens_map.json, which is empty if `config` has `added_tokens_decoder`, as in transformers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,12 @@ def default_tokens(config: Fields, model_config: Fields) -> Mapping[str, str]:
 
 
 def named_tokens(config: Fields, tokens_map: Fields, defaults: Fields) -> dict[str, str]:
-    """Return the tokens named like `bos_token`. The first source wins.
+    """Return the tokens named like `bos_token`. As in transformers, `tokens_map` overrides `config`.
 
     `defaults` apply to names that the other sources do not contain: null there means that there is no such token.
     """
-    absent = {
-        name: value for name, value in defaults.items() if name not in config and name not in tokens_map
-    }
-    named: dict[str, str] = {}
-    for source in (config, tokens_map, absent):
-        for name, value in source.items():
-            text = _content(value)
-            if name.endswith("_token") and isinstance(text, str):
-                named.setdefault(name, text)
-    return named
+    found = {name: _content(value) for name, value in {**defaults, **config, **tokens_map}.items()}
+    return {name: text for name, text in found.items() if name.endswith("_token") and isinstance(text, str)}
 
 
 def unnamed_tokens(config: Fields, tokens_map: Fields) -> list[str]:

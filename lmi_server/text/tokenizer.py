@@ -59,7 +59,8 @@ class TextModel:
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config_file = folder / "tokenizer_config.json"
         model_config = read_json(folder / "config.json")
-        config, tokens_map = read_json(config_file), read_json(folder / "special_tokens_map.json")
+        config = read_json(config_file)
+        tokens_map = {} if "added_tokens_decoder" in config else read_json(folder / "special_tokens_map.json")
         converted = read_json(tokenizer_folder / "special_tokens_map.json") if tokenizer_folder else {}
         named = named_tokens(config, tokens_map, {**default_tokens(config, model_config), **converted})
         declared = _declared_tokens(config_file, config, named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers.activations import ACT2FN
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from lmi_kernels import Activation, activate, activate_and_mul, rms_norm, rotary_, scale, softcap
@@ -32,6 +33,9 @@ def test_rms_norm_is_bit_identical_to_transformers(
     assert y.dtype == dtype
     assert torch.equal(y, norm(before))
     assert torch.equal(x, before)
+    gemma = Gemma2RMSNorm(hidden, eps=eps).to(dtype)
+    gemma.weight.copy_(norm.weight)
+    assert torch.equal(rms_norm(x, 1.0 + gemma.weight.float(), eps), gemma(before))
 
 
 def _angles(generator: torch.Generator, num_tokens: int, head_dim: int) -> torch.Tensor:

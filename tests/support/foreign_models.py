@@ -111,6 +111,11 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         | {"first_k_dense_replace": 1},
     ),
     "minicpm3": ("minicpm3", _LATENT),
+    "afmoe": (
+        "afmoe",
+        _EXPERTS | _SLIDING | {"moe_intermediate_size": 20, "num_shared_experts": 1, "head_dim": 8},
+    ),
+    "biogpt": ("biogpt", _EQUAL_HEADS | {"pad_token_id": None}),
     # transformers zeroes the row of `pad_token_id` of the tied embeddings when it loads the model.
     "youtu": ("youtu", _LATENT | {"pad_token_id": None}),
 }
@@ -133,7 +138,7 @@ ONE_RANK = {
     "phimoe",
     "granitemoe",
 }
-ONE_RANK |= {"minicpm3", "youtu"}
+ONE_RANK |= {"minicpm3", "youtu", "afmoe", "biogpt"}
 """Models that cannot be split over ranks."""
 
 

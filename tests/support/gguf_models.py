@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +167,20 @@ def _random_q4_k(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
     # The fp16 scales of a block: for its values, and for its offsets.
     blocks[:, :4] = np.array([0.0004, 0.003], np.float16).view(np.uint8)
     return blocks.reshape(shape[0], -1)
+
+
+def copy_gguf(file: Path, target: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Copy a GGUF file with more tensors."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -17,10 +17,16 @@ from engines.models.foreign.description import ForeignConfig
 from engines.models.foreign.experts import DOWN, GATE_UP, PackedExperts, experts_activation
 from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
 from engines.models.foreign.paged_layer import NAME, PagedLayer, StepState
-from engines.models.foreign.patterns import epsilon, gate_activation, native_norm, rounds_before_weight
+from engines.models.foreign.patterns import (
+    embedding_scale,
+    epsilon,
+    gate_activation,
+    native_norm,
+    rounds_before_weight,
+)
 from engines.models.foreign.renames import stored_names
 from engines.models.foreign.split_norm import SplitNorm
-from engines.models.parts import Parts, down_columns, gate_up_rows
+from engines.models.parts import Parts, down_columns, embedding_factor, gate_up_rows
 from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
 
@@ -109,19 +115,20 @@ class _Builder:
         if getattr(outputs, "bias", None) is not None:
             bias = self._weights.rows([self._name(f"{target}.bias")], [shard], (rows,))
         stored, shape = (self._name(f"{source}.weight"), self._name(f"{target}.weight")), (rows, width)
-        plain = type(inputs) is nn.Embedding
+        scale = embedding_scale(inputs)
         table: torch.Tensor | None
         if self._config.tie_word_embeddings:
             table, head = self._weights.tied_rows(*stored, shard, shape)
         else:
-            table = self._weights.row_blocks(stored[:1], [shard], shape)[0] if plain else None
+            table = self._weights.row_blocks(stored[:1], [shard], shape)[0] if scale is not None else None
             head = self._weights.row_blocks(stored[1:], [shard], shape)[0]
         packed = self._weights.pack(head, bias)
         self._set(target, Head(VocabParallelHead(packed, rows, self._comm)))
-        if plain and table is not None:
+        if scale is not None and table is not None:
             lookup: Any = packed if head is table else lmi_kernels.pack(table)
             lookup = table if lookup.native is None else lookup
-            self._set(source, Embedding(VocabParallelEmbedding(lookup, shard, self._comm)))
+            factor = None if scale == 1.0 else embedding_factor(scale, lookup)
+            self._set(source, Embedding(VocabParallelEmbedding(lookup, shard, self._comm, factor)))
 
     def _gated_mlp(self, path: str, owner: nn.Module) -> PackedMlp | None:
         """Make the replacement of a gated MLP. Return None for other modules."""
@@ -220,7 +227,9 @@ class _Builder:
         shape, biased = (linear.out_features, linear.in_features), linear.bias is not None
         split = self._split.of(path, shape)
         if split.columns is None:
-            return PackedLinear(self._weights.pack(*self._rows_of([path], [linear], shape, biased)))
+            # Routers are never quantized, because small errors in the scores change which experts are chosen.
+            pack = lmi_kernels.pack if self._config.is_router(shape) else self._weights.pack
+            return PackedLinear(pack(*self._rows_of([path], [linear], shape, biased)))
         weight = self._weights.column_block(self._name(f"{path}.weight"), split.columns, shape)
         bias = self._weights.tensor(self._name(f"{path}.bias"), shape[:1]) if biased else None
         # Only rank 0 adds a bias to the sum.

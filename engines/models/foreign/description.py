@@ -107,9 +107,14 @@ class ForeignConfig(ModelConfig):
         total = 0.0
         for name, shape in self.tensors:
             size, width = self._part(split, name, shapes), shape[-1] if len(shape) > 1 else 1
-            quantised = int8 and len(shape) > 1 and name != embedding
+            quantised = int8 and len(shape) > 1 and name != embedding and not self.is_router(shape)
             total += linear_bytes(size / width, width, element, quantised)
         return round(total)
+
+    def is_router(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a matrix computes the scores of the experts, or the share of one that all tokens use."""
+        counts = (self.experts.num_experts, 1) if self.experts else ()
+        return shape in [(count, self.hidden_size) for count in counts]
 
     def screen_bytes(self, ranks: int = 1) -> int:
         """Heads of transformers compute all logits."""
@@ -264,8 +269,11 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
     sliding = ["sliding_attention"] * num_layers
     if fields.is_set("layer_types") or "layer_types" not in source.defaults:
         return fields.layer_types(sliding)
-    # Older files have a pattern. Without either, only the code of transformers' config class knows the types.
-    pattern = fields.count_or_none("sliding_window_pattern")
-    if pattern is None:
+    # Older files have a pattern, or the first layer with a window. Other rules are in the code of transformers' config
+    # classes.
+    if pattern := fields.first_count("sliding_window_pattern", "global_attn_every_n_layers"):
+        return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
+    if "use_sliding_window" in source.defaults or not fields.has("max_window_layers"):
         raise KeyError("layer_types")
-    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
+    first = fields.count("max_window_layers", least=0)
+    return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]

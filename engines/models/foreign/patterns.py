@@ -6,10 +6,11 @@ A module's code runs on test inputs, and a replacement is used only if it gives 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from lmi_kernels import Activation, activate
 from lmi_kernels.cpu import RmsNorm, shared_team
@@ -64,6 +65,14 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
         # Some models store norm weights with 1 subtracted.
         candidates = (NativeNorm(weight + offset, eps) for offset in (0.0, 1.0))
         return next((each for each in candidates if torch.allclose(each(x), expected, 1e-5, 1e-5)), None)
+
+
+def embedding_scale(module: Any) -> float | None:
+    """Return the factor by which a token embedding multiplies the rows of its table. Return None for other modules."""
+    table, scale = numbers(len(module.weight), 2), float(getattr(module, "embed_scale", 1.0))
+    with torch.inference_mode():
+        computed = functional_call(module, {"weight": table}, torch.arange(_ROWS))
+    return scale if torch.equal(computed, table[:_ROWS] * scale) else None
 
 
 def gate_activation(

@@ -37,7 +37,7 @@ def rope_and_store(
             stored.
         pool: [2, num_kv_heads, num_blocks, block_size, head_dim], contiguous, keys first; written in place.
         num_heads: number of query heads.
-        norms: RMSNorm weights of the query heads and of the key heads, [head_dim] each.
+        norms: RMSNorm weights of the query heads and of the key heads, [head_dim] each, in qkv's dtype or fp32.
         eps: epsilon of these norms.
 
     Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype. Padding rows are computed like others.
@@ -133,11 +133,11 @@ def _rope_and_store_kernel(
         q_high = tl.load(q_norm_ptr + seconds, mask=in_half, other=0.0)
         k_low = tl.load(k_norm_ptr + firsts, mask=in_half, other=0.0)
         k_high = tl.load(k_norm_ptr + seconds, mask=in_half, other=0.0)
-        # Rounded before the product with the weight, as in transformers.
-        normed_low = (low32 * scale).to(low.dtype) * tl.where(is_query, q_low, k_low)
-        normed_high = (high32 * scale).to(low.dtype) * tl.where(is_query, q_high, k_high)
-        low = tl.where(is_value, low, normed_low)
-        high = tl.where(is_value, high, normed_high)
+        # Rounded to the dtype of the weights before the product with them, like `rms_norm`.
+        normed_low = (low32 * scale).to(q_low.dtype) * tl.where(is_query, q_low, k_low)
+        normed_high = (high32 * scale).to(q_low.dtype) * tl.where(is_query, q_high, k_high)
+        low = tl.where(is_value, low, normed_low.to(low.dtype))
+        high = tl.where(is_value, high, normed_high.to(high.dtype))
     if turned:
         angle = cos_sin_ptr + tl.load(positions_ptr + row) * ROTARY_DIM + columns
         cos = tl.load(angle, mask=columns < turned, other=1.0)

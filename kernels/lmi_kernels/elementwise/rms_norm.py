@@ -1,5 +1,9 @@
 """RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), accumulated in fp32,
-optionally fused with the residual addition."""
+optionally fused with the residual addition.
+
+As in transformers, x is rounded to the dtype of the weights before the product: with Llama's weights, in x's dtype,
+the result is rounded twice, and with Gemma's, in fp32, once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from lmi_kernels.elementwise.norm_rows import load_row
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise rows. x: [num_tokens, hidden], weight: [hidden] -> [num_tokens, hidden] in x's dtype."""
+    """Normalise rows. x: [num_tokens, hidden], weight: [hidden], in x's dtype or fp32 -> like x."""
     if isinstance(x, Rows):
         return x.recorder.rms_norm(x, weight, eps)
     if not uses_triton(x):
@@ -27,7 +31,7 @@ def add_rms_norm(
     Args:
         x: [num_tokens, hidden], the branch's output. May be overwritten.
         residual: [num_tokens, hidden], the residual stream. May be overwritten by the sum.
-        weight: [hidden].
+        weight: [hidden], in x's dtype or fp32.
 
     Returns: the normalised sum and the sum, each [num_tokens, hidden] in x's dtype.
     """
@@ -41,10 +45,10 @@ def add_rms_norm(
 
 
 def _rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute in the order of operations of transformers' LlamaRMSNorm, so that fp32 results are bit-equal."""
+    """Compute in the order of operations of transformers, so that results are bit-equal."""
     x32 = x.float()
     scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True).add_(eps))
-    return weight * (x32 * scale).to(x.dtype)
+    return (weight * (x32 * scale).to(weight.dtype)).to(x.dtype)
 
 
 @jit
@@ -66,7 +70,7 @@ def _rms_norm_kernel(
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32) / HIDDEN + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
-    y = (x32 * scale).to(x.dtype) * weight
+    y = (x32 * scale).to(weight.dtype) * weight
     tl.store(out_ptr + row * HIDDEN + columns, y, mask=inside)
 
 

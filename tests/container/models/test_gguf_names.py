@@ -31,6 +31,7 @@ def test_a_number_of_parts_that_is_zero_is_part_of_an_ordinary_name() -> None:
         ("owner/name:Q4_K_M", "owner/name", "Q4_K_M"),
         ("owner/name:UD-IQ2_XXS", "owner/name", "UD-IQ2_XXS"),
         ("owner/name:bf16", "owner/name", "bf16"),
+        ("owner/name:NVFP4", "owner/name", "NVFP4"),
         ("owner/name:main", "owner/name:main", ""),
         ("owner/name/x.gguf", "owner/name", "x.gguf"),
         ("owner/name/sub/x-00001-of-00002.gguf", "owner/name", "sub/x-00001-of-00002.gguf"),

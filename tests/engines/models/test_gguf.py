@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFReader, GGUFWriter
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from container.models.gguf_describe import describe
@@ -19,7 +20,7 @@ from engines.models.gguf_files import GgufFiles
 from engines.models.gguf_index import read_index
 from engines.models.tensor_files import BadCheckpoint
 from tests.engines.models.conftest import LLAMA3_ROPE
-from tests.support.gguf_models import SHAPE, WIDE, save_gguf
+from tests.support.gguf_models import SHAPE, WIDE, copy_gguf, save_gguf
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import generator_from, integers
 from tests.support.thread_ranks import run_ranks
@@ -129,20 +130,58 @@ def test_llama3_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
     plain = 1 / 500.0 ** (torch.arange(0, SHAPE["head_dim"], 2).float() / SHAPE["head_dim"])
     factors = plain / oracle.model.rotary_emb.inv_freq
     assert factors.max() > 2
-    reader, scaled = GGUFReader(file), file.with_name("scaled.gguf")
-    writer = GGUFWriter(scaled, "llama")
-    for field in reader.fields.values():
-        if not field.name.startswith(("GGUF.", "general.architecture")):
-            writer.add_key_value(field.name, field.contents(), field.types[0])
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.add_tensor("rope_freqs.weight", factors.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    scaled = file.with_name("scaled.gguf")
+    copy_gguf(file, scaled, {"rope_freqs.weight": factors.numpy()})
     describe(scaled, described)
     _assert_logits_match(_logits(described), oracle)
+
+
+_FACTORS = {
+    "llama": {
+        "blk.0.attn_q": {"model.layers.0.self_attn.q_proj": 0.5},
+        "blk.1.ffn_down": {"model.layers.1.mlp.down_proj": 0.25},
+        "output": {"lm_head": 3.0},
+    },
+    "mixtral": {
+        f"blk.1.{own}": {
+            f"model.layers.1.block_sparse_moe.experts.{i}.{name}": factor
+            for i, factor in enumerate((0.5, 1.0, 2.0, 0.25))
+        }
+        for own, name in {"ffn_up_exps": "w3", "ffn_down_exps": "w2"}.items()
+    },
+}
+"""Factors of matrices by their names in the checkpoint, by names in GGUF."""
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_matrices_are_multiplied_by_their_factors(name: str, degree: int, tmp_path: Path) -> None:
+    """Files in NVFP4 have a factor for each matrix, or one for each expert. `input_scale` only serves to quantize."""
+    file, described, checkpoint = save_gguf(tmp_path, name, Kind.F32, tie_word_embeddings=False)
+    weights = load_file(checkpoint / "model.safetensors")
+    tensors = {"blk.0.attn_q.input_scale": np.array([9.0], np.float32)}
+    for own, factors in _FACTORS[name].items():
+        tensors[f"{own}.scale"] = np.array(list(factors.values()), np.float32)
+        for matrix, factor in factors.items():
+            weights[f"{matrix}.weight"] *= factor
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    copy_gguf(file, file.with_name("factors.gguf"), tensors)
+    describe(file.with_name("factors.gguf"), described)
+    _assert_logits_match(_logits(described, degree), load_oracle(checkpoint, "fp32"))
+
+
+def test_tensors_that_the_model_does_not_use_are_refused(tmp_path: Path) -> None:
+    file, described, checkpoint = save_gguf(tmp_path, "llama", Kind.F32)
+    biased, bias = file.with_name("biased.gguf"), np.ones(SHAPE["hidden_size"], np.float32)
+    copy_gguf(file, biased, {"v.blk.0.attn_q.bias": bias})
+    describe(biased, described)
+    _assert_logits_match(_logits(described), load_oracle(checkpoint, "fp32"))
+    copy_gguf(file, biased, {"blk.0.attn_q.bias": bias})
+    describe(biased, described)
+    with pytest.raises(
+        BadCheckpoint, match=r"biased.gguf has tensors .* supported \(got blk.0.attn_q.bias\)"
+    ):
+        make_runner(described)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,15 @@ def add_rms_norm_reference(
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for rows, hidden in ((1, 1), (3, 36), (5, 576), (2, 1000)):
+    for rows, hidden, weight_dtype in (
+        (1, 1, dtype),
+        (3, 36, dtype),
+        (5, 576, dtype),
+        (2, 1000, dtype),
+        (4, 300, torch.float32),  # as in Gemma
+    ):
         x = torch.randn(rows, hidden, generator=generator).to(dtype)
-        weight = torch.randn(hidden, generator=generator).to(dtype)
+        weight = torch.randn(hidden, generator=generator).to(weight_dtype)
         yield {"x": x, "weight": weight, "eps": 1e-5}
 
 
@@ -34,6 +40,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     for hidden in (576, 1024, 4096, 8192):
         x = torch.empty(32, hidden, dtype=dtype, device="meta")
         yield {"x": x, "weight": x[0], "eps": 1e-5}
+        yield {"x": x, "weight": x[0].float(), "eps": 1e-5}
 
 
 CHECKS = (

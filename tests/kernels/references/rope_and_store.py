@@ -23,7 +23,7 @@ def rope_and_store_reference(
     norms: Norms,
     eps: float,
 ) -> Results:
-    """Compute in fp64, except that norms round to qkv's dtype, which is part of the contract."""
+    """Compute in fp64, except that norms round before and after the product, which is part of the contract."""
     _, num_kv_heads, _, block_size, head_dim = pool.shape
     q_norm, k_norm = norms if norms is not None else (None, None)
     q, k, v = qkv.view(len(qkv), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -43,8 +43,8 @@ def _norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) ->
     x64 = x.double()
     if weight is None:
         return x64
-    rounded = (x64 * (x64.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
-    return (rounded * weight).double()
+    rounded = (x64 * (x64.square().mean(-1, keepdim=True) + eps).rsqrt()).to(weight.dtype)
+    return (rounded * weight).to(x.dtype).double()
 
 
 def _rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -56,6 +56,11 @@ def _rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
     return x
 
 
+def _norm_dtype(head_dim: int, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of norm weights. Only Gemma 3 has norms of 256 features, and its weights are in fp32."""
+    return torch.float32 if head_dim == 256 else dtype
+
+
 def _launch(qkv: torch.Tensor, pool: torch.Tensor, norms: Norms, **inputs: Any) -> Results:
     return rope_and_store(qkv, pool=pool, norms=norms, **inputs), pool
 
@@ -63,6 +68,9 @@ def _launch(qkv: torch.Tensor, pool: torch.Tensor, norms: Norms, **inputs: Any) 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
+
+    def weights(head_dim: int) -> torch.Tensor:
+        return (1 + normal(head_dim) / 4).to(_norm_dtype(head_dim, dtype))
 
     for num_rows, num_heads, num_kv_heads, head_dim, norms, rotary_dim in (
         (1, 1, 1, 64, False, 64),
@@ -75,6 +83,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         (3, 5, 2, 64, True, 16),
         (2, 4, 2, 80, False, 32),
         (2, 3, 1, 30, True, 10),
+        (2, 3, 1, 256, True, 256),
         (3, 2, 2, 256, False, 64),
     ):
         pool = normal(2, num_kv_heads, 3, 4, head_dim)
@@ -89,7 +98,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             "slot_mapping": slots,
             "pool": pool,
             "num_heads": num_heads,
-            "norms": (1 + normal(head_dim) / 4, 1 + normal(head_dim) / 4) if norms else None,
+            "norms": (weights(head_dim), weights(head_dim)) if norms else None,
             "eps": 1e-6,
         }
 
@@ -117,7 +126,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     for num_heads, num_kv_heads, head_dim, norms, rotary_dim in _MODELS:
-        numbers = meta(32, dtype=torch.int64)
+        numbers, weight = meta(32, dtype=torch.int64), meta(head_dim, dtype=_norm_dtype(head_dim, dtype))
         yield {
             "qkv": meta(32, (num_heads + 2 * num_kv_heads) * head_dim),
             "cos_sin": meta(8192, rotary_dim, dtype=torch.float32) if rotary_dim else None,
@@ -125,7 +134,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
             "slot_mapping": numbers,
             "pool": meta(2, num_kv_heads, 1024, 64, head_dim),
             "num_heads": num_heads,
-            "norms": (meta(head_dim), meta(head_dim)) if norms else None,
+            "norms": (weight, weight) if norms else None,
             "eps": 1e-6,
         }
 

@@ -65,3 +65,26 @@ def test_templates_get_the_additional_special_tokens(
     config: dict[str, Any], expected: str, own_folder: Path
 ) -> None:
     assert render(text_model(own_folder, "{{ additional_special_tokens }}", config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens_map"),
+    [
+        ({"eos_token": "<|endoftext|>"}, {"eos_token": "<|im_end|>"}),
+        ({"eos_token": "<|endoftext|>"}, {"eos_token": {"content": "<|im_end|>"}}),
+        ({"eos_token": ""}, {"eos_token": "<|im_end|>"}),
+        ({"eos_token": "<|im_end|>"}, {"eos_token": None}),
+        ({"eos_token": "<|endoftext|>"}, {"pad_token": "<|im_end|>"}),
+        ({"eos_token": "<|endoftext|>", "added_tokens_decoder": {}}, {"eos_token": "<|im_end|>"}),
+        ({"added_tokens_decoder": {}}, {"eos_token": "<|im_end|>"}),
+    ],
+)
+def test_special_tokens_map_overrides_the_config_as_in_transformers(
+    config: dict[str, Any], tokens_map: dict[str, Any], own_folder: Path
+) -> None:
+    (own_folder / "special_tokens_map.json").write_text(json.dumps(tokens_map))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    text = text_model(own_folder, "{{ eos_token }},{{ pad_token }}", config)
+    tokenizer = AutoTokenizer.from_pretrained(own_folder)
+    assert render(text) == tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert text.eos_token_ids == tuple({tokenizer.eos_token_id} - {None})

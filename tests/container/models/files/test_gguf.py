@@ -359,7 +359,12 @@ def test_sentencepiece_without_a_space_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "type_", "reason"),
-    [(1, 0, "version 1 of the GGUF format"), (3, 31, "the unknown type 31")],
+    [
+        (1, Kind.F32, "version 1 of the GGUF format"),
+        (3, 31, "the unsupported type 31;"),
+        (3, Kind.Q8_1, "the unsupported type Q8_1;"),
+        (3, Kind.I8, "the unsupported type I8;"),
+    ],
 )
 def test_a_file_of_an_unknown_kind_is_not_called_incomplete(
     version: int, type_: int, reason: str, file: Path, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.olmoe.modeling_olmoe import OlmoeRMSNorm
 
+import lmi_kernels
 from engines.models.foreign.build import _Builder, build
 from engines.models.foreign.description import describe
 from engines.models.foreign.patterns import rounds_before_weight
@@ -21,7 +23,9 @@ from engines.models.parts import Parts
 from engines.models.weights import WeightReader
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
+from lmi_kernels.cpu import Storage
 from tests.support.foreign_models import differences, foreign_runner, save_foreign
+from tests.support.seeds import fresh_generator
 from tests.support.thread_ranks import run_ranks
 
 
@@ -75,3 +79,17 @@ def test_tensors_that_transformers_keeps_in_fp32_are_not_rounded(tmp_path: Path)
     assert isinstance(found, torch.Tensor)
     assert found.dtype is torch.float32
     assert torch.equal(found, bias)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_routers_are_not_quantized(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "afmoe")
+    pack = partial(lmi_kernels.pack, storage=Storage.INT8)
+    weights = WeightReader(tmp_path, torch.float32, None, torch.device("cpu"), pack)
+    model = build(Parts(describe(tmp_path), weights, Communicator(), Stopwatch(time.perf_counter)))
+    stored, x = load_file(tmp_path / "model.safetensors"), torch.randn(5, 48, generator=fresh_generator())
+    errors = [
+        float((model._base.get_submodule(name)(x) - x @ stored[f"model.{name}.weight"].T).abs().max())
+        for name in ("layers.1.mlp.router.gate", "layers.1.self_attn.gate_proj")
+    ]
+    assert errors[0] < 1e-5 < 1e-3 < errors[1]

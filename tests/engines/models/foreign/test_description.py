@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,23 @@ def test_a_disabled_window_is_none(tmp_path: Path) -> None:
     assert {spec.window for spec in config.attention} == {None}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("cohere2", "Cohere2"), ("exaone4", "Exaone4")])
-def test_windows_follow_the_pattern_if_layer_types_are_missing(kind: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "rule"),
+    [
+        ("cohere2", "Cohere2", {"sliding_window_pattern": 3}),
+        ("exaone4", "Exaone4", {"sliding_window_pattern": 3}),
+        ("afmoe", "Afmoe", {"global_attn_every_n_layers": 3}),
+        ("afmoe", "Afmoe", {}),
+        ("dots1", "Dots1", {"max_window_layers": 5}),
+        ("dots1", "Dots1", {"max_window_layers": 0}),
+        ("dots1", "Dots1", {"max_window_layers": 7}),
+    ],
+)
+def test_windows_follow_other_fields_if_layer_types_are_missing(
+    kind: str, name: str, rule: dict[str, int], tmp_path: Path
+) -> None:
     changes = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, "num_hidden_layers": 7}
-    config = describe(_write(tmp_path, sliding_window_pattern=3, **changes, **_WINDOW))
+    config = describe(_write(tmp_path, **rule, **changes, **_WINDOW))
     layer_types = AutoConfig.from_pretrained(tmp_path).layer_types
     assert [spec.window for spec in config.attention] == [
         8 if layer_type == "sliding_attention" else None for layer_type in layer_types
@@ -147,6 +161,7 @@ def test_unsupported_fields_are_refused_with_a_reason(
     ("name", "degree"),
     [
         ("olmo2", 1),
+        ("biogpt", 1),
         ("olmo2", 2),
         ("phi-1", 2),
         ("glm4", 2),
@@ -171,6 +186,15 @@ def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
     assert describe(folder).weight_bytes(2, int8=True) == 100 * 64 * 2 + 100 * (64 + 12) + 64 * 2
     _write(tmp_path, tie_word_embeddings=True)
     assert describe(folder).weight_bytes(2, int8=True) == 2 * 100 * (64 + 12) + 64 * 2
+
+
+def test_routers_are_not_int8(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "afmoe")
+    config = describe(tmp_path)
+    others = tuple(each for each in config.tensors if not each[0].endswith("router.gate.weight"))
+    assert len(others) == len(config.tensors) - 1
+    without = replace(config, tensors=others)
+    assert config.weight_bytes(2, int8=True) - without.weight_bytes(2, int8=True) == 2 * 4 * 48
 
 
 def test_linear_layers_are_split_by_the_plan() -> None:

@@ -36,6 +36,8 @@ FEW = (
     "qwen2_moe",
     "qwen2_moe-window",
     "phimoe",
+    "afmoe",
+    "biogpt",
 )
 
 
