@@ -29,7 +29,7 @@ EXTERNAL_FILES = {
     *("generation_config.json", "model.py", "requirements.txt", "chat_template.json", "tekken.json"),
     *("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"),
     *("results.json", "aws-post.md", "lmi-compare.md"),
-    "llama.cpp",
+    *("special_tokens_map.json", "llama.cpp"),
 }
 """Files of a model folder, files that a command writes, and a program."""
 EXTERNAL_OPTIONS = {
