@@ -51,11 +51,11 @@ def check_together(requests: tuple[Request, ...], settings: SchedulerSettings) -
     Raises:
         InvalidRequest: they exceed a limit.
     """
-    places, max_waiting = settings.max_num_seqs, settings.max_waiting
+    places, max_waiting = settings.num_places, settings.max_waiting
     if len(requests) > places + max_waiting:
         raise InvalidRequest(
             f"is one of {len(requests)} outputs of a single request; accepted: at most {places + max_waiting}, of which"
-            f" {places} run (option.max_rolling_batch_size) and {max_waiting} wait (job_queue_size)"
+            f" {places} run at once and {max_waiting} wait (job_queue_size)"
         )
     limit, waiting = settings.max_queued_tokens, requests[places:]
     num_tokens = sum(len(request.prompt_token_ids) for request in waiting)

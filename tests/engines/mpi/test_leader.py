@@ -142,7 +142,7 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
     for request in too_many:
         (output,) = front.outputs[request.id]
         assert output.error_kind == "invalid_request"
-        assert "at most 3, of which 2 run (option.max_rolling_batch_size)" in output.error_message
+        assert "at most 3, of which 2 run at once" in output.error_message
     for request in enough:
         check_output(front, request)
 
