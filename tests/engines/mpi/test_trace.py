@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engines.core import AbortReason
+from engines.mpi.engine_core import EngineCore
 from engines.mpi.trace import StepTrace
 from tests.engines.mpi.fakes import make_request
 from tests.engines.mpi.leader_lab import Lab, check_output, submit
@@ -22,11 +23,17 @@ def _records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_requests_that_are_aborted_after_the_last_step_are_recorded_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "steps.jsonl"
-    core = Lab(tmp_path, trace=str(file)).core
+def _after_one_step_of_a(folder: Path) -> tuple[Path, EngineCore]:
+    """Return a step trace and its engine, which has run one step of request `a`."""
+    file = folder / "steps.jsonl"
+    core = Lab(folder, trace=str(file)).core
     core.add(make_request("a", max_new_tokens=9))
     core.step()
+    return file, core
+
+
+def test_requests_that_are_aborted_after_the_last_step_are_recorded_at_once(tmp_path: Path) -> None:
+    file, core = _after_one_step_of_a(tmp_path)
     core.abort("a", AbortReason.STOP_SEQUENCE)
     core.add(make_request("b"))
     core.abort("b", AbortReason.CLIENT_LEFT)
@@ -45,10 +52,7 @@ def test_requests_that_are_aborted_after_the_last_step_are_recorded_at_once(tmp_
 
 
 def test_requests_that_end_at_shutdown_are_recorded(tmp_path: Path) -> None:
-    file = tmp_path / "steps.jsonl"
-    core = Lab(tmp_path, trace=str(file)).core
-    core.add(make_request("a", max_new_tokens=9))
-    core.step()
+    file, core = _after_one_step_of_a(tmp_path)
     core.abort("a", AbortReason.SHUTDOWN)
     core.stop()
     assert _records(file)[-1]["ends"] == [{"id": "a", "reason": "shutdown"}]
