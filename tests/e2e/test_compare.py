@@ -58,9 +58,8 @@ def test_two_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_p
         assert all(timing["due"] < timing["first_token"] < timing["ended"] for timing in one["requests"])
         steps = [json.loads(line) for line in Path(one["step_trace"]).read_text().splitlines()]
         own = [step for step in steps if one["began"] <= step["time"] <= one["ended"]]
-        sizes = [
-            len(step["plan"]) for step in own if step["plan"]
-        ]  # a busy machine may run one after the other
+        # Not simply 2: on a busy machine one request may end before the other arrives.
+        sizes = [len(step["plan"]) for step in own if step["plan"]]
         assert one["batches"]["count"] == len(sizes)
         assert one["batches"]["mean"] == pytest.approx(sum(sizes) / len(sizes))
         assert {row[0] for step in own for row in step["plan"]} == {

@@ -141,7 +141,7 @@ class ComparisonRunner:
         except StopRequested:
             if not comparison.rounds:
                 raise
-            end, reason = End.INTERRUPTED, "a stop signal arrived"
+            end, reason = End.INTERRUPTED, End.INTERRUPTED.value
         finally:
             if uses:
                 uses[-1].server.kill()
