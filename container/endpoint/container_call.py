@@ -73,7 +73,9 @@ class ContainerCall:
             for piece in self._pieces():
                 data += piece
                 if len(data) > most:
-                    raise self._model_error(self._status, f"the answer has more than {most} bytes")
+                    error = self._model_error(self._status, f"the answer has more than {most} bytes")
+                    self._status = 0  # counts as failed, not as abandoned by the client
+                    raise error
         except _FAILURES as error:
             raise self._no_answer(error) from error
         finally:

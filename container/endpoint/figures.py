@@ -35,7 +35,7 @@ class ServedRequest:
     first_byte: float | None
     """Seconds to the first byte of a stream; None if the response is not a stream."""
     status: int
-    """HTTP status of the container's response; 0 if there was none in time."""
+    """HTTP status of the container's response; 0 if no complete one arrived in time or it was too large."""
     abandoned: bool = False
     """Whether the client left before the end of the response. Then `seconds` is not a latency."""
 
@@ -105,8 +105,8 @@ class VariantFigures:
 def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
     """Compare the median latencies of variants of one configuration, and of one variant before and after an update.
 
-    Requests are cut into rounds of equal size by the time they ended, so that both variants of a round ran at the same
-    time. The statistics are those of `lmi compare`.
+    Requests from the time in which both variants served are cut into rounds of equal size by the time they ended, so
+    that both variants of a round ran at the same time. The statistics are those of `lmi compare`.
     """
     busy = [one for one in figures if one.answered()]
     pairs = [
@@ -125,7 +125,12 @@ def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
 def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> Ratio | None:
     """Return the median latency of `other` divided by that of `base`; None if no round has both."""
     sides = [base.answered(), other.answered()]
+    first = max(min(one.ended for one in side) for side in sides)
+    last = min(max(one.ended for one in side) for side in sides)
+    sides = [[one for one in side if first <= one.ended <= last] for side in sides]
     fewest = min(len(side) for side in sides)
+    if not fewest:
+        return None
     num_rounds = max(1, min(_MAX_ROUNDS, fewest // _LEAST_IN_ROUND))
     marked = sorted((one.ended, side, one.seconds) for side in (0, 1) for one in sides[side])
     size = math.ceil(len(marked) / num_rounds)

@@ -50,5 +50,11 @@ def test_variants_are_compared_within_a_configuration_and_across_updates() -> No
 
 
 def test_variants_that_did_not_serve_at_the_same_time_are_not_compared() -> None:
-    assert verdicts([make_figures("A", 1.0, 100), make_figures("B", 1.0, 100, start=1000.0)]) == []
+    for count in (97, 100):  # a round of 97 and 100 requests would have some of each
+        assert verdicts([make_figures("A", 1.0, count), make_figures("B", 1.0, 100, start=1000.0)]) == []
     assert verdicts([make_figures("A", 1.0, 100)]) == []
+
+
+def test_variants_are_compared_in_the_time_in_which_both_served() -> None:
+    (sentence,) = verdicts([make_figures("A", 1.0, 900), make_figures("B", 1.0, 100, start=99.0)])
+    assert "too few rounds: one round" in sentence

@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import EventStreamError
 
 from container.endpoint import container_call
-from container.endpoint.container_call import MAX_BODY_BYTES
+from container.endpoint.container_call import MAX_BODY_BYTES, ContainerCall
 from container.endpoint.event_stream import payload_part
 from container.endpoint.runtime import TimeLimits
 from tests.container.endpoint.fake_containers import FakeLab, fake_lab
@@ -125,6 +125,19 @@ def test_a_response_that_breaks_off_raises_model_error(platform: FakeLab) -> Non
     assert platform.figures()["A"]["errors"] == 1
 
 
+def test_a_response_over_the_limit_raises_model_error(
+    served: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ContainerCall.read
+    monkeypatch.setattr(ContainerCall, "read", lambda call: read(call, 5))
+    assert served.invoke(b"short")["Body"].read() == b"short"
+    with pytest.raises(served.runtime.exceptions.ModelError, match="more than 5 bytes") as caught:
+        served.invoke(b"too long")
+    assert caught.value.response["OriginalStatusCode"] == 200
+    figures = served.figures()["AllTraffic"]
+    assert (figures["requests"], figures["errors"]) == (2, 1)
+
+
 def time_out_after_the_first_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Advance the clock at the first payload, so that the test does not depend on the speed of the machine."""
     offset = 0.0
@@ -208,13 +221,13 @@ def test_a_shadow_variant_gets_copies_and_its_responses_are_dropped(platform: Fa
 
 def test_figures_are_served_over_http(platform: FakeLab) -> None:
     platform.deploy(A={}, B={})
-    for variant in "AAB":
+    for variant in "ABAB":
         platform.invoke(TargetVariant=variant)
     with urlopen(f"{platform.url}/figures") as response:  # noqa: S310 - on loopback
         figures = json.load(response)
     assert [(row["variant"], row["requests"], row["errors"]) for row in figures["variants"]] == [
         ("A", 2, 0),
-        ("B", 1, 0),
+        ("B", 2, 0),
     ]
     assert figures["variants"][0]["latency"]["p90"] > 0
     assert figures["variants"][0]["first_byte"]["p90"] is None
