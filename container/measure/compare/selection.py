@@ -84,7 +84,7 @@ def grid(settings: Sequence[str]) -> tuple[dict[str, str], ...]:
 
 
 def axes(settings: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
-    """Parse the values of each key.
+    """Parse the values of each option. An alias counts as the option.
 
     settings: each `key=value,value`; option: the command-line option, for error messages. Raises BenchError.
     """
@@ -95,11 +95,12 @@ def axes(settings: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
         if key not in by_name():
             near = nearest(key, by_name())
             raise BenchError(f"{option}: unknown key (got {key}){f'; did you mean {near}?' if near else ''}")
-        if key in found or not all(values) or len(set(values)) < len(values):
+        name = by_name()[key].name
+        if name in found or not all(values) or len(set(values)) < len(values):
             raise BenchError(
                 f"{option}: not a key with distinct values (got {text}); allowed: {key}=1,2,4, each key once"
             )
-        found[key] = values
+        found[name] = values
     return found
 
 

@@ -81,7 +81,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise BenchError(
                 f"--search: {key} {error.reason} (got {','.join(texts)}); allowed: {option.type.accepted}"
             ) from error
-        found[option.name] = values
+        found[key] = values
     return found
 
 

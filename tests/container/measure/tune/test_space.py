@@ -83,6 +83,11 @@ def test_an_invalid_combination_has_no_space(make_spaces: Spaces) -> None:
     assert len(make_spaces(DYNAMIC, "engine=MPI")) == 1
 
 
+def test_an_option_and_its_alias_are_refused() -> None:
+    with pytest.raises(BenchError, match="each key once"):
+        read_settings(("batch_size=1,2", "max_dynamic_batch_size=4,8"))
+
+
 def test_an_invalid_value_is_refused() -> None:
     message = r"--search: option.block_size is not a power of two \(got 12\); allowed: a power"
     with pytest.raises(BenchError, match=message):
