@@ -114,19 +114,21 @@ def _configurations(comparison: Comparison) -> Section:
 
 def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, ...]:
     plan = comparison.plan
-    warm_up = plan.scenarios[0].warm_up()
     reason = f" ({comparison.stopped})" if plan.stopping and comparison.end is End.AS_PLANNED else ""
     order = ", ".join(f"{_served(stay)} ({_numbers(stay.rounds)})" for stay in comparison.stays)
     return (
         f"`{provenance.command}`, {provenance.when}",
         f"machine: {provenance.machine}",
         package_versions(provenance.versions),
-        *(f"{one.name}: each round has {one.describe()}" for one in plan.scenarios),
+        *(
+            f"{one.name}: each round has {one.describe()}; the warm-up of each server, not counted, has"
+            f" {one.warm_up().describe()}"
+            for one in plan.scenarios
+        ),
         "requests: greedy, EOS ignored, streamed; different in each round, the same for all configurations"
         f" (seed {plan.seed}); dialect {plan.dialect}",
         f"{comparison.num_rounds} round{'s' if comparison.num_rounds > 1 else ''}"
         f"{reason}, one server at a time, in the order: {order}",
-        f"warm-up of each server, not counted: for each scenario {warm_up.describe()}",
     )
 
 

@@ -29,6 +29,7 @@ from tests.container.measure.compare.made_up import (
     make_configuration,
     make_figures,
     make_round,
+    make_scenario,
 )
 
 
@@ -134,6 +135,21 @@ def test_the_markdown_describes_the_run_and_the_configurations() -> None:
     ):
         assert expected in text, expected
     assert "nan" not in text.lower()
+
+
+def test_the_report_describes_the_warm_up_of_each_scenario() -> None:
+    scenarios = [make_scenario("first", 32, 128, 64, 8), make_scenario("second", 256, 32, 64, 8)]
+    results = [make_round("a", 1, scenario=one.name) for one in scenarios]
+    comparison = make_comparison([make_configuration("a")], results, scenarios)
+    (run,) = [
+        one for one in report.make_report(comparison, PROVENANCE).sections if one.title == "What was run"
+    ]
+    assert {
+        "first: each round has 64 requests by 8 users, 32 tokens in, 128 out; the warm-up of each server, not counted,"
+        " has 8 requests by 8 users, 32 tokens in, 16 out",
+        "second: each round has 64 requests by 8 users, 256 tokens in, 32 out; the warm-up of each server, not counted,"
+        " has 8 requests by 8 users, 256 tokens in, 16 out",
+    } < set(run.bullets)
 
 
 def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_running_servers() -> None:
