@@ -205,7 +205,7 @@ def predict_dynamic(
     total = weights.count_parameters(folder) * element or model.weight_bytes(element)
     longest = engine.model.max_model_len
     rows, wanted = engine.batching.batch_size, min(length or longest, longest)
-    token_bytes, tokens = model.kv_bytes_per_token(dtype, 1), rows * wanted
+    token_bytes, tokens = model.kv_bytes_per_token(dtype, 1), rows * longest
     step = activation_bytes(model, tokens, rows, 1, element)
     shortage = _shortage(total // devices + tokens * token_bytes // devices + step, available, on_gpu)
     return MemoryPrediction(
@@ -219,7 +219,7 @@ def predict_dynamic(
         kv_bytes_per_token=token_bytes,
         kv_tokens=tokens,
         length=wanted,
-        kv_wanted=tokens * token_bytes,
+        kv_wanted=rows * wanted * token_bytes,
         requests_at_once=rows,
         limited_by="batch_size",
         shortage=shortage and f"{shortage}; lower batch_size or option.max_model_len",

@@ -257,6 +257,8 @@ def test_dynamic_batching_distributes_layers_and_needs_kv_for_a_whole_batch(tmp_
     assert memory.weights / 1e9 == pytest.approx(10, rel=0.05)
     assert (memory.requests_at_once, memory.limited_by) == (4, "batch_size")
     assert memory.kv_wanted == 4 * 2048 * 122_880
+    short = predict(tmp_path, FALCON_40B, text, "A10G", 8, length=100)
+    assert short == dataclasses.replace(memory, length=100, kv_wanted=4 * 100 * 122_880)
 
 
 def test_the_gpus_of_this_machine_are_looked_up_by_name() -> None:
