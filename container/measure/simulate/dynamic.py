@@ -25,15 +25,17 @@ _TOKEN = 0
 class VirtualGenerator(GeneratingProcess):
     """The generating process in virtual time: `generate` on prompts that are padded to the longest.
 
-    Rows that have ended or were aborted are still computed until the batch ends.
+    Rows that have ended or were aborted are still computed until the batch ends. on_gpu: whether the device computes
+    while the host launches the rest of a step.
     """
 
-    def __init__(self, clock: VirtualClock, times: StepTimes, batch_timeout: float) -> None:
+    def __init__(self, clock: VirtualClock, times: StepTimes, batch_timeout: float, on_gpu: bool) -> None:
         self.ready = math.inf
         """Time at which the current step ends."""
         self._clock = clock
         self._times = times
         self._batch_timeout = batch_timeout
+        self._on_gpu = on_gpu
         self._rows: dict[str, Request] = {}
         """Rows that have not ended."""
         self._size = self._width = self._num_steps = self._padding = self._ended_tokens = 0
@@ -64,8 +66,8 @@ class VirtualGenerator(GeneratingProcess):
 
     def _start_step(self, starts: list[int], counts: list[int]) -> None:
         now = self._clock.now
-        # A real process launches a step's kernels while the device computes the first ones, and then waits.
-        seconds = max(self._times.seconds(starts, counts, self._size))
+        parts = self._times.seconds(starts, counts, self._size)
+        seconds = max(parts) if self._on_gpu else sum(parts)
         self.ready = min(now + seconds, max(now, self._deadline))
 
     def _finish_step(self) -> Iterator[FromGenerator]:
@@ -104,7 +106,7 @@ def serve(
     engine: of `server`. folder: an empty folder for the status board.
     """
     batching = engine.batching
-    generator = VirtualGenerator(clock, times, batching.batch_timeout)
+    generator = VirtualGenerator(clock, times, batching.batch_timeout, engine.parallel.device == "cuda")
     front.next_event = generator.next_event
     board = StatusBoard.create(folder / "status", 2)
     batcher: DynamicBatcher[Request] = DynamicBatcher(batching)

@@ -78,10 +78,10 @@ def rolling_server(
     return SimulatedServer(engine, model, 240.0, num_blocks)
 
 
-def dynamic_server(folder: Path, batch_size: int, delay: float = 0.1) -> SimulatedServer:
+def dynamic_server(folder: Path, batch_size: int, delay: float = 0.1, device: str = "cpu") -> SimulatedServer:
     engine = PythonEngineConfig(
         ModelSettings(str(folder), "model", "fp32", 2048),
-        ParallelConfig(),
+        ParallelConfig(1, device),
         BatchConfig(batch_size, delay, 1000, 240.0),
     )
     return SimulatedServer(engine, make_description(folder), 240.0)

@@ -129,6 +129,14 @@ def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_sequen
     assert counters["lmi_ended_row_tokens_total"] == abs(first.output_tokens - second.output_tokens)
 
 
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 1.25 * 40), ("cuda", 1.0 * 40)])
+def test_a_gpu_overlaps_host_time_with_the_same_step_of_a_dynamic_batch(
+    llama: Path, device: str, seconds: float
+) -> None:
+    simulation = simulate(dynamic_server(llama, 1, 0.0, device), Times(1.0, 0.25), scenario(1, 8, 40))
+    assert simulation.run.wall_seconds == pytest.approx(ARRIVAL_SECONDS + seconds)
+
+
 def test_a_dynamic_batch_is_stopped_at_its_time_limit(llama: Path) -> None:
     simulation = simulate(dynamic_server(llama, 4), Times(100.0), scenario(4, 8, 4), timeout=1000.0)
     assert {outcome.ended for outcome in simulation.run.outcomes} == {240.0 + ARRIVAL_SECONDS}
