@@ -7,8 +7,9 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,31 @@ def bullets(sentences: Iterable[object]) -> Iterator[str]:
     return (f"- {sentence}" for sentence in sentences)
 
 
-def require_folders(*files: Path | None) -> None:
-    """Check before a long measurement that the folders of its files exist. Raises click.UsageError."""
-    for file in files:
-        if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
-            raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
+def require_writable(*paths: Path | None) -> None:
+    """Check before a long measurement that its files or folders can be written. Raises click.UsageError."""
+    for path in paths:
+        if path is None or str(path) == "-":
+            continue
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            raise click.UsageError(f"{path}: there is no folder {folder}")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise click.UsageError(f"{path}: cannot be written")
+
+
+def write_all(*writers: Callable[[], object]) -> None:
+    """Write the files of a finished measurement. A file that cannot be written does not prevent the others.
+
+    Raises click.ClickException with all errors.
+    """
+    errors = []
+    for write in writers:
+        try:
+            write()
+        except click.ClickException as error:
+            errors.append(error.message)
+    if errors:
+        raise click.ClickException("\n".join(errors))
 
 
 @contextlib.contextmanager

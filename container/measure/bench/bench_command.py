@@ -40,7 +40,15 @@ from container.measure.bench.scenario import Scenario
 from container.measure.bench.search import RateTrial, judge_rate, search_rate
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError, BenchRequest, Workload, load_tokenizer, make_requests
-from container.measure.output import csv_option, json_option, require_folders, show, write_csv, write_json
+from container.measure.output import (
+    csv_option,
+    json_option,
+    require_writable,
+    show,
+    write_all,
+    write_csv,
+    write_json,
+)
 from container.models.files.bundled import BUNDLED_MODEL, bundled_folder
 from container.progress import ProgressView, view_for
 from container.run import launch
@@ -127,7 +135,7 @@ def bench(
     have exactly the expected number of tokens.
     """
     view = view_for(sys.stderr)
-    require_folders(json_path, csv_path)
+    require_writable(json_path, csv_path)
     try:
         url = server_url(url)
         scenario = load.scenario(_DEFAULT)
@@ -158,8 +166,10 @@ def bench(
     else:
         found = BenchReport(origin, client.measure(scenario, measured, seed)[1])
     show([found.table()], itertools.starmap(Text, found.lines()), json_path)
-    write_csv(REQUEST_COLUMNS, client.rows, csv_path)
-    write_json(found.json_values(), json_path)
+    write_all(
+        lambda: write_csv(REQUEST_COLUMNS, client.rows, csv_path),
+        lambda: write_json(found.json_values(), json_path),
+    )
     sys.exit(0 if found.succeeded else 1)
 
 

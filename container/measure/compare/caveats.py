@@ -31,7 +31,7 @@ def _early_end(comparison: Comparison) -> list[str]:
             )
             return [f"A stop signal ended the comparison after {rounds}."]
         case End.SERVER_FAILED:
-            reason = comparison.stopped.splitlines()[0].removesuffix(":")  # without the end of the log
+            reason = comparison.stopped.splitlines()[0]  # without the end of the log
             return [f"A server failed, so no further round counts: {reason}"]
 
 

@@ -36,13 +36,27 @@ from container.measure.compare.results import Comparison, End
 from container.measure.compare.run import ComparisonRunner, Interrupted
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
-from container.measure.compare.server_process import ServerFailed, StartServer, server_starter, with_logs
+from container.measure.compare.server_process import (
+    ServerFailed,
+    StartServer,
+    environment_for_servers,
+    server_starter,
+    with_logs,
+)
 from container.measure.numbers import read_quantity
-from container.measure.output import as_json, bullets, json_option, require_folders, show, write_json, writing
+from container.measure.output import (
+    as_json,
+    bullets,
+    json_option,
+    require_writable,
+    show,
+    write_all,
+    write_json,
+    writing,
+)
 from container.measure.report.report_command import report_option, write_report
 from container.measure.stoppable import STOPPED, stoppable
 from container.progress import view_for
-from container.run import launch
 from container.run.stop_signals import StopRequested
 
 DEFAULT_LOAD = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
@@ -176,7 +190,7 @@ def compare(
 
     Reports which one is faster, with confidence intervals.
     """
-    require_folders(output, report_path, json_path, step_traces)
+    require_writable(output, report_path, json_path, step_traces)
     own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens") if post else ()
     if own:
         raise click.UsageError(f"{own[0]}: not supported with --aws-post, which sets the token counts")
@@ -199,7 +213,7 @@ def compare(
         raise click.UsageError("--max-rounds: requires --precision or --time; without them use --rounds")
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
-    environ = launch.environment()
+    environ = environment_for_servers()
     try:
         with stoppable("stopped; no report was written"):
             code = run_comparison(options, environ, detect(environ), server_starter(environ))
@@ -251,12 +265,14 @@ def run_comparison(
             raise ServerFailed(with_logs(str(error), logs)) from error
         finally:
             view.finish()
-    _publish(options, comparison, origin)
     failures = _failures(comparison)
-    if failures:
-        click.echo(with_logs(f"error: {failures}", logs), err=True)
-    else:
-        shutil.rmtree(logs)
+    try:
+        _publish(options, comparison, origin)
+    finally:
+        if failures:
+            click.echo(with_logs(f"error: {failures}", logs), err=True)
+        else:
+            shutil.rmtree(logs)
     return STOPPED if comparison.end is End.INTERRUPTED else 1 if failures else 0
 
 
@@ -275,9 +291,14 @@ def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance
     findings = bullets((*written.findings, *caveats(comparison)))
     show(report.terminal_tables(comparison, extra), findings, options.json_path)
     document = as_json(report.json_values(comparison, origin, extra))
-    write_json(document, options.json_path)
-    with writing("--output", options.output):
-        options.output.write_text(written.markdown(), encoding="utf-8")
-    click.echo(f"report: {options.output}", err=True)
-    if options.report:
-        write_report(document, options.report)
+
+    def write_markdown() -> None:
+        with writing("--output", options.output):
+            options.output.write_text(written.markdown(), encoding="utf-8")
+        click.echo(f"report: {options.output}", err=True)
+
+    write_all(
+        lambda: write_json(document, options.json_path),
+        write_markdown,
+        lambda: write_report(document, options.report),
+    )

@@ -19,6 +19,7 @@ _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
 _SPARE_SECONDS = 60.0
 """Added to the configuration's own time limit for loading, which the server enforces itself."""
+STEP_TRACE = "OPTION_STEP_TRACE"
 _TAIL_LINES = 30
 
 
@@ -35,7 +36,8 @@ class StopTimeouts:
 
 
 class ServerFailed(Exception):
-    """A server did not start or stop as it should. The message ends with the last lines of its log."""
+    """A server did not start or stop as it should. The message may end with the last lines of its log, from its second
+    line on."""
 
 
 def with_logs(message: str, folder: Path) -> str:
@@ -87,15 +89,19 @@ class RunningServer:
     def kill(self) -> None: ...
 
 
+def environment_for_servers() -> Mapping[str, str]:
+    """Return this process's environment without the admin token and the step trace, which are for other servers."""
+    environ = launch.without_admin_token(launch.environment())
+    return {name: value for name, value in environ.items() if name != STEP_TRACE}
+
+
 def server_starter(environ: Mapping[str, str]) -> StartServer:
     """Return a function that starts servers with the environment `environ`."""
-    # The caller's admin token is for other servers: do not pass it on.
-    inherited = launch.without_admin_token(environ)
 
     def start(config: Configuration, log_path: Path, variables: Mapping[str, str]) -> ReadyServer:
         if config.url:
             return RunningServer(config.url)
-        return ServerProcess.start(config, log_path, {**inherited, **variables})
+        return ServerProcess.start(config, log_path, {**environ, **variables})
 
     return start
 
@@ -187,4 +193,4 @@ class ServerProcess:
         path = Path(self._log.name)
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return ServerFailed(f"{self._child.name}: {what}. End of its log, {path}:\n{lines}")
+        return ServerFailed(f"{self._child.name}: {what}\nEnd of its log, {path}:\n{lines}")

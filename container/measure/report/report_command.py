@@ -61,8 +61,10 @@ def report(results: Path, out: Path | None) -> None:
     click.echo(f"report: {path}", err=True)
 
 
-def write_report(document: Any, path: Path) -> None:
-    """Write the page for a command's JSON. Raises click.ClickException, BadResults."""
+def write_report(document: Any, path: Path | None) -> None:
+    """Write the page for a command's JSON if the user asked for it. Raises click.ClickException, BadResults."""
+    if path is None:
+        return
     try:
         write_html(read_results(document), path)
     except (NoPlots, OSError) as error:

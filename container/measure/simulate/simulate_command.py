@@ -20,7 +20,15 @@ from container.measure.bench.report import REQUEST_COLUMNS, request_rows
 from container.measure.bench.scenario import PRESETS
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError
-from container.measure.output import csv_option, json_option, require_folders, show, write_csv, write_json
+from container.measure.output import (
+    csv_option,
+    json_option,
+    require_writable,
+    show,
+    write_all,
+    write_csv,
+    write_json,
+)
 from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.prices import Price, cost, read_prices
 from container.measure.simulate.report import SimulationOrigin, SimulationReport
@@ -74,7 +82,7 @@ def simulate(
     The engine's own scheduler, KV cache and policies run in virtual time, with steps that take their predicted time.
     Loads are those of `lmi bench`. The same load, seed and machine give the same result.
     """
-    require_folders(json_path, csv_path)
+    require_writable(json_path, csv_path)
     try:
         target = named_target(instance, device, count)
         if target is None and step_trace is None:
@@ -113,6 +121,8 @@ def simulate(
     costs = tuple(cost(price, found, server.copies) for price in price_list)
     report = SimulationReport(origin, found.figures, server, times, found.stats, costs)
     show([report.table()], itertools.starmap(Text, report.lines()), json_path)
-    write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path)
-    write_json(report.json_values(), json_path)
+    write_all(
+        lambda: write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path),
+        lambda: write_json(report.json_values(), json_path),
+    )
     sys.exit(0 if report.succeeded else 1)

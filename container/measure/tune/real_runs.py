@@ -45,24 +45,22 @@ class RealRuns:
     """Folder for logs and step traces."""
     view: ProgressView
     num_rounds: int = field(default=0, init=False)
-    """Rounds of all configurations so far."""
+    """Complete rounds of all configurations so far."""
 
     def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool = False) -> Comparison:
         """Run rounds of each configuration in turn. Configurations that differ only in live settings share a server.
 
-        Raises the errors of `read_configurations` and `ComparisonRunner.run`.
+        A server that fails ends the rounds. Raises the errors of `read_configurations` and `ComparisonRunner.run`.
         """
         prepare = preparer(self.environ, self.view)
         configs = read_configurations(files, self.environ, self.machine, prepare)
         tokenizers = tokenizers_for(configs, self.tokenizer)
         plan = replace(self.plan, num_rounds=num_rounds)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        self.num_rounds += len(files) * num_rounds
         traces = folder if traced else None
         runner = ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces)
         comparison = runner.run()
-        if comparison.end is End.SERVER_FAILED:
-            raise ServerFailed(comparison.stopped)
+        self.num_rounds += len(comparison.rounds)
         return comparison
 
 
@@ -113,7 +111,9 @@ def _from_tokens(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> Tim
 
 
 def _require_success(comparison: Comparison, least: int) -> None:
-    """Raise ServerFailed if fewer than `least` requests of a round succeeded."""
+    """Raise ServerFailed if a server failed, or if fewer than `least` requests of a round succeeded."""
+    if comparison.end is End.SERVER_FAILED:
+        raise ServerFailed(comparison.stopped)
     for result in comparison.rounds:
         figures = result.figures
         if figures.num_requests - figures.num_errors < least:

@@ -75,7 +75,7 @@ def sentences(tuning: Tuning) -> list[str]:
     origin = f"Step times: {'; '.join(dict.fromkeys(explored.step_times.values()))}."
     return [
         _verdict(tuning),
-        *(_wrong_predictions(tuning) if comparison else ["No server was run: all figures are predicted."]),
+        *(_wrong_predictions(tuning) if comparison else [_predicted_only(tuning.failure)]),
         counts,
         origin,
         *(f"{name} was left out: {reason}." for reason, name in explored.skipped.items()),
@@ -99,6 +99,13 @@ def _verdict(tuning: Tuning) -> str:
         return f"{name} is the best of {candidates}: {effect(tuning)}."
     verdict = in_words(seen, best.name, base.name, goal.objective)
     return f"{name} is the best of {candidates}: {goal.objective.title}: {verdict}."
+
+
+def _predicted_only(failure: str) -> str:
+    if not failure:
+        return "All figures are predicted."
+    reason = failure.partition("\n")[0]  # without the end of the log
+    return f"A server failed in the first round, so all figures are predicted: {reason}"
 
 
 def _wrong_predictions(tuning: Tuning) -> Iterator[str]:

@@ -34,9 +34,24 @@ from container.measure.compare.configurations import BadConfiguration, NamedPath
 from container.measure.compare.derive import file_of, rewrite
 from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, make_provenance
+from container.measure.compare.results import End
 from container.measure.compare.scrape import NoMetrics
-from container.measure.compare.server_process import ServerFailed, server_starter, with_logs
-from container.measure.output import as_json, bullets, json_option, require_folders, show, write_json, writing
+from container.measure.compare.server_process import (
+    ServerFailed,
+    environment_for_servers,
+    server_starter,
+    with_logs,
+)
+from container.measure.output import (
+    as_json,
+    bullets,
+    json_option,
+    require_writable,
+    show,
+    write_all,
+    write_json,
+    writing,
+)
 from container.measure.report.report_command import report_option, write_report
 from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.server import CannotSimulateError, read_server
@@ -50,7 +65,6 @@ from container.measure.tune.tuning import Explorer, Tuning
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.progress import view_for
-from container.run import launch
 from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
 
@@ -162,7 +176,7 @@ def tune(
     interleaved rounds. The winner is written as a commented serving.properties.
     """
     output = output or file_of(path).with_name(file_of(path).name + _SUFFIX)
-    require_folders(output, report_path, json_path)
+    require_writable(output, report_path, json_path)
     try:
         if output.exists() and not force:
             raise BenchError(f"--output: {output} exists; use --force to overwrite it")
@@ -194,7 +208,7 @@ def tune(
         )
     except BenchError as error:
         raise click.UsageError(str(error)) from error
-    environ = launch.environment()
+    environ = environment_for_servers()
     machine = detect(environ)
     provenance = make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
     logs = Path(tempfile.mkdtemp(prefix="lmi-tune-logs-"))
@@ -209,9 +223,14 @@ def tune(
     except SystemExit:
         shutil.rmtree(logs)
         raise
-    shutil.rmtree(logs)
-    _publish(tuning, provenance, output, report_path, json_path)
-    sys.exit(0 if tuning.goal_is_met else 1)
+    try:
+        _publish(tuning, provenance, output, report_path, json_path)
+    finally:
+        if tuning.failure:
+            click.echo(with_logs(f"error: {tuning.failure}", logs), err=True)
+        else:
+            shutil.rmtree(logs)
+    sys.exit(0 if tuning.goal_is_met and not tuning.failure else 1)
 
 
 def _tune(options: TuneOptions, environ: Mapping[str, str], machine: Machine, logs: Path) -> Tuning:
@@ -238,11 +257,16 @@ def _tune(options: TuneOptions, environ: Mapping[str, str], machine: Machine, lo
             times = functools.partial(_given_times, explorer, options.target, options.step_trace)
         explorer.explore(options.settings, times, options.num_simulations)
         comparison = None
+        failure = ""
         if options.num_verified:
             best = shortlist(explorer.proposals, options.goal, options.num_verified)
             files = [explorer.file, *(one.file for one in best)]
-            comparison = runs.run(files, options.plan.num_rounds, traced=options.traced)
-    return Tuning(explorer, comparison, runs.num_rounds)
+            try:
+                comparison = runs.run(files, options.plan.num_rounds, traced=options.traced)
+                failure = comparison.stopped if comparison.end is End.SERVER_FAILED else ""
+            except (NoMetrics, ServerFailed) as error:
+                failure = str(error)
+    return Tuning(explorer, comparison, runs.num_rounds, failure)
 
 
 def _given_times(
@@ -265,12 +289,18 @@ def _publish(
     section = report.section(tuning)
     show(section.tables, bullets(section.bullets), json_path)
     document = as_json(report.json_values(tuning, provenance, section))
-    write_json(document, json_path)
-    if tuning.goal_is_met and tuning.best is not tuning.baseline:
+
+    def write_configuration() -> None:
+        if tuning.failure or not tuning.goal_is_met or tuning.best is tuning.baseline:
+            return
         lines, gain = report.heading(tuning, provenance), report.effect(tuning)
         file = file_of(tuning.explored.file.path)
         with writing("--output", output):
             output.write_bytes(rewrite(file, tuning.best.changes, output.absolute().parent, lines, gain))
         click.echo(f"configuration: {output}", err=True)
-    if report_path:
-        write_report(document["verification"], report_path)
+
+    write_all(
+        lambda: write_json(document, json_path),
+        write_configuration,
+        lambda: write_report(document["verification"], report_path if tuning.comparison else None),
+    )

@@ -140,7 +140,8 @@ class Explorer:
 
     def _skip(self, name: str, error: Exception) -> None:
         reasons = [problem.reason for problem in error.problems] if isinstance(error, PropertiesError) else []
-        self.skipped.setdefault("; ".join(reasons) or str(error), name)
+        first_line = str(error).partition("\n")[0]  # without the end of a server's log
+        self.skipped.setdefault("; ".join(reasons) or first_line, name)
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,11 @@ class Tuning:
 
     explored: Explorer
     comparison: Comparison | None
-    """Real rounds of the original file and of the best others; None if nothing was run."""
+    """Real rounds of the original file and of the best others; None if none was completed."""
     num_rounds: int
     """Real rounds of all configurations, including those that step times are learned from."""
+    failure: str = ""
+    """Why a server failed in the real rounds; empty if none did."""
 
     @property
     def goal(self) -> Goal:

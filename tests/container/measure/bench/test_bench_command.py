@@ -89,6 +89,17 @@ def test_a_failed_request_is_reported_with_exit_code_1_and_leaves_empty_csv_cell
     assert (failed["ttft"], failed["tpot"], failed["error"]) == ("", "", "HTTP 503: queue full")
 
 
+def test_json_is_written_even_if_the_csv_cannot_be_written(
+    scripted: StartScripted, invoke: Invoke, tmp_path: Path
+) -> None:
+    rows, results = tmp_path / "out.csv", tmp_path / "out.json"
+    rows.symlink_to(tmp_path / "gone" / "out.csv")
+    result = invoke(scripted(), "--csv", str(rows), "--json", str(results))
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"Error: --csv: cannot write {rows}: No such file or directory\n")
+    assert json.loads(results.read_text())["figures"]["num_requests"] == 6
+
+
 def test_a_failed_warm_up_ends_the_benchmark(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted(lambda number, body: Script(status=404, body=b'{"error":"no such path","code":404}'))
     result = invoke(server, "--dialect", "openai")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections.abc import Callable
@@ -41,6 +40,10 @@ from tests.container.measure.compare.made_up import compare_speeds, make_configu
         (["one", "--set", "option.dtipe=fp32"], "unknown key (got option.dtipe); did you mean option.dtype?"),
         (["one", "--set", "option.dtype=fp32,fp32"], "allowed: option.dtype=1,2,4, each key once"),
         (["one", "--set", "option.dtype"], "each key once"),
+        (
+            ["one", "--set", "batch_size=1,2", "--set", "max_dynamic_batch_size=4,8"],
+            "(got max_dynamic_batch_size=4,8); allowed: max_dynamic_batch_size=1,2,4, each key once",
+        ),
         (["one", "--set", f"job_queue_size={','.join(map(str, range(1, 34)))}"], "allowed: at most 32"),
         (["one", "--attribute"], "--attribute: requires one dynamic and one rolling configuration (got 1)"),
         (["one", "http://"], "URL: not the address of a server"),
@@ -134,7 +137,7 @@ def test_the_posts_scenarios_have_their_own_load(read_options: ReadOptions) -> N
     assert (first.arrivals, second.arrivals) == (Users(32), Users(32))
 
 
-def test_started_servers_do_not_get_the_callers_admin_token(
+def test_started_servers_do_not_get_the_callers_admin_token_and_step_trace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environs: list[dict[str, str]] = []
@@ -142,21 +145,23 @@ def test_started_servers_do_not_get_the_callers_admin_token(
     def start(config: Configuration, log: Path, environ: dict[str, str]) -> None:
         environs.append(environ)
 
-    def run(options: CompareOptions, environ: object, machine: object, start: StartServer) -> int:
+    def run(options: CompareOptions, environ: dict[str, str], machine: object, start: StartServer) -> int:
+        environs.append(environ)
         start(make_configuration("a"), tmp_path / "log", {"EXTRA": "1"})
         return 0
 
     monkeypatch.setenv("LMI_ADMIN_TOKEN", "of-another-server")
+    monkeypatch.setenv("OPTION_STEP_TRACE", str(tmp_path / "steps.jsonl"))
     monkeypatch.setattr(ServerProcess, "start", start)
     monkeypatch.setattr(compare_command, "run_comparison", run)
     CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
-    (environ,) = environs
-    assert "LMI_ADMIN_TOKEN" not in environ
+    of_files, environ = environs
+    assert not {"LMI_ADMIN_TOKEN", "OPTION_STEP_TRACE"} & {*of_files, *environ}
     assert environ["PATH"]
     assert environ["EXTRA"] == "1"
 
 
-def test_results_are_written_and_kept_as_json_when_the_report_cannot_be_written(
+def test_all_results_are_written_even_if_one_file_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folders = measure_made_up_speeds(monkeypatch)
@@ -166,12 +171,17 @@ def test_results_are_written_and_kept_as_json_when_the_report_cannot_be_written(
     assert output.read_text(encoding="utf-8").startswith("# Comparison of a and b")
     assert "<h1>Comparison of a and b</h1>" in page.read_text(encoding="utf-8")
     assert [folder.exists() for folder in folders] == [False]  # the step traces are removed
-    output.unlink()
-    output.symlink_to(tmp_path / "gone" / "report.md")
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(output), "--json", str(results)])
-    assert result.exit_code == 1
-    assert f"Error: --output: cannot write {output}: No such file or directory" in result.output
-    assert json.loads(results.read_text(encoding="utf-8"))["rounds"]
+    files = {"--json": results, "--output": output, "--report": page}
+    for option, broken in files.items():
+        for path in files.values():
+            path.unlink(missing_ok=True)
+        broken.symlink_to(tmp_path / "gone" / "file")
+        arguments = [str(word) for pair in files.items() for word in pair]
+        result = CliRunner().invoke(compare, ["one", "two", *arguments])
+        assert result.exit_code == 1
+        assert "No such file or directory" in result.output.splitlines()[-1]
+        assert [path.is_file() for path in files.values()] == [name != option for name in files]
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_load_that_cannot_be_made_leaves_no_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -229,15 +239,13 @@ def test_the_complete_rounds_are_reported_when_a_server_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    failure = "b: the server exited with code 1. End of its log, b.log:\n  out of memory"
+    failure = "b: the server exited with code 1\nEnd of its log, b.log:\n  out of memory"
     measure_made_up_speeds(monkeypatch, failure=failure, end=End.SERVER_FAILED)
     output = tmp_path / "report.md"
     result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
     assert result.exit_code == 1
     assert result.stderr.endswith(f"error: {failure}; the servers' logs are in {only_logs(tmp_path)}\n")
-    sentence = (
-        "A server failed, so no further round counts: b: the server exited with code 1. End of its log, b.log"
-    )
+    sentence = "A server failed, so no further round counts: b: the server exited with code 1"
     assert f"- {sentence}\n" in result.stdout
     assert f"- {sentence}\n" in output.read_text(encoding="utf-8")
 

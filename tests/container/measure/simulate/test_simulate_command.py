@@ -65,6 +65,11 @@ def test_json_and_csv_output(configuration: Path, llama: Path, tmp_path: Path) -
     assert values["calibration"] is None
     with rows.open() as file:
         assert len(list(csv.DictReader(file))) == 8
+    rows.unlink()
+    rows.symlink_to(tmp_path / "gone" / "requests.csv")
+    result = invoke(configuration, "--model", llama, *options)
+    assert (result.exit_code, json.loads(result.stdout)["simulated"]) == (1, True)
+    assert f"Error: --csv: cannot write {rows}: No such file or directory" in result.stderr
 
 
 def test_this_machine_with_step_times_from_a_trace(

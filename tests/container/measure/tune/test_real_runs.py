@@ -19,7 +19,7 @@ from container.measure.bench.workload import BenchError
 from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
 from container.measure.compare.plan import Plan
-from container.measure.compare.results import Comparison
+from container.measure.compare.results import Comparison, End
 from container.measure.compare.server_process import ReadyServer, ServerFailed
 from container.measure.simulate.server import read_server
 from container.measure.simulate.simulation import simulate
@@ -134,6 +134,16 @@ def test_too_few_steps_because_of_failed_requests_are_no_lack_of_requests(
     # The first two requests warm the server up.
     with pytest.raises(ServerFailed, match=r"^file, smallest batches: 1 of 3 requests failed: HTTP 424"):
         learn_times(rolling_space(folder), make_runs(fakes, tmp_path), copies)
+
+
+def test_the_complete_rounds_are_kept_when_a_server_fails(folder: Path, copies: Path, tmp_path: Path) -> None:
+    write_properties(folder, "engine=Python", "batch_size=2")
+    file = NamedPath("file", folder)
+    runs = make_runs(FakeServers({"file": Behaviour(exit_code=1)}), tmp_path)
+    comparison = runs.run([file], 2)
+    assert (comparison.end, comparison.num_rounds, runs.num_rounds) == (End.SERVER_FAILED, 2, 2)
+    with pytest.raises(ServerFailed, match=r"^file: the server exited with code 1$"):
+        learn_times(SearchSpace(file, "Python", {}, {"batch_size": ("2", "4")}), runs, copies)
 
 
 @pytest.mark.parametrize("tpot", [0.003, 0.0])

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
-from container.measure.compare.results import Comparison
+from container.measure.compare.results import Comparison, End
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerFailed
 from container.measure.simulate.simulation import simulate
@@ -53,9 +53,12 @@ class FakeRuns:
     run_files: list[str] = field(default_factory=list)
     num_rounds: int = 0
     plan: Plan | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = Path()
+    """Folder of the logs."""
 
     def __call__(self, plan: Plan, *others: Any) -> FakeRuns:
-        self.plan = plan
+        self.plan, self.environ, self.folder = plan, others[0], others[-2]
         return self
 
     def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
@@ -161,7 +164,7 @@ def test_all_figures_are_predicted_for_another_machine(configuration: Path, tmp_
     arguments = (configuration, "--model", configuration, "--device", "A10G", "--output", output)
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
-    assert "No server was run: all figures are predicted." in result.stdout
+    assert "All figures are predicted." in result.stdout
     assert "a roofline of 1 x A10G" in result.stdout
     assert "(predicted)" in output.read_text()
     assert "# machine: 1 x A10G" in output.read_text()
@@ -170,13 +173,17 @@ def test_all_figures_are_predicted_for_another_machine(configuration: Path, tmp_
     again = invoke(*arguments)
     assert (again.exit_code, "use --force to overwrite it" in again.stderr) == (2, True)
     assert invoke(*arguments, "--force").exit_code == 0
-    # Results are kept as JSON when the file cannot be written.
+    # The other file is written when one cannot be written.
     output.unlink()
     output.symlink_to(tmp_path / "gone" / "tuned.properties")
     failed = invoke(*arguments, "--json", tmp_path / "all.json")
     assert failed.exit_code == 1
     assert f"Error: --output: cannot write {output}: No such file or directory" in failed.stderr
     assert json.loads((tmp_path / "all.json").read_text())["configurations"]
+    output.unlink()
+    failed = invoke(*arguments, "--json", "/dev/full")
+    assert (failed.exit_code, output.exists()) == (1, True)
+    assert "Error: --json: cannot write /dev/full: No space left on device" in failed.stderr
 
 
 def test_configurations_that_cannot_be_served_are_skipped_with_a_reason(configuration: Path) -> None:
@@ -217,12 +224,6 @@ class FailingRuns(FakeRuns):
 
     error: Exception = field(default_factory=Exception)
     has_log: bool = False
-    folder: Path = Path()
-    """Folder of the logs."""
-
-    def __call__(self, plan: Plan, *others: Any) -> FakeRuns:
-        self.folder = others[-2]
-        return super().__call__(plan, *others)
 
     def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
         log = self.folder / "rounds" / "01-file.log"
@@ -238,10 +239,10 @@ class FailingRuns(FakeRuns):
         (
             NoMetrics("cannot read /metrics"),
             True,
-            "Error: cannot read /metrics; the servers' logs are in {logs}\n",
+            "error: cannot read /metrics; the servers' logs are in {logs}\n",
         ),
-        (NoMetrics("cannot read /metrics"), False, "Error: cannot read /metrics\n"),
-        (ServerFailed("file: exited. Its log, {log}"), True, "Error: file: exited. Its log, {log}\n"),
+        (NoMetrics("cannot read /metrics"), False, "error: cannot read /metrics\n"),
+        (ServerFailed("file: exited\nIts log, {log}"), True, "error: file: exited\nIts log, {log}\n"),
         (ModelNotAvailable("no model a/b"), False, "Error: no model a/b\n"),
     ],
     ids=["no metrics", "no metrics of a running server", "server failed", "no model"],
@@ -250,6 +251,7 @@ def test_the_logs_of_the_servers_are_named_if_there_are_any(
     error: Exception,
     has_log: bool,
     message: str,
+    configuration: Path,
     tune_with: Tune,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -258,6 +260,59 @@ def test_the_logs_of_the_servers_are_named_if_there_are_any(
     fake = FailingRuns({}, error=error, has_log=has_log)
     failed = tune_with(fake)
     assert failed.exit_code == 1
+    predicted = f"so all figures are predicted: {str(error).splitlines()[0]}"
+    assert (predicted in failed.stdout) != isinstance(error, ModelNotAvailable)
+    assert not (configuration / "serving.properties.tuned").exists()
     log = fake.folder / "rounds" / "01-file.log"
     assert failed.stderr.endswith(message.format(logs=fake.folder, log=log))
     assert fake.folder.exists() == has_log
+
+
+@dataclass
+class EndedRuns(FakeRuns):
+    """Ends because a server fails after complete rounds."""
+
+    def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
+        (self.folder / "01-file.log").write_text("ready")
+        found = super().run(files, num_rounds, traced=traced)
+        return replace(found, end=End.SERVER_FAILED, stopped="file: exited\nIts log:\n  full")
+
+
+def test_the_complete_rounds_are_reported_when_a_server_fails(
+    configuration: Path, tune_with: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fake, results = EndedRuns({"file": [100, 101], FASTER: [150, 151]}), tmp_path / "all.json"
+    failed = tune_with(fake, "--json", results)
+    assert failed.exit_code == 1
+    assert f"{FASTER} is the best of the 3 configurations that were run" in failed.stdout
+    assert "- A server failed, so no further round counts: file: exited\n" in failed.stdout
+    assert failed.stderr.endswith(
+        f"error: file: exited\nIts log:\n  full; the servers' logs are in {fake.folder}\n"
+    )
+    assert json.loads(results.read_text())["verification"]["rounds"]
+    assert not (configuration / "serving.properties.tuned").exists()
+
+
+def test_a_server_that_fails_before_step_times_are_known_ends_the_command(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **others: object) -> None:
+        raise ServerFailed("file: exited")
+
+    monkeypatch.setattr(tune_command, "detect", lambda environ: MACHINE)
+    monkeypatch.setattr(tune_command, "learn_times", fail)
+    failed = invoke(configuration)
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert failed.stderr.endswith("Error: file: exited\n")
+
+
+def test_servers_write_their_own_step_traces_which_are_kept_until_the_report_is_written(
+    tune_with: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTION_STEP_TRACE", str(tmp_path / "steps.jsonl"))
+    fake, seen = FakeRuns({}), []
+    monkeypatch.setattr(tune_command, "write_report", lambda *arguments: seen.append(fake.folder.exists()))
+    assert tune_with(fake, "--report", tmp_path / "page.html").exit_code == 0
+    assert (seen, fake.folder.exists()) == ([True], False)
+    assert "OPTION_STEP_TRACE" not in fake.environ

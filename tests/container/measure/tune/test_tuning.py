@@ -16,6 +16,7 @@ from container.measure.bench.workload import BenchError
 from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.compare.scrape import NoMetrics
+from container.measure.compare.server_process import ServerFailed
 from container.measure.tune.goal import parse_goal
 from container.measure.tune.real_runs import TimesOf
 from container.measure.tune.report import effect, section, sentences
@@ -94,7 +95,17 @@ def test_a_goal_is_not_met_if_the_file_lacks_a_figure() -> None:
     assert sentences(tuning)[0].endswith("which has no p95 latency.")
 
 
-@pytest.mark.parametrize("error", [NoMetrics("cannot read /metrics"), BenchError("--requests: too few")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoMetrics("cannot read /metrics"),
+        BenchError("--requests: too few"),
+        ServerFailed(
+            "kv_cache_gb=0.2: the server exited with code 1\nEnd of its log, /tmp/x.log:\n  out of memory"
+        ),
+    ],
+    ids=["no metrics", "load", "server"],
+)
 def test_a_space_whose_step_times_cannot_be_learned_is_skipped(
     error: Exception, tmp_path: Path, copies: Path
 ) -> None:
@@ -110,7 +121,7 @@ def test_a_space_whose_step_times_cannot_be_learned_is_skipped(
 
     explorer.explore({"option.kv_cache_gb": ["0.2"]}, times_of, 1)
     assert [one.name for one in explorer.proposals] == [FILE]
-    assert explorer.skipped == {str(error): "kv_cache_gb=0.2"}
+    assert explorer.skipped == {str(error).splitlines()[0]: "kv_cache_gb=0.2"}
 
 
 @pytest.mark.parametrize(
