@@ -93,7 +93,8 @@ _INCOMPLETE_BODY = "body: the connection closed before the whole body arrived"
 def _check_media_type(request: Request) -> None:
     """Reject types other than JSON, and compression.
 
-    A missing type and `application/octet-stream` (common defaults) are accepted.
+    A missing type and `application/octet-stream` (common defaults) are accepted, and so is `application/jsonlines`, the
+    type of SageMaker batch transform with one line per request.
     """
     coding = request.headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
@@ -106,7 +107,7 @@ def _check_media_type(request: Request) -> None:
     json_like = mimetype == "application/json" or (
         mimetype.startswith("application/") and mimetype.endswith("+json")
     )
-    if not json_like and mimetype != "application/octet-stream":
+    if not json_like and mimetype not in ("application/octet-stream", "application/jsonlines"):
         raise UnsupportedMediaType(
             f"Content-Type: given {as_json(request.content_type)}; accepted: {_ACCEPTED_TYPES}"
         )

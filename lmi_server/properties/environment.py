@@ -127,7 +127,7 @@ _NOT_KEYS = {
             *("SERVING_CACHE_BATCH", "SERVING_CACHE_MULTITENANT"),
             *("SERVING_DDB_CACHE", "SERVING_DDB_TABLE_NAME"),
             *("SERVING_S3_CACHE", "SERVING_S3_CACHE_AUTOCREATE"),
-            *("SERVING_S3_CACHE_BUCKET", "SERVING_S3_CACHE_KEY_PREFIX"),
+            *("SERVING_S3_CACHE_BUCKET", "SERVING_S3_CACHE_KEY_PREFIX", "SERVING_MEMORY_CACHE_CAPACITY"),
         ),
         "responses are not stored and paged; clients get them in parts with stream: true",
     ),

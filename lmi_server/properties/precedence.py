@@ -70,7 +70,8 @@ def _report_overridden(
         if loser.text.strip() == winner.text.strip():
             continue
         if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
-            reason = f"{winner.key} on line {winner.source.line} is the same option with another value"
+            same = f"{winner.key} on line {winner.source.line} is the same option with another value"
+            reason = f"{same}; remove one of the two lines"
             found.problems.append(Problem(loser.source, loser.key, masked_text, reason))
         else:
             found.notes.append(

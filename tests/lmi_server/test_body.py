@@ -279,3 +279,14 @@ def test_a_byte_order_mark_is_ignored() -> None:
     assert parse_object(mark + b'{"inputs": "a"}') == {"inputs": "a"}
     with pytest.raises(InvalidRequest, match="byte 14 "):
         parse_object(mark + b'{"inputs": \xff}')
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "application/octet-stream", "application/vnd.a+json", "application/jsonlines; charset=utf-8"],
+)
+def test_one_json_object_is_accepted_under_each_type(content_type: str | None, client: FlaskClient) -> None:
+    """SageMaker's batch transform sends each line of a file as `application/jsonlines`."""
+    line = b'{"inputs": "Hello"}\n'
+    assert client.post("/invocations", data=line, content_type=content_type).status_code == 200
+    assert client.post("/invocations", data=line * 2, content_type=content_type).status_code == 424

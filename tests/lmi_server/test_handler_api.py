@@ -102,10 +102,11 @@ def test_headers_attributes_and_body_are_passed_to_the_handler(
     assert engine.last.id != "mine", "a client's id is only a label"
 
 
+@pytest.mark.parametrize("path", ["/predictions/any/1", "/models/any/invoke"])
 def test_an_empty_body_differs_from_the_call_at_load_time(
-    client: FlaskClient, engine: FakeHandlerEngine
+    path: str, client: FlaskClient, engine: FakeHandlerEngine
 ) -> None:
-    client.post("/predictions/any/1")
+    client.post(path)
     assert engine.last.content == (("data", b""),)
 
 

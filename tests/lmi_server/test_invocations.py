@@ -314,10 +314,13 @@ def test_prompt_and_output_can_fill_the_context_exactly(client: FlaskClient, eng
     assert refusal.endswith("at most 3, the largest number of new tokens")
 
 
-def test_sagemakers_adapter_header_is_refused(client: FlaskClient) -> None:
-    headers = {"X-Amzn-SageMaker-Adapter-Identifier": "my-lora"}
-    reply = client.post("/invocations", json={"inputs": PROMPT}, headers=headers)
-    assert "my-lora" in refusal_of(reply)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("X-Amzn-SageMaker-Adapter-Identifier", "my-lora"), ("X-Amzn-SageMaker-Session-Id", "NEW_SESSION")],
+)
+def test_headers_of_unsupported_features_are_refused(name: str, value: str, client: FlaskClient) -> None:
+    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={name: value})
+    assert f'{name}: given "{value}"' in refusal_of(reply)
 
 
 @pytest.mark.parametrize(

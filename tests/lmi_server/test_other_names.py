@@ -106,8 +106,8 @@ def test_an_eos_token_in_the_request_acts_like_that_of_the_model(
 
 @pytest.mark.parametrize("path", BODIES)
 def test_names_of_choices_and_seeds(path: str, client: FlaskClient, engine: FakeEngine) -> None:
-    assert post(client, path, num_return_sequences=3).status_code == 200
-    assert engine.submissions == [3]
+    assert post(client, path, num_return_sequences=128).status_code == 200
+    assert engine.submissions == [128]
     assert post(client, path, random_seed=5, temperature=1).status_code == 200
     assert engine.sampling.seed == 5
     seeds = set()

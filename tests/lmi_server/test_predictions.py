@@ -1,4 +1,4 @@
-"""`POST /predictions/{model}`: DJL Serving's path of `/invocations`."""
+"""`POST /predictions/{model}` and `/models/{model}/invoke`: other paths of `/invocations`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 @pytest.mark.parametrize(
-    "path", ["/predictions/test", "/predictions/a_model-7.1/v2", "/predictions/org/model"]
+    "path",
+    ["/predictions/test", "/predictions/a_model-7.1/v2", "/predictions/org/model", "/models/test/invoke"],
 )
 def test_predictions_behave_like_invocations(path: str, client: FlaskClient) -> None:
     reply = client.post(path, json={"inputs": "Hello"}, headers={ATTRIBUTES: "a=b"})
@@ -32,6 +33,7 @@ def test_predictions_behave_like_invocations(path: str, client: FlaskClient) -> 
     [
         ("/predictions/a%20b", "a b"),
         ("/predictions/..", "model"),
+        ("/models/a%20b/invoke", "a b"),
         ("/predictions/" + "x" * 129, "model"),
         ("/predictions/good/%0abad", "version"),
         ("/predictions/", "path"),

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from djl_python import Input, Output
+from djl_python.encode_decode import decode, media_type
 from djl_python.outputs import encode_json
 from djl_python.request_io import RequestInput, Sequence, TextGenerationOutput, TextInput, Token
 
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _ROLLING_BACKENDS = ("vllm", "lmi-dist", "trtllm", "scheduler")
 """Values of `option.rolling_batch` with which LMI calls input formatters in the style of rolling batches."""
+_DEFAULT_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+"""Content types that clients send if the user names none."""
 
 
 class Formatters:
@@ -52,7 +55,7 @@ class Formatters:
         """Return a request's body as rewritten by the input formatter."""
         function = self._functions["input_formatter"]
         if not self._takes_input(function):
-            return with_options(function, self._properties, inputs.get_as_json())
+            return with_options(function, self._properties, _decoded(inputs))
         request = with_options(function, self._properties, inputs)
         if not isinstance(request, RequestInput):
             return request
@@ -94,6 +97,14 @@ class Formatters:
                 for record in content["records"]
             ]
         return {"results": results, "reads_tokens": reads_tokens}
+
+
+def _decoded(inputs: Input) -> Any:
+    """Decode a request as in LMI by its content type. A body of a client's default type is JSON."""
+    kind = media_type(inputs.get_property("Content-Type"))
+    if kind in _DEFAULT_TYPES or kind.endswith("+json"):
+        return inputs.get_as_json()
+    return decode(inputs, kind)
 
 
 def _text(piece: Any) -> str:

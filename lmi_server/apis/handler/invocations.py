@@ -1,4 +1,4 @@
-"""`POST /invocations`, `/predictions/{model}` and OpenAI's paths, all answered by a user's handler."""
+"""`POST /invocations`, its other names and OpenAI's paths, all answered by a user's handler."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def api(context: ServerContext) -> Blueprint:
     @blueprint.post("/invocations")
     @blueprint.post("/predictions/<model>")
     @blueprint.post("/predictions/<model>/<version>")
+    @blueprint.post("/models/<model>/invoke")
     @blueprint.post("/v1/completions")
     @blueprint.post("/v1/chat/completions")
     def invoke(**labels: str) -> Response:

@@ -65,7 +65,10 @@ _ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
 _PAIR = re.compile(r"([^;=]+)=([^;]*)")
 """A pair in custom attributes, such as `a=b;c=d`."""
-_ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+_UNSUPPORTED_HEADERS = {
+    "X-Amzn-SageMaker-Adapter-Identifier": "LoRA adapters",
+    "X-Amzn-SageMaker-Session-Id": "stateful sessions",
+}
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
 _STREAMING_API = "InvokeEndpointWithResponseStream"
 
@@ -115,10 +118,11 @@ def _refuse_pagination(attributes: str) -> None:
 
 
 def _parse(context: ApiContext, body: Body) -> Call:
-    if adapter := request.headers.get(_ADAPTER_HEADER):
-        raise InvalidField(
-            _ADAPTER_HEADER, f"given {as_json(adapter)}, but LoRA adapters are not supported; accepted: none"
-        )
+    for header, feature in _UNSUPPORTED_HEADERS.items():
+        if value := request.headers.get(header):
+            raise InvalidField(
+                header, f"given {as_json(value)}, but {feature} are not supported; accepted: none"
+            )
     field = _prompt_field(body)
     body = {name: value for name, value in body.items() if name == field or name not in _BODY_FORMATS}
     body_format = _BODY_FORMATS[field]

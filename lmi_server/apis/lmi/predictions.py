@@ -1,4 +1,5 @@
-"""`POST /predictions/{model}` and `/predictions/{model}/{version}`, DJL Serving's names for `/invocations`.
+"""DJL Serving's and SageMaker's other names for `/invocations`: `POST /predictions/{model}`,
+`/predictions/{model}/{version}` and `/models/{model}/invoke`.
 
 Only one model is served, so model and version are just labels. One that no model may have returns 404.
 """
@@ -17,9 +18,10 @@ from lmi_server.values.show import as_json
 def api(context: ApiContext) -> Blueprint:
     blueprint = Blueprint("predictions", __name__)
 
-    @blueprint.post("/predictions/<model>", defaults={"version": None})
+    @blueprint.post("/predictions/<model>")
     @blueprint.post("/predictions/<model>/<version>")
-    def predictions(model: str, version: str | None) -> Response:
+    @blueprint.post("/models/<model>/invoke")
+    def predictions(model: str, version: str | None = None) -> Response:
         for what, label in (("model", model), ("version", version)):
             if label is not None and not MODEL_NAME.fullmatch(label):
                 raise NotFound(f"{what} in the path: given {as_json(label)}; accepted: {MODEL_NAME_RULE}")

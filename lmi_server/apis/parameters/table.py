@@ -21,7 +21,7 @@ from lmi_server.values.template_variables import TemplateVariables
 MAX_TEXTS = 16
 """Maximum number of stop strings, bad words or stop token ids."""
 MAX_TEXT_BYTES = 256
-MAX_CHOICES = 8
+MAX_CHOICES = 128
 """Maximum number of answers to one prompt."""
 MAX_BEAMS = 8
 MAX_TOP_LOGPROBS = 20

@@ -56,8 +56,8 @@ def test_each_key_becomes_the_variable_that_sets_it(
 
 
 def test_a_key_without_a_variable_is_rejected(tmp_path: Path) -> None:
-    entries = examine(write_properties(tmp_path, "gpu.minWorkers=1"), {}).entries
-    with pytest.raises(CannotDeploy, match=r"line 1: gpu\.minWorkers has no environment variable"):
+    entries = examine(write_properties(tmp_path, "cpu.minWorkers=1"), {}).entries
+    with pytest.raises(CannotDeploy, match=r"line 1: cpu\.minWorkers has no environment variable"):
         variables.from_file(entries)
 
 

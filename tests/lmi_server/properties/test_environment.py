@@ -238,8 +238,9 @@ def test_djl_variables_are_known(tmp_path: Path) -> None:
     environ = {"HF_MODEL_ID": "some/model", "SERVING_OPTS": "-Xmx1g"}
     [note] = load(tmp_path, environ).notes
     assert "SERVING_OPTS: not used" in note
-    stored = {"HF_MODEL_ID": "some/model", "SERVING_DDB_CACHE": "true", "SERVING_S3_CACHE_BUCKET": "b"}
-    for name, note in zip(list(stored)[1:], load(tmp_path, stored).notes, strict=True):
+    names = ("SERVING_DDB_CACHE", "SERVING_MEMORY_CACHE_CAPACITY", "SERVING_S3_CACHE_BUCKET")
+    stored = {"HF_MODEL_ID": "some/model", **dict.fromkeys(names, "16")}
+    for name, note in zip(names, load(tmp_path, stored).notes, strict=True):
         assert f"{name}: not used; responses are not stored" in note
     with pytest.raises(PropertiesError, match=r"DJL_ENTRY_POINT.*there is no file model.py"):
         load(tmp_path, {**environ, "DJL_ENTRY_POINT": "model.py"})

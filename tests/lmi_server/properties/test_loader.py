@@ -199,6 +199,7 @@ def test_options_without_effect_under_chunked_prefill_are_noted(tmp_path: Path, 
             "option.tensor_parallel_degree=2\noption.tensor_parallel_size=4\n",
             "the same option with another value",
         ),
+        ("maxWorkers=4\ngpu.maxWorkers=1\n", "another value; remove one of the two lines"),
         ("engine=Python\noption.enable_streaming=true\n", "each request decides whether to stream"),
         ("engine=Python\noption.enable_streaming=huggingface\n", "each request decides whether to stream"),
         ("engine=Python\noption.load_format=dummy\n", "use engine=MPI for random weights"),
@@ -229,8 +230,16 @@ def test_the_names_of_vllm_set_the_same_options(tmp_path: Path, text: str) -> No
     assert (options.tensor_parallel_degree, options.max_rolling_batch_size) == (2, 64)
 
 
+def test_the_names_of_tensorrt_llm_set_the_same_options(tmp_path: Path) -> None:
+    text = "option.max_num_tokens=4096\noption.max_num_sequences=64\noption.tokens_per_block=32\n"
+    options = load_text(tmp_path, text + "option.enable_kv_cache_reuse=false\n").config.options
+    assert (options.max_num_batched_tokens, options.max_rolling_batch_size) == (4096, 64)
+    assert (options.block_size, options.enable_prefix_caching) == (32, False)
+
+
 def test_the_names_of_djl_for_a_device_limit_the_copies(tmp_path: Path) -> None:
-    assert load_text(tmp_path, "gpu.maxWorkers=1\n").config.options.max_workers == 1
+    options = load_text(tmp_path, "gpu.minWorkers=2\ngpu.maxWorkers=3\n").config.options
+    assert (options.min_workers, options.max_workers) == (2, 3)
 
 
 def test_djls_example_of_retry_threshold_is_accepted_with_a_note(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ OPTIONS_OF_LMI = """
 adapters awq_block_size awq_calib_size awq_format baichuan_model_version batch_size calib_batch_size calib_size
 chatglm_model_version data_type draft_model_compiled_path enable_mixed_precision_accumulation enable_saturate_infinity
 gpt_model_version group_query_attention lmcache_auto_config lmcache_config_file load_by_shard logits_dtype
-max_new_tokens max_output_size multi_query_mode q_format rotary_base rotary_dim rotary_scaling_factor
-rotary_scaling_type smoothquant_alpha smoothquant_per_channel smoothquant_per_token trtllm_checkpoint_path
-use_fp8_context_fmha
+max_new_tokens max_output_size multi_query_mode num_checkpoint_workers num_engine_workers q_format rotary_base
+rotary_dim rotary_scaling_factor rotary_scaling_type smoothquant_alpha smoothquant_per_channel smoothquant_per_token
+trtllm_checkpoint_path use_fp8_context_fmha
 """
 """Options of LMI for TensorRT-LLM, AWS Neuron, LMCache and adapters."""
 
@@ -113,6 +113,7 @@ def test_every_option_of_vllm_and_lmi_is_known(names: str) -> None:
         "option.enable_sleep_mode=false",
         "option.sessions_path=/dev/shm/sessions",
         "option.use_custom_all_reduce=true",
+        "option.num_engine_workers=4",
         "chunked_read_timeout=60",
         "chunked_read_timeout=0.5",
     ],
@@ -133,7 +134,6 @@ def test_keys_without_effect_are_noted(tmp_path: Path, line: str) -> None:
         ("option.num_gpu_blocks_override=100", "option.kv_cache_gb"),
         ("option.logprobs_mode=processed_logprobs", "as the model computes them"),
         ("option.worker_cls=a.B", "cannot be loaded into this server"),
-        ("option.enable_kv_cache_reuse=true", "use option.enable_prefix_caching"),
         ("option.hf_token=hunter2", "set HF_TOKEN"),
         ("cpu.maxWorkers=2", "use maxWorkers"),
         ("option.batch_size=4", "use batch_size for dynamic batching"),

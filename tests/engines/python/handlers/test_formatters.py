@@ -103,9 +103,11 @@ def _takes_dict(request: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     return {"inputs": type(request).__name__}
 
 
-def _formatted(function: Callable[..., Any], options: dict[str, str]) -> Any:
+def _formatted(
+    function: Callable[..., Any], options: dict[str, str], body: bytes = b"{}", content_type: str = ""
+) -> Any:
     """Return the body that an input formatter returns."""
-    inputs = make_input(b"{}")
+    inputs = make_input(body, content_type)
     inputs.properties["stage"] = "input"
     output = Formatters({"input_formatter": function}, options, takes_index=False)(inputs)
     assert output is not None
@@ -128,6 +130,23 @@ def test_input_formatters_without_annotations_get_what_lmi_passes(
     function: Callable[..., Any], options: dict[str, str], expected: str
 ) -> None:
     assert _formatted(function, options)["inputs"] == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "expected"),
+    [
+        (b'{"inputs": "a"}', "", "a"),
+        (b'{"inputs": "a"}', "application/octet-stream", "a"),
+        (b'{"inputs": "a"}', "application/x-www-form-urlencoded", "a"),
+        (b'{"inputs": "a"}', "application/vnd.a+json", "a"),
+        (b"a b", "text/plain; charset=utf-8", ["a b"]),
+        (b"inputs,n\na,1\nb,2\n", "text/csv", ["a", "b"]),
+    ],
+)
+def test_an_input_formatter_gets_the_body_decoded_by_its_content_type(
+    body: bytes, content_type: str, expected: Any
+) -> None:
+    assert _formatted(lambda request: request, {}, body, content_type)["inputs"] == expected
 
 
 @pytest.mark.parametrize("prompt", [[5, 6], BatchEncoding({"input_ids": [5, 6], "attention_mask": [1, 1]})])
