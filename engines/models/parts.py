@@ -128,7 +128,7 @@ class Parts:
         """
         hidden = self.config.hidden_size
         if self.config.transposed:
-            weight = self.weights.pieces(f"{name}.weight", [shard], (inputs, hidden)).t().contiguous()
+            weight = self.weights.rows([f"{name}.weight"], [shard], (inputs, hidden)).t().contiguous()
         else:
             weight = self.weights.column_block(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.tensor(f"{name}.bias", (hidden,)) if biased else None
@@ -180,7 +180,7 @@ def _positions(parts: Parts) -> Table | None:
         return None
     rows = Shard(spec.first, spec.first + spec.num_rows)
     shape = (rows.stop, parts.config.hidden_size)
-    table = parts.weights.pieces(f"{parts.prefix}{spec.name}.weight", [rows], shape)
+    table = parts.weights.rows([f"{parts.prefix}{spec.name}.weight"], [rows], shape)
     packed = lmi_kernels.pack(table)
     return table if packed.native is None else packed
 
