@@ -35,7 +35,7 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.device import DeviceSampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels import PagedSequences, ScoreRules
+from lmi_kernels import PagedSequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +233,7 @@ class GpuSteps:
     ) -> PagedStepAttention:
         singles = PagedSequences(self._block_tables, rows[:num_singles], seq_lens[:num_singles])
         plans = {
-            window: lmi_kernels.plan_decode(
-                singles, self._num_kv_heads, self._head_dim, ScoreRules(1.0, window)
-            )
+            window: lmi_kernels.plan_decode(singles, self._num_kv_heads, self._head_dim, window)
             for window in (self._windows if num_singles else ())
         }
         return PagedStepAttention(positions, slot_mapping, self._rotary_tables, singles, plans)
